@@ -41,9 +41,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     others = {file.name for file in output.glob("*")} - (own if is_exported(output) else set())
     if output.is_file() or others:
         raise UserError(f"{output} exists and is not an exported model of BioViL; choose another --output")
-    for name, source in (("--image_weights", settings.image_weights), ("--text_model", settings.text_model)):
-        if not source.exists():
-            raise UserError(f"nothing at {source} ({name})")
     final_period = not settings.text_as_given
     load_biovil(settings.image_weights, settings.text_model, final_period=final_period).save_pretrained(
         output

@@ -2,10 +2,10 @@
 
     python -m data_prep.check --data SET [--full]
 
-Every table is checked against the format, the digests in dataset.json and the other tables; every image file must exist
-and have the size of the set, and the size in bytes that it was written with. --full decodes all images, compares their
-digests and finds identical images: a warning across patients, a problem across uses. The page goes to standard output,
-problems last; the exit status is 1 if there are any.
+Every table is checked against the format, the digests in dataset.json and the other tables; every image file must be
+as it was written, by its size and time. --full decodes all images, compares their digests and finds identical images:
+a warning across patients, a problem across uses. The page goes to standard output, problems last; the exit status is 1
+if there are any.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from data_prep.checks import images
 from data_prep.checks.tables import Tables, read_tables, score_problems, table_problems
 from data_prep.command import worker_processes
 from data_prep.sources import tables
-from data_prep.sources.preparation import case_lines, text_lines
+from data_prep.sources.preparation import count_lines
 from medclip_dcl.common.command_line import available_cores, option, parse_options, run_command, whole_number
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.data.table_checks import USES
@@ -51,16 +51,14 @@ PUBLISHED_MS_CXR = {
 
 
 def check_set(folder: Path, full: bool = False, pool: Executor | None = None) -> tuple[str, list[str]]:
-    """The page about a prepared set, and its problems; each names the defect, its number of cases, and the first.
-
-    `full` decodes every image instead of reading its header.
-    """
+    """The page about a prepared set, and its problems: the defect, its number of cases, and the first of them."""
     prepared = PreparedSet(folder)
     found, problems = read_tables(prepared)
-    lines, are_readable = _description(prepared), not problems
-    if are_readable:
+    lines = _description(prepared)
+    if are_readable := not problems:
         problems += table_problems(prepared, found)
-        lines += [*_contents(found), *text_lines(prepared.info["counts"]), *case_lines(tables.count(found))]
+        counts = {**prepared.info["counts"], **tables.count(found)}
+        lines += [*count_lines(counts), *_patients(found), *_anchors(found)]
     for kind in ("log_p", "text_embedding"):
         if names := prepared.models(kind):
             lines.append(f"  {kind:<10} {', '.join(names)}")
@@ -93,41 +91,22 @@ def _description(prepared: PreparedSet) -> list[str]:
     ]
 
 
-def _contents(found: Tables) -> list[str]:
-    lines = []
-    for name in ("images", "studies"):
-        if name in found and len(found[name]):
-            frame = found[name]
-            patients = frame.drop_duplicates(["subject_id", "use"])
-            for what, rows, number in (
-                (name, frame, len(frame)),
-                ("patients", patients, frame["subject_id"].nunique()),
-            ):
-                uses = ", ".join(f"{use} {int((rows['use'] == use).sum()):,}" for use in USES)
-                lines.append(f"  {what:<10} {number:,} ({uses})")
-    reports = found["reports"]
-    parts = reports.groupby("section")["study_id"].nunique()
-    sections = ", ".join(f"{name} {int(n):,}" for name, n in parts.items())
-    lines.append(f"  {'reports':<10} {reports['study_id'].nunique():,} ({sections})")
-    lines.append(f"  {'sentences':<10} {len(reports):,}, of which {len(found['sentences']):,} distinct")
-    if "classes" in found:
-        lines += _anchors(found)
-    if "boxes" in found:
-        boxes = found["boxes"]
-        pairs = len(boxes[["dicom_id", "phrase"]].drop_duplicates())
-        images = boxes["dicom_id"].nunique()
-        lines.append(f"  {'boxes':<10} {len(boxes):,} on {images:,} images; {pairs:,} image-sentence pairs")
-    return lines
+def _patients(found: Tables) -> list[str]:
+    """Patients of each use."""
+    people = found.get("studies", found["images"])
+    patients = people.drop_duplicates(["subject_id", "use"])["use"]
+    uses = ", ".join(f"{use} {int((patients == use).sum()):,}" for use in USES)
+    return [f"  {'by use':<10} patients: {uses}"]
 
 
 def _anchors(found: Tables) -> list[str]:
     """rho of the anchors: of the sentences of training reports, once for each report that has them."""
+    if "classes" not in found:
+        return []
     images, reports = found["images"], found["reports"]
     training = images.loc[images["use"] == "train", "study_id"]
     anchors = reports.loc[reports["study_id"].isin(training), ["study_id", "sentence_id"]].drop_duplicates()
     rho = anchors.merge(found["classes"], on="sentence_id")["rho"]
-    if rho.empty:
-        return []
     quartiles = ", ".join(f"{rho.quantile(share):.3f}" for share in (0.25, 0.5, 0.75))
     return [
         f"  {'anchors':<10} {len(rho):,} training sentences; share of false negatives (rho): mean {rho.mean():.3f}, "
@@ -140,19 +119,16 @@ def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:
     counts = info["counts"]
     if not info["source"].startswith("mimic-cxr") or info.get("phantom"):
         return []
-    release = counts.get("release", {})
-    rows = [(what, release.get(key), number) for key, (what, number) in PUBLISHED.items()]
+    rows = [(what, counts["release"][key], number) for key, (what, number) in PUBLISHED.items()]
     with_report = found["images"]["study_id"].isin(found["reports"]["study_id"])
     rows.append(("frontal images with a report", int(with_report.sum()), PUBLISHED_FRONTAL))
     if "boxes" in found:
-        in_file = counts.get("ms_cxr", {})
-        rows += [(f"MS-CXR: {what}", in_file.get(key), n) for key, (what, n) in PUBLISHED_MS_CXR.items()]
+        rows += [(f"MS-CXR: {what}", counts["ms_cxr"][key], n) for key, (what, n) in PUBLISHED_MS_CXR.items()]
         rows.append(("MS-CXR: boxes in this set", len(found["boxes"]), PUBLISHED_MS_CXR["boxes"][1]))
     lines = [f"  {'':<34}{'here':>10}{'published':>12}"]
     for what, here, number in rows:
-        shown = "not counted" if here is None else f"{here:,}"
-        note = "" if here is None or here == number else "   differs"
-        lines.append(f"  {what:<34}{shown:>10}{number:>12,}{note}")
+        note = "" if here == number else "   differs"
+        lines.append(f"  {what:<34}{here:>10,}{number:>12,}{note}")
     if counts.get("boxes_outside_subset"):
         lines.append(f"  {counts['boxes_outside_subset']:,} boxes lie outside the chosen subset")
     return [*lines, ""]
@@ -189,9 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:")
         print("\n".join(f"  - {problem}" for problem in problems))
         raise SystemExit(1)
-    by_headers = " (image files by their headers and sizes; --full reads all of them)"
-    has_images = (settings.data / "images").is_dir()
-    print("no problem found" + (by_headers if not settings.full and has_images else ""))
+    by_size = "" if settings.full else " (image files by their sizes and times; --full reads all of them)"
+    print(f"no problem found{by_size}")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,9 @@ FILE.csv (or .csv.gz) has a header and one row for each image, in these columns,
     Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty;
                  so are the columns of other findings that --label_columns names
 
-Cells that hold NaN, NULL, None, N/A and the like alone are empty. Rows without a patient are left out, with their
-reasons in ``rejects.csv`` of the set, as are images of views that are not known. One error lists all that is wrong with
-the table; --drop_bad_rows leaves out the bad rows instead.
-
-With --text_only there are no images, and images.parquet is empty: the set serves the language model, sentence scores
-and embeddings, and cannot train or evaluate a model of images. Names of patients and studies that are not whole
-numbers get numbers, listed in ``identifiers.csv`` of the set. Nothing is written outside SET; see
-`data_prep.sources.preparation`.
+One error lists all that is wrong with the table; --drop_bad_rows leaves out the bad rows instead, with their reasons in
+``rejects.csv`` of the set. With --text_only there are no images: the set serves the language model, sentence scores and
+embeddings. See docs/other_data.md.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ import codecs
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +80,6 @@ def _delimiter(text: str) -> str:
     return text
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
-
-
 def _column(name: str) -> Any:
     return option(f"column of the table ({name})", None, metavar="NAME")
 
@@ -118,7 +109,7 @@ class Settings(row_tables.Settings):
         metavar="NAME",
     )
     views: tuple[str, ...] = option(
-        "frontal views of the view column (PA,AP,FRONTAL)", VIEWS, type=_names, metavar="NAMES"
+        "frontal views of the view column (PA,AP,FRONTAL)", VIEWS, type=preparation.names, metavar="NAMES"
     )
     delimiter: str | None = option("between two values (the header's)", None, type=_delimiter)
     encoding: str | None = option("of the table (utf-8, or utf-16 with its mark)", None, type=_encoding)
@@ -127,10 +118,8 @@ class Settings(row_tables.Settings):
 
 def prepare(settings: Settings) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
-    if not settings.table.is_file():
-        raise ReleaseError(f"--table {settings.table} does not exist; it expects a CSV file with a header")
     check = TableCheck(settings.table, settings.drop_bad_rows)
-    table = _table(settings, check)
+    table, encoding = _table(settings, check)
     columns = check.columns = _columns(settings, table, check)
     if check.problems:
         _read(settings, table, columns, check)
@@ -145,75 +134,71 @@ def prepare(settings: Settings) -> None:
             "views": list(settings.views) if "view" in columns else None,
             "text_rules": OWN_RULES_VERSION,
             "delimiter": table.delimiter,
-            "encoding": table.encoding,
+            "encoding": encoding,
             **({"drop_bad_rows": True} if settings.drop_bad_rows else {}),
         },
     )
     preparation.prepare_set(settings, made_from, lambda: _read(settings, table, columns, check))
 
 
-def _table(settings: Settings, check: TableCheck) -> CsvFile:
-    """The table, read as its byte order mark and its header say where no option does."""
-    named = settings.encoding
-    table = CsvFile(settings.table, _READING_ADVICE, settings.delimiter or ",", named or "latin-1")
-    text = table.text()
-    if named is None:
-        content = text.encode("latin-1")
-        if content.startswith((b"PK", b"\xd0\xcf")):
-            raise ReleaseError(f"{table.file} is a workbook or an archive; save it as a CSV file in UTF-8")
-        is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        try:
-            text = content.decode("utf-16" if is_utf16 else "utf-8")
-            table = replace(table, encoding="utf-16" if is_utf16 else "utf-8-sig")
-        except UnicodeDecodeError as error:
-            # The other problems can be listed all the same.
-            line = content.count(b"\n", 0, error.start) + 1
-            check.problems.append(
-                f"line {line} is not UTF-8; name the --encoding, as cp1252 (western Windows)"
-            )
-    if settings.delimiter is None:
-        said, header = releases.SEPARATOR_LINE.match(text), text.partition("\n")[0]
-        table = replace(table, delimiter=said[1] if said else max(",;\t|", key=header.count))
-    return table
+def _table(settings: Settings, check: TableCheck) -> tuple[CsvFile, str]:
+    """The table, read as its byte order mark and its header say where no option does, and its encoding."""
+    content = releases.unpacked(settings.table, _READING_ADVICE)
+    if settings.encoding is None and content.startswith((b"PK", b"\xd0\xcf")):
+        raise ReleaseError(f"{settings.table} is a workbook or an archive; save it as a CSV file in UTF-8")
+    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    encoding = settings.encoding or ("utf-16" if is_utf16 else "utf-8-sig")
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        wanted = "UTF-8" if settings.encoding is None else encoding
+        check.problems.append(
+            f"line {line} is not {wanted}; name the --encoding, as cp1252 (western Windows)"
+        )
+        text = content.decode("latin-1")  # the other problems can be listed all the same
+    said, header = releases.SEPARATOR_LINE.match(text), text.partition("\n")[0]
+    found = said[1] if said else max(",;\t|", key=header.count)
+    return CsvFile(settings.table, text, _READING_ADVICE, settings.delimiter or found), encoding
 
 
 def _columns(settings: Settings, table: CsvFile, check: TableCheck) -> dict[str, str]:
     """Content -> name of its column in the table."""
     header = table.header()
     named = {name: getattr(settings, f"{name}_column") for name in _COLUMNS}
-    if settings.text_only and (named["image"] or settings.images or settings.views != VIEWS):
-        raise ReleaseError("--text_only has no images: leave out --image_column, --images and --views")
-    if settings.text_only and (named["sex"] or named["age"]):
-        raise ReleaseError("--text_only has no images to group: leave out --sex_column and --age_column")
+    has_text = any(named[name] for name in TEXTS)
+    if settings.text_only and (
+        named["image"] or named["sex"] or named["age"] or settings.images or settings.views != VIEWS
+    ):
+        raise ReleaseError(
+            "--text_only has no images: leave out --image_column, --sex_column, --age_column, --images and --views"
+        )
     # If an option names one kind of text, the other is not looked up by its default name.
     skipped = {"image", "view", *PEOPLE} if settings.text_only else set()
-    if named["text"] is not None:
-        skipped |= {"findings", "impression"}
-    elif named["findings"] is not None or named["impression"] is not None:
-        skipped.add("text")
-    columns = {}
+    if has_text:
+        skipped |= {name for name in TEXTS if named[name] is None and (name == "text" or named["text"])}
+    columns = {name: named[name] or name for name in _COLUMNS if named[name] or name not in skipped}
+    columns = {name: column for name, column in columns.items() if column in header}
+    needed = {
+        "patient": "without it nothing keeps training and evaluation apart; name it by --patient_column",
+        "image": "" if settings.text_only else "name it by --image_column, or pass --text_only",
+        "text": ""
+        if has_text or {*TEXTS} & {*columns}
+        else "name it by --text_column, or by --findings_column and --impression_column",
+        "view": ""
+        if settings.views == VIEWS
+        else "--views chooses by it: name it by --view_column, or leave out --views",
+    }
     for name in _COLUMNS:
-        column = named[name] or name
-        if column in header and (named[name] is not None or name not in skipped):
-            columns[name] = column
-        elif named[name] is not None:
-            _lacks(check, column, header, f"--{name}_column names one that is there")
-    if "patient" not in columns and named["patient"] is None:
-        advice = "without it nothing keeps training and evaluation apart; name it by --patient_column"
-        _lacks(check, "patient", header, advice)
-    if "image" not in columns and named["image"] is None and not settings.text_only:
-        _lacks(check, "image", header, "name it by --image_column, or pass --text_only")
+        if name not in columns and named[name] is not None:
+            _lacks(check, named[name], header, f"--{name}_column names one that is there")
+        elif name not in columns and needed.get(name):
+            _lacks(check, name, header, needed[name])
     if "text" in columns and ("findings" in columns or "impression" in columns):
         check.problems.append(
             "it has a column text beside findings or impression; say which to take by --text_column, or by "
             "--findings_column and --impression_column"
         )
-    if not set(TEXTS) & set(columns) and not any(named[name] for name in TEXTS):
-        advice = "name it by --text_column, or by --findings_column and --impression_column"
-        _lacks(check, "text", header, advice)
-    if "view" not in columns and named["view"] is None and settings.views != VIEWS:
-        advice = "--views chooses by it: name it by --view_column, or leave out --views"
-        _lacks(check, "view", header, advice)
     columns |= _label_columns(settings, header, check)
     if twice := sorted(column for column in {*columns.values()} if header.count(column) > 1):
         check.problems.append(f"it has the column {' and '.join(twice)} twice")
@@ -288,8 +273,7 @@ def _cells(
     settings: Settings, table: CsvFile, columns: dict[str, str], check: TableCheck
 ) -> tuple[pd.DataFrame, dict[str, int]]:
     """The rows of the table, in which placeholders are "", and the number of placeholders by content."""
-    wrong: list[str] = []
-    cells = table.read(dict.fromkeys(columns.values()), wrong=wrong)
+    cells, wrong = table.read(dict.fromkeys(columns.values()))
     # Two purposes may share a column: a table whose rows are studies of patients that it does not name.
     rows = pd.DataFrame({name: cells[column] for name, column in columns.items()})
     check.rejects += [("report", line.partition(":")[0], line) for line in wrong]

@@ -11,8 +11,6 @@ patient's sex and age at the study. RAW is only read; see `data_prep.sources.pre
 
 from __future__ import annotations
 
-import argparse
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,17 +34,11 @@ from data_prep.sources.releases import (
     read_labels,
     read_ms_cxr,
     read_truth,
+    require,
     truth_files,
 )
-from data_prep.text.reports import Study, find_reports, no_reports, report_places
+from data_prep.text.reports import find_reports, no_reports, report_places
 from medclip_dcl.common.command_line import option, parse_options, run_command
-
-
-def _folders(text: str) -> tuple[str, ...]:
-    names = tuple(sorted({name.strip() for name in text.split(",")}))
-    if not all(re.fullmatch(r"p\d\d", name) for name in names):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected folders below files/, as in p10 or p10,p11")
-    return names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +61,7 @@ class Settings(preparation.Settings):
         choices=tables.RESIZED,
     )
     subset: tuple[str, ...] | None = option(
-        "only patients of these folders, as in p10 or p10,p11", None, type=_folders, metavar="p10"
+        "only patients of these folders, as in p10 or p10,p11", None, type=preparation.names, metavar="p10"
     )
     patients: Path | None = option(
         "hosp/patients.csv.gz of MIMIC-IV, for tables of results by sex and age",
@@ -94,7 +86,7 @@ def prepare(settings: Settings) -> None:
             "labels": settings.labels,
             "views": list(FRONTAL_VIEWS),
             "ms_cxr": settings.ms_cxr.name if settings.ms_cxr is not None else None,
-            "subset": list(settings.subset) if settings.subset is not None else None,
+            "subset": sorted({*settings.subset}) if settings.subset is not None else None,
             # Named only where given: sets without it stay as they were, byte by byte.
             **({"patients": settings.patients.name} if settings.patients is not None else {}),
             **({"phantom": rates} if rates else {}),
@@ -108,9 +100,14 @@ def _read(settings: Settings, release: Release) -> Source:
     """Read and check all tables before any work begins."""
     images = read_images(release)
     boxes = read_ms_cxr(settings.ms_cxr) if settings.ms_cxr is not None else None
-    if boxes is not None and not boxes["dicom_id"].isin(images["dicom_id"]).any():
-        raise ReleaseError(f"{settings.ms_cxr}: none of its images is among those of {release.metadata}")
-    grounding = _grounding_patients(images, boxes)
+    grounding: frozenset[int] = frozenset()
+    if boxes is not None:
+        # Every patient of the file, also those whose boxes cannot be used.
+        of_images = images.loc[images["dicom_id"].isin(boxes["dicom_id"]), "subject_id"]
+        grounding = frozenset([*boxes["subject_id"], *of_images])
+        boxes["view"] = boxes["dicom_id"].map(images.set_index("dicom_id")["view"])
+        if boxes["view"].isna().all():
+            raise ReleaseError(f"{settings.ms_cxr}: none of its images is among those of {release.metadata}")
     counts = _release_counts(images, boxes)
     wanted = _subset(images, settings.subset, release)
     frontal = wanted[wanted["view"].isin(FRONTAL_VIEWS)].reset_index(drop=True)
@@ -121,39 +118,35 @@ def _read(settings: Settings, release: Release) -> Source:
         if "age" not in frontal:
             print(f"note: {release.metadata} has no StudyDate: no age at the study", file=sys.stderr)
     use = tables.decide_use(frontal, grounding, (), ())
+    # Before hours of image work; final uses only leave out images. Patients may be in both test and grounding.
+    purposes = use.replace("grounding", "test").groupby(frontal["subject_id"]).transform("nunique")
+    require(frontal["subject_id"], purposes == 1, "patients in one split", release.split)
     taken = preparation.take_patients(frontal, settings.limit, use)
     if settings.limit is not None:
         wanted = wanted[wanted["subject_id"].isin(taken["subject_id"])]
     if boxes is not None and len(wanted) < len(images):
         # Boxes of images outside the subset are not rejects.
-        outside = boxes["dicom_id"].isin(images["dicom_id"]) & ~boxes["dicom_id"].isin(wanted["dicom_id"])
+        outside = boxes["view"].notna() & ~boxes["dicom_id"].isin(wanted["dicom_id"])
         counts["boxes_outside_subset"] = int(outside.sum())
         boxes = boxes[~outside]
     _note_unused_boxes(settings)
     places = report_places(settings.source, settings.reports)
-    ids = taken[["study_id", "subject_id"]].drop_duplicates()
-    studies = [Study(int(study), int(subject)) for study, subject in ids.itertuples(index=False)]
+    reports = {
+        study: f"p{subject // 1_000_000}/p{subject}/s{study}.txt"
+        for study, subject in zip(taken["study_id"].tolist(), taken["subject_id"].tolist(), strict=True)
+    }
     return Source(
         images=taken.assign(file=[str(settings.source / path) for path in taken["path"]]),
-        reports=find_reports(studies, places),
-        n_reports=len(studies),
-        no_reports=no_reports(studies, places),
+        reports=find_reports(reports, places),
+        n_reports=len(reports),
+        no_reports=no_reports(reports, places),
         labels=read_labels(release),
-        release_images=images,
         boxes=boxes,
         resized=settings.resized,
         grounding_patients=grounding,
         truth=read_truth(settings.source),
         counts={**counts, "images_in_release": len(wanted), "images_not_frontal": len(wanted) - len(taken)},
     )
-
-
-def _grounding_patients(images: pd.DataFrame, boxes: pd.DataFrame | None) -> frozenset[int]:
-    """Every patient of the MS-CXR file, also those whose boxes cannot be used."""
-    if boxes is None:
-        return frozenset()
-    has_box = images["dicom_id"].isin(boxes["dicom_id"])
-    return frozenset([*boxes["subject_id"], *images.loc[has_box, "subject_id"]])
 
 
 def _release_counts(images: pd.DataFrame, boxes: pd.DataFrame | None) -> dict[str, Any]:

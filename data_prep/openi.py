@@ -34,7 +34,7 @@ import pandas as pd
 from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
 from data_prep.sources.preparation import Source
-from data_prep.sources.releases import ReleaseError, is_placeholder, matches, once, read_table, require
+from data_prep.sources.releases import ReleaseError, is_placeholder, read_label_table, read_table, require
 from data_prep.sources.rows import TableCheck, rows_source, with_image_paths
 from data_prep.sources.tables import Reject
 from data_prep.text.reports import MOST_BYTES
@@ -90,14 +90,12 @@ class OpeniReport(NamedTuple):
 def prepare(settings: Settings) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     place = find_source(settings.source)
-    projections = settings.projections
-    if projections is None and place.suffix == ".csv" and (place.parent / PROJECTIONS).is_file():
+    projections, is_table = settings.projections, place.suffix == ".csv"
+    if projections is None and is_table and (place.parent / PROJECTIONS).is_file():
         projections = place.parent / PROJECTIONS
     if settings.text_only and (settings.images or settings.projections or settings.all_views):
         raise ReleaseError("--text_only has no images: leave out --images, --projections and --all_views")
-    if settings.all_views and settings.projections is not None and place.suffix != ".csv":
-        raise ReleaseError("--all_views needs no --projections: leave one of them out")
-    if projections is None and not settings.text_only and (not settings.all_views or place.suffix == ".csv"):
+    if projections is None and not settings.text_only and (is_table or not settings.all_views):
         raise ReleaseError(
             f"{place} does not say which images are frontal; give --projections {PROJECTIONS} (of Kaggle's copy), or "
             "say --all_views or --text_only"
@@ -122,69 +120,64 @@ def prepare(settings: Settings) -> None:
 
 
 def find_source(source: Path) -> Path:
-    """The archive, the folder of XML files, or Kaggle's table of reports."""
+    """The folder of XML files, the archive that it comes from, or Kaggle's table of reports."""
     if source.is_file():
         return source
-    found = [source / name for name in (ARCHIVE, REPORTS) if (source / name).is_file()]
     folders = [source / name for name in XML_FOLDERS if any((source / name).glob("*.xml"))]
-    # The archive and what was unpacked from it are the same reports.
-    if folders and not any(file.name == REPORTS for file in found):
-        found = folders[:1]
-    if len(found) != 1:
-        state = "holds" if source.is_dir() else "is neither a folder nor a file; it holds"
-        count = "several" if found or folders else "none"
+    files = [source / name for name in (ARCHIVE, REPORTS) if (source / name).is_file()]
+    if not folders and not files:
         raise ReleaseError(
-            f"--source {source} {state} {count} of {ARCHIVE}, ecgen-radiology/*.xml and {REPORTS}; name the one to read"
+            f"--source {source}: expected {ARCHIVE}, ecgen-radiology/*.xml or {REPORTS}, found none of them"
         )
-    return found[0]
+    return [*folders, *files][0]
 
 
 def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
     """Read and check the reports, the views and the labels."""
-    views = read_projections(projections) if projections is not None else None
+    views = read_projections(projections) if projections is not None else {}
     rejects: list[Reject] = []
     if place.suffix == ".csv":
-        reports = read_kaggle(place, views)
+        reports = read_kaggle(place, list(views))
     else:
         reports, rejects = read_xml(place, settings.rejected_share)
-    images = [(report.uid, name) for report in reports for name in report.images]
-    rows = pd.DataFrame([*images, *((report.uid, "") for report in reports)], columns=["study", "name"])
-    view_of = dict(zip(views["key"], views["view"], strict=True)) if views is not None else {}
+    # A row for each image, and one without image: a report whose images are left out is a reject.
+    rows = pd.DataFrame(reports, columns=["study", "findings", "impression", "name"])
+    n_images = int(rows["name"].map(len).sum())
+    rows["name"] = [("",) if settings.text_only else (*names, "") for names in rows["name"]]
+    rows = rows.explode("name", ignore_index=True)
+    view_of = {_key(name): view for (_, name), view in views.items()}
     rows["view"] = [view_of.get(_key(name), "") for name in rows["name"]]
-    is_frontal = rows["view"].str.upper() == "FRONTAL"
-    not_frontal = 0
-    if settings.text_only:
-        wanted, root = rows[rows["name"] == ""], place.parent
-        files: dict[str, Path] = {}
-    else:
-        wanted = rows[is_frontal | settings.all_views | (rows["name"] == "")]
-        if not settings.all_views:
-            not_frontal = int((~is_frontal & (rows["view"] != "")).sum())
-            unknown = rows.loc[(rows["view"] == "") & (rows["name"] != ""), "name"]
-            rejects += [("image", name, "the table of projections does not name it") for name in unknown]
-        root = _image_folder(settings, place)
-        files = _files_by_name(root)
-    is_absent = ~wanted["name"].map(_stem).isin(files) & (wanted["name"] != "")
-    rejects += [("image", name, "its file is not there") for name in wanted.loc[is_absent, "name"]]
-    rows = wanted[~is_absent].reset_index(drop=True)
-    paths = [files[_stem(name)] if name else None for name in rows["name"]]
-    rows["image"] = [path.relative_to(root).as_posix() if path else "" for path in paths]
-    if not settings.text_only and not (rows["image"] != "").any():
-        raise ReleaseError(
-            f"none of {len(wanted):,} images is below {root}; say --images DIR, or --text_only"
+    root = place.parent if settings.text_only else _image_folder(settings, place)
+    files = {} if settings.text_only else _files_by_key(root)
+    rows["file"] = rows["name"].map(lambda name: files.get(_key(name)))
+    is_image = rows["name"] != ""
+    is_wanted = is_image & ((rows["view"] == "Frontal") | settings.all_views)
+    is_unnamed = is_image & ~is_wanted & (rows["view"] == "")
+    is_absent = is_wanted & rows["file"].isna()
+    rejects += [
+        ("image", name, reason)
+        for reason, is_left_out in (
+            ("the table of projections does not name it", is_unnamed),
+            ("its file is not there", is_absent),
         )
-    rows["file"] = [str(path) if path else "" for path in paths]
-    rows["patient"], rows["split"] = rows["study"], ""
-    texts = pd.DataFrame([report[:3] for report in reports], columns=["study", "findings", "impression"])
-    texts = texts.mask(texts.apply(is_placeholder), "")
-    rows = rows.merge(texts, on="study").drop(columns="name")
-    if settings.labels is not None:
-        rows = rows.merge(read_negbio(settings.labels), on="study", how="left")
+        for name in rows.loc[is_left_out, "name"]
+    ]
+    if not settings.text_only and not (is_wanted & ~is_absent).any():
+        raise ReleaseError(
+            f"none of {is_wanted.sum():,} images is below {root}; say --images DIR, or --text_only"
+        )
     counts = {
-        "images_in_release": len(images),
-        "images_not_frontal": not_frontal,
+        "images_in_release": n_images,
+        "images_not_frontal": int((is_image & ~is_wanted & ~is_unnamed).sum()),
         "images_without_file": int(is_absent.sum()),
     }
+    rows = rows[~is_image | (is_wanted & ~is_absent)].reset_index(drop=True)
+    rows["image"] = [file.relative_to(root).as_posix() if file else "" for file in rows["file"]]
+    texts = rows[["findings", "impression"]]
+    rows[["findings", "impression"]] = texts.mask(texts.apply(is_placeholder), "")
+    rows = rows.assign(file=rows["file"].map(str), patient=rows["study"], split="").drop(columns="name")
+    if settings.labels is not None:
+        rows = rows.merge(read_negbio(settings.labels), on="study", how="left")
     check = TableCheck(place, rejects=rejects)
     return rows_source(with_image_paths(rows, root, check), settings, check, counts)
 
@@ -202,18 +195,12 @@ def read_xml(place: Path, rejected_share: float) -> tuple[list[OpeniReport], lis
             rejects.append(("report", name, found))
         else:
             reports.append(found)
-    if not reports and not rejects:
-        raise ReleaseError(f"{place} holds no XML file; expected {ARCHIVE} of Open-i, or what it unpacks to")
     if not reports or len(rejects) > max(1, rejected_share * len(names)):
+        first = f" (first: {rejects[0][1]}, {rejects[0][2]})" if rejects else ""
         raise ReleaseError(
-            f"{place}: {len(rejects):,} of {len(names):,} reports cannot be read (first: {rejects[0][1]}, "
-            f"{rejects[0][2]}); download it again, or allow more with --rejected_share"
-        )
-    uids = [report.uid for report in reports]
-    if len(set(uids)) < len(uids):
-        first = next(uid for uid in uids if uids.count(uid) > 1)
-        raise ReleaseError(
-            f"{place}: several reports have the number CXR{first}; unpack it into an empty folder"
+            f"{place}: expected the XML reports of Open-i ({ARCHIVE}, or what it unpacks to), found that "
+            f"{len(rejects):,} of {len(names):,} cannot be read{first}; download it again, or allow more with "
+            "--rejected_share"
         )
     return sorted(reports, key=lambda report: int(report.uid)), rejects
 
@@ -221,19 +208,12 @@ def read_xml(place: Path, rejected_share: float) -> tuple[list[OpeniReport], lis
 def parse_report(content: bytes, name: str) -> OpeniReport | str:
     """A report from the bytes of its XML file, or why it cannot be read.
 
-    Entities are refused: reports have none, and a few of them can expand to anything. ElementTree opens nothing that
-    lies outside the file.
+    ElementTree opens nothing outside the file, and expat stops at entities that expand to much.
     """
     if len(content) > MOST_BYTES:
         return f"report has more than {MOST_BYTES:,} bytes"
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        return f"report is not UTF-8 text ({error.reason})"
-    if "<!ENTITY" in text:
-        return "report declares XML entities"
-    try:
-        root = ElementTree.fromstring(text)
+        root = ElementTree.fromstring(content)
     # ValueError: an encoding is declared that the parser does not know.
     except (ElementTree.ParseError, ValueError, RecursionError, LookupError) as error:
         return f"report is not XML ({error})"
@@ -261,11 +241,8 @@ def _uid(root: ElementTree.Element, name: str) -> str | None:
 
 def _folder_members(folder: Path) -> Iterator[tuple[str, bytes]]:
     for file in sorted(folder.glob("*.xml")):
-        try:
-            with file.open("rb") as stream:
-                yield file.name, stream.read(MOST_BYTES + 1)
-        except OSError as error:
-            raise ReleaseError(f"{file} cannot be read ({error.strerror})") from error
+        with file.open("rb") as stream:
+            yield file.name, stream.read(MOST_BYTES + 1)
 
 
 def _archive_members(archive: Path) -> Iterator[tuple[str, bytes]]:
@@ -278,8 +255,7 @@ def _archive_members(archive: Path) -> Iterator[tuple[str, bytes]]:
                     assert stream is not None  # it is a file
                     yield member.name.split("/")[-1], stream.read(MOST_BYTES + 1)
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:
-        said = " ".join(str(error).split())
-        raise ReleaseError(f"{archive} cannot be read ({said}); download it again") from error
+        raise ReleaseError(f"{archive} cannot be read ({error}); download it again") from error
 
 
 def _folder_hash(folder: Path) -> str:
@@ -289,41 +265,31 @@ def _folder_hash(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def read_kaggle(file: Path, views: pd.DataFrame | None) -> list[OpeniReport]:
-    """Kaggle's table of reports, with the images that the table of projections has of them."""
-    table = read_table(file, ("uid", "findings", "impression"))
-    require(table, "uid", matches(r"[0-9]{1,9}"), "a number", file)
-    require(table, "uid", once, "each report once", file)
+def read_kaggle(file: Path, images: Sequence[tuple[str, str]]) -> list[OpeniReport]:
+    """Kaggle's table of reports, with their images: pairs of uid and name."""
     names: dict[str, list[str]] = {}
-    if views is not None:
-        for uid, name in views[["uid", "filename"]].itertuples(index=False):
-            names.setdefault(uid, []).append(name)
+    for uid, name in images:
+        names.setdefault(uid, []).append(name)
+    table = read_table(file, ("uid", "findings", "impression"))
     return [
         OpeniReport(uid, findings, impression, tuple(names.get(uid, ())))
         for uid, findings, impression in table.itertuples(index=False)
     ]
 
 
-def read_projections(file: Path) -> pd.DataFrame:
-    """Kaggle's table of images: uid, filename, view ("Frontal", "Lateral"), key (the name in either form)."""
+def read_projections(file: Path) -> dict[tuple[str, str], str]:
+    """Kaggle's table of images: uid and name of an image -> Frontal or Lateral."""
     table = read_table(file, ("uid", "filename", "projection"))
-    require(
-        table, "projection", lambda column: column.isin(["Frontal", "Lateral"]), "Frontal or Lateral", file
-    )
-    require(table, "filename", once, "each image once", file)
-    table = table.rename(columns={"projection": "view"})
-    return table.assign(key=table["filename"].map(_key))
+    views = table["projection"]
+    require(views, views.isin(["Frontal", "Lateral"]), "Frontal or Lateral", file)
+    return dict(zip(zip(table["uid"], table["filename"], strict=True), views, strict=True))
 
 
 def read_negbio(file: Path) -> pd.DataFrame:
     """Labels by study (the report's number as text), in CheXpert's columns."""
-    table = read_table(file, ("filename", *NEGBIO))
-    require(table, "filename", matches(r"CXR[0-9]{1,9}"), "CXR and a number", file)
-    require(table, "filename", once, "each report once", file)
-    for column in NEGBIO:
-        require(table, column, matches(r"[01]"), "1 or 0", file)
-    labels = table[list(NEGBIO)].astype("float64").rename(columns=NEGBIO)
-    return labels.assign(study=table["filename"].str.removeprefix("CXR"))
+    table = read_label_table(file, "filename", r"CXR[0-9]{1,9}", "CXR and a number", NEGBIO)
+    table["filename"] = table["filename"].str.removeprefix("CXR")
+    return table.rename(columns={"filename": "study", **NEGBIO})
 
 
 # --- Images ------------------------------------------------------------------------------------------------------
@@ -331,34 +297,24 @@ def read_negbio(file: Path) -> pd.DataFrame:
 
 def _image_folder(settings: Settings, place: Path) -> Path:
     if settings.images is not None:
-        if not settings.images.is_dir():
-            raise ReleaseError(f"--images {settings.images} is not a folder")
         return settings.images
     # The folder of XML files is next to the images, not above them.
     base = settings.source if settings.source.is_dir() else place.parent
     return next(base / name for name in IMAGE_FOLDERS if (base / name).is_dir())
 
 
-def _files_by_name(root: Path) -> dict[str, Path]:
-    """Images below a folder by their names without ending."""
+def _files_by_key(root: Path) -> dict[str, Path]:
     endings = {".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".tif", ".tiff"}
     files: dict[str, Path] = {}
     for file in sorted(root.rglob("*")):
         if file.suffix.lower() in endings:
-            files.setdefault(_stem(file.name), file)
+            files.setdefault(_key(file.name), file)
     return files
-
-
-def _stem(name: str) -> str:
-    """An image's name without ending, folders and Kaggle's ``.dcm`` before the ending."""
-    return re.sub(
-        r"(?:\.dcm)?(?:\.(?:png|jpe?g|dcm|dicom|tiff?))?$", "", name.split("/")[-1], flags=re.IGNORECASE
-    )
 
 
 def _key(name: str) -> str:
     """The same for both forms of an image's name: CXR1_1_IM-0001-3001 and 1_IM-0001-3001.dcm.png."""
-    stem = _stem(name)
+    stem = re.sub(r"(?i:\.dcm)?(?i:\.(?:png|jpe?g|dcm|dicom|tiff?))?$", "", name.split("/")[-1])
     match = re.fullmatch(r"(?:CXR)?(\d+)(?:_\d+)?_(IM-.*)", stem)
     return f"{match[1]}_{match[2]}" if match else stem
 

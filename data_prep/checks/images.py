@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,36 +21,35 @@ from medclip_dcl.data.table_checks import some
 def check_files(
     prepared: PreparedSet, tables: Mapping[str, pd.DataFrame], full: bool, pool: Executor | None
 ) -> tuple[list[str], dict[str, bytes]]:
-    """Every image has its file, an 8-bit grey JPEG of the set's size as it was written; every file belongs to an image.
+    """Every image has its file as it was written, and every file belongs to an image; `full` reads all of them.
 
     Returns:
         problems; and by path, with `full`, the digests of the pixels that could be decoded.
     """
-    root, (geometry, size) = prepared.folder / "images", prepared.fitting
+    root, pixels = prepared.folder / "images", {}
     paths = tables["images"]["path"].tolist()
-    look = partial(examine_image, size=size, geometry=geometry, full=full)
-    files = [root / path for path in paths]
-    results = pool.map(look, files, chunksize=64) if pool else map(look, files)
-    examined = list(progress(results, len(files), "image files", "images")) if files else []
-    written = tables[IMAGE_FILES].set_index("path")["digest"].to_dict() if IMAGE_FILES in tables else {}
-    changed = set(prepared.content.images)
-    defects: dict[str, list[str]] = {}
-    for path, (defect, now, _) in zip(paths, examined, strict=True):
-        is_changed = path in changed or (full and written.get(path, now) != now)
-        if defect := defect or ("a file was changed after the set was made" if is_changed else ""):
-            defects.setdefault(defect, []).append(path)
-    problems = []
-    for defect in sorted(defects):
-        problems += some(f"images/: {defect}", defects[defect], len(paths))
+    # Of an image that differs from what was written; "" for none.
+    changed = dict(prepared.content.images)
+    if full and paths:
+        files = [root / path for path in paths]
+        found = pool.map(digests, files, chunksize=64) if pool else map(digests, files)
+        examined = dict(zip(paths, progress(found, len(files), "image files", "images"), strict=True))
+        written = tables[IMAGE_FILES].set_index("path")["digest"].to_dict()
+        changed |= {path: now for path, (now, _) in examined.items() if now != written.get(path)}
+        pixels = {path: of_pixels for path, (_, of_pixels) in examined.items() if of_pixels}
     there = {str(PurePosixPath(file.relative_to(root))) for file in root.rglob("*") if file.is_file()}
-    unknown = sorted(there - {str(PurePosixPath(path)) for path in paths})
-    digests = {path: pixels for path, (_, _, pixels) in zip(paths, examined, strict=True) if pixels}
-    return problems + some("images/: files that are not in images.parquet", unknown), digests
+    problems = {
+        "a file is missing": [path for path in paths if changed.get(path) == ""],
+        "a file was changed after the set was made": [path for path in paths if changed.get(path)],
+    }
+    unknown = some("images/: files that are not in images.parquet", sorted(there - {*paths}))
+    return [
+        line for what, wrong in problems.items() for line in some(f"images/: {what}", wrong, len(paths))
+    ] + unknown, pixels
 
 
 def find_copies(images: pd.DataFrame, digests: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
     """Images with equal pixels: problems (across uses) and warnings (across patients)."""
-    images = images.drop_duplicates("path")
     images = images.assign(
         digest=images["path"].map(digests),
         # As for patients, test and grounding may share.
@@ -77,23 +75,11 @@ def _pairs(images: pd.DataFrame, column: str) -> dict[Any, str]:
     return pairs
 
 
-def examine_image(file: Path, *, size: int | None, geometry: str, full: bool) -> tuple[str, str, bytes]:
-    """The defect of a prepared image, "" for none; with `full` the digests of its bytes and of its pixels.
-
-    Size and geometry are the set's; `full` reads and decodes the whole file, not its header alone.
-    """
+def digests(file: Path) -> tuple[str, bytes]:
+    """Digests of a file and of its pixels; "" and b"" where it cannot be read."""
     try:
         with Image.open(file) as image:
-            if image.format != "JPEG" or image.mode != "L":
-                return f"a file is not a grey JPEG but {image.format} of mode {image.mode}", "", b""
-            sides = image.size if geometry != "shortest" else (min(image.size),)
-            if size is not None and set(sides) != {size}:
-                return f"a file does not have {size} pixels a side", "", b""
-            if not full:
-                return "", "", b""
             pixels = f"{image.size} ".encode() + image.tobytes()
-            return "", digest_of_file(file), hashlib.blake2b(pixels, digest_size=16).digest()
-    except FileNotFoundError:
-        return "a file is missing", "", b""
+        return digest_of_file(file), hashlib.blake2b(pixels, digest_size=16).digest()
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
-        return "a file cannot be decoded", "", b""
+        return digest_of_file(file), b""

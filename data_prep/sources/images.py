@@ -1,37 +1,22 @@
 """Radiographs of a release, resized once: 8-bit grey JPEG files of one size under the release's relative paths.
 
-`medclip_dcl.pictures.geometry` has the ways to make a square of a rectangle.
-
-Unusual files (tests/data_prep/sources/test_images.py has a case of each):
-
-- more than 8 bits: scaled from the image's own minimum and maximum; DICOM: by its VOI transformation
-- white is zero (TIFF's header, DICOM's MONOCHROME1): inverted; JPEG and PNG have no such field and are used unchanged
-- colour, CMYK, palette: luma; transparency is left out
-- turned by its Exif orientation: upright, and height and width are those of the upright picture
-- rejected, with the reason: missing, empty or truncated files, unknown formats, several pictures in one file, more than
-  `grey.MOST_PIXELS` pixels, a side below `LEAST_SIDE`, strips (`MOST_TIMES_LONGER`), one grey level everywhere,
-  NaN or infinite grey levels, DICOM that `medclip_dcl.pictures.dicom` refuses
-
-JPEG sources are decoded in full: PIL's draft mode would halve the time, but an image would come out up to four grey
-levels off what the same picture gives as PNG or DICOM, or to the network that is asked about the original file.
+`medclip_dcl.pictures` reads the originals (16 bits, DICOM, colour, Exif) and has the ways to make a square of a
+rectangle. JPEG sources are decoded in full: in PIL's draft mode an image would come out up to four grey levels off what
+the same picture gives as PNG or DICOM.
 """
 
 from __future__ import annotations
 
-import errno
 import io
 import re
-import shutil
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
 
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest_of_file, write_bytes
-from medclip_dcl.pictures.geometry import fit, fitted_axes
+from medclip_dcl.pictures.geometry import fit
 from medclip_dcl.pictures.grey import UnusableImageError
 from medclip_dcl.pictures.image_file import read_grey
 
@@ -47,11 +32,6 @@ LEAST_SIDE = 16
 MOST_TIMES_LONGER = 8
 """One side than the other; a film of a whole spine is 3 times as long as wide."""
 
-# Real radiographs take 0.15 to 0.34 bytes a pixel; with "shortest" their longer side counts, 1.2 times on average.
-_LONGER = 1.3
-_BYTES_PER_PIXEL = 0.35
-_BLOCK = 4096
-
 # Comment of a prepared file: how and from what it was made, and its checksum with zeros in the checksum's place.
 _STAMP = re.compile(
     rb"(?P<made>medclip_dcl 1; .*; from (?P<width>\d+) x (?P<height>\d+) pixels, \d+ bytes)"
@@ -61,10 +41,7 @@ _NO_CRC = b"; crc 00000000"
 
 
 class Job(NamedTuple):
-    """One image to prepare: file of the original, prepared file, and how to make a square of it.
-
-    `size` is the side of the prepared image in pixels, the shorter one for geometry "shortest".
-    """
+    """One image to prepare; `size` is its side in pixels, the shorter one for geometry "shortest"."""
 
     source: Path
     target: Path
@@ -87,23 +64,6 @@ def size_of(file: Path) -> tuple[int, int]:
             return image.size
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return 0, 0
-
-
-def require_space(folder: Path, jobs: Sequence[Job]) -> None:
-    """Check that the disk of `folder`, which need not exist, has room for the images that are not there yet."""
-    missing = [
-        job.size**2 * (_LONGER if job.geometry == "shortest" else 1)
-        for job in jobs
-        if not job.target.exists()
-    ]
-    needed = sum(_BLOCK * -(-int(_BYTES_PER_PIXEL * pixels) // _BLOCK) for pixels in missing)
-    place = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
-    free = shutil.disk_usage(place).free
-    if needed > free:
-        raise UserError(
-            f"{folder}: about {needed / 1e9:,.2f} GB are needed ({len(missing):,} JPEG files), "
-            f"{free / 1e9:,.2f} GB are free; make room, or choose another --output"
-        )
 
 
 def prepare_image(job: Job) -> Outcome:
@@ -160,17 +120,14 @@ def _finished(job: Job, size_of_file: int) -> Outcome | None:
     try:
         content = job.target.read_bytes()
         with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
-            stamp, size = _STAMP.fullmatch(image.info.get("comment", b"")), image.size
+            stamp = _STAMP.fullmatch(image.info.get("comment", b""))
     except OSError:
         # Not there, or no JPEG (UnidentifiedImageError is one as well).
         return None
     if stamp is None or _checksum(content.replace(stamp["crc"], _NO_CRC, 1)) != stamp["crc"]:
         return None
     outcome = Outcome(int(stamp["height"]), int(stamp["width"]))
-    if stamp["made"] != _making(job, outcome, size_of_file):
-        return None
-    rows, columns = fitted_axes(job.geometry, outcome.height, outcome.width, job.size)
-    return outcome if size == (columns.whole, rows.whole) else None
+    return outcome if stamp["made"] == _making(job, outcome, size_of_file) else None
 
 
 def _write(prepared: Image.Image, target: Path, making: bytes) -> None:
@@ -179,11 +136,4 @@ def _write(prepared: Image.Image, target: Path, making: bytes) -> None:
     prepared.save(encoded, format="JPEG", quality=QUALITY, comment=making + _NO_CRC)
     content = encoded.getvalue()
     content = content.replace(_NO_CRC, _checksum(content), 1)
-    try:
-        write_bytes(content, target, durable=False)  # a rerun checks every image
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise UserError(
-            f"{target.parent}: {error.strerror}; make room and run the same command again: it continues"
-        ) from error
+    write_bytes(content, target, durable=False)  # a rerun checks every image

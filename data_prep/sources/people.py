@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.sources.releases import ReleaseError, matches, once, read_table, require
+from data_prep.sources.releases import ReleaseError, read_table, require
 
 OLDEST = 120
 """Larger ages, in years, are not believed."""
@@ -52,14 +52,12 @@ def ages(words: pd.Series) -> pd.Series:
 
 
 def with_patients(images: pd.DataFrame, file: Path) -> pd.DataFrame:
-    """The images with the sex of MIMIC-IV's patients, and their age where the images have a `study_date`.
-
-    The age at the study is anchor_age + (year of the study - anchor_year). MIMIC-IV gives every age above 89 as 91.
-    """
+    """The images with the sex of MIMIC-IV's patients, and their age (91 above 89) where they have a `study_date`."""
     table = read_table(file, ("subject_id", "gender", "anchor_age", "anchor_year"))
-    require(table, "subject_id", matches(r"\d{8}"), "eight digits", file)
-    require(table, "subject_id", once, "each patient once", file)
-    of_patient = table.set_index(table["subject_id"].astype("int64"))
+    patients = table["subject_id"]
+    is_right = patients.str.fullmatch(r"\d{8}") & ~patients.duplicated()
+    require(patients, is_right, "eight digits, each patient once", file)
+    of_patient = table.set_index(patients.astype("int64"))
     found = of_patient.reindex(images["subject_id"]).set_axis(images.index)
     if found["gender"].isna().all():
         raise ReleaseError(

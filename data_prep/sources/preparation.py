@@ -1,9 +1,7 @@
 """Prepare a set from a `Source`, for `mimic_cxr`, `folder` and `openi`.
 
-Each command reads its own tables into a `Source`. This module splits the reports into sentences, resizes the images and
-writes the tables of the set; ``rejects.csv`` lists what cannot be used, with reasons. Images are written one by one, so
-that an interrupted run continues; ``dataset.json`` is written last. A finished set is left unchanged, and a set
-made with other options is never overwritten.
+Images are written one by one, so that an interrupted run continues; ``dataset.json`` is written last. A finished set is
+left unchanged, and a set made with other options is never overwritten.
 """
 
 from __future__ import annotations
@@ -29,26 +27,25 @@ from data_prep.sources.releases import ReleaseError, file_hash
 from data_prep.text import sections, sentences
 from data_prep.text.reports import Report, Sentences, read_sentences
 from medclip_dcl.common.command_line import available_cores, number, option, whole_number
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.common.findings import CHEX5
-from medclip_dcl.common.formats import PREPARED_SET
 from medclip_dcl.data.identity import IMAGE_FILES, describe
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
 from medclip_dcl.pictures.geometry import GEOMETRIES
 
 _COMPLETE = "complete the source"
-REJECTED_SHARE = 0.01
-"""A source with a larger share of unusable images or reports (and more than one) counts as damaged."""
+
+
+def names(text: str) -> tuple[str, ...]:
+    """Parse names with commas between them."""
+    return tuple(name.strip() for name in text.split(","))
 
 
 def _sections(text: str) -> tuple[str, ...]:
-    names = tuple(name for name in sections.SECTIONS if name in text.split(","))
-    if not names or len(names) != len(text.split(",")):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: expected one or more of {','.join(sections.SECTIONS)}, separated by a comma"
-        )
-    return names
+    if unknown := {*names(text)} - {*sections.SECTIONS}:
+        expected = f"one or more of {','.join(sections.SECTIONS)}"
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, found {', '.join(unknown)}")
+    return tuple(name for name in sections.SECTIONS if name in names(text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +74,7 @@ class Settings:
     rejected_share: float = option(
         "share of the images, and of the reports, that may be missing, damaged or empty and are left out, and of the "
         "boxes drawn on images of another size; more end the preparation, a single one never does (0.01)",
-        REJECTED_SHARE,
+        0.01,
         type=number(1.0),
         metavar="SHARE",
     )
@@ -94,19 +91,17 @@ class Source:
         images: the chosen ones: dicom_id, subject_id, study_id, view, official_split, path (of the prepared
             file below ``images/``, ending in .jpg) and file (path of the original); optionally rows and columns
             (pixels according to a table), sex and age (see `medclip_dcl.data.prepared.OPTIONAL`).
-        reports: of the studies of `images`, or of `studies`; read once.
-        n_reports: number of reports.
+        reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once.
         no_reports: error message if no report was found.
         labels: by study, as `releases.read_labels` gives them.
         studies: study_id, subject_id, official_split of reports that come without images; None where there are images.
-        release_images: every image with its view, also those that were not chosen (for boxes).
-        boxes: of MS-CXR, None without its file.
+        boxes: of MS-CXR, with the view of each one's image; None without its file.
         resized: how images got other proportions than those that the boxes were drawn on, from `tables.RESIZED`.
         grounding_patients: subject_id of every patient of the MS-CXR file.
         truth: the phantom's, None for a real source.
-        counts: further counts for dataset.json.
+        counts: further ones for dataset.json.
         rejects: rows that were left out while the tables were read.
-        files: more files of the set by name, written beside the tables: texts.
+        files: texts of more files of the set by name.
     """
 
     images: pd.DataFrame
@@ -115,7 +110,6 @@ class Source:
     no_reports: str
     labels: pd.DataFrame
     studies: pd.DataFrame | None = None
-    release_images: pd.DataFrame | None = None
     boxes: pd.DataFrame | None = None
     resized: str | None = None
     grounding_patients: frozenset[int] = frozenset()
@@ -126,50 +120,27 @@ class Source:
 
 
 def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable[[], Source]) -> None:
-    """Prepare a set, finish a broken one, or say that it is finished.
-
-    `read` reads and checks the source's tables; it is only called if there is something to do.
-    """
+    """Prepare a set, finish a broken one, or say that it is finished; `read` reads and checks the source's tables."""
     if _is_finished(settings.output, made_from):
-        print(_FINISHED.format(settings.output))
         return
     source = read()
-    # Before hours of image work. The final uses only leave out images.
-    patients = source.images if source.studies is None else source.studies.assign(dicom_id="")
-    use = tables.decide_use(patients, source.grounding_patients, (), ())
-    tables.require_disjoint_patients(patients.assign(use=use))
-    folder = settings.output / "images"
-    jobs = [
-        image_files.Job(Path(file), folder / path, settings.size, settings.geometry)
-        for file, path in source.images[["file", "path"]].itertuples(index=False)
-    ]
-    image_files.require_space(settings.output, jobs)
-    with _one_process_in(settings.output) as is_alone:
+    with _one_process_in(settings.output):
         # While this process was reading, another may have made the set.
-        if _is_finished(settings.output, made_from, say=False):
-            print(_FINISHED.format(settings.output))
-        else:
-            print(summary(settings.output, _make(settings, made_from, source, jobs, is_alone)))
+        if not _is_finished(settings.output, made_from):
+            print(summary(settings.output, _make(settings, made_from, source)))
 
 
-def _make(
-    settings: Settings,
-    made_from: Mapping[str, Any],
-    source: Source,
-    jobs: Sequence[image_files.Job],
-    is_alone: bool,
-) -> dict[str, Any]:
+def _make(settings: Settings, made_from: Mapping[str, Any], source: Source) -> dict[str, Any]:
     """Write the set; returns the content of dataset.json."""
-    # What a killed run was writing just then; not where another process may be at work.
-    for leftover in list(settings.output.rglob(".*.tmp")) if is_alone else ():
-        leftover.unlink(missing_ok=True)
+    if (settings.output / "dataset.json").exists():
+        print(f"{settings.output}: images that are missing or were changed are made again")
     write_json(made_from, settings.output / _UNFINISHED)
     _refuse_boxes(settings, source)
     with worker_processes(settings.workers) as pool:
         found = read_sentences(source.reports, source.n_reports, settings.sections, pool, source.no_reports)
         unusable = {str(study): found.reasons[study] for study in found.unusable}
         _refuse_many(settings, "report", unusable, source.n_reports, _COMPLETE)
-        images, image_rejects = _prepare_images(source.images, jobs, settings, pool)
+        images, image_rejects = _prepare_images(source.images, settings, pool)
     written, rejects, counts = _assemble(source, images, found, settings.cases)
     rejects = [*source.rejects, *image_rejects, *rejects]
     # While the tables are written again, the set must not count as finished.
@@ -187,11 +158,10 @@ def _make(
 
 
 @contextmanager
-def _one_process_in(output: Path) -> Iterator[bool]:
+def _one_process_in(output: Path) -> Iterator[None]:
     """Keep other processes from writing the same set; the lock ends with this process, however it ends.
 
-    Yields:
-        False where the file system has no locks, so that others may be at work.
+    What a killed run was writing is removed, but not where the file system has no locks: others may be at work.
     """
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -203,7 +173,6 @@ def _one_process_in(output: Path) -> Iterator[bool]:
             f"output {output} cannot be written ({error.strerror}); choose another --output"
         ) from error
     try:
-        is_alone = True
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -212,9 +181,11 @@ def _one_process_in(output: Path) -> Iterator[bool]:
                 "another --output"
             ) from error
         except OSError as error:
-            is_alone = False
             print(f"{output} cannot be locked ({error.strerror}): see that no other process prepares it")
-        yield is_alone
+        else:
+            for leftover in list(output.rglob(".*.tmp")):
+                leftover.unlink(missing_ok=True)
+        yield
     finally:
         os.close(file)
 
@@ -227,10 +198,8 @@ def _assemble(
     box_rejects: list[tables.Reject] = []
     boxed: set[str] = set()
     scaled = 0
-    if source.boxes is not None and source.release_images is not None:
-        written["boxes"], box_rejects, scaled = tables.select_boxes(
-            source.boxes, source.release_images, images, source.resized
-        )
+    if source.boxes is not None:
+        written["boxes"], box_rejects, scaled = tables.select_boxes(source.boxes, images, source.resized)
         boxed = set(written["boxes"]["dicom_id"])
     images = images.assign(use=tables.decide_use(images, source.grounding_patients, boxed, found.reasons))
     studies = images
@@ -249,8 +218,6 @@ def _assemble(
             source.truth, written["sentences"], written["images"]
         )
     counts = {
-        "images_in_release": len(images),
-        "images_not_frontal": 0,
         **source.counts,
         **tables.count(written),
         "studies_without_labels": without_labels,
@@ -268,13 +235,13 @@ def _assemble(
 
 def _refuse_boxes(settings: Settings, source: Source) -> None:
     """Refuse boxes drawn on images of another size, or mostly damaged, before hours of work: by the images' headers."""
-    if source.boxes is None or source.release_images is None:
+    if source.boxes is None:
         return
     images = source.images[source.images["dicom_id"].isin(source.boxes["dicom_id"])]
     sizes = [image_files.size_of(Path(file)) for file in images["file"]]
     images = images.assign(width=[width for width, _ in sizes], height=[height for _, height in sizes])
     readable = images[images["width"] > 0]
-    kept, rejects, _ = tables.select_boxes(source.boxes, source.release_images, readable, source.resized)
+    kept, rejects, _ = tables.select_boxes(source.boxes, readable, source.resized)
     lost = {name: reason for _, name, reason in rejects if not reason.startswith(tables.OF_ITS_IMAGE)}
     refused = {name: reason for name, reason in lost.items() if reason.startswith(tables.OTHER_SIZE)}
     remedy = "take the release's images, or copies in their proportions, or say --resized"
@@ -284,10 +251,7 @@ def _refuse_boxes(settings: Settings, source: Source) -> None:
 
 
 def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd.DataFrame:
-    """The images of the first `limit` patients of each use, by number; all of them for None.
-
-    `use` is that of each image before any image or report is opened.
-    """
+    """The images of the first `limit` patients of each use, by number; all of them for None."""
     if limit is None:
         return images
     # A patient with images of the test split beside boxes counts where grounding stands.
@@ -302,17 +266,12 @@ def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd
 
 _UNFINISHED = "unfinished.json"
 _LOCK = ".lock"
-_FINISHED = "{} is a finished set, made with these options from this source: nothing to do"
 
 
 def made_from(
     settings: Settings, source: str, phantom: bool, files: Sequence[Path], options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Everything that the content of a set depends on, except reports and images (too many to hash).
-
-    `source` names the release, `phantom` says that there is no patient data, `files` are the tables that were read, and
-    `options` those of the command.
-    """
+    """Everything that the content of a set depends on, except reports and images (too many to hash)."""
     return {
         "format_version": FORMAT_VERSION,
         "source": source,
@@ -334,68 +293,46 @@ def made_from(
     }
 
 
-def _is_finished(output: Path, made_from: Mapping[str, Any], say: bool = True) -> bool:
-    """True for a finished set of the same making; False for none, or for one that may be continued.
-
-    `say` prints the number of missing images.
-    """
-    if output.exists() and not output.is_dir():
-        raise PreparedDataError(f"output {output} is a file; --output expects a folder of its own")
-    for name in ("dataset.json", _UNFINISHED):
-        file = output / name
-        if not file.is_file():
-            continue
-        try:
-            there = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
+def _is_finished(output: Path, made_from: Mapping[str, Any]) -> bool:
+    """True for a finished set of the same making, which is said; False for none, or for one that may be continued."""
+    finished, unfinished = output / "dataset.json", output / _UNFINISHED
+    file = finished if finished.is_file() else unfinished
+    if not file.is_file():
+        if output.is_dir() and any(not entry.name.startswith(".") for entry in output.iterdir()):
             raise PreparedDataError(
-                f"{file} is not JSON ({error}); delete {output} and prepare it again"
-            ) from error
-        if name == _UNFINISHED and not (output / "images").is_dir() and not any(output.glob("*.parquet")):
-            # Nothing was made yet that depends on an option.
-            return False
-        if differences := _differences(there, made_from):
-            raise PreparedDataError(
-                f"{output} holds a {'prepared' if name == 'dataset.json' else 'partly prepared'} set that was made "
-                f"differently ({'; '.join(differences)}); choose another --output, or delete this folder to prepare "
-                "it again"
+                f"output {output} is neither empty nor a prepared set; choose another --output, or empty it"
             )
-        # Beside dataset.json: a run that made missing images again was killed, or one that was about to end.
-        return not (output / _UNFINISHED).exists() and not _lacks_images(output, say)
-    if output.is_dir() and any(not entry.name.startswith(".") for entry in output.iterdir()):
-        raise PreparedDataError(
-            f"output {output} is neither empty nor a prepared set; choose another --output, or empty it"
-        )
-    return False
-
-
-def _lacks_images(output: Path, say: bool) -> bool:
-    """True if an image of a finished set is missing, for example a damaged one that was deleted, or was changed."""
-    prepared = PreparedSet(output)
-    lost, n_images = list(prepared.content.images), prepared.info["counts"]["images"]
-    if lost and say:
-        print(
-            f"{output}: {len(lost):,} of {n_images:,} images are missing or changed (first: {lost[0]}), made again"
-        )
-    return bool(lost)
-
-
-def _differences(there: dict[str, Any], now: Mapping[str, Any]) -> list[str]:
+        return False
+    if file == unfinished and not (output / "images").is_dir() and not any(output.glob("*.parquet")):
+        # Nothing was made yet that depends on an option.
+        return False
     try:
-        PREPARED_SET.check(there, "dataset.json there")
-    except UserError as error:
-        return [str(error)]
-    found = []
-    if there.get("source") != now["source"]:
-        found.append(f"source: {there.get('source')} there, {now['source']} now")
-    old, new = there.get("options", {}), now["options"]
-    changed = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
-    found += [f"{name}: {_word(old.get(name))} there, {_word(new.get(name))} now" for name in changed]
-    old, new = there.get("source_files", {}), now["source_files"]
-    found += [f"{name} has changed" for name in sorted(old) if name in new and old[name] != new[name]]
-    if not found and set(old) != set(new):
-        found.append(f"source files: {_word(sorted(old))} there, {_word(sorted(new))} now")
-    return found
+        differences = _differences(json.loads(file.read_text(encoding="utf-8")), made_from)
+    except ValueError as error:
+        raise PreparedDataError(
+            f"{file} is not JSON ({error}); delete {output} and prepare it again"
+        ) from error
+    if differences:
+        raise PreparedDataError(
+            f"{output} holds a {'prepared' if file == finished else 'partly prepared'} set that was made differently "
+            f"({'; '.join(differences)}); choose another --output, or delete this folder to prepare it again"
+        )
+    # Beside dataset.json: a run that made missing images again was killed, or one that was about to end.
+    if unfinished.exists() or PreparedSet(output).content.images:
+        return False
+    print(f"{output} is a finished set, made with these options from this source: nothing to do")
+    return True
+
+
+def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    def facts(info: Mapping[str, Any]) -> dict[str, Any]:
+        named = {name: info.get(name) for name in ("format_version", "source")}
+        files = {f"content of {name}": digest for name, digest in info.get("source_files", {}).items()}
+        return {**named, **info.get("options", {}), **files}
+
+    old, new = facts(there), facts(now)
+    changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
+    return [f"{name}: {_word(old.get(name))} there, {_word(new.get(name))} now" for name in changed]
 
 
 def _word(value: Any) -> str:
@@ -406,12 +343,14 @@ def _word(value: Any) -> str:
 
 
 def _prepare_images(
-    images: pd.DataFrame, jobs: Sequence[image_files.Job], settings: Settings, pool: Executor | None
+    images: pd.DataFrame, settings: Settings, pool: Executor | None
 ) -> tuple[pd.DataFrame, list[tables.Reject]]:
-    """Prepare every image; returns those that can be used, with the originals' height and width, and the others.
-
-    Those that can be used also have the columns of the table "image_files".
-    """
+    """Images that can be used, with the originals' size and the columns of the table "image_files", and the others."""
+    folder = settings.output / "images"
+    jobs = [
+        image_files.Job(Path(file), folder / path, settings.size, settings.geometry)
+        for file, path in images[["file", "path"]].itertuples(index=False)
+    ]
     prepare = image_files.prepare_and_digest
     found = pool.map(prepare, jobs, chunksize=16) if pool else map(prepare, jobs)
     outcomes, files = zip(*progress(found, len(jobs), "images", "images"), strict=True) if jobs else ((), ())
@@ -449,41 +388,41 @@ def _write_rejects(output: Path, rejects: Sequence[tables.Reject]) -> None:
 
 
 def summary(output: Path, info: Mapping[str, Any]) -> str:
-    """Summary of a finished set, from the counts in its dataset.json."""
-    counts = info["counts"]
+    """Summary of a finished set, from its dataset.json."""
+    rejects = info["counts"]["rejects"]
+    left_out = ", ".join(f"{kind} {n:,}" for kind, n in rejects.items())
+    why = "; reasons in rejects.csv" if sum(rejects.values()) else ""
+    head, tail = f"{output}: prepared from {info['source']}", f"  left out   {left_out}{why}"
+    return "\n".join([head, *count_lines(info["counts"]), tail])
+
+
+def count_lines(counts: Mapping[str, Any]) -> list[str]:
+    """Lines about the content of a set, from the counts in its dataset.json."""
     uses = ", ".join(f"{use} {n:,}" for use, n in counts["images_by_use"].items())
-    rejects = ", ".join(f"{kind} {n:,}" for kind, n in counts["rejects"].items())
     in_sections = ", ".join(f"{name} {n:,}" for name, n in counts["reports_by_section"].items())
     scaled = f", {counts['boxes_scaled']:,} scaled to resized images" if "boxes_scaled" in counts else ""
-    lines = [
-        f"{output}: prepared from {info['source']}",
-        f"  images     {counts['images']:,} frontal of {counts['images_in_release']:,} ({uses})",
+    if "studies_by_use" in counts:
+        studies = ", ".join(f"{use} {n:,}" for use, n in counts["studies_by_use"].items())
+        images = f"  text only  no images; studies: {studies}"
+    else:
+        images = f"  images     {counts['images']:,} frontal of {counts['images_in_release']:,} ({uses})"
+    people = [f"{sex} {n:,}" for sex, n in counts.get("images_by_sex", {}).items()]
+    if "images_without_age" in counts:
+        people.append(f"age unknown {counts['images_without_age']:,}")
+    return [
+        images,
         f"  patients   {counts['patients']:,}, of whom {counts['patients_grounding']:,} for grounding",
+        *([f"  sex, age   {', '.join(people)} (images)"] if people else []),
         f"  reports    {counts['reports']:,} of {counts['studies']:,} studies ({in_sections})",
         f"  sentences  {counts['report_sentences']:,}, of which {counts['sentences']:,} distinct; "
         f"{counts['sentences_without_letter']:,} without a letter dropped",
-        *text_lines(counts),
+        *_text_lines(counts),
         f"  boxes      {counts['boxes']:,}{scaled}",
-        f"  left out   {rejects}"
-        + ("" if not sum(counts["rejects"].values()) else "; reasons in rejects.csv"),
+        *_case_lines(counts),
     ]
-    if people := _people(counts):
-        lines.insert(3, f"  sex, age   {people} (images)")
-    if "studies_by_use" in counts:
-        studies = ", ".join(f"{use} {n:,}" for use, n in counts["studies_by_use"].items())
-        lines[1] = f"  text only  no images; studies: {studies}"
-    return "\n".join([*lines, *case_lines(counts)])
 
 
-def _people(counts: Mapping[str, Any]) -> str:
-    """Images of each sex and without an age; "" where the set has neither."""
-    found = [f"{sex} {n:,}" for sex, n in counts.get("images_by_sex", {}).items()]
-    if "images_without_age" in counts:
-        found.append(f"age unknown {counts['images_without_age']:,}")
-    return ", ".join(found)
-
-
-def text_lines(counts: Mapping[str, Any]) -> list[str]:
+def _text_lines(counts: Mapping[str, Any]) -> list[str]:
     """Sections that were taken from the texts, shares of the reports and the shape of one; none for MIMIC-CXR."""
     texts = sorted(counts.get("texts", {}).items(), key=lambda text: -text[1][0])
     total = sum(number for _, (number, _) in texts)
@@ -491,7 +430,7 @@ def text_lines(counts: Mapping[str, Any]) -> list[str]:
     return [f"  {'' if at else 'taken':<10} {line}" for at, line in enumerate(lines)]
 
 
-def case_lines(counts: Mapping[str, Any]) -> list[str]:
+def _case_lines(counts: Mapping[str, Any]) -> list[str]:
     """The cases of each use that has any, CheX5's in a line of their own; none for a set without images."""
     if "studies_by_use" in counts:
         return []

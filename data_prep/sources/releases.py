@@ -1,8 +1,6 @@
-"""Find, read and validate the tables of MIMIC-CXR-JPG and MS-CXR.
+"""Find, read and check the tables of MIMIC-CXR-JPG and MS-CXR, and CSV files of any source.
 
-Only the version number differs between the file names of releases (``mimic-cxr-2.0.0-split.csv.gz``); unpacked
-``.csv`` files work too. Every column that is used is checked before any work begins; what is missing or invalid is a
-`ReleaseError`.
+Every column that is used is checked before any work begins; what is missing or invalid is a `ReleaseError`.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,7 @@ FRONTAL_VIEWS = ("AP", "PA")
 SPLITS = ("train", "validate", "test")
 
 _DICOM_ID = r"[0-9a-f]{8}(?:-[0-9a-f]{8}){4}"
-_RELEASE_FILE = re.compile(r"mimic-cxr-(\d+\.\d+\.\d+)-([a-z]+)\.csv(\.gz)?")
+_NUMBER = r"\d{8}"
 SEPARATOR_LINE = re.compile(r"\Asep=(.)\r?\n")
 """Excel's own first line, which names the delimiter."""
 _BOX = ("x", "y", "w", "h", "image_width", "image_height")
@@ -52,28 +50,21 @@ class Release:
 
 def find_release(folder: Path, labeler: str = "chexpert") -> Release:
     """Find the tables of a release in the folder that holds ``files``; `labeler` chooses between `LABELERS`."""
-    if not folder.is_dir():
-        raise ReleaseError(f"source {folder} is not a folder; --source expects the folder of MIMIC-CXR-JPG")
-    found: dict[str, dict[str, Path]] = {}
-    # Sorted: of a packed and an unpacked table, the packed one (the original) comes last and is used.
-    for file in sorted(folder.iterdir()):
-        if match := _RELEASE_FILE.fullmatch(file.name):
-            found.setdefault(match[1], {})[match[2]] = file
-    wanted = ("metadata", "split", labeler)
-    versions = [version for version, tables in found.items() if set(tables) & set(wanted)]
-    if len(versions) > 1:
+    tables: dict[str, Path] = {}
+    names: set[str] = set()
+    for kind in ("metadata", "split", labeler):
+        # Of a packed and an unpacked table, the packed one (the original) is used.
+        for end in ("csv", "csv.gz"):
+            for file in folder.glob(f"mimic-cxr-*-{kind}.{end}"):
+                tables[kind] = file
+                names.add(file.name.partition(f"-{kind}.csv")[0])
+    if len(names) != 1 or len(tables) != 3:
+        found = ", ".join(sorted(file.name for file in folder.glob("mimic-cxr-*.csv*"))) or "none"
         raise ReleaseError(
-            f"{folder} holds tables of the versions {' and '.join(versions)}; keep those of one version"
+            f"--source {folder}: expected mimic-cxr-2.0.0-{{metadata,split,{labeler}}}.csv.gz (or .csv), of one "
+            f"version, found {found}; they are next to the folder 'files' on the download page of MIMIC-CXR-JPG"
         )
-    version = versions[0] if versions else "2.0.0"
-    tables = found.get(version, {})
-    missing = [f"mimic-cxr-{version}-{name}.csv.gz" for name in wanted if name not in tables]
-    if missing:
-        raise ReleaseError(
-            f"{folder} lacks {', '.join(missing)} (or .csv); they are next to the folder 'files' on the download "
-            "page of MIMIC-CXR-JPG"
-        )
-    return Release(f"mimic-cxr-{version}", *(tables[name] for name in wanted))
+    return Release(names.pop(), *tables.values())
 
 
 def read_images(release: Release) -> pd.DataFrame:
@@ -83,19 +74,29 @@ def read_images(release: Release) -> pd.DataFrame:
         dicom_id, subject_id, study_id, view, rows, columns (pixels by the metadata), official_split, path; study_date
         where the metadata have it.
     """
-    columns = ("dicom_id", "subject_id", "study_id", "ViewPosition", "Rows", "Columns")
-    metadata = read_table(release.metadata, columns, other_columns=("StudyDate",))
-    split = read_table(release.split, ("dicom_id", "study_id", "subject_id", "split"))
+    keys = ["dicom_id", "subject_id", "study_id"]
+    metadata = read_table(
+        release.metadata, (*keys, "ViewPosition", "Rows", "Columns"), other_columns=("StudyDate",)
+    )
+    split = read_table(release.split, (*keys, "split"))
     for file, frame in ((release.metadata, metadata), (release.split, split)):
-        require(frame, "dicom_id", matches(_DICOM_ID), "five groups of eight hex digits", file)
-        require(frame, "subject_id", matches(r"\d{8}"), "eight digits", file)
-        require(frame, "study_id", matches(r"\d{8}"), "eight digits", file)
-        require(frame, "dicom_id", once, "each image once", file)
+        is_right = frame["dicom_id"].str.fullmatch(_DICOM_ID) & ~frame["dicom_id"].duplicated()
+        require(frame["dicom_id"], is_right, "five groups of eight hex digits, each image once", file)
+        for column in ("subject_id", "study_id"):
+            require(frame[column], frame[column].str.fullmatch(_NUMBER), "eight digits", file)
     for column in ("Rows", "Columns"):
-        require(metadata, column, matches(r"[1-9]\d{0,5}"), "a number of pixels", release.metadata)
-    require(split, "split", lambda column: column.isin(SPLITS), " | ".join(SPLITS), release.split)
-    _require_same_images(metadata, split, release)
-    images = metadata.merge(split[["dicom_id", "split"]], on="dicom_id", validate="one_to_one")
+        is_right = metadata[column].str.fullmatch(r"[1-9]\d{0,5}")
+        require(metadata[column], is_right, "a number of pixels", release.metadata)
+    require(split["split"], split["split"].isin(SPLITS), " | ".join(SPLITS), release.split)
+    images = metadata.merge(split, on=keys, how="outer", indicator="place")
+    alone = images[images["place"] != "both"]
+    if len(alone):
+        raise ReleaseError(
+            f"{release.metadata.name} and {release.split.name}: expected the same images, patients and studies, found "
+            f"{len(alone):,} rows in one of them only (first: {alone['dicom_id'].iloc[0]}); take both from one download"
+        )
+    patients = images.groupby("study_id")["subject_id"].transform("nunique")
+    require(images["study_id"], patients == 1, "studies of one patient", release.metadata)
     patient, study = images["subject_id"], images["study_id"]
     images["path"] = (
         "files/p" + patient.str[:2] + "/p" + patient + "/s" + study + "/" + images["dicom_id"] + ".jpg"
@@ -103,24 +104,27 @@ def read_images(release: Release) -> pd.DataFrame:
     images = images.astype({"subject_id": "int64", "study_id": "int64", "Rows": "int64", "Columns": "int64"})
     names = {"ViewPosition": "view", "Rows": "rows", "Columns": "columns", "StudyDate": "study_date"}
     images = images.rename(columns={**names, "split": "official_split"})
-    images = images.sort_values(["subject_id", "study_id", "dicom_id"], ignore_index=True)
-    patients_of_study = images.groupby("study_id")["subject_id"].nunique()
-    if (patients_of_study > 1).any():
-        raise ReleaseError(
-            f"{release.metadata}: study {patients_of_study.idxmax()} belongs to several patients; the file is damaged"
-        )
-    return images
+    return images.sort_values(["subject_id", "study_id", "dicom_id"], ignore_index=True)
 
 
 def read_labels(release: Release) -> pd.DataFrame:
     """The 14 labels of each study: study_id and `CHEXPERT`, 1, 0, -1 (uncertain) or NaN (not mentioned)."""
-    frame = read_table(release.labels, ("study_id", *CHEXPERT))
-    require(frame, "study_id", matches(r"\d{8}"), "eight digits", release.labels)
-    require(frame, "study_id", once, "each study once", release.labels)
-    for finding in CHEXPERT:
-        require(frame, finding, lambda column: label_numbers(column) != math.inf, LABELS, release.labels)
-        frame[finding] = label_numbers(frame[finding])
-    return frame.astype({"study_id": "int64"})[["study_id", *CHEXPERT]]
+    frame = read_label_table(release.labels, "study_id", _NUMBER, "eight digits", CHEXPERT)
+    return frame.astype({"study_id": "int64"})
+
+
+def read_label_table(
+    file: Path, key: str, pattern: str, expected: str, findings: Iterable[str]
+) -> pd.DataFrame:
+    """A column `key`, each value once and as `expected`, and the labels of findings as numbers."""
+    frame = read_table(file, (key, *findings))
+    is_right = frame[key].str.fullmatch(pattern) & ~frame[key].duplicated()
+    require(frame[key], is_right, f"{expected}, each study once", file)
+    for finding in findings:
+        numbers = label_numbers(frame[finding])
+        require(frame[finding], numbers != math.inf, LABELS, file)
+        frame[finding] = numbers
+    return frame
 
 
 def read_ms_cxr(file: Path) -> pd.DataFrame:
@@ -160,21 +164,21 @@ def _ms_cxr_json(file: Path) -> pd.DataFrame:
         content = json.loads(file.read_text(encoding="utf-8"))
         images = {image["id"]: image for image in content["images"]}
         categories = {category["id"]: category["name"] for category in content["categories"]}
-        rows = [
-            (
-                f"annotation {box['id']} {Path(image['file_name']).stem}",
-                Path(image["file_name"]).stem,
-                image.get("path", ""),
-                image.get("subject_id", ""),
-                categories[box["category_id"]],
-                box["label_text"],
-                *_four(box["bbox"]),
-                image["width"],
-                image["height"],
+        rows = []
+        for box in content["annotations"]:
+            image, (x, y, w, h) = images[box["image_id"]], box["bbox"]
+            dicom_id = Path(image["file_name"]).stem
+            rows.append(
+                {
+                    "box_id": f"annotation {box['id']} {dicom_id}",
+                    "dicom_id": dicom_id,
+                    "path": image.get("path", ""),
+                    "subject_id": image.get("subject_id", ""),
+                    "category": categories[box["category_id"]],
+                    "phrase": box["label_text"],
+                    **dict(zip(_BOX, (x, y, w, h, image["width"], image["height"]), strict=True)),
+                }
             )
-            for box in content["annotations"]
-            for image in [images[box["image_id"]]]
-        ]
     # RecursionError: thousands of nested brackets; ValueError: not JSON or UTF-8, or a number of thousands of digits.
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         missing = "nothing named or numbered " if isinstance(error, KeyError) else ""
@@ -186,25 +190,11 @@ def _ms_cxr_json(file: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(columns))
 
 
-def _four(box: Any) -> list[Any]:
-    if not isinstance(box, list) or len(box) != 4:
-        raise TypeError(f"bbox is not a list of x, y, width, height but {box!r}"[:200])
-    return box
-
-
 def truth_files(folder: Path) -> list[Path]:
     """The files of the phantom's truth below a release, for real releases none."""
     truth = folder / "phantom_truth"
-    if not truth.is_dir():
-        return []
-    # The marker is the last file that the generator writes.
-    files = [truth / name for name in ("phantom.json", "sentences.csv", "classes.csv", "image_classes.csv")]
-    missing = [file.name for file in files if not file.is_file()]
-    if missing:
-        raise ReleaseError(
-            f"{truth} lacks {', '.join(missing)}: this phantom is unfinished; run its data_prep.phantom command again"
-        )
-    return files
+    names = ("phantom.json", "sentences.csv", "classes.csv", "image_classes.csv")
+    return [truth / name for name in names] if truth.is_dir() else []
 
 
 def phantom_rates(folder: Path) -> dict[str, Any]:
@@ -222,16 +212,14 @@ def read_truth(folder: Path) -> dict[str, pd.DataFrame] | None:
     Returns:
         "sentences" (text, class_id), "classes" (class_id, rho, sentence_share), "image_classes" (dicom_id, class_id).
     """
-    files = truth_files(folder)
-    if not files:
-        return None
     columns = {
         "sentences": {"text": "object", "class_id": "int64"},
         "classes": {"class_id": "int64", "rho": "float64", "sentence_share": "float64"},
         "image_classes": {"dicom_id": "object", "class_id": "int64"},
     }
-    tables = zip(files[1:], columns.items(), strict=True)
-    return {name: read_table(file, types).astype(types) for file, (name, types) in tables}
+    files = truth_files(folder)[1:]
+    found = {file.stem: read_table(file, columns[file.stem]).astype(columns[file.stem]) for file in files}
+    return found or None
 
 
 def file_hash(file: Path) -> str:
@@ -261,27 +249,27 @@ def is_placeholder(column: pd.Series) -> pd.Series:
     return column.str.strip(" .").str.fullmatch(PLACEHOLDER, case=False).astype(bool)
 
 
+def unpacked(file: Path, advice: str) -> bytes:
+    """Content of a file, packed by gzip or not; `advice` says what to do about a damaged one."""
+    try:
+        with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as stream:
+            return bytes(stream.read())
+    except (OSError, EOFError, zlib.error) as error:
+        raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
+
+
 @dataclass(frozen=True)
 class CsvFile:
-    """A CSV file with a header, packed by gzip or not; `advice` says what to do about a damaged one."""
+    """The text of a CSV file with a header; `advice` says what to do about a damaged one."""
 
     file: Path
-    advice: str = "download it again"
+    text: str
+    advice: str
     delimiter: str = ","
-    encoding: str = "utf-8-sig"
-
-    def text(self) -> str:
-        """The whole content."""
-        try:
-            unpacked = gzip.open if self.file.suffix == ".gz" else open
-            with unpacked(self.file, "rt", encoding=self.encoding, newline="") as stream:
-                return str(stream.read())
-        except (OSError, EOFError, zlib.error, UnicodeError) as error:
-            raise ReleaseError(f"{self.file} cannot be read ({error}); {self.advice}") from error
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
-        text = SEPARATOR_LINE.sub("", self.text(), count=1)
-        lines = csv.reader(io.StringIO(text, newline=""), delimiter=self.delimiter, strict=True)
+        text = io.StringIO(SEPARATOR_LINE.sub("", self.text, count=1), newline="")
+        lines = csv.reader(text, delimiter=self.delimiter, strict=True)
         first = 1
         try:
             for row in lines:
@@ -296,39 +284,34 @@ class CsvFile:
         return [name.strip() for name in next(self._lines(), (1, []))[1]]
 
     def read(
-        self, columns: Iterable[str], other_columns: Iterable[str] = (), wrong: list[str] | None = None
-    ) -> pd.DataFrame:
+        self, columns: Iterable[str], other_columns: Iterable[str] = ()
+    ) -> tuple[pd.DataFrame, list[str]]:
         """The columns as text ("" where empty), and those of the others that are there, by `ROW`.
 
-        Lines with too many or too few values are appended to `wrong`, with their numbers; without it they are an error.
+        Lines with too many or too few values are left out; they are returned as problems, with their numbers.
         """
-        file, advice, wanted = self.file, self.advice, [*columns]
-        lines = self._lines()
-        header = [name.strip() for name in next(lines, (1, []))[1]]
+        file, advice, wanted, header = self.file, self.advice, [*columns], self.header()
         if missing := [column for column in wanted if column not in header]:
             raise ReleaseError(
                 f"{file} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
                 f"found {', '.join(header) or 'an empty file'}"
             )
-        wanted += [column for column in other_columns if column in header and column not in wanted]
+        wanted += [column for column in other_columns if column in header]
         if twice := [column for column in wanted if header.count(column) > 1]:
             raise ReleaseError(f"{file} has the column {twice[0]} twice; {advice}")
         places = [header.index(column) for column in wanted]
         rows, unequal = {}, []
         # A blank line, or an empty row of a spreadsheet, is not a row. One of another length would be shifted, or lose
         # its end.
-        for number, (line, row) in enumerate(lines, start=2):
-            if any(row) and len(row) == len(header):
+        for number, (line, row) in enumerate(self._lines(), start=1):
+            if number > 1 and any(row) and len(row) == len(header):
                 rows[number] = [row[place].strip() for place in places]
-            elif any(row):
+            elif number > 1 and any(row):
                 unequal.append(f"line {line}: {len(row)} values for {len(header)} columns")
-        if wrong is not None:
-            wrong += unequal
-        elif unequal:
-            raise ReleaseError(f"{file}, {unequal_lines(unequal)}; {advice}")
         if not rows:
             raise ReleaseError(f"{file} holds no row; {advice}")
-        return pd.DataFrame.from_dict(rows, orient="index", columns=wanted, dtype=str).rename_axis(ROW)
+        table = pd.DataFrame.from_dict(rows, orient="index", columns=wanted, dtype=str)
+        return table.rename_axis(ROW), unequal
 
 
 def unequal_lines(lines: Sequence[str]) -> str:
@@ -338,7 +321,15 @@ def unequal_lines(lines: Sequence[str]) -> str:
 
 def read_table(file: Path, columns: Iterable[str], other_columns: Iterable[str] = ()) -> pd.DataFrame:
     """`CsvFile.read` of a downloaded file in UTF-8."""
-    return CsvFile(file).read(columns, other_columns).reset_index(drop=True)
+    advice = "download it again"
+    try:
+        text = unpacked(file, advice).decode("utf-8-sig")
+    except UnicodeError as error:
+        raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
+    table, unequal = CsvFile(file, text, advice).read(columns, other_columns)
+    if unequal:
+        raise ReleaseError(f"{file}, {unequal_lines(unequal)}; {advice}")
+    return table.reset_index(drop=True)
 
 
 LABELS = "1, 0, -1 or empty"
@@ -350,29 +341,11 @@ def label_numbers(column: pd.Series) -> pd.Series:
     return known.mask(known.isna() & (column != ""), math.inf)
 
 
-def matches(pattern: str) -> Callable[[pd.Series], pd.Series]:
-    """Condition for `require`: each whole value matches a regular expression."""
-    return lambda column: column.str.fullmatch(pattern)
-
-
-def once(column: pd.Series) -> pd.Series:
-    """Condition for `require`: no value is there twice."""
-    return ~column.duplicated()
-
-
-def require(
-    frame: pd.DataFrame,
-    column: str,
-    holds: Callable[[pd.Series], pd.Series],
-    expected: str,
-    file: Path,
-) -> None:
+def require(column: pd.Series, is_right: pd.Series, expected: str, file: Path) -> None:
     """Check every value of a column."""
-    right = holds(frame[column]).astype(bool)
-    if not right.all():
-        raise ReleaseError(
-            f"{file}, {wrong_values(frame[column], ~right, expected)}; download the file again"
-        )
+    is_wrong = ~is_right.astype(bool)
+    if is_wrong.any():
+        raise ReleaseError(f"{file}, {wrong_values(column, is_wrong, expected)}; download the file again")
 
 
 def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:
@@ -388,31 +361,13 @@ def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:
 def _row_numbers(rows: pd.Series) -> str:
     if rows.index.name != ROW:
         return ""
-    numbers = ", ".join(map(str, rows.index[:SHOWN]))
-    return f" in row{'s' * (len(rows) > 1)} {numbers}{', ...' if len(rows) > SHOWN else ''}"
+    return f" in row{'s' * (len(rows) > 1)} {_first([*map(str, rows.index)])}"
 
 
 def and_others(others: Sequence[str]) -> str:
     """End of a message behind the first case: the number of further cases, and some of them; "" for none."""
-    if not others:
-        return ""
-    some = ", ".join(case[:100] for case in others[:SHOWN])
-    return f", and {len(others):,} more: {some}{', ...' if len(others) > SHOWN else ''}"
+    return f", and {len(others):,} more: {_first(others)}" if others else ""
 
 
-def _require_same_images(metadata: pd.DataFrame, split: pd.DataFrame, release: Release) -> None:
-    both = metadata.merge(split, on="dicom_id", how="outer", suffixes=("", "_split"), indicator=True)
-    alone = both[both["_merge"] != "both"]
-    if len(alone):
-        lacking = release.split if alone["_merge"].iloc[0] == "left_only" else release.metadata
-        raise ReleaseError(
-            f"{release.metadata.name} and {release.split.name} list different images: {len(alone):,} are in one of "
-            f"them only (first: {alone['dicom_id'].iloc[0]}, not in {lacking.name}); take both from one download"
-        )
-    differs = (both["subject_id"] != both["subject_id_split"]) | (both["study_id"] != both["study_id_split"])
-    if differs.any():
-        raise ReleaseError(
-            f"{release.metadata.name} and {release.split.name} disagree about patient or study of "
-            f"{int(differs.sum()):,} images (first: {both.loc[differs, 'dicom_id'].iloc[0]}); take both from one "
-            "download"
-        )
+def _first(words: Sequence[str]) -> str:
+    return ", ".join([*words[:SHOWN], *["..."] * (len(words) > SHOWN)])

@@ -84,12 +84,8 @@ class Settings(preparation.Settings):
 class TableCheck:
     """Problems of a table, which one error lists, and the rows that it leaves out.
 
-    Attributes:
-        file: for messages.
-        drop_bad_rows: bad rows are rejects and no problems; None where the command has no such option.
-        columns: content -> name of its column in the file, where it differs.
-        problems: that end the preparation.
-        rejects: a row of rejects.csv for each row that was left out.
+    With `drop_bad_rows` bad rows are rejects and not problems; it is None where the command has no such option.
+    `columns` has the names of columns in the file by their content, where they differ.
     """
 
     file: Path
@@ -226,10 +222,7 @@ def _splits(rows: pd.DataFrame, settings: Settings, file: Path) -> pd.Series:
 
 
 def draw_split(patients: pd.Series, shares: Sequence[float], seed: int) -> pd.Series:
-    """Draw train, validate or test for each patient, by a hash of seed and name.
-
-    A patient's split depends on nothing else: it stays when the table grows.
-    """
+    """Draw train, validate or test for each patient, by a hash of seed and name: it stays when the table grows."""
     bounds = (shares[0], shares[0] + shares[1])
 
     def draw(name: str) -> str:
@@ -240,11 +233,7 @@ def draw_split(patients: pd.Series, shares: Sequence[float], seed: int) -> pd.Se
 
 
 def _numbers(names: pd.Series, kind: str) -> tuple[pd.Series, pd.DataFrame]:
-    """Names as whole numbers: themselves if all are such, else counted from 1 in the order of the names.
-
-    Returns:
-        the numbers; and the table of `IDENTIFIERS`, empty where the names are numbers.
-    """
+    """Names as whole numbers (themselves if all are such, else their places), and the table of `IDENTIFIERS`."""
     distinct = sorted(set(names))
     if all(re.fullmatch(r"0|[1-9][0-9]{0,17}", name) for name in distinct):
         return names.astype("int64"), pd.DataFrame(columns=["kind", "name", "number"])

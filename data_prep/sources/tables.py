@@ -1,7 +1,4 @@
-"""The tables of a prepared set, from the tables of a release: pure functions, no files.
-
-Only `decide_use` decides about the use of each image.
-"""
+"""The tables of a prepared set, from the tables of a release: pure functions, no files."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_prep.sources.releases import FRONTAL_VIEWS, ReleaseError, and_others
+from data_prep.sources.releases import FRONTAL_VIEWS, ReleaseError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import SEXES, columns_of, labelled_findings
 from medclip_dcl.data.table_checks import USES
@@ -32,16 +29,16 @@ OF_ITS_IMAGE = "its image "
 
 
 def select_boxes(
-    boxes: pd.DataFrame, release_images: pd.DataFrame, images: pd.DataFrame, resized: str | None = None
+    boxes: pd.DataFrame, images: pd.DataFrame, resized: str | None
 ) -> tuple[pd.DataFrame, list[Reject], int]:
     """Boxes that lie on usable frontal images, clipped to them, and a reject for each of the others.
 
-    `release_images` are all images with their views, `images` the prepared ones with height and width of the source's
-    files in pixels. A box on a resized copy is scaled with it, if the copy kept the proportions up to a pixel or
-    `resized` says how it got others. The boxes keep the file's order, except that those of one phrase are adjacent.
-    Returns the number of boxes that were scaled as well.
+    `boxes` have the views of their images, NaN for one that is not in the release; `images` are the prepared ones, with
+    height and width of the source's files in pixels. A box on a resized copy is scaled with it, if the copy kept the
+    proportions up to a pixel or `resized` says how it got others. The boxes keep the file's order, except that those of
+    one phrase are adjacent. Returns the number of boxes that were scaled as well.
     """
-    view = boxes["dicom_id"].map(release_images.set_index("dicom_id")["view"])
+    view = boxes["view"]
     found = boxes.merge(images[["dicom_id", "height", "width"]], on="dicom_id", how="left").set_axis(
         boxes.index
     )
@@ -102,22 +99,6 @@ def decide_use(
     return use.rename("use")
 
 
-def require_disjoint_patients(images: pd.DataFrame) -> None:
-    """Check that no patient has two uses, except test beside grounding."""
-    used = images[images["use"] != "excluded"]
-    purpose = used["use"].replace("grounding", "test")
-    purposes = purpose.groupby(used["subject_id"]).agg(lambda column: " and ".join(sorted(set(column))))
-    # Grounding beside validate cannot come from the official split either, but only from a patient in two splits.
-    mixed = purposes[purposes.str.contains(" and ")]
-    if len(mixed):
-        others = and_others([str(patient) for patient in mixed.index[1:]])
-        raise ReleaseError(
-            f"{len(mixed):,} of {len(purposes):,} patients are both in training and in evaluation, or in two "
-            f"parts of the evaluation (first: patient {mixed.index[0]}, in {mixed.iloc[0]}){others}; the official "
-            "split keeps patients apart, so the split table is damaged: download it again"
-        )
-
-
 def study_labels(images: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """One row of labels for each study of the images, empty where the release has none; and how many are empty so."""
     studies = pd.DataFrame({"study_id": sorted(set(images["study_id"]))}, dtype="int64")
@@ -128,11 +109,7 @@ def study_labels(images: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFra
 def sentence_tables(
     sentences: Mapping[int, Sequence[tuple[str, str]]],
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The tables "sentences" and "reports" from study_id -> (section, sentence) in the report's order.
-
-    Sentences are numbered from 0 in the order of their text, so that the numbers depend on nothing but the set of
-    sentences; positions count from 0 through all sections of a report.
-    """
+    """The tables "sentences", numbered by their text, and "reports" from study_id -> (section, sentence) in order."""
     rows = [
         (study_id, section, position, text)
         for study_id in sorted(sentences)
@@ -151,10 +128,7 @@ def sentence_tables(
 def class_tables(
     truth: Mapping[str, pd.DataFrame], sentences: pd.DataFrame, images: pd.DataFrame
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The phantom's truth, by the numbers of this set: tables "classes" and "image_classes".
-
-    `truth` is that of `releases.read_truth`; a sentence of the set, or its class, that it does not know is an error.
-    """
+    """The phantom's truth, by the numbers of this set: tables "classes" and "image_classes"."""
     known = truth["sentences"].drop_duplicates()
     classes = sentences.merge(known, on="text", how="left").merge(truth["classes"], on="class_id", how="left")
     unknown = classes[classes["rho"].isna()]
@@ -177,15 +151,16 @@ def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     people = written.get("studies", images)
     cases = written["cases"].groupby(["use", "finding", "label"]).size()
     findings = dict.fromkeys([*CHEX5, *labelled_findings(written["labels"])])
-    text_only = {}
-    if "studies" in written:
-        text_only["studies_by_use"] = {use: int((people["use"] == use).sum()) for use in USES}
+    studies_by_use, images_by_use = (
+        {use: int((frame["use"] == use).sum()) for use in USES} for frame in (people, images)
+    )
     return {
-        **text_only,
+        **({"studies_by_use": studies_by_use} if "studies" in written else {}),
         "images": len(images),
-        "images_by_use": {use: int((images["use"] == use).sum()) for use in USES},
+        "images_by_use": images_by_use,
         "patients": int(people["subject_id"].nunique()),
-        **_people(images),
+        **({"images_by_sex": {s: int((images["sex"] == s).sum()) for s in SEXES}} if "sex" in images else {}),
+        **({"images_without_age": int(images["age"].isna().sum())} if "age" in images else {}),
         "patients_grounding": int(images.loc[images["use"] == "grounding", "subject_id"].nunique()),
         "studies": int(people["study_id"].nunique()),
         "reports": int(reports["study_id"].nunique()),
@@ -206,16 +181,6 @@ def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
             for use in ("validate", "test")
         },
     }
-
-
-def _people(images: pd.DataFrame) -> dict[str, Any]:
-    """Images of each sex, and those whose patient's age is not known, as far as the set has these columns."""
-    found: dict[str, Any] = {}
-    if "sex" in images:
-        found["images_by_sex"] = {sex: int((images["sex"] == sex).sum()) for sex in SEXES}
-    if "age" in images:
-        found["images_without_age"] = int(images["age"].isna().sum())
-    return found
 
 
 def typed(frame: pd.DataFrame, table: str) -> pd.DataFrame:

@@ -38,14 +38,10 @@ _BLOCK = 4096
 
 
 class Report(NamedTuple):
-    """The report of a study: its possible files, or its text.
+    """The report of a study: its possible files, of which the first that exists is read, or its text.
 
-    Attributes:
-        study_id: the release's number.
-        files: possible places of its file; the first that exists is read.
-        content: bytes of its text, used if none of the files exists.
-        sections: of a source that is not MIMIC-CXR, see `own_sections`; then there is neither file nor content.
-        reason: why its content cannot be read.
+    `content` is used if none of the files exists; `reason` says why it cannot be read. Reports of other sources than
+    MIMIC-CXR have `sections` instead, see `own_sections`.
     """
 
     study_id: int
@@ -58,8 +54,8 @@ class Report(NamedTuple):
 class Passages(NamedTuple):
     """The passages of a report as (section, passage) in order, or why it cannot be used.
 
-    `is_unreadable`: there is no text to read. `has_others`: there are findings or an impression, but not the chosen
-    sections. `taken`: the sections that were taken, and their shape (lines, words); of MIMIC-CXR ("", "").
+    `has_others`: there are findings or an impression, but not the chosen sections. `taken`: the sections that were
+    taken, and their shape (lines, words); of MIMIC-CXR ("", "").
     """
 
     found: tuple[tuple[str, str], ...] = ()
@@ -71,14 +67,10 @@ class Passages(NamedTuple):
 
 @dataclass
 class Sentences:
-    """The sentences of all reports.
+    """The sentences of all reports, (section, sentence) in order, by study; or why it has none.
 
-    Attributes:
-        of_study: study_id -> (section, sentence) in order; only studies that have any.
-        reasons: study_id -> why it has none.
-        unusable: studies whose report is missing, unreadable or empty (the others lack the chosen sections only).
-        without_letter: number of sentences dropped because they hold no letter.
-        taken: sections that were taken -> number of reports, and the shape of one; empty for MIMIC-CXR.
+    `unusable`: studies whose report is missing, unreadable or empty; the others lack the chosen sections only.
+    `taken`: sections that were taken -> number of reports, and the shape of one; empty for MIMIC-CXR.
     """
 
     of_study: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
@@ -88,81 +80,44 @@ class Sentences:
     taken: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
-class Study(NamedTuple):
-    """Numbers of a study of MIMIC-CXR."""
-
-    study_id: int
-    subject_id: int
-
-    @property
-    def report(self) -> str:
-        """Path of the report below the folder ``files``."""
-        return f"p{self.subject_id // 1_000_000}/p{self.subject_id}/s{self.study_id}.txt"
-
-
-@dataclass(frozen=True)
-class ReportPlaces:
-    """Folders of ``pXX/pXXXXXXXX/sXXXXXXXX.txt``, of which the first that has a report is used, and `ARCHIVE`."""
-
-    folders: tuple[Path, ...]
-    archive: Path | None = None
-
-    def __str__(self) -> str:
-        return ", ".join(str(place) for place in (*self.folders, self.archive) if place is not None)
-
-
-_EXPECTED = (
-    f"--reports expects the folder that holds files/pXX/pXXXXXXXX/sXXXXXXXX.txt of MIMIC-CXR, or {ARCHIVE}"
-)
-
-
-def report_places(source: Path, reports: Path | None) -> ReportPlaces:
-    """Folders and archive in which reports are looked for.
+def report_places(source: Path, reports: Path | None) -> list[Path]:
+    """Folders of ``pXX/pXXXXXXXX/sXXXXXXXX.txt``, of which the first that has a report is used, and `ARCHIVE`.
 
     `reports` is a folder in either layout, the folder ``files`` itself, or the archive; None takes the source's.
     """
-    folders: tuple[Path, ...] = ()
-    if reports is None:
-        folders = (source / "mimic-cxr-reports" / "files", source / "files")
-        archive = source / ARCHIVE
-    elif reports.is_file():
-        archive = reports
-    elif reports.is_dir():
-        folders = (reports / "mimic-cxr-reports" / "files", reports / "files", reports)
-        archive = reports / ARCHIVE
-    else:
-        raise ReleaseError(f"--reports {reports} is neither a folder nor a file; {_EXPECTED}")
-    if not archive.is_file():
-        return ReportPlaces(folders)
-    if not zipfile.is_zipfile(archive):
-        raise ReleaseError(f"{archive} is not a zip archive, or was not downloaded whole; {_EXPECTED}")
-    return ReportPlaces(folders, archive)
+    if reports is not None and reports.is_file():
+        return [reports]
+    folder = reports or source
+    folders = [folder / "mimic-cxr-reports" / "files", folder / "files", *([reports] if reports else [])]
+    return [*folders, *(place for place in [folder / ARCHIVE] if place.is_file())]
 
 
-def find_reports(studies: Sequence[Study], places: ReportPlaces) -> Iterator[Report]:
-    """The reports of the studies, in their order."""
-    with_files = (
-        Report(study.study_id, tuple(folder / study.report for folder in places.folders)) for study in studies
-    )
-    if places.archive is None:
+def find_reports(paths: Mapping[int, str], places: Sequence[Path]) -> Iterator[Report]:
+    """The reports of studies, in their order, from their paths below the folder ``files``."""
+    archives = [place for place in places if place.is_file()]
+    folders = [place for place in places if place not in archives]
+    with_files = (Report(study, tuple(folder / path for folder in folders)) for study, path in paths.items())
+    if not archives:
         yield from with_files
         return
     try:
-        with zipfile.ZipFile(places.archive) as archive:
+        with zipfile.ZipFile(archives[0]) as archive:
             # Any folders may stand before ``files`` in the archive.
             members = {"/".join(n.split("/")[-3:]): n for n in archive.namelist() if n.endswith(".txt")}
-            for study, report in zip(studies, with_files, strict=True):
-                yield _with_content(report, archive, members.get(study.report))
+            for report in with_files:
+                yield _with_content(report, archive, members.get(paths[report.study_id]))
     except _DAMAGED_ZIP as error:
-        raise ReleaseError(f"{places.archive} cannot be read ({error}); download it again") from error
+        raise ReleaseError(f"{archives[0]} cannot be read ({error}); download it again") from error
 
 
-def no_reports(studies: Sequence[Study], places: ReportPlaces) -> str:
+def no_reports(paths: Mapping[int, str], places: Sequence[Path]) -> str:
     """Error message if no report was found."""
+    first, others = next(iter(paths.values())), len(paths) - 1
     return (
-        f"no report was found: {studies[0].report} and the reports of the other {len(studies) - 1:,} studies are "
-        f"in none of {places}; MIMIC-CXR-JPG comes without reports: download {ARCHIVE} of MIMIC-CXR and put it into "
-        f"the source (packed or unpacked), or say where it is: {_EXPECTED}"
+        f"no report was found: {first} and the reports of the other {others:,} studies are "
+        f"in none of {', '.join(map(str, places))}; MIMIC-CXR-JPG comes without reports: download {ARCHIVE} of "
+        "MIMIC-CXR and put it into the source (packed or unpacked), or name it, or the folder that holds "
+        "files/pXX/pXXXXXXXX/sXXXXXXXX.txt, by --reports"
     )
 
 
@@ -181,10 +136,7 @@ def _with_content(report: Report, archive: zipfile.ZipFile, member: str | None) 
 def read_sentences(
     reports: Iterable[Report], total: int, wanted: Sequence[str], pool: Executor | None, nowhere: str
 ) -> Sentences:
-    """Read the reports, choose their sections and cut them into sentences; each distinct passage is cut once.
-
-    `total` is the number of reports, `nowhere` the error message if none can be read.
-    """
+    """Sentences of the wanted sections of `total` reports; `nowhere` is said if none can be read."""
     read = partial(read_passages, wanted=tuple(wanted))
     results = progress(_in_blocks(read, iter(reports), pool), total, "reports", "reports")
     texts = dict(results)

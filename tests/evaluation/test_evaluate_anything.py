@@ -191,7 +191,7 @@ def test_the_converter_overwrites_nothing_else(exported, small_bert, tmp_path):
     (with_card / "README.md").write_text("card of another model")
     weights = tmp_path / "image.pt"
     for options, message in (
-        ((weights, small_bert, tmp_path / "new"), r"nothing at .*image.pt \(--image_weights\)"),
+        ((weights, small_bert, tmp_path / "new"), r"no file .*image.pt"),
         ((weights, small_bert, tmp_path / "notes"), "exists and is not an exported model"),
         ((weights, small_bert, small_bert), "exists and is not an exported model"),
         ((weights, small_bert, with_card), "exists and is not an exported model of BioViL"),

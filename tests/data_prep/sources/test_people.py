@@ -79,8 +79,11 @@ def test_without_study_dates_there_is_no_age(tmp_path):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"subject_id": ["10000001"] * 6}, "expected each patient once, found '10000001'"),
-        ({"subject_id": ["1", "2", "3", "4", "5", "6"]}, "expected eight digits, found '1'"),
+        ({"subject_id": ["10000001"] * 6}, "eight digits, each patient once, found '10000001'"),
+        (
+            {"subject_id": ["1", "2", "3", "4", "5", "6"]},
+            "expected eight digits, each patient once, found '1'",
+        ),
         ({"subject_id": [f"2000000{i}" for i in range(6)]}, "none of 6 patients of the images is in it"),
     ],
 )

@@ -28,14 +28,6 @@ class Agreement(NamedTuple):
     labelled: int
 
     @property
-    def precision(self) -> float:
-        return self.both / self.found if self.found else 1.0
-
-    @property
-    def recall(self) -> float:
-        return self.both / self.labelled if self.labelled else 1.0
-
-    @property
     def f1(self) -> float:
         """2 both / (found + labelled); 1 where there is no boundary at all."""
         every = self.found + self.labelled
@@ -67,11 +59,6 @@ def boundary_agreement(texts: Iterable[tuple[str, Spans, Spans]]) -> Agreement:
         ours, true = boundaries(text, found, labelled), boundaries(text, labelled, labelled)
         both, n_found, n_labelled = both + len(ours & true), n_found + len(ours), n_labelled + len(true)
     return Agreement(both, n_found, n_labelled)
-
-
-def boundary_f1(texts: Iterable[tuple[str, Spans, Spans]]) -> float:
-    """F1 of the boundaries of (text, found sentences, labelled sentences), over all of them together (micro)."""
-    return boundary_agreement(texts).f1
 
 
 def locate(text: str, sentences: Sequence[str]) -> list[tuple[int, int]]:
