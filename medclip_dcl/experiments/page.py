@@ -17,7 +17,6 @@ from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import NOTHING
 
 REPORT_FILE, TABLES_FILE = "report.html", "tables.md"
-_MOST_FAILURES = 20
 
 
 def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
@@ -50,8 +49,7 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
             ("hours of fit and test", f"{seconds / 3600:.1f}"),
         ],
         "notes": _notes(runs, len(cells) - n_done),
-        "failures": failures[:_MOST_FAILURES]
-        + [f"and {len(failures) - _MOST_FAILURES} more"] * (len(failures) > _MOST_FAILURES),
+        "failures": failures,
         "method": _method(experiment),
         "pairs": experiment.pairs,
         "tables": tables(experiment, table),
@@ -77,7 +75,7 @@ def _method(experiment: Experiment) -> str:
             f"p ≤ {ALPHA} by the paired t test, adjusted by Holm's method for all differences of their "
             "outcome; outcomes are not adjusted for one another."
         )
-    if experiment.has_patients:
+    if experiment.patients:
         text += (
             f" In round brackets, 95% percentile intervals over {N_DRAWS:,} bootstrap draws of the tested patients, of "
             f"the same number{f', the mean over {experiment.pairs}' if experiment.pairs else ''}: they do not say how "

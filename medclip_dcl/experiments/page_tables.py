@@ -15,13 +15,17 @@ from medclip_dcl.experiments.patients import over_patients
 from medclip_dcl.report.statistics import ALPHA, means, paired_differences
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table
 
-_MOST_CHOICES = 15
+_MAX_CHOICES = 15
 _ONLY = Level("", "", ())
 
 
 def tables(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
     """The choice of a search, the declared tables, and one for each outcome; none where nothing is finished."""
-    return [] if table.empty else [*_choice(experiment, table), *_tables(experiment, table)]
+    if table.empty:
+        return []
+    ranked = {level: ranking(experiment, rows) for level, rows in choices(experiment, table).items()}
+    chosen = [_choice(experiment, found, level) for level, found in ranked.items() if len(found)]
+    return [*chosen, *_tables(experiment, table)]
 
 
 class _Numbers(NamedTuple):
@@ -35,7 +39,7 @@ def _numbers(experiment: Experiment, table: pd.DataFrame) -> dict[str, _Numbers]
     """Outcome -> its numbers, with intervals over patients where the experiment asks for them."""
     compared, pairs, groups = experiment.compared, experiment.pairs, experiment.groups
     keys = [*groups, *([compared] if compared else [])]
-    over = over_patients(experiment, table) if experiment.has_patients else None
+    over = over_patients(experiment, table) if experiment.patients else None
     found = {}
     for name in experiment.outcomes:
         rows = table[table["outcome"] == name]
@@ -133,38 +137,25 @@ def _table(
     return Table(title, columns, shown, note=_note(differences, n_pairs) if is_of_one else "")
 
 
-def _choice(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
-    """The best combinations of levels, with their paired differences from the best: a table for each choice."""
-    if experiment.choice is None:
-        return []
-    found = [_choice_at(experiment, rows, level) for level, rows in choices(experiment, table).items()]
-    return [one for one in found if one is not None]
-
-
-def _choice_at(experiment: Experiment, table: pd.DataFrame, level: str) -> Table | None:
-    outcome, ranked = experiment.outcomes[str(experiment.choice)], ranking(experiment, table)
+def _choice(experiment: Experiment, ranked: pd.DataFrame, level: str) -> Table:
+    """The best combinations of levels, with their paired differences from the best."""
+    outcome = experiment.outcomes[experiment.choice]
     n_pairs = len(experiment.axes[experiment.pairs]) if experiment.pairs else 1
     rows = []
-    for one in _records(ranked.head(_MOST_CHOICES)):
+    for one in _records(ranked.head(_MAX_CHOICES)):
         cells = [_cell(one, outcome, n_pairs)]
-        if "difference" in one:
-            ends = {"mean": one["difference"], "low": one["difference_low"], "high": one["difference_high"]}
-            if pd.isna(one["difference"]):
-                cells.append(Cell(NOTHING))
-            else:
-                n = int(one["difference_n"])
-                cells.append(_cell(ends | {"n": n, "p_holm": 1.0}, outcome, n_pairs))
+        if "mean_difference" in one:
+            difference = {x: one[f"{x}_difference"] for x in ("mean", "low", "high")} | {"p_holm": 1.0}
+            n = one["n_difference"]  # none of the first
+            cells += [Cell(NOTHING) if pd.isna(n) else _cell({**difference, "n": int(n)}, outcome, n_pairs)]
         rows.append(Row(str(one[COMBINATION]), "plain", cells))
-    if not rows:
-        return None
-    headings = ["mean", "minus the first"][: len(rows[0].cells)]
+    headings = [Column(x) for x in ("mean", "minus the first")[: len(rows[0].cells)]]
     note = (
         f"The best {len(rows)} of {len(ranked)}. The first was chosen for its number, which is therefore too good; "
         "what it is worth is seen on other cases."
     )
     where = f" at {experiment.choice_axis} {level}" if level else ""
-    title = f"Choice by {_title(experiment, str(experiment.choice))}{where}"
-    return Table(title, [Column(x) for x in headings], rows, note)
+    return Table(f"Choice by {_title(experiment, experiment.choice)}{where}", headings, rows, note)
 
 
 def _title(experiment: Experiment, name: str) -> str:

@@ -107,7 +107,7 @@ def test_differences_from_the_best_are_paired(search):
     table = results_table(experiment)
     found = ranking(experiment, table)
     assert found["levels"].tolist()[0] == BEST
-    assert found["difference"].tolist()[1:] == pytest.approx([-0.01, -0.02, -0.03])
+    assert found["mean_difference"].tolist()[1:] == pytest.approx([-0.01, -0.02, -0.03])
     page = text_of(write_report(experiment, table))
     assert f"Choice by AUC ↑ mean minus the first {BEST} 0.630" in page and "too good" in page
 
@@ -136,6 +136,6 @@ def test_differences_of_an_unfinished_search_say_their_pairs(search):
     missing = next(x for x in experiment.cells() if x.levels["noise"] == "0.1" and x.levels["seed"] == "1")
     (missing.folder / "fit.json").unlink()
     table = results_table(experiment)
-    found = ranking(experiment, table).set_index("levels")["difference_n"]
+    found = ranking(experiment, table).set_index("levels")["n_difference"]
     assert sorted(found.dropna()) == [2, 3, 3]
     assert text_of(write_report(experiment, table)).count("n = 2") >= 2

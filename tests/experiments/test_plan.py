@@ -57,162 +57,72 @@ def axes(**changes):
     return {"axes": {name: axis for name, axis in (plain | changes).items() if axis is not None}}
 
 
-MISTAKES = {
-    "unknown key": ({"figure": []}, "figure: there is no such key; did you mean figures?"),
-    "no axes": ({"axes": None}, "axes is missing"),
-    "empty axes": ({"axes": {}}, "axes is missing"),
-    "keys of one text": (axes(rate={"levels": {1: {}, "1": {}}}), "two keys are the same text: 1, '1'"),
-    "axis in braces": (
-        {"settings": {"trainer.default_root_dir": "a/{noize}"}},
-        "there is no axis noize; did you mean noise?",
-    ),
-    "values beside levels": (
-        axes(rate={"levels": {"slow": {}}, "values": [1]}),
-        "axes.rate: expected set and values, or",
-    ),
-    "logarithm of a name": (
-        {"figures": [LINES | {"log": True, "x": "rate"}]},
-        "a logarithmic axis needs numbers above 0",
-    ),
-    "unknown command": (
-        {"commands": ["fit", "tets"]},
-        "commands.1: expected fit, validate, test, predict, found tets; did you mean test?",
-    ),
-    "pairs": ({"pairs": "seeds"}, "pairs: there is no axis seeds; did you mean seed?"),
-    "compared axis": ({"compare": {"axis": "x", "reference": 0}}, "compare.axis: there is no axis x"),
-    "reference": (
-        {"compare": {"axis": "rate", "reference": "CL"}},
-        "compare.reference: there is no level CL (there are: slow, fast)",
-    ),
-    "paired and compared": (
-        {"compare": {"axis": "seed", "reference": 0}},
-        "seed is both paired and compared",
-    ),
-    "empty axis": (axes(seed=SEED | {"values": []}), "axes.seed: expected set and values, or levels"),
-    "duplicate level": (
-        axes(seed=SEED | {"values": [1, 2, 1]}),
-        "axes.seed: the level '1' cannot name a folder of its own",
-    ),
-    "folder's name": (axes(seed=SEED | {"values": ["a/b"]}), "the level 'a/b' cannot name a folder"),
-    "neither levels nor set": (axes(seed={"values": [1]}), "axes.seed: expected set and values, or levels"),
-    "two owners": (axes(order=SEED), "the axes seed and order both set seed_everything"),
-    "key of a level": (
-        axes(rate={"levels": {"slow": {"setting": {}}}}),
-        "axes.rate.levels.slow.setting: there is no such key; did you mean settings?",
-    ),
-    "outcome's key": (
-        {"outcomes": {"error": {"path": "a", "unit": "%"}}},
-        "outcomes.error.unit: there is no such key",
-    ),
-    "outcome without test": ({"commands": ["fit"]}, "outcomes are read from results.json"),
-    "checkpoints": ({"checkpoints": "none"}, "checkpoints: expected keep, delete, found none"),
-    "figure's kind": (
-        {"figures": [LINES | {"kind": "line"}]},
-        "figures.0.kind: expected lines, differences, map, found line; did you mean lines?",
-    ),
-    "figure's key": ({"figures": [LINES | {"z": 1}]}, "figures.0.z: there is no such key"),
-    "figure's axis": (
-        {"figures": [LINES | {"x": "nois"}]},
-        "there is no axis nois; did you mean noise?",
-    ),
-    "figure's outcome": (
-        {"figures": [LINES | {"y": "eror"}]},
-        "there is no outcome eror; did you mean error?",
-    ),
-    "figure's level": ({"figures": [LINES | {"where": {"noise": 3}}]}, "where.noise: there is no level 3"),
-    "mixed levels": (
-        {"figures": [{"kind": "lines", "name": "a", "x": {"label": "x", "outcomes": {"error": 1}}}]},
-        "figures.0.where: choose a level of noise",
-    ),
-    "name of a column": (
-        {"axes": {"epochs": {"set": "trainer.max_epochs", "values": [1]}}, "pairs": None, "compare": None},
-        "axes.epochs: the name of an axis is part",
-    ),
-    "axis that sets nothing": (
-        axes(seed={"set": None, "values": 2}),
-        "axes.seed.set: expected str or list, found None",
-    ),
-    "list of axes": ({"pairs": ["seed"]}, "pairs: expected str or null, found ['seed']"),
-    "number that no evaluation writes": (
-        {"outcomes": {"error": {"path": ["tiny/error", "grounding/cnr_singed"]}}},
-        "outcomes.error: no evaluation writes grounding/cnr_singed; did you mean grounding/cnr_signed?",
-    ),
-    "section that no evaluation writes": (
-        {"outcomes": {"error": "clasification/by_finding/Edema/auc"}},
-        "no evaluation writes clasification/by_finding/Edema/auc; did you mean classification/by_finding/*/auc?",
-    ),
-    "number of the validation": ({"outcomes": {"error": "validate/acu"}}, "did you mean validate/auc?"),
-    "list of outcomes": ({"outcomes": ["tiny/error"]}, "outcomes: expected keys with values"),
-    "outcome's digits": (
-        {"outcomes": {"error": {"path": "a", "digits": "two"}}},
-        "outcomes.error.digits: expected int, found 'two'",
-    ),
-    "outcome's direction": (
-        {"outcomes": {"error": {"path": "a", "higher_is_better": "no"}}},
-        "outcomes.error.higher_is_better: expected bool or null, found 'no'",
-    ),
-    "figure's where": (
-        {"figures": [LINES | {"where": "noise"}]},
-        "figures.0.where: expected keys with values",
-    ),
-    "outcomes as x without a label": (
-        {"figures": [LINES | {"x": {"outcomes": {"error": 1}}, "where": {"noise": 1}}]},
-        "figures.0.x.label is missing",
-    ),
-    "both kinds of outcomes": (
-        {"outcomes": {"error": {"path": ["tiny/error", "validate/loss"]}}},
-        "error.path: expected paths of the test, or of the validation",
-    ),
-    "choice": ({"choose": "eror"}, "choose: there is no outcome eror; did you mean error?"),
-    "choice without direction": ({"choose": "error"}, "choose: error needs higher_is_better"),
-    "choice by the test": (
-        {"choose": "error", "outcomes": {"error": {"path": "tiny/error", "higher_is_better": False}}},
-        "choose: error is an outcome of the test, whose patients must not decide",
-    ),
-    "patients": ({"patients": "yes"}, "patients: expected bool, found 'yes'"),
-    "table without columns": ({"tables": [{"title": "a"}]}, "tables.0.outcomes is missing"),
-    "table of mixed levels": (
-        {"tables": [{"title": "a", "outcomes": ["error"]}]},
-        "tables.0.where: choose a level of noise",
-    ),
-    "compared level on x": (
-        {"figures": [LINES | {"x": {"label": "x", "levels": {"slw": 1}}}]},
-        "figures.0: there is no compared level slw; did you mean slow?",
-    ),
-    "line across": (
-        {"figures": [LINES | {"across": ["fast"]}]},
-        "figures.0.across: lines across belong to levels as x",
-    ),
-    "line of a level": (
-        {"figures": [LINES | {"levels": ["fas"]}]},
-        "figures.0: there is no compared level fas; did you mean fast?",
-    ),
-    "lines of levels on x": (
-        {"figures": [LINES | {"x": {"label": "x", "levels": {"slow": 1}}, "levels": ["fast"]}]},
-        "figures.0.levels: only where each compared level has a line of its own",
-    ),
-    "choice at no axis": (
-        {
-            "outcomes": {"error": {"path": "validate/error", "higher_is_better": False}},
-            "choose": {"outcome": "error", "for_each": "seed"},
-        },
-        "choose.for_each: there is no axis to choose at seed (there are: noise, rate)",
-    ),
-    "choice by seed": (
-        {
-            **axes(rate={"levels": {"slow": {"settings": {"data.init_args.folder": "{seed}"}}, "fast": {}}}),
-            **{"compare": None, "figures": None, "commands": ["fit"]},
-            "outcomes": {"error": {"path": "validate/error", "higher_is_better": False}},
-            "choose": "error",
-        },
+NO_GRID = {"compare": None, "figures": None, "commands": ["fit"]}
+VALIDATED = {"outcomes": {"error": {"path": "validate/error", "higher_is_better": False}}}
+TESTED = {"outcomes": {"error": {"path": "tiny/error", "higher_is_better": False}}}
+ON_X = LINES | {"where": {"noise": 1}}
+MISTAKES = [
+    # Keys and types.
+    ({"figure": []}, "figure: there is no such key; did you mean figures?"),
+    ({"axes": None}, "axes is missing"),
+    ({"axes": {}}, "axes is missing"),
+    ({"commands": ["fit", "tets"]}, "commands.1: expected fit, validate, test, predict, found tets; did"),
+    ({"pairs": ["seed"]}, "pairs: expected str, found ['seed']"),
+    ({"patients": "yes"}, "patients: expected bool, found 'yes'"),
+    ({"outcomes": ["tiny/error"]}, "outcomes: expected keys with values"),
+    ({"outcomes": {"error": {"path": "a", "unit": "%"}}}, "outcomes.error.unit: there is no such key"),
+    ({"outcomes": {"error": {"path": "a", "digits": "two"}}}, "outcomes.error.digits: expected int, found 'two'"),
+    ({"tables": [{"title": "a"}]}, "tables.0.outcomes is missing"),
+    ({"figures": [LINES | {"where": "noise"}]}, "figures.0.where: expected keys with values"),
+    ({"figures": [ON_X | {"x": {"outcomes": {"error": 1}}}]}, "figures.0.x.label is missing"),
+    ({"choose": {"for_each": "noise"}}, "choose.outcome is missing"),
+    # Axes.
+    (axes(rate={"levels": {1: {}, "1": {}}}), "two keys are the same text: 1, '1'"),
+    (axes(rate={"levels": {"slow": {}}, "values": [1]}), "axes.rate: expected set and values, or levels"),
+    (axes(seed=SEED | {"values": []}), "axes.seed: expected set and values, or levels"),
+    (axes(seed={"values": [1]}), "axes.seed: expected set and values, or levels"),
+    (axes(seed=SEED | {"values": [1, 2, 1]}), "axes.seed: '1' cannot name a folder of its own"),
+    (axes(seed=SEED | {"values": ["a/b"]}), "axes.seed: 'a/b' cannot name a folder"),
+    (axes(order=SEED), "the axes seed and order both set seed_everything"),
+    (axes(epochs={"set": "trainer.max_epochs", "values": 2}), "axes.epochs: this is a column of results.parquet"),
+    (axes(rate={"levels": {"slow": {"setting": {}}}}), "axes.rate.levels.slow.setting: there is no such key; did you"),
+    ({"settings": {"trainer.default_root_dir": "a/{noize}"}}, "there is no axis noize; did you mean noise?"),
+    ({"pairs": "seeds"}, "pairs: there is no axis seeds; did you mean seed?"),
+    ({"compare": {"axis": "seed", "reference": 0}}, "compare.axis: there is no axis seed (there are: noise, rate)"),
+    ({"compare": {"axis": "rate", "reference": "CL"}}, "compare.reference: there is no level CL (there are: slow"),
+    # Outcomes, choices and tables.
+    ({"commands": ["fit"]}, "outcomes are read from results.json"),
+    ({"outcomes": {"error": {"path": ["tiny/error", "grounding/cnr_singed"]}}}, "did you mean grounding/cnr_signed?"),
+    ({"outcomes": {"error": "clasification/by_finding/Edema/auc"}}, "did you mean classification/by_finding/*/auc?"),
+    ({"outcomes": {"error": "validate/acu"}}, "did you mean validate/auc?"),
+    ({"outcomes": {"error": {"path": ["tiny/error", "validate/loss"]}}}, "error.path: expected paths of the test"),
+    ({"choose": "eror"}, "choose: there is no outcome eror; did you mean error?"),
+    ({"choose": "error", "outcomes": {"error": "validate/error"}}, "choose: expected an outcome of the validation"),
+    ({"choose": "error", **TESTED}, "choose: expected an outcome of the validation"),
+    ({**NO_GRID, **VALIDATED, "choose": {"outcome": "error", "for_each": "rat"}}, "for_each: there is no axis rat"),
+    (
+        axes(rate={"levels": {"slow": {"settings": {"data.init_args.folder": "{seed}"}}}})
+        | {**NO_GRID, **VALIDATED, "choose": "error"},
         "choose: the settings of rate slow name seed, over which is averaged",
     ),
-    "choice of nothing": ({"choose": {"for_each": "noise"}}, "choose.outcome is missing"),
-    "two figures": ({"figures": [LINES, LINES]}, "figures: two have the same name"),
-}
+    ({"tables": [{"title": "a", "outcomes": ["error"]}]}, "tables.0.where: choose a level of noise"),
+    # Plots.
+    ({"figures": [LINES | {"kind": "line"}]}, "figures.0.kind: expected lines, differences, map, found line; did you"),
+    ({"figures": [LINES | {"x": "nois"}]}, "figures.0.x: there is no axis nois; did you mean noise?"),
+    ({"figures": [LINES | {"y": "eror"}]}, "there is no outcome eror; did you mean error?"),
+    ({"figures": [LINES | {"y": []}]}, "figures.0.y is missing"),
+    ({"figures": [LINES | {"where": {"noise": 3}}]}, "where.noise: there is no level 3"),
+    ({"figures": [LINES | {"x": {"label": "x", "outcomes": {"error": 1}}}]}, "figures.0.where: choose a level"),
+    ({"figures": [LINES | {"x": {"label": "x", "levels": {"slw": 1}}}]}, "no compared level slw; did you mean slow?"),
+    ({"figures": [LINES | {"across": ["fast"]}]}, "figures.0: expected across with levels as x"),
+    ({"figures": [ON_X | {"x": {"label": "x", "levels": {"slow": 1}}, "levels": ["fast"]}]}, "expected across"),
+    ({"figures": [LINES | {"kind": "differences", "x": {"label": "x", "levels": {"slow": 1}}}]}, "differences need"),
+    ({"figures": [LINES | {"kind": "map"}]}, "figures.0: expected name, title and where alone for a map"),
+    ({"figures": [LINES, LINES]}, "figures: two have the same name"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "words"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize(("changes", "words"), MISTAKES, ids=lambda x: str(x)[:40])
 def test_a_mistake_is_named_in_one_line(changes, words, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main([str(write_grid(tmp_path, **changes))])
@@ -279,11 +189,9 @@ BASE_MISTAKES = {
         {"axes": {"rate": ["slw"]}},
         "axes.rate: there is no level of the base slw; did you mean slow?",
     ),
-    "values": ({"axes": {"noise": [0.1]}}, "axes.noise: the axis of the base has values, not levels"),
-    "no levels": (
-        {"axes": {"rate": {"base": "slow"}}},
-        "axes.rate: expected base: true and levels, found {'base': 'slow'}",
-    ),
+    "values": ({"axes": {"noise": [0.1]}}, "axes.noise: levels of the base: expected keys with values"),
+    "no levels": ({"axes": {"rate": {"base": True}}}, "axes.rate.levels: expected keys with values"),
+    "not true": ({"axes": {"rate": {"base": "slow"}}}, "axes.rate.base: there is no such key"),
 }
 
 

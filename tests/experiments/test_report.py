@@ -118,6 +118,15 @@ def test_one_line_is_drawn_over_the_compared_axis(tmp_path):
     assert all(text in panels[0] for text in ("rate", "slow", "fast")) and "legend" not in panels[0]
 
 
+def test_names_have_no_logarithm(tmp_path):
+    figure = {"kind": "lines", "name": "a", "x": "rate", "y": "error", "where": {"noise": 1}, "log": True}
+    file = write_grid(tmp_path, figures=[figure])
+    write_cells(file)
+    experiment = read_experiment(file)
+    with pytest.raises(UserError, match="figures: a.log: expected numbers above 0 on x"):
+        draw_figures(experiment, results_table(experiment))
+
+
 def test_a_figure_with_some_compared_levels(tmp_path):
     figure = {"kind": "lines", "name": "a", "x": "noise", "y": "error", "levels": ["fast"]}
     file = write_grid(tmp_path, figures=[figure])
