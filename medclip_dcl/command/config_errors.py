@@ -104,7 +104,7 @@ def explain(message: str, options: Iterable[str]) -> str:
         near = nearest(absent[2], (name for name in names if name[:1].isupper() == absent[2][:1].isupper()))
         return f"{where}: {absent[1]} has no {absent[2]} (class_path {class_path}){near}"
     # A line for each accepted type.
-    expected = [*takewhile(bool, (re.match(_EXPECTED, line) for line in (leaf, *rest)))]
+    expected = [*filter(None, takewhile(bool, (re.match(_EXPECTED, line) for line in (leaf, *rest))))]
     if expected:
         found = expected[0][2]
         kinds = _in_words(kind[1] for kind in (expected[:1] if found else expected))
