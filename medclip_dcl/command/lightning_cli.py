@@ -177,21 +177,18 @@ class MedclipCLI(LightningCLI):
         config = self.config[self.subcommand]
         self.run = RunFolder(config.run_folder)
         self.environment = _own_environment(config.trainer)
-        if self.subcommand == "predict" and not has_prepared_set(config):
-            raise UserError(
-                "predict: images alone have nothing to predict; `test` writes the classes of the test images to "
-                "predictions/image_only.parquet"
-            )
         # Never unpickle code from a checkpoint.
         config.weights_only = True
-        self.prepared = _prepared_set(config)
+        has_set = has_prepared_set(config)
+        folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")
+        self.prepared = PreparedSet(folder) if folder is not None and has_set else None
         if self.prepared is not None and self.prepared.changes:
             rank_zero_warn(self.prepared.changes)
         is_phantom = self.prepared is not None and self.prepared.is_phantom
         check_loggers(config.trainer.logger, config.share_patient_data or is_phantom)
         if self.subcommand == "fit":
             complete_selection(config.checkpoint)
-            if has_prepared_set(config):
+            if has_set:
                 self._fill_image_sizes(config)
             if not config.trainer.fast_dev_run:
                 self._claim_folder(config)
@@ -215,7 +212,7 @@ class MedclipCLI(LightningCLI):
         described = describe_checkpoint({"file": config.ckpt_path, **self.source.progress})
         rank_zero_info(f"{self.subcommand}: {described}")
         take_network_from(self.source, config.model)
-        if has_prepared_set(config):
+        if has_set:
             fill_image_sizes(config, self.source.network, trains=False)
         if self.source.path.is_dir():
             # Lightning reads checkpoints only: the weights are put into the model when it is there.
@@ -281,7 +278,13 @@ class MedclipCLI(LightningCLI):
                 self.goes_on = True
             else:
                 self.has_claimed = self.run.claim(self.config_dump, data, images)
-        resume = self._checkpoint_to_resume(config.ckpt_path)
+        try:
+            resume = self.run.checkpoint_to_resume()
+        except ResumeError as error:
+            if config.ckpt_path is None:
+                raise
+            rank_zero_warn(f"{error}; continuing from {config.ckpt_path}")
+            return
         if resume is not None:
             instead = "" if config.ckpt_path is None else f", where it has come to since {config.ckpt_path}"
             rank_zero_info(f"continuing {self.run.folder} from {resume}{instead}")
@@ -294,16 +297,6 @@ class MedclipCLI(LightningCLI):
         held_out = images[images["use"].isin(("validate", "test", "grounding"))]
         before.require_untrained(prepared, held_out["dicom_id"])
         return pd.concat([images, before.images().query("use == 'train'")])
-
-    def _checkpoint_to_resume(self, given: str | None) -> Path | None:
-        """The run's last checkpoint; None if there is none, or none that can be read and another is given."""
-        try:
-            return self.run.checkpoint_to_resume()
-        except ResumeError as error:
-            if given is None:
-                raise
-            rank_zero_warn(f"{error}; continuing from {given}")
-            return None
 
     def _completed(self, config: dict[str, Any]) -> dict[str, Any]:
         """The folder's saved configuration with the defaults of newer options; one that is no more is refused."""
@@ -475,12 +468,6 @@ def _use_prompts(file: str, callbacks: Any) -> None:
         raise UserError(f"--prompts {file}: no ZeroShotClassification among trainer.callbacks would use them")
     for callback in found:
         callback.init_args.prompts = file
-
-
-def _prepared_set(config: Namespace) -> PreparedSet | None:
-    """The prepared data set that the configuration names; None where it names none."""
-    folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")
-    return PreparedSet(folder) if folder is not None and has_prepared_set(config) else None
 
 
 def _is_comparable(results: Path, untrained: Path) -> bool:

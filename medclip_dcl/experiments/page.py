@@ -107,16 +107,13 @@ def _facts(runs: pd.DataFrame) -> dict[str, str]:
         )
 
     versions = [json.loads(text) for text in runs["versions"].dropna().unique()]
-    names = sorted({name for one in versions for name in one})
+    of_name = {
+        name: sorted({one[name] for one in versions if name in one}) for one in versions for name in one
+    }
     seconds = runs[["fit_seconds", "test_seconds"]].median()
+    columns = {**{x: x for x in ("device", "precision", "epochs", "steps")}, "data set": "dataset"}
     return {
-        "device": distinct("device"),
-        "precision": distinct("precision"),
-        "epochs": distinct("epochs"),
-        "steps": distinct("steps"),
-        "data set": distinct("dataset"),
-        "versions": "; ".join(
-            f"{x} {', '.join(sorted({one[x] for one in versions if x in one}))}" for x in names
-        ),
+        **{name: distinct(column) for name, column in columns.items()},
+        "versions": "; ".join(f"{name} {', '.join(of_name[name])}" for name in sorted(of_name)),
         "seconds of a cell": f"fit {seconds['fit_seconds']:.1f}, test {seconds['test_seconds']:.1f} (medians)",
     }
