@@ -37,14 +37,10 @@ def test_the_grid_is_the_product_of_its_axes(tmp_path):
         "--seed_everything=1",
         "--data.init_args.seed=1",
     )
-
-
-def test_a_few_cells_have_every_level(tmp_path):
-    experiment = read_experiment(write_grid(tmp_path))
-    cells = experiment.covering_cells()
-    assert len(cells) == 3
+    covering = experiment.covering_cells()
+    assert len(covering) == 3
     for axis, levels in experiment.axes.items():
-        assert {cell.levels[axis] for cell in cells} == {level.name for level in levels}
+        assert {cell.levels[axis] for cell in covering} == {level.name for level in levels}
 
 
 def axes(**changes):
@@ -150,19 +146,10 @@ def test_a_grid_takes_keys_of_its_base(tmp_path):
 
 def test_bases_have_bases_and_levels_may_change(tmp_path):
     base = read_experiment(write_grid(tmp_path))
-    for name, given in {
-        "other.yaml": {"base": "grid.yaml", "folder": str(tmp_path / "other"), "pairs": None},
-        "third.yaml": {
-            "base": "other.yaml",
-            "axes": {
-                "rate": {
-                    "base": True,
-                    "levels": {"slow": {"settings": {"data.init_args.size": 2}}, "own": {}},
-                }
-            },
-            "figures": [],
-        },
-    }.items():
+    levels = {"slow": {"settings": {"data.init_args.size": 2}}, "own": {}}
+    third = {"base": "other.yaml", "axes": {"rate": {"base": True, "levels": levels}}, "figures": []}
+    other = {"base": "grid.yaml", "folder": str(tmp_path / "other"), "pairs": None}
+    for name, given in {"other.yaml": other, "third.yaml": third}.items():
         (tmp_path / name).write_text(yaml.safe_dump(given))
     found = read_experiment(tmp_path / "third.yaml")
     assert (found.folder, found.pairs) == (tmp_path / "other", None)
@@ -172,30 +159,25 @@ def test_bases_have_bases_and_levels_may_change(tmp_path):
     assert [one.name for one in found.files] == ["third.yaml", "other.yaml", "grid.yaml"]
 
 
-BASE_MISTAKES = {
-    "elsewhere": ({"base": "../grid.yaml"}, "base: expected the name of another file in the same folder"),
-    "nothing": ({"base": ""}, "base: expected the name of another file in the same folder, found ''"),
-    "itself": ({"base": "other.yaml"}, "base: expected the name of another file in the same folder"),
-    "in a circle": ({"base": "circle.yaml"}, "circle.yaml: base: expected the name of another file"),
-    "absent": ({"base": "absent.yaml"}, "no file"),
-    "key": ({"bas": "grid.yaml"}, "other.yaml: bas: there is no such key; did you mean base?"),
-    "key of the base": ({"base": "wrong.yaml"}, "wrong.yaml: foldr: there is no such key"),
-    "axes of the base": ({"base": "list.yaml"}, "list.yaml: axes: expected keys with values"),
-    "no axis": (
-        {"axes": {"size": "base"}},
-        "other.yaml: axes: there is no axis of the base size (there are: noise",
-    ),
-    "no level": (
-        {"axes": {"rate": ["slw"]}},
-        "axes.rate: there is no level of the base slw; did you mean slow?",
-    ),
-    "values": ({"axes": {"noise": [0.1]}}, "axes.noise: levels of the base: expected keys with values"),
-    "no levels": ({"axes": {"rate": {"base": True}}}, "axes.rate.levels: expected keys with values"),
-    "not true": ({"axes": {"rate": {"base": "slow"}}}, "axes.rate.base: there is no such key"),
-}
+ELSEWHERE = "base: expected the name of another file in the same folder"
+BASE_MISTAKES = [
+    ({"base": "../grid.yaml"}, ELSEWHERE),
+    ({"base": ""}, f"{ELSEWHERE}, found ''"),
+    ({"base": "other.yaml"}, ELSEWHERE),
+    ({"base": "circle.yaml"}, f"circle.yaml: {ELSEWHERE}"),
+    ({"base": "absent.yaml"}, "no file"),
+    ({"bas": "grid.yaml"}, "other.yaml: bas: there is no such key; did you mean base?"),
+    ({"base": "wrong.yaml"}, "wrong.yaml: foldr: there is no such key"),
+    ({"base": "list.yaml"}, "list.yaml: axes: expected keys with values"),
+    ({"axes": {"size": "base"}}, "other.yaml: axes: there is no axis of the base size (there are: noise"),
+    ({"axes": {"rate": ["slw"]}}, "axes.rate: there is no level of the base slw; did you mean slow?"),
+    ({"axes": {"noise": [0.1]}}, "axes.noise: levels of the base: expected keys with values"),
+    ({"axes": {"rate": {"base": True}}}, "axes.rate.levels: expected keys with values"),
+    ({"axes": {"rate": {"base": "slow"}}}, "axes.rate.base: there is no such key"),
+]
 
 
-@pytest.mark.parametrize(("changes", "words"), BASE_MISTAKES.values(), ids=BASE_MISTAKES)
+@pytest.mark.parametrize(("changes", "words"), BASE_MISTAKES, ids=lambda x: str(x)[:40])
 def test_a_mistake_in_a_grid_over_another(changes, words, tmp_path):
     write_grid(tmp_path)
     (tmp_path / "circle.yaml").write_text("base: other.yaml")
@@ -231,8 +213,11 @@ def test_another_axis_may_be_part_of_a_setting(tmp_path):
         for name, settings in experiment.identity()["axes"]["rate"].items()
         if name != "slow"
     } == {"own at noise=0.1": 0.3, "own at noise=1": 0.4}
-    (tmp_path / "rate_1.yaml").unlink()
-    with pytest.raises(UserError, match=r"no file .*rate_1\.yaml"):
+    write_rates(tmp_path, {"own": 0.5})
+    experiment = read_experiment(grid_of_rates(tmp_path, "1", configs=["rate_{rate}.yaml"]))
+    assert experiment.identity()["axes"]["rate"]["own"] == {"model": {"init_args": {"learning_rate": 0.5}}}
+    (tmp_path / "rate_own.yaml").unlink()
+    with pytest.raises(UserError, match=r"no file .*rate_own\.yaml"):
         read_experiment(tmp_path / "grid.yaml").identity()
 
 
@@ -250,29 +235,23 @@ def test_files_by_level_identify_a_folder(tmp_path):
         claim_folder(read_experiment(grid_of_rates(tmp_path, "0.1", "1", **own)))
 
 
-def test_a_level_may_name_its_own_axis(tmp_path):
-    write_rates(tmp_path, {"own": 0.3})
-    experiment = read_experiment(grid_of_rates(tmp_path, "1", configs=["rate_{rate}.yaml"]))
-    assert experiment.identity()["axes"]["rate"]["own"] == {"model": {"init_args": {"learning_rate": 0.3}}}
-
-
 def test_an_axis_of_numbers_and_null_has_names(tmp_path):
     noise = {"set": "data.init_args.noise", "values": [0.5, None]}
-    (levels,) = read_experiment(
-        write_grid(tmp_path, axes={"noise": noise}, pairs=None, compare=None, figures=None)
-    ).axes.values()
-    assert [level.value for level in levels] == ["0.5", "null"]
+    file = write_grid(tmp_path, axes={"noise": noise}, pairs=None, compare=None, figures=None)
+    assert [level.value for level in read_experiment(file).axes["noise"]] == ["0.5", "null"]
 
 
 def test_arguments_of_the_command(tmp_path, capsys):
-    file = write_grid(tmp_path)
+    file = str(write_grid(tmp_path))
+    (tmp_path / "a.yaml").write_text("a: [")
     for arguments, words in [
         ([str(tmp_path / "absent.yaml")], "no file"),
+        ([str(tmp_path / "a.yaml")], "is not readable YAML"),
         (
-            [str(file), "--task", "3", "--tasks", "3"],
+            [file, "--task", "3", "--tasks", "3"],
             "--task counts from 0: expected less than --tasks 3, found 3",
         ),
-        ([str(file), "--workers", "0"], "--workers: '0': expected a whole number of at least 1"),
+        ([file, "--workers", "0"], "--workers: '0': expected a whole number of at least 1"),
     ]:
         with pytest.raises(SystemExit) as end:
             main(arguments)
@@ -280,26 +259,13 @@ def test_arguments_of_the_command(tmp_path, capsys):
 
 
 def test_a_wrong_setting_is_found_before_anything_runs(tmp_path):
-    slow = {"levels": {"slow": {}, "fast": {"settings": {"model.init_args.learning_rat": 3}}}}
+    fast = {"settings": {"model.init_args.learning_rat": 3}}
+    misspelled = axes(rate={"levels": {"slow": {}, "fast": fast}}) | {"figures": None}
     for changes, words in (
-        (
-            {"settings": SETTINGS | {"trainer.max_epoch": 3}},
-            r"noise=0.1,rate=slow,seed=0: trainer.max_epoch: .* mean",
-        ),
-        (
-            axes(rate=slow) | {"figures": None},
-            r"rate=fast,seed=1: model.init_args.learning_rat: .* did you mean learning_rate",
-        ),
+        ({"settings": {"trainer.max_epoch": 3}}, r"noise=0.1,rate=slow,seed=0: trainer.max_epoch: .* mean"),
+        (misspelled, r"rate=fast,seed=1: model.init_args.learning_rat: .* did you mean learning_rate"),
         ({"configs": ["absent.yaml"]}, r"seed=0: config: File does not exist: .*absent.yaml"),
     ):
         with pytest.raises(UserError, match=words):
             check_cells(read_experiment(write_grid(tmp_path, **changes)), [MODULE])
     assert not (tmp_path / "grid").exists()
-
-
-def test_a_file_that_is_no_yaml(tmp_path):
-    file = tmp_path / "a.yaml"
-    for text, words in (("a: [", "is not readable YAML"), ("- a", "expected keys with values, found ['a']")):
-        file.write_text(text)
-        with pytest.raises(UserError, match=re.escape(words)):
-            read_experiment(file)
