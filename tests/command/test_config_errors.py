@@ -12,7 +12,7 @@ import pytest
 from medclip_dcl.command import lightning_cli
 from medclip_dcl.command.cli import main
 from medclip_dcl.common.errors import UserError
-from tests.command.small_runs import small
+from tests.command.small_runs import refused, small
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 DEMO = str(CONFIGS / "demo.yaml")
@@ -23,11 +23,8 @@ BERT = "model.init_args.text_encoder.init_args"
 
 def said(capsys, *arguments: str) -> str:
     """Standard error of `fit`, which ends with status 2."""
-    with pytest.raises(SystemExit) as error:
-        main(["fit", *arguments])
-    captured = capsys.readouterr()
-    assert error.value.code == 2 and not captured.out
-    (line,) = (line for line in captured.err.splitlines() if "warning" not in line)
+    error = refused(capsys, ["fit", *arguments])
+    (line,) = (line for line in error.splitlines() if "warning" not in line)
     assert line.startswith("medclip_dcl: error: ")
     return line
 
@@ -154,27 +151,20 @@ def test_right_configurations_are_taken():
     lightning_cli.check({" ".join(options): ["fit", *options, "--run_folder=run"] for options in RIGHT})
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        "data.init_args.folder",
-        "model.init_args.init_from",
-        "model.init_args.text_encoder.init_args.pretrained",
-    ],
-)
+SOURCES = ("data.init_args.folder", "model.init_args.init_from", f"{BERT}.pretrained")
+
+
+@pytest.mark.parametrize("option", SOURCES)
 def test_sources_that_are_gone_are_named(option, small_set, small_bert, tmp_path):
-    there = {"data.init_args.folder": small_set, f"{MODEL[2:]}text_encoder.init_args.pretrained": small_bert}
-    given = [f"--{key}={value}" for key, value in {**there, option: tmp_path / "gone/x"}.items()]
+    there = {SOURCES[0]: small_set, SOURCES[2]: small_bert, option: tmp_path / "gone/x"}
+    run = ["fit", "--config", DEMO, "--run_folder=run", *(f"--{key}={value}" for key, value in there.items())]
     with pytest.raises(UserError, match=f"^cell: {option}: no file and no folder .*gone/x"):
-        lightning_cli.check(
-            {"cell": ["fit", "--config", DEMO, "--run_folder=run", *given]}, needs_sources=True
-        )
+        lightning_cli.check({"cell": run}, needs_sources=True)
 
 
 def test_the_command_comes_before_its_options(capsys):
-    with pytest.raises(SystemExit):
-        main(["--config", DEMO, "fit", "--run_folder", "x"])
-    assert "--config: give the command first, fit | validate" in capsys.readouterr().err
+    said = refused(capsys, ["--config", DEMO, "fit", "--run_folder", "x"])
+    assert "--config: give the command first, fit | validate" in said
 
 
 @pytest.mark.parametrize("command", [[], ["fit"]])
