@@ -59,12 +59,7 @@ class ConfigParser(LightningArgumentParser):
 
 
 def explain(message: str, options: Iterable[str]) -> str:
-    """jsonargparse's message in one line.
-
-    Args:
-        message: several lines, one for each class that jsonargparse tried.
-        options: the known dotted keys outside of classes.
-    """
+    """jsonargparse's message in one line; `options` are the known dotted keys outside of classes."""
     if unknown := re.match(r"unrecognized arguments: --([\w.+-]+)", message):
         return unknown_key(unknown[1].split("=")[0], options)
     if unknown := re.match(r"Subcommand '\w+' does not accept option '(.+)'", message):

@@ -27,15 +27,10 @@ def choices(experiment: Experiment, table: pd.DataFrame) -> dict[str, pd.DataFra
 
 
 def ranking(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
-    """Combinations of the levels of the axes that are searched, best first.
+    """Combinations of the levels of the axes that are searched, best first, in rows of one of the `choices`.
 
-    Args:
-        experiment: says by which outcome.
-        table: its results.parquet, or the rows of one of its `choices`.
-
-    Returns:
-        levels (their names), n, mean, low, high over the paired axis, and, where there is one, n_difference,
-        mean_difference, low_difference and high_difference: the paired difference from the first combination.
+    Columns: levels (their names), n, mean, low, high over the paired axis, and, where there is one, n_difference,
+    mean_difference, low_difference and high_difference: the paired difference from the first combination.
     """
     rows = table[table["outcome"] == experiment.choice]
     rows = rows.assign(**{COMBINATION: [_combination(experiment, row) for row in rows.to_dict("records")]})

@@ -38,15 +38,7 @@ Panel = Callable[[Axes], None]
 
 
 def draw_figures(experiment: Experiment, table: pd.DataFrame) -> dict[str, list[Markup]]:
-    """Write figures/NAME.png of each figure for which something is finished.
-
-    Args:
-        experiment: declares the figures.
-        table: its results.parquet.
-
-    Returns:
-        Title -> the charts of its panels.
-    """
+    """Write figures/NAME.png of each figure for which something is finished; return charts of its panels by title."""
     found: dict[str, list[Markup]] = {}
     for figure in experiment.figures:
         if figure.kind == "map":
@@ -83,12 +75,7 @@ def _panel(
 ) -> list[Panel]:
     """A line for each compared level (one over the compared axis): its means, or its differences from the reference.
 
-    Args:
-        experiment: whose levels are drawn.
-        figure: its declaration.
-        table: results.parquet.
-        used: outcome -> its place on x; None: an axis or the compared levels are x.
-        label: of the y axis; None: the first outcome.
+    `used` has the place of each outcome on x; None: an axis or the compared levels are x.
     """
     x, compared = figure.x, experiment.compared
     rows, across = _selected(experiment, figure, table[table["outcome"].isin(list(used))]), pd.DataFrame()

@@ -47,13 +47,7 @@ PATHS = {
 
 @dataclass(frozen=True)
 class Level:
-    """A level of an axis.
-
-    Attributes:
-        name: in the names of cells and in tables.
-        value: a number where the axis lists numbers, else the name.
-        arguments: options of the command line that it adds.
-    """
+    """A level of an axis: its value is a number where the axis lists numbers, else the name."""
 
     name: str
     value: int | float | str
@@ -62,15 +56,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A number of each cell.
-
-    Attributes:
-        path: in the metrics of results.json, keys joined by "/"; of several the number is the mean. Those that begin
-            with "validate/" are of the last validation in metrics.csv.
-        percent: shown as a percentage.
-        higher_is_better: None: not said.
-        digits: decimals shown.
-    """
+    """A number of each cell: the mean over paths in results.json, or, after "validate/", in metrics.csv."""
 
     path: str | list[str]
     percent: bool = False
@@ -93,12 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table with the compared levels as rows.
-
-    Attributes:
-        outcomes: its columns.
-        where: axis -> the level that is shown.
-    """
+    """A table with the compared levels as rows and outcomes as columns."""
 
     outcomes: list[str]
     title: str = ""
@@ -118,12 +99,7 @@ class Places:
 class Plot:
     """Means, paired differences from the reference, or the embedding maps of the compared levels.
 
-    Attributes:
-        x: name of an axis, or places.
-        y: outcomes, each with a panel.
-        across: compared levels that are lines across.
-        levels: compared levels that are drawn; none: all.
-        where: axis -> the level that is shown.
+    `x` is an axis or places; compared levels are lines `across`, or those that are drawn (`levels`; none: all).
     """
 
     kind: Literal["lines", "differences", "map"]
@@ -160,13 +136,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid.
-
-    Attributes:
-        levels: axis -> name of the level.
-        folder: its run folder.
-        arguments: of the first command, without the run folder.
-    """
+    """One run of the grid: name of its level by axis, run folder, arguments of the first command without that."""
 
     levels: Mapping[str, str]
     folder: Path
@@ -197,13 +167,7 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Study):
-    """A checked experiment file.
-
-    Attributes:
-        files: where it was read, and its bases.
-        arguments: of all cells.
-        axes: the levels of each.
-    """
+    """A checked experiment file: itself and its bases, arguments of all cells, the levels of each axis."""
 
     files: tuple[Path, ...]
     arguments: tuple[str, ...]

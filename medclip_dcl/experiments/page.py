@@ -20,12 +20,7 @@ REPORT_FILE, TABLES_FILE = "report.html", "tables.md"
 
 
 def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
-    """Write report.html, tables.md and figures/*.png into the folder; the same cells give the same page.
-
-    Args:
-        experiment: whose cells are reported.
-        table: its results.parquet.
-    """
+    """Write report.html, tables.md and figures/*.png into the folder; the same cells give the same page."""
     cells = experiment.cells()
     n_done = sum(is_done(cell, experiment.commands) for cell in cells)
     failures = [

@@ -28,15 +28,8 @@ _FILE = "patient_draws.parquet"
 def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """95% percentile intervals over patients of the means over the paired axis, and of the paired differences.
 
-    They say how far a number depends on who was tested, those of `statistics` how far on the training.
-
-    Args:
-        experiment: whose cells were tested.
-        table: its results.parquet.
-
-    Returns:
-        Two tables: the group axes, the compared axis if any, outcome, patients_low, patients_high. Outcomes that no
-        draw of patients changes, such as those of the validation, are in neither.
+    Two tables: the group axes, the compared axis if any, outcome, patients_low, patients_high. Outcomes that no draw of
+    patients changes, such as those of the validation, are in neither.
     """
     compared, pairs = experiment.compared, experiment.pairs or "cell"
     folders = {cell.name: cell.folder for cell in experiment.cells()}

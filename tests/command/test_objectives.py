@@ -91,7 +91,7 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
         (
             "infonce",
             ["--model.init_args.same_text", "both"],
-            "same_text: expected ignore, negative, positive",
+            "same_text: expected negative, positive, ignore",
         ),
         ("infonce", ["--model.init_args.masked_language_weight", "1"], "masked_language_head: true"),
         ("infonce", ["--data.init_args.contrastive_batch", "12"], "must be a multiple of data.batch_size 8"),
