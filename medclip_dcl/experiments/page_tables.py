@@ -48,7 +48,7 @@ def _numbers(experiment: Experiment, table: pd.DataFrame) -> list[_Numbers]:
             )
         for place, part in enumerate(parts):
             part = part.assign(outcome=name, is_difference=place == 1)
-            if over is not None and len(part):
+            if over is not None and len(part) and len(over[place]):
                 part = part.merge(over[place], "left", [*keys, "outcome"])
             found += part.to_dict("records")
     return found
@@ -91,7 +91,7 @@ def _table(
     compared, reference = experiment.compared, experiment.reference
     n_pairs = len(experiment.axes[experiment.pairs]) if experiment.pairs else 1
     outcomes = [str(own["outcome"]) for own in columns.values()]
-    differences = [one for one in numbers if one["is_difference"] and one["outcome"] == outcomes[0]]
+    differences = [one for one in numbers if one["is_difference"] and one["outcome"] in outcomes[:1]]
 
     def cells(levels: Mapping[str, Any]) -> list[Cell]:
         found = []

@@ -187,8 +187,6 @@ def _levels(name: str, axis: _Axis, where: str, file: Path) -> tuple[Level, ...]
 
 def _check_outcome(outcome: Outcome, where: str) -> None:
     """Refuse a misspelled path; others are of a user's evaluation, unless they are spelled almost like a known one."""
-    if len({path.startswith(VALIDATION) for path in outcome.paths}) != 1:
-        raise UserError(f"{where}.path: expected paths of the test, or of the validation ({VALIDATION})")
     known = [f"{section}/{name}" for section, names in PATHS.items() for name in names]
     tested = [section for section in PATHS if f"{section}/" != VALIDATION]
     for path in outcome.paths:
@@ -228,6 +226,8 @@ def _check_plot(experiment: Experiment, plot: Plot, where: str) -> None:
     if isinstance(x, str):
         along = [*experiment.groups, *([compared] if compared and not has_differences else [])]
         _among(x, along, f"{where}.x", "axis")
+    elif bool(x.outcomes) == bool(x.levels):
+        raise UserError(f"{where}.x: expected outcomes or levels, each with its number")
     if not plot.used:
         raise UserError(f"{where}.y is missing: the name of an outcome")
     for outcome in plot.used:

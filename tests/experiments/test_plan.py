@@ -91,7 +91,6 @@ MISTAKES = [
     ({"outcomes": {"error": {"path": ["tiny/error", "grounding/cnr_singed"]}}}, "did you mean grounding/cnr_signed?"),
     ({"outcomes": {"error": "clasification/by_finding/Edema/auc"}}, "did you mean classification/by_finding/*/auc?"),
     ({"outcomes": {"error": "validate/acu"}}, "did you mean validate/auc?"),
-    ({"outcomes": {"error": {"path": ["tiny/error", "validate/loss"]}}}, "error.path: expected paths of the test"),
     ({"choose": "eror"}, "choose: there is no outcome eror; did you mean error?"),
     ({"choose": "error", "outcomes": {"error": "validate/error"}}, "choose: expected an outcome of the validation"),
     ({"choose": "error", **TESTED}, "choose: expected an outcome of the validation"),
@@ -113,6 +112,7 @@ MISTAKES = [
     ({"figures": [LINES | {"across": ["fast"]}]}, "figures.0: expected across with levels as x"),
     ({"figures": [ON_X | {"x": {"label": "x", "levels": {"slow": 1}}, "levels": ["fast"]}]}, "expected across"),
     ({"figures": [LINES | {"kind": "differences", "x": {"label": "x", "levels": {"slow": 1}}}]}, "differences need"),
+    ({"figures": [LINES | {"x": {"label": "x"}}]}, "figures.0.x: expected outcomes or levels"),
     ({"figures": [LINES | {"kind": "map"}]}, "figures.0: expected name, title and where alone for a map"),
     ({"figures": [LINES, LINES]}, "figures: two have the same name"),
 ]  # fmt: skip
