@@ -56,29 +56,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="experiment file, such as configs/experiments/digits.yaml")
-    add(
-        "--workers",
-        type=whole_number(1),
-        default=1,
-        help="processes side by side, which share the cores; default 1",
-    )
-    add(
-        "--task",
-        type=whole_number(0),
-        default=0,
-        help="of --tasks: run the cells task, task + tasks, ...; default 0",
-    )
+    add("--workers", type=whole_number(1), default=1, help="processes that share the cores; default 1")
+    add("--task", type=whole_number(0), default=0, help="run the cells task, task + tasks, ...; default 0")
     add(
         "--tasks",
         type=whole_number(1),
         default=1,
-        help="number of commands that share the grid (SLURM array); default 1",
+        help="commands that share the grid (SLURM array); default 1",
     )
-    add(
-        "--report_only",
-        action="store_true",
-        help="run nothing: make the table and the report of what is finished",
-    )
+    add("--report_only", action="store_true", help="make table and report of what is finished, run nothing")
     add_import_option(parser)
     return parser
 

@@ -56,43 +56,48 @@ def info():
     logger.removeHandler(handler)
 
 
-def test_garbage_is_collected_after_the_import(finished):
-    assert gc.isenabled() and gc.get_freeze_count() > 10_000
-
-
 def test_a_run_folder_holds_everything(finished):
+    assert gc.isenabled() and gc.get_freeze_count() > 10_000
     names = {path.name for path in finished.iterdir()}
     expected = {"config.yaml", "checkpoints", "metrics.csv", "fit.json", "class_probability.parquet"}
     assert expected | {"results.json", "results_untrained.json", "predictions", "figures"} <= names
     assert "predictions_untrained" in names and "figures_untrained" not in names
-    assert {x.name for x in (finished / "checkpoints").iterdir()} == {
-        "best.ckpt",
-        "last.ckpt",
-        "previous.ckpt",
-        "untrained.ckpt",
-    }
+    checkpoints = {file.stem for file in (finished / "checkpoints").iterdir()}
+    assert checkpoints == {"best", "last", "previous", "untrained"}
     metrics = pd.read_csv(finished / "metrics.csv")
     assert metrics["train/loss"].count() == 6 and metrics["validate/loss"].count() == 2
     assert metrics["train/class_probability"].max() > 0
     assert all(best_mode("", name, None) for name in map(str, metrics) if name.startswith("validate/"))
     fit = json.loads((finished / "fit.json").read_text())
     assert fit["steps"] == 6 and fit["epochs"] == 2 and fit["seconds"] > 0
+    # Eta of the training sentences.
+    table = pd.read_parquet(finished / "class_probability.parquet")
+    etas = [0.2 * math.exp(0.35 * log_p) for log_p in table["log_p"]]
+    assert table["eta"].tolist() == pytest.approx(etas, rel=1e-5)
+    assert {"sentence_id", "text", "n_reports", "log_p", "eta", "rho", "sentence_share"} == set(table.columns)
 
 
-def test_untrained_and_trained_results_differ(finished):
-    trained = json.loads((finished / "results.json").read_text())
-    untrained = json.loads((finished / "results_untrained.json").read_text())
+def test_last_is_of_the_last_epoch_best_tested(finished):
+    checkpoints = finished / "checkpoints"
+    steps = [
+        torch.load(checkpoints / f"{x}.ckpt", weights_only=True)["global_step"] for x in ("last", "best")
+    ]
+    losses = pd.read_csv(finished / "metrics.csv")["validate/loss"].dropna().tolist()
+    epoch = 1 + losses.index(min(losses))
+    assert steps == [6, 3 * epoch]
+    best = {"metric": "validate/loss", "value": approx(min(losses), rel=1e-5)}
+    assert json.loads((finished / "fit.json").read_text())["best"] == {
+        "epoch": epoch,
+        "step": steps[1],
+        **best,
+    }
+    trained, untrained = (json.loads((finished / f"results{x}.json").read_text()) for x in ("", "_untrained"))
+    assert trained["checkpoint"]["file"] == "checkpoints/best.ckpt"
+    assert [x["checkpoint"]["epoch"] for x in (trained, untrained)] == [epoch, 0]
     assert trained["checkpoint"]["weights"] != untrained["checkpoint"]["weights"]
     assert trained["protocol"] == untrained["protocol"] and trained["counts"] == untrained["counts"]
     sections = {"classification", "grounding", "retrieval", "report_retrieval", "embedding_map"}
     assert set(trained["metrics"]) == sections
-
-
-def test_eta_of_the_training_sentences_is_kept(finished):
-    table = pd.read_parquet(finished / "class_probability.parquet")
-    expected = [0.2 * math.exp(0.35 * log_p) for log_p in table["log_p"]]
-    assert table["eta"].tolist() == pytest.approx(expected, rel=1e-5)
-    assert {"sentence_id", "text", "n_reports", "log_p", "eta", "rho", "sentence_share"} == set(table.columns)
 
 
 def test_a_finished_run_is_left_alone(finished, fit):
@@ -289,32 +294,10 @@ def test_a_runs_results_stay_its_own(finished, small_set, tmp_path, capsys, info
     assert re.search(rf"24 of 3\d images to evaluate are training images of {other}", message)
 
 
-def test_last_is_of_the_last_epoch_best_tested(finished):
-    last = torch.load(finished / "checkpoints/last.ckpt", weights_only=True)
-    assert last["global_step"] == 6
-    assert (
-        json.loads((finished / "results.json").read_text())["checkpoint"]["file"] == "checkpoints/best.ckpt"
-    )
-    losses = pd.read_csv(finished / "metrics.csv")["validate/loss"].dropna().tolist()
-    best = torch.load(finished / "checkpoints/best.ckpt", weights_only=True)
-    epoch = 1 + losses.index(min(losses))
-    assert best["global_step"] == 3 * epoch
-    selected = json.loads((finished / "fit.json").read_text())["best"]
-    assert selected == {
-        "epoch": epoch,
-        "step": 3 * epoch,
-        "metric": "validate/loss",
-        "value": approx(min(losses), rel=1e-5),
-    }
-    results = [json.loads((finished / f"results{x}.json").read_text()) for x in ("", "_untrained")]
-    assert [x["checkpoint"]["epoch"] for x in results] == [epoch, 0]
-
-
 def test_a_run_continues_with_other_loader_workers(finished):
     config = yaml.safe_load((finished / "config.yaml").read_text())
     config["data"]["init_args"]["num_workers"] += 3
-    is_longer = RunFolder(finished).check(config, json.loads((finished / "data.json").read_text()))
-    assert not is_longer
+    assert not RunFolder(finished).check(config, json.loads((finished / "data.json").read_text()))
 
 
 def test_a_trial_run_claims_no_folder(tmp_path, fit):
