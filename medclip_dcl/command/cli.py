@@ -23,9 +23,7 @@ from medclip_dcl.common.processes import let_threads_sleep
 def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
     """Run one command; a mistake of the user ends with one line and status 2.
 
-    Args:
-        args: arguments of the command line; None for those of the process.
-        are_typed: a class path among them imports its module; False: modules of ``--import`` alone, as in files.
+    `are_typed`: a class path among the arguments imports its module; else ``--import`` alone does, as in files.
     """
     let_threads_sleep()  # here for the script medclip-dcl, which `python -m` does not start
     modules, args = take_imports(sys.argv[1:] if args is None else args, "medclip_dcl")

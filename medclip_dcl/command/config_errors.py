@@ -59,12 +59,7 @@ class ConfigParser(LightningArgumentParser):
 
 
 def explain(message: str, options: Iterable[str]) -> str:
-    """jsonargparse's message in one line.
-
-    Args:
-        message: several lines, one for each class that jsonargparse tried.
-        options: the known dotted keys outside of classes.
-    """
+    """jsonargparse's message in one line; `options` are the known dotted keys outside of classes."""
     if unknown := re.match(r"unrecognized arguments: --([\w.+-]+)", message):
         return unknown_key(unknown[1].split("=")[0], options)
     if unknown := re.match(r"Subcommand '\w+' does not accept option '(.+)'", message):
@@ -78,7 +73,7 @@ def explain(message: str, options: Iterable[str]) -> str:
     keys: list[str] = []
     class_path, leaf = "", ""
     lines = [line.strip().removeprefix("- ") for line in message.splitlines()]
-    for line in lines:
+    for line in (rest := iter(lines)):
         if key := re.match(r'Parser key "([^"]+)":\s*', line):
             keys += ["init_args"] * bool(keys) + [key[1]]
             line = line[key.end() :]
@@ -87,7 +82,7 @@ def explain(message: str, options: Iterable[str]) -> str:
         if line and not _FRAME.match(line):
             leaf = line
             break
-    where = ".".join(keys)
+    where, given = ".".join(keys), re.search(r"^ *Given value: (.*)", message, re.MULTILINE)
     unknown = re.match(r"Option '(.+)' is not accepted", leaf)
     if unknown and not class_path:
         return unknown_key(".".join([*keys, unknown[1]]), options)
@@ -96,25 +91,19 @@ def explain(message: str, options: Iterable[str]) -> str:
         known = inspect.signature(imported(class_path)).parameters
         return f"{where}.init_args.{unknown_key(unknown[1], known)} (a setting of {name})"
     if absent := re.match(r"No module named '([^']+)'", leaf):
-        return f"{where}: {_no_module(absent[1], class_path)}"
+        advice = "install it, run this from the folder that holds it, or add that folder to PYTHONPATH"
+        return f"{where}: there is no module {absent[1]}, which {class_path} needs; {advice}"
     if absent := re.match(r"module '([^']+)' has no attribute '([^']+)'", leaf):
         there = importlib.import_module(absent[1])
         names = {*dir(there), *getattr(there, "__all__", ())}
         near = nearest(absent[2], (name for name in names if name[:1].isupper() == absent[2][:1].isupper()))
         return f"{where}: {absent[1]} has no {absent[2]} (class_path {class_path}){near}"
-    if expected := re.match(_EXPECTED, leaf):
-        # One line for each accepted type, at the indentation of the first.
-        indent, _, rest = next(x for x in message.splitlines() if leaf in x).partition("- ")
-        after = message.partition(leaf)[2].splitlines()[1:] if rest else []
-        others = takewhile(bool, (re.match(re.escape(f"{indent}- ") + _EXPECTED, line) for line in after))
-        kinds = [
-            name
-            for kind in (expected, *others)
-            if kind
-            for name in _alternatives(re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.(.+)", r"\1\2", kind[1]))
-        ]
-        found = expected[2] or _given(lines)
-        return f"{where}: expected {_one_of(kinds)}, found {'null' if found == 'None' else found}"
+    # A line for each accepted type.
+    expected = [*filter(None, takewhile(bool, (re.match(_EXPECTED, line) for line in (leaf, *rest))))]
+    if expected:
+        found = expected[0][2]
+        kinds = _in_words(kind[1] for kind in (expected[:1] if found else expected))
+        return f"{where}: expected {kinds}, found {_in_words([found or (given[1] if given else '')])}"
     missing = re.match(r"the following arguments are required: (.+)", leaf)
     if missing and class_path:
         return (
@@ -128,25 +117,8 @@ def explain(message: str, options: Iterable[str]) -> str:
     if "_checkpoint_folder(run_folder)" in leaf:
         return "run_folder is missing: give --run_folder, the folder of this run, e.g. runs/NAME"
     whole = leaf if where else " ".join(line for line in lines if line)
-    found = f", found {_given(lines)}" if where and _given(lines) else ""
+    found = f", found {given[1]}" if where and given else ""
     return f"{where + ': ' if where else ''}{whole}{found}"
-
-
-def _no_module(name: str, class_path: str) -> str:
-    if not class_path.startswith(f"{name}."):
-        return (
-            f"importing the module of {class_path} needs {name}, which is not installed or not on PYTHONPATH"
-        )
-    return (
-        f"no module {name} can be imported (class_path {class_path}); run this from the folder that holds {name}, or "
-        "add that folder to PYTHONPATH"
-    )
-
-
-def _given(lines: list[str]) -> str:
-    return next(
-        (line.removeprefix("Given value: ") for line in lines if line.startswith("Given value: ")), ""
-    )
 
 
 def imported(class_path: str) -> Any:
@@ -155,17 +127,11 @@ def imported(class_path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _one_of(kinds: Iterable[str]) -> str:
-    """Types or words that a setting may have, in words."""
-    kinds = set(kinds)
-    named = sorted(kinds - {"None", "NoneType"}) + ["null"] * bool(kinds & {"None", "NoneType"})
-    return " or ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
-
-
-def _alternatives(kind: str) -> list[str]:
-    """int | Literal['a', 'b'] | None -> int, a, b, None."""
-    words = re.sub(r"Literal\[(.*?)\]", lambda found: found[1].replace(",", "|"), kind).split("|")
-    return [word.strip(" '\"") for word in words if word.strip()]
+def _in_words(kinds: Iterable[str]) -> str:
+    """<class 'int'>, typing.Literal['a', 'b'], None -> int, a, b, null."""
+    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>|typing\.", r"\1", ", ".join(kinds))
+    text = re.sub(r"Literal\[(.*?)\]", lambda words: words[1].replace("'", ""), text)
+    return re.sub(r"\bNone(Type)?\b", "null", text)
 
 
 def _options(parser: Any) -> list[str]:

@@ -7,13 +7,13 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
 import yaml
 from jsonargparse import Namespace
-from jsonargparse.typing import NonNegativeFloat, OpenUnitInterval
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -75,16 +75,7 @@ Trainer.__init__.__annotations__["overfit_batches"] = int | float
 
 
 def run(args: Sequence[str], modules: Sequence[str] = ()) -> None:
-    """Run one command.
-
-    Args:
-        args: arguments of the command line.
-        modules: whose packages a class path in a configuration or checkpoint may name, beside `config_files.KNOWN`.
-
-    Raises:
-        SystemExit: with status 128 + the signal's number if `fit` was stopped by one before its end, so that a batch
-            system does not take the run for completed: 143 for SIGTERM, 138 for SIGUSR1, 130 for Ctrl-C.
-    """
+    """Run one command, whose configurations may name classes of the packages of `modules`, too."""
     allow_imports(modules)
     with plain_output(), unambiguous_files():
         try:
@@ -96,12 +87,9 @@ def run(args: Sequence[str], modules: Sequence[str] = ()) -> None:
 def check(
     runs: Mapping[str, Sequence[str]], modules: Sequence[str] = (), needs_sources: bool = False
 ) -> None:
-    """Parse the command lines of runs, all of one command, and run nothing.
+    """Parse the command lines of runs by name, all of one command, and run nothing.
 
-    Args:
-        runs: name -> arguments of the command line.
-        modules: as in `run`.
-        needs_sources: True: data, prompts and weights to start from must be there.
+    `needs_sources`: data, prompts and weights to start from must be there.
     """
     allow_imports(modules)
     with plain_output(), unambiguous_files(), suppress(FinishedRun):
@@ -110,6 +98,29 @@ def check(
 
 class FinishedRun(Exception):
     """There is nothing to do: `fit` of a finished run, or a check."""
+
+
+@dataclass(kw_only=True)
+class RunOptions:
+    """Options of a run.
+
+    Attributes:
+        run_folder: Folder of this run, e.g. runs/NAME.
+        ema_decay: Evaluate and keep an average of the weights that decays by this factor a step; null: none.
+        share_patient_data: Let loggers that use a network have images and texts of patients.
+        checkpoint_minutes: Minutes of training that a kill may cost; last.ckpt is also written at each epoch's end.
+        untrained: Keep the weights before the first step, and let `test` evaluate them beside the trained ones.
+        prompts: YAML file of finding: [negative, positive] prompts, in place of those of ZeroShotClassification.
+        prediction_format: Of the tables that `predict` writes; in CSV an embedding is a column for each number.
+    """
+
+    run_folder: str
+    ema_decay: float | None = None
+    share_patient_data: bool = False
+    checkpoint_minutes: float = 15.0
+    untrained: bool = True
+    prompts: str | None = None
+    prediction_format: Literal["parquet", "csv"] = "parquet"
 
 
 class MedclipCLI(LightningCLI):
@@ -146,45 +157,7 @@ class MedclipCLI(LightningCLI):
         return {self.command: known[self.command]} if self.command in known else known
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.add_argument(
-            "--run_folder", type=str, required=True, help="Folder of this run, e.g. runs/NAME."
-        )
-        parser.add_argument(
-            "--ema_decay",
-            type=OpenUnitInterval | None,
-            default=None,
-            help="Evaluate and keep an average of the weights that decays by this factor a step; null: none.",
-        )
-        parser.add_argument(
-            "--share_patient_data",
-            type=bool,
-            default=False,
-            help="Let loggers that use a network have images and texts of patients.",
-        )
-        parser.add_argument(
-            "--checkpoint_minutes",
-            type=NonNegativeFloat,
-            default=15.0,
-            help="Minutes of training that a kill may cost; last.ckpt is also written at each epoch's end.",
-        )
-        parser.add_argument(
-            "--untrained",
-            type=bool,
-            default=True,
-            help="Keep the weights before the first step, and let `test` evaluate them beside the trained ones.",
-        )
-        parser.add_argument(
-            "--prompts",
-            type=str | None,
-            default=None,
-            help="YAML file of finding: [negative, positive] prompts, in place of those of ZeroShotClassification.",
-        )
-        parser.add_argument(
-            "--prediction_format",
-            type=Literal["parquet", "csv"],
-            default="parquet",
-            help="Format of the tables that `predict` writes; in CSV an embedding is a column for each number.",
-        )
+        parser.add_class_arguments(RunOptions, instantiate=False)
         parser.link_arguments("run_folder", "trainer.default_root_dir")
         parser.add_lightning_class_args(BestCheckpoint, "checkpoint")
         parser.set_defaults(
@@ -204,21 +177,18 @@ class MedclipCLI(LightningCLI):
         config = self.config[self.subcommand]
         self.run = RunFolder(config.run_folder)
         self.environment = _own_environment(config.trainer)
-        if self.subcommand == "predict" and not has_prepared_set(config):
-            raise UserError(
-                "predict: images alone have nothing to predict; `test` writes the classes of the test images to "
-                "predictions/image_only.parquet"
-            )
         # Never unpickle code from a checkpoint.
         config.weights_only = True
-        self.prepared = _prepared_set(config)
+        has_set = has_prepared_set(config)
+        folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")
+        self.prepared = PreparedSet(folder) if folder is not None and has_set else None
         if self.prepared is not None and self.prepared.changes:
             rank_zero_warn(self.prepared.changes)
         is_phantom = self.prepared is not None and self.prepared.is_phantom
         check_loggers(config.trainer.logger, config.share_patient_data or is_phantom)
         if self.subcommand == "fit":
             complete_selection(config.checkpoint)
-            if has_prepared_set(config):
+            if has_set:
                 self._fill_image_sizes(config)
             if not config.trainer.fast_dev_run:
                 self._claim_folder(config)
@@ -242,7 +212,7 @@ class MedclipCLI(LightningCLI):
         described = describe_checkpoint({"file": config.ckpt_path, **self.source.progress})
         rank_zero_info(f"{self.subcommand}: {described}")
         take_network_from(self.source, config.model)
-        if has_prepared_set(config):
+        if has_set:
             fill_image_sizes(config, self.source.network, trains=False)
         if self.source.path.is_dir():
             # Lightning reads checkpoints only: the weights are put into the model when it is there.
@@ -308,7 +278,13 @@ class MedclipCLI(LightningCLI):
                 self.goes_on = True
             else:
                 self.has_claimed = self.run.claim(self.config_dump, data, images)
-        resume = self._checkpoint_to_resume(config.ckpt_path)
+        try:
+            resume = self.run.checkpoint_to_resume()
+        except ResumeError as error:
+            if config.ckpt_path is None:
+                raise
+            rank_zero_warn(f"{error}; continuing from {config.ckpt_path}")
+            return
         if resume is not None:
             instead = "" if config.ckpt_path is None else f", where it has come to since {config.ckpt_path}"
             rank_zero_info(f"continuing {self.run.folder} from {resume}{instead}")
@@ -321,16 +297,6 @@ class MedclipCLI(LightningCLI):
         held_out = images[images["use"].isin(("validate", "test", "grounding"))]
         before.require_untrained(prepared, held_out["dicom_id"])
         return pd.concat([images, before.images().query("use == 'train'")])
-
-    def _checkpoint_to_resume(self, given: str | None) -> Path | None:
-        """The run's last checkpoint; None if there is none, or none that can be read and another is given."""
-        try:
-            return self.run.checkpoint_to_resume()
-        except ResumeError as error:
-            if given is None:
-                raise
-            rank_zero_warn(f"{error}; continuing from {given}")
-            return None
 
     def _completed(self, config: dict[str, Any]) -> dict[str, Any]:
         """The folder's saved configuration with the defaults of newer options; one that is no more is refused."""
@@ -441,12 +407,8 @@ class MedclipCLI(LightningCLI):
 
     def predict(self, model: LightningModule, **kwargs: Any) -> None:
         """Predict; PredictionWriter writes to disk, whereas Lightning would keep all features in memory."""
-        folder = Path(self.trainer.default_root_dir) / "predictions"
-        before = _states_of(folder)
         self.trainer.predict(model, **{**kwargs, "return_predictions": False})
-        now = _states_of(folder)
-        written = sorted(str(file) for file, state in now.items() if before.get(file) != state)
-        rank_zero_info(f"predictions: {', '.join(written)}" if written else "predictions: none were written")
+        rank_zero_info(f"predictions: {Path(self.trainer.default_root_dir) / 'predictions'}")
 
 
 class _Check(MedclipCLI):
@@ -508,12 +470,6 @@ def _use_prompts(file: str, callbacks: Any) -> None:
         callback.init_args.prompts = file
 
 
-def _prepared_set(config: Namespace) -> PreparedSet | None:
-    """The prepared data set that the configuration names; None where it names none."""
-    folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")
-    return PreparedSet(folder) if folder is not None and has_prepared_set(config) else None
-
-
 def _is_comparable(results: Path, untrained: Path) -> bool:
     """True if both were measured in the same way on the same data."""
     if not (results.is_file() and untrained.is_file()):
@@ -521,11 +477,6 @@ def _is_comparable(results: Path, untrained: Path) -> bool:
     a, b = (json.loads(file.read_text(encoding="utf-8")) for file in (results, untrained))
     keys = ("format_version", "protocol", "dataset", "images", "counts", "precision")
     return all(a.get(key) == b.get(key) for key in keys)
-
-
-def _states_of(folder: Path) -> dict[Path, tuple[int, int]]:
-    """Inode and time of each file of a folder, which change when it is written again."""
-    return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in folder.glob("*.*")}
 
 
 def _checkpoint_folder(run_folder: str) -> str:

@@ -121,12 +121,9 @@ def yaml_value(text: str) -> Any:
 
 
 def option(help: str, field_default: Any = dataclasses.MISSING, /, **argument: Any) -> Any:
-    """A field of a settings dataclass that is an option of the command line, see `parse_options`.
+    """A field of a settings dataclass that is an option of the command line, required without a default.
 
-    Args:
-        help: for ``--help``, and the documentation of the field.
-        field_default: leave it out for a required option.
-        argument: for `argparse.ArgumentParser.add_argument`.
+    `argument` is for `argparse.ArgumentParser.add_argument`.
     """
     return dataclasses.field(default=field_default, metadata={"help": help, **argument})
 
@@ -175,14 +172,7 @@ def number(most: float) -> Callable[[str], float]:
 
 
 def run_command(main: Callable[[], None]) -> None:
-    """Run a command.
-
-    A `UserError` goes to standard error in one line, and the exit status is 2. Anything else is a fault of the program
-    and keeps its traceback. An interruption ends with 130; what was finished by then stays.
-
-    Args:
-        main: the command; it parses its own arguments.
-    """
+    """Run a command with `one_line_errors`; an interruption ends with 130, and what was finished by then stays."""
     try:
         with one_line_errors("error"):
             main()

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 T = TypeVar("T")
 
@@ -22,17 +23,12 @@ def rank_and_size() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
 
 
-_NOT_DIFFERENTIABLE_TWICE = (
-    "gather_with_grad supports only loss.backward(): several processes support neither torch.func nor a second "
-    "derivative (create_graph=True); compute them in one process"
-)
-
-
 class _GatherRagged(torch.autograd.Function):
     """Forward: the rows of all ranks in rank order. Backward: summed over ranks, then this rank's slice."""
 
     @staticmethod
-    def forward(rows: Tensor, counts: list[int], rank: int) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, counts: list[int], rank: int) -> Tensor:
+        ctx.start, ctx.count = sum(counts[:rank]), counts[rank]
         padded = rows.new_zeros((max(counts), *rows.shape[1:]))
         padded[: rows.shape[0]] = rows
         gathered = [torch.empty_like(padded) for _ in counts]
@@ -40,21 +36,11 @@ class _GatherRagged(torch.autograd.Function):
         return torch.cat([part[:n] for part, n in zip(gathered, counts, strict=True)])
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, list[int], int], output: Tensor) -> None:
-        _, counts, rank = inputs
-        ctx.start, ctx.count = sum(counts[:rank]), counts[rank]
-
-    @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        if torch.is_grad_enabled():
-            raise RuntimeError(_NOT_DIFFERENTIABLE_TWICE)
         total = gradient.contiguous().clone()
         dist.all_reduce(total)
         return total[ctx.start : ctx.start + ctx.count], None, None
-
-    @staticmethod
-    def vmap(*arguments: Any) -> None:
-        raise RuntimeError(_NOT_DIFFERENTIABLE_TWICE)
 
 
 def gather_with_grad(rows: Shaped[Tensor, "local ..."]) -> Shaped[Tensor, "all ..."]:
@@ -64,7 +50,7 @@ def gather_with_grad(rows: Shaped[Tensor, "local ..."]) -> Shaped[Tensor, "all .
     gradients, a loss that every rank computes as (sum over local anchors) * world size / (global number of
     anchors) then has exactly the gradient of one process with the concatenated batch.
 
-    Outside a process group it returns its argument.
+    Outside a process group it returns its argument. Inside one, torch refuses a second derivative and `torch.func`.
     """
     if not is_distributed():
         return rows

@@ -5,21 +5,14 @@ from __future__ import annotations
 import importlib
 import sys
 from contextlib import suppress
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 from medclip_dcl.common.errors import UserError
 
 Part = TypeVar("Part")
 
 
-@runtime_checkable
-class Describable(Protocol):
-    """An object that returns the arguments from which it can be rebuilt."""
-
-    def config(self) -> dict[str, Any]: ...
-
-
-def part_config(part: Describable) -> dict[str, Any]:
+def part_config(part: Any) -> dict[str, Any]:
     """Class path and arguments of a part, in plain values, for a checkpoint."""
     return {"class_path": class_path(type(part)), "init_args": part.config()}
 

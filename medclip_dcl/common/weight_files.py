@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -242,14 +243,13 @@ def _read_exported_config(folder: Path) -> dict[str, Any]:
                 "folder, copy all of its files, or write it again: python -m medclip_dcl.export RUN FOLDER"
             )
     file = folder / CONFIG_FILE
-    try:
+    config = None
+    with suppress(ValueError):  # truncated
         config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON, or it is truncated: {error}; copy it again") from error
     if not isinstance(config, dict) or "image_encoder" not in config:
         raise UserError(
             f"{file} does not describe an image-text network; give a run folder, a .ckpt file, or a folder of "
-            "python -m medclip_dcl.export RUN FOLDER"
+            "python -m medclip_dcl.export RUN FOLDER; if it is one, copy it again"
         )
     NETWORK.check(config, str(file))
     return config

@@ -13,8 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from tqdm import tqdm  # type: ignore[import-untyped]
-
 from medclip_dcl.common.command_line import add_import_option, in_words, one_line_errors, whole_number
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.experiments.cells import LOG_FILE, End, is_done
@@ -28,39 +26,24 @@ from medclip_dcl.experiments.workers import run_cells
 _PROGRAM = "medclip_dcl.experiments"
 
 
-class _Stop(Exception):
-    """A signal asked to stop."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; status 1 where a cell failed, 2 for a mistake of the user, 128 + the signal's number if stopped."""
-    options = _parser().parse_args(arguments)
-    try:
-        with one_line_errors(f"{_PROGRAM}: error"):
-            if options.task >= options.tasks:
-                raise UserError(
-                    f"--task counts from 0: expected less than --tasks {options.tasks}, found {options.task}"
-                )
-            experiment = read_experiment(options.file)
-            n_failed = 0
-            if options.report_only:
-                claim_folder(experiment, writes=False)
-            else:
-                cells = experiment.cells()[options.task :: options.tasks]
-                n_failed = _run(experiment, options.workers, cells, options.imported)
-            table = write_table(experiment)
-            if experiment.choice is not None:
-                for line in write_choices(experiment, table):
-                    print(f"choice: {line}")
-            print(f"report: {write_report(experiment, table)}")
-    except _Stop as stop:
-        name = signal.Signals(stop.number).name
-        print(f"{_PROGRAM}: stopped by {name}; the same command continues", file=sys.stderr)
-        raise SystemExit(128 + stop.number) from None
+    options, n_failed = _parser().parse_args(arguments), 0
+    with one_line_errors(f"{_PROGRAM}: error"):
+        if options.task >= options.tasks:
+            raise UserError(
+                f"--task counts from 0: expected less than --tasks {options.tasks}, found {options.task}"
+            )
+        experiment = read_experiment(options.file)
+        if options.report_only:
+            claim_folder(experiment, writes=False)
+        else:
+            cells = experiment.cells()[options.task :: options.tasks]
+            n_failed = _run(experiment, options.workers, cells, options.imported)
+        table = write_table(experiment)
+        for line in write_choices(experiment, table):
+            print(f"choice: {line}")
+        print(f"report: {write_report(experiment, table)}")
     if n_failed:
         raise SystemExit(1)
 
@@ -73,29 +56,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="experiment file, such as configs/experiments/digits.yaml")
-    add(
-        "--workers",
-        type=whole_number(1),
-        default=1,
-        help="processes side by side, which share the cores; default 1",
-    )
-    add(
-        "--task",
-        type=whole_number(0),
-        default=0,
-        help="of --tasks: run the cells task, task + tasks, ...; default 0",
-    )
+    add("--workers", type=whole_number(1), default=1, help="processes that share the cores; default 1")
+    add("--task", type=whole_number(0), default=0, help="run the cells task, task + tasks, ...; default 0")
     add(
         "--tasks",
         type=whole_number(1),
         default=1,
-        help="number of commands that share the grid (SLURM array); default 1",
+        help="commands that share the grid (SLURM array); default 1",
     )
-    add(
-        "--report_only",
-        action="store_true",
-        help="run nothing: make the table and the report of what is finished",
-    )
+    add("--report_only", action="store_true", help="make table and report of what is finished, run nothing")
     add_import_option(parser)
     return parser
 
@@ -111,14 +80,10 @@ def _run(experiment: Experiment, workers: int, cells: Sequence[Cell], modules: S
     n_waiting, here = len(waiting), list[float]()
     counts = dict.fromkeys(("done", "failed", "stopped", "busy"), 0) | {"done": len(cells) - len(waiting)}
     print(f"{experiment.folder}: {len(cells)} cells, {counts['done']} of them done", flush=True)
-    is_terminal = sys.stderr.isatty()
     # A configuration file that is edited in between would mix settings in one grid.
     check = functools.partial(claim_folder, experiment, writes=False)
-    ends = run_cells(waiting, experiment.commands, experiment.keeps_checkpoints, workers, check, modules)
-    with (
-        contextlib.closing(ends),
-        tqdm(total=len(cells), initial=counts["done"], disable=not is_terminal, bar_format=_BAR) as bar,
-    ):
+    keeps = experiment.checkpoints == "keep"
+    with contextlib.closing(run_cells(waiting, experiment.commands, keeps, workers, check, modules)) as ends:
         for end in ends:
             counts[end.state] += 1
             n_waiting -= 1
@@ -127,22 +92,14 @@ def _run(experiment: Experiment, workers: int, cells: Sequence[Cell], modules: S
                 write_table(experiment)
             until = _until(here or list(earlier), n_waiting, workers)
             line = f"{time.strftime('%H:%M:%S')} {_described(end)}"
-            if not is_terminal:
-                print(f"{line}; {counts['done']} of {len(cells)} done{until}", flush=True)
-            elif end.state != "done":
-                bar.write(line)
-            bar.set_postfix_str(until.removeprefix(", "))
-            bar.update()
+            print(f"{line}; {counts['done']} of {len(cells)} done{until}", flush=True)
     if counts["busy"]:
         print(f"{counts['busy']} cells are run by another command on this folder")
     return counts["failed"] + counts["stopped"]
 
 
-_BAR = "{n_fmt}/{total_fmt} cells |{bar}| {elapsed}{postfix}"
-
-
 def _is_over(cell: Cell, experiment: Experiment) -> bool:
-    has_checkpoints = (cell.folder / "checkpoints").exists() and not experiment.keeps_checkpoints
+    has_checkpoints = (cell.folder / "checkpoints").exists() and experiment.checkpoints == "delete"
     return is_done(cell, experiment.commands) and not has_checkpoints
 
 
@@ -161,16 +118,14 @@ def _until(times: Sequence[float], n_waiting: int, workers: int) -> str:
     if not times:
         return ""
     seconds = sum(times) / len(times) * n_waiting / min(workers, max(1, n_waiting))
-    return f", about {in_words(seconds)} left ({_clock(seconds)})"
-
-
-def _clock(seconds: float) -> str:
-    end = time.localtime(time.time() + seconds)
-    return time.strftime("%H:%M" if seconds < 12 * 3600 else "%a %H:%M", end)
+    return f", about {in_words(seconds)} left"
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise _Stop(number)
+    """End the workers, which let training save."""
+    name = signal.Signals(number).name
+    print(f"{_PROGRAM}: stopped by {name}; the same command continues", file=sys.stderr)
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

@@ -27,14 +27,7 @@ _LOCK_FILE = ".lock"
 
 @dataclass(frozen=True)
 class End:
-    """Outcome of running a cell.
-
-    Attributes:
-        cell: which one.
-        state: busy where another command runs it, stopped where a signal stopped it.
-        seconds: that it took; None unless all of it ran.
-        error: the line that says why it failed.
-    """
+    """Outcome of running a cell: busy where another command runs it; seconds where all of it ran."""
 
     cell: Cell
     state: Literal["done", "failed", "stopped", "busy"]
@@ -56,10 +49,7 @@ def error_of(cell: Cell) -> str | None:
 def run_cell(
     cell: Cell, commands: Sequence[str], keeps_checkpoints: bool = True, modules: Sequence[str] = ()
 ) -> End:
-    """Run the commands of a cell, their output in log.txt; leave alone what is done or run by another command.
-
-    `modules` are imported first (``--import``).
-    """
+    """Run the commands of a cell, their output in log.txt; leave alone what is done or run by another command."""
     cell.folder.mkdir(parents=True, exist_ok=True)
     with _lock(cell.folder / _LOCK_FILE) as is_ours:
         if not is_ours:

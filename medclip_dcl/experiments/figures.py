@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.experiments.grid import Experiment, Level, Lines, Map, Places, as_list
+from medclip_dcl.experiments.grid import Experiment, Level, Places, Plot, as_list
 from medclip_dcl.pictures.plots import COLOURS, MUTED, write_figure
 from medclip_dcl.report.charts import chart
 from medclip_dcl.report.statistics import means, paired_differences
@@ -38,18 +38,10 @@ Panel = Callable[[Axes], None]
 
 
 def draw_figures(experiment: Experiment, table: pd.DataFrame) -> dict[str, list[Markup]]:
-    """Write figures/NAME.png of each figure for which something is finished.
-
-    Args:
-        experiment: declares the figures.
-        table: its results.parquet.
-
-    Returns:
-        Title -> the charts of its panels.
-    """
+    """Write figures/NAME.png of each figure for which something is finished; return charts of its panels by title."""
     found: dict[str, list[Markup]] = {}
     for figure in experiment.figures:
-        if isinstance(figure, Map):
+        if figure.kind == "map":
             size, panels = (3.0, 3.2), _maps(experiment, figure, table)
         else:
             size, panels = (4.8, 3.3), _lines(experiment, figure, table)
@@ -67,7 +59,7 @@ def draw_figures(experiment: Experiment, table: pd.DataFrame) -> dict[str, list[
     return found
 
 
-def _lines(experiment: Experiment, figure: Lines, table: pd.DataFrame) -> list[Panel]:
+def _lines(experiment: Experiment, figure: Plot, table: pd.DataFrame) -> list[Panel]:
     """A panel for each outcome that is finished."""
     if isinstance(figure.x, Places) and figure.x.outcomes:
         return _panel(experiment, figure, table, figure.x.outcomes, next(iter(as_list(figure.y)), None))
@@ -76,19 +68,14 @@ def _lines(experiment: Experiment, figure: Lines, table: pd.DataFrame) -> list[P
 
 def _panel(
     experiment: Experiment,
-    figure: Lines,
+    figure: Plot,
     table: pd.DataFrame,
     used: Mapping[str, Any],
     label: str | None,
 ) -> list[Panel]:
     """A line for each compared level (one over the compared axis): its means, or its differences from the reference.
 
-    Args:
-        experiment: whose levels are drawn.
-        figure: its declaration.
-        table: results.parquet.
-        used: outcome -> its place on x; None: an axis or the compared levels are x.
-        label: of the y axis; None: the first outcome.
+    `used` has the place of each outcome on x; None: an axis or the compared levels are x.
     """
     x, compared = figure.x, experiment.compared
     rows, across = _selected(experiment, figure, table[table["outcome"].isin(list(used))]), pd.DataFrame()
@@ -121,6 +108,9 @@ def _panel(
     if figure.levels:
         levels = tuple(experiment.level(str(compared), name) for name in figure.levels)
     is_log = figure.log
+    are_numbers = pd.api.types.is_numeric_dtype(points["x"])
+    if is_log and not (are_numbers and (points["x"] > 0).all()):
+        raise UserError(f"figures: {figure.name}.log: expected numbers above 0 on x, found others; set false")
     places = _places(points["x"], is_log)
     step = _DODGE * (max(places.values()) - min(places.values()) or 1.0)
 
@@ -170,7 +160,7 @@ def _places(values: pd.Series, is_log: bool) -> dict[Any, float]:
     return {value: float(np.log10(value) if is_log else value) for value in sorted(distinct)}
 
 
-def _maps(experiment: Experiment, figure: Map, table: pd.DataFrame) -> list[Panel]:
+def _maps(experiment: Experiment, figure: Plot, table: pd.DataFrame) -> list[Panel]:
     """A panel for each compared level, from the embedding map of its cell."""
     done = set(_selected(experiment, figure, table)["cell"])
     panels: list[Panel] = []
@@ -197,7 +187,7 @@ def _draw_map(title: str, points: pd.DataFrame, axes: Axes) -> None:
     axes.set_title(title, loc="left")
 
 
-def _selected(experiment: Experiment, figure: Lines | Map, rows: pd.DataFrame) -> pd.DataFrame:
+def _selected(experiment: Experiment, figure: Plot, rows: pd.DataFrame) -> pd.DataFrame:
     for axis, level in figure.where.items():
         rows = rows[rows[axis] == experiment.level(axis, level).value]
     return rows

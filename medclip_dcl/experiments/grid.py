@@ -47,13 +47,7 @@ PATHS = {
 
 @dataclass(frozen=True)
 class Level:
-    """A level of an axis.
-
-    Attributes:
-        name: in the names of cells and in tables.
-        value: a number where the axis lists numbers, else the name.
-        arguments: options of the command line that it adds.
-    """
+    """A level of an axis: its value is a number where the axis lists numbers, else the name."""
 
     name: str
     value: int | float | str
@@ -62,15 +56,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A number of each cell.
-
-    Attributes:
-        path: in the metrics of results.json, keys joined by "/"; of several the number is the mean. Those that begin
-            with "validate/" are of the last validation in metrics.csv.
-        percent: shown as a percentage.
-        higher_is_better: None: not said.
-        digits: decimals shown.
-    """
+    """A number of each cell: the mean over paths in results.json, or, after "validate/", in metrics.csv."""
 
     path: str | list[str]
     percent: bool = False
@@ -93,12 +79,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table with the compared levels as rows.
-
-    Attributes:
-        outcomes: its columns.
-        where: axis -> the level that is shown.
-    """
+    """A table with the compared levels as rows and outcomes as columns."""
 
     outcomes: list[str]
     title: str = ""
@@ -111,24 +92,19 @@ class Places:
 
     label: str
     outcomes: dict[str, float] = field(default_factory=dict)
-    levels: dict[Any, float] = field(default_factory=dict)
+    levels: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Lines:
-    """A figure of means, or of paired differences from the reference.
+class Plot:
+    """Means, paired differences from the reference, or the embedding maps of the compared levels.
 
-    Attributes:
-        x: name of an axis, or places.
-        y: outcomes, each with a panel.
-        across: compared levels that are lines across.
-        levels: compared levels that are drawn; none: all.
-        where: axis -> the level that is shown.
+    `x` is an axis or places; compared levels are lines `across`, or those that are drawn (`levels`; none: all).
     """
 
-    kind: Literal["lines", "differences"]
+    kind: Literal["lines", "differences", "map"]
     name: str
-    x: str | Places
+    x: str | Places = ""
     y: str | list[str] = field(default_factory=list)
     across: list[Any] = field(default_factory=list)
     levels: list[Any] = field(default_factory=list)
@@ -143,24 +119,24 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Map:
-    """A figure of the embedding maps of the compared levels."""
+class Comparison:
+    """The axis whose levels are compared, and the level that is subtracted from the others."""
 
-    kind: Literal["map"]
-    name: str
-    where: dict[str, Any]
-    title: str = ""
+    axis: str
+    reference: Any
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The outcome by which the best levels are chosen: once, or at each level of an axis."""
+
+    outcome: str
+    for_each: str | None = None
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of the grid.
-
-    Attributes:
-        levels: axis -> name of the level.
-        folder: its run folder.
-        arguments: of the first command, without the run folder.
-    """
+    """One run of the grid: name of its level by axis, run folder, arguments of the first command without that."""
 
     levels: Mapping[str, str]
     folder: Path
@@ -171,39 +147,56 @@ class Cell:
         return self.folder.name
 
 
-@dataclass(frozen=True)
-class Experiment:
-    """A checked experiment file, whose keys docs/experiments.md explains.
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """The keys of an experiment file beside its settings and axes, see docs/experiments.md."""
 
-    Attributes:
-        files: where it was read, and its bases.
-        arguments: of all cells.
-        compared: axis whose levels are compared.
-        reference: level of `compared` that is subtracted from the others.
-        choice: outcome by which the best levels are chosen.
-        choice_axis: axis at each level of which they are chosen; None: once for all.
-    """
+    folder: Path
+    commands: list[Literal["fit", "validate", "test", "predict"]] = field(
+        default_factory=lambda: ["fit", "test"]
+    )
+    pairs: str | None = None
+    compare: Comparison | None = None
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    tables: list[ReportTable] = field(default_factory=list)
+    figures: list[Plot] = field(default_factory=list)
+    choose: Choice | None = None
+    patients: bool = False
+    checkpoints: Literal["keep", "delete"] = "keep"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment(Study):
+    """A checked experiment file: itself and its bases, arguments of all cells, the levels of each axis."""
 
     files: tuple[Path, ...]
-    folder: Path
-    commands: tuple[str, ...]
     arguments: tuple[str, ...]
     axes: Mapping[str, tuple[Level, ...]]
-    pairs: str | None
-    compared: str | None
-    reference: Level | None
-    outcomes: Mapping[str, Outcome]
-    tables: list[ReportTable]
-    figures: list[Lines | Map]
-    choice: str | None
-    choice_axis: str | None
-    has_patients: bool
-    keeps_checkpoints: bool
 
     @property
     def file(self) -> Path:
         """The experiment file itself."""
         return self.files[0]
+
+    @property
+    def compared(self) -> str | None:
+        """Axis whose levels are compared."""
+        return self.compare.axis if self.compare else None
+
+    @property
+    def reference(self) -> Level | None:
+        """Level that is subtracted from the others."""
+        return self.level(self.compare.axis, self.compare.reference) if self.compare else None
+
+    @property
+    def choice(self) -> str:
+        """Outcome by which the best levels are chosen; "" without a choice."""
+        return self.choose.outcome if self.choose else ""
+
+    @property
+    def choice_axis(self) -> str | None:
+        """Axis at each level of which they are chosen; None: once for all."""
+        return self.choose.for_each if self.choose else None
 
     @property
     def groups(self) -> list[str]:
@@ -244,7 +237,7 @@ class Experiment:
     def identity(self) -> dict[str, Any]:
         """Content of experiment.json: what the cells were run with, the content of configuration files included."""
         return {
-            "commands": list(self.commands),
+            "commands": self.commands,
             "order": list(self.axes),  # it makes the names of the cells
             "settings": merged(self.arguments),
             "axes": {

@@ -17,16 +17,10 @@ from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import NOTHING
 
 REPORT_FILE, TABLES_FILE = "report.html", "tables.md"
-_MOST_FAILURES = 20
 
 
 def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
-    """Write report.html, tables.md and figures/*.png into the folder; the same cells give the same page.
-
-    Args:
-        experiment: whose cells are reported.
-        table: its results.parquet.
-    """
+    """Write report.html, tables.md and figures/*.png into the folder; the same cells give the same page."""
     cells = experiment.cells()
     n_done = sum(is_done(cell, experiment.commands) for cell in cells)
     failures = [
@@ -50,8 +44,7 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
             ("hours of fit and test", f"{seconds / 3600:.1f}"),
         ],
         "notes": _notes(runs, len(cells) - n_done),
-        "failures": failures[:_MOST_FAILURES]
-        + [f"and {len(failures) - _MOST_FAILURES} more"] * (len(failures) > _MOST_FAILURES),
+        "failures": failures,
         "method": _method(experiment),
         "pairs": experiment.pairs,
         "tables": tables(experiment, table),
@@ -77,7 +70,7 @@ def _method(experiment: Experiment) -> str:
             f"p ≤ {ALPHA} by the paired t test, adjusted by Holm's method for all differences of their "
             "outcome; outcomes are not adjusted for one another."
         )
-    if experiment.has_patients:
+    if experiment.patients:
         text += (
             f" In round brackets, 95% percentile intervals over {N_DRAWS:,} bootstrap draws of the tested patients, of "
             f"the same number{f', the mean over {experiment.pairs}' if experiment.pairs else ''}: they do not say how "
@@ -109,16 +102,13 @@ def _facts(runs: pd.DataFrame) -> dict[str, str]:
         )
 
     versions = [json.loads(text) for text in runs["versions"].dropna().unique()]
-    names = sorted({name for one in versions for name in one})
+    of_name = {
+        name: sorted({one[name] for one in versions if name in one}) for one in versions for name in one
+    }
     seconds = runs[["fit_seconds", "test_seconds"]].median()
+    columns = {**{x: x for x in ("device", "precision", "epochs", "steps")}, "data set": "dataset"}
     return {
-        "device": distinct("device"),
-        "precision": distinct("precision"),
-        "epochs": distinct("epochs"),
-        "steps": distinct("steps"),
-        "data set": distinct("dataset"),
-        "versions": "; ".join(
-            f"{x} {', '.join(sorted({one[x] for one in versions if x in one}))}" for x in names
-        ),
+        **{name: distinct(column) for name, column in columns.items()},
+        "versions": "; ".join(f"{name} {', '.join(of_name[name])}" for name in sorted(of_name)),
         "seconds of a cell": f"fit {seconds['fit_seconds']:.1f}, test {seconds['test_seconds']:.1f} (medians)",
     }

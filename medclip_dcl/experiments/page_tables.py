@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -15,156 +15,131 @@ from medclip_dcl.experiments.patients import over_patients
 from medclip_dcl.report.statistics import ALPHA, means, paired_differences
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table
 
-_MOST_CHOICES = 15
+_MAX_CHOICES = 15
 _ONLY = Level("", "", ())
 
 
 def tables(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
     """The choice of a search, the declared tables, and one for each outcome; none where nothing is finished."""
-    return [] if table.empty else [*_choice(experiment, table), *_tables(experiment, table)]
+    if table.empty:
+        return []
+    ranked = {level: ranking(experiment, rows) for level, rows in choices(experiment, table).items()}
+    chosen = [_choice(experiment, found, level) for level, found in ranked.items() if len(found)]
+    return [*chosen, *_tables(experiment, table)]
 
 
-class _Numbers(NamedTuple):
-    """Of one outcome: means over the paired axis, and paired differences from the reference (empty without one)."""
-
-    averages: pd.DataFrame
-    differences: pd.DataFrame
+_Numbers: TypeAlias = Mapping[Any, Any]
+"""A mean or a paired difference: its outcome, levels of axes, n, mean, low and high."""
 
 
-def _numbers(experiment: Experiment, table: pd.DataFrame) -> dict[str, _Numbers]:
-    """Outcome -> its numbers, with intervals over patients where the experiment asks for them."""
+def _numbers(experiment: Experiment, table: pd.DataFrame) -> list[_Numbers]:
+    """Means over the paired axis and paired differences from the reference, with intervals over patients if asked."""
     compared, pairs, groups = experiment.compared, experiment.pairs, experiment.groups
     keys = [*groups, *([compared] if compared else [])]
-    over = over_patients(experiment, table) if experiment.has_patients else None
-    found = {}
+    over = over_patients(experiment, table) if experiment.patients else None
+    found: list[_Numbers] = []
     for name in experiment.outcomes:
         rows = table[table["outcome"] == name]
-        averages, differences = means(rows, keys), pd.DataFrame()
+        parts = [means(rows, keys)]
         if compared and pairs and experiment.reference:
             reference = experiment.reference.value
-            differences = paired_differences(
-                rows, compared=compared, reference=reference, pairs=pairs, groups=groups
+            parts.append(
+                paired_differences(rows, compared=compared, reference=reference, pairs=pairs, groups=groups)
             )
-        if over is not None:
-            averages, differences = (
-                of_seeds
-                if of_seeds.empty
-                else of_seeds.assign(outcome=name).merge(of_patients, "left", [*keys, "outcome"])
-                for of_seeds, of_patients in zip((averages, differences), over, strict=True)
-            )
-        found[name] = _Numbers(averages, differences)
+        for place, part in enumerate(parts):
+            part = part.assign(outcome=name, is_difference=place == 1)
+            if over is not None and len(part) and len(over[place]):
+                part = part.merge(over[place], "left", [*keys, "outcome"])
+            found += part.to_dict("records")
     return found
-
-
-class _Heading(NamedTuple):
-    """A column: its heading, the outcome that it shows, and the levels at which."""
-
-    text: str
-    outcome: str
-    levels: Mapping[str, Any]
 
 
 def _tables(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
     """The declared tables, then one for each outcome with a column for each level of the last group axis."""
     numbers, found = _numbers(experiment, table), []
     for declared in experiment.tables:
-        headings = [_Heading(_title(experiment, name), name, {}) for name in declared.outcomes]
+        shown = {_title(experiment, name): {"outcome": name} for name in declared.outcomes}
         where = {axis: experiment.level(axis, name).value for axis, name in declared.where.items()}
-        found.append(_table(experiment, numbers, declared.title, headings, [("", where)]))
+        found.append(_table(experiment, numbers, declared.title, shown, {"": where}))
     *outer, inner = experiment.groups or [""]
-    rows = []
+    rows = {}
     for levels in itertools.product(*(experiment.axes[axis] for axis in outer)):
         here = {axis: level.value for axis, level in zip(outer, levels, strict=True)}
-        rows.append((", ".join(f"{axis} {value}" for axis, value in here.items()), here))
+        rows[", ".join(f"{axis} {value}" for axis, value in here.items())] = here
     for name in experiment.outcomes:
-        columns = experiment.axes[inner] if inner else (_ONLY,)
-        headings = [
-            _Heading(f"{inner} {level.name}" if inner else name, name, {inner: level.value} if inner else {})
-            for level in columns
-        ]
-        found.append(_table(experiment, numbers, _title(experiment, name), headings, rows))
+        columns: dict[str, dict[str, Any]] = {name: {"outcome": name}}
+        if inner:
+            columns = {
+                f"{inner} {level.name}": {"outcome": name, inner: level.value}
+                for level in experiment.axes[inner]
+            }
+        found.append(_table(experiment, numbers, _title(experiment, name), columns, rows))
     return found
 
 
 def _table(
     experiment: Experiment,
-    numbers: Mapping[str, _Numbers],
+    numbers: Sequence[_Numbers],
     title: str,
-    headings: Sequence[_Heading],
-    blocks: Sequence[tuple[str, Mapping[str, Any]]],
+    columns: Mapping[str, Mapping[str, Any]],
+    blocks: Mapping[str, Mapping[str, Any]],
 ) -> Table:
-    """In each block a row of means for each compared level and, below, of paired differences."""
+    """In each block a row of means for each compared level and, below, of paired differences.
+
+    `columns` and `blocks`: heading -> outcome and levels of axes.
+    """
     compared, reference = experiment.compared, experiment.reference
     n_pairs = len(experiment.axes[experiment.pairs]) if experiment.pairs else 1
+    outcomes = [str(own["outcome"]) for own in columns.values()]
+    differences = [one for one in numbers if one["is_difference"] and one["outcome"] in outcomes[:1]]
 
-    def row(label: str, kind: str, levels: Mapping[str, Any]) -> Row:
-        cells = []
-        for heading in headings:
-            of = numbers[heading.outcome]
-            here = {**levels, **heading.levels}
-            matches = [
-                one
-                for one in _records(of.averages if kind == "run" else of.differences)
-                if all(one[axis] == value for axis, value in here.items())
-            ]
-            outcome = experiment.outcomes[heading.outcome]
-            cells += [_cell(one, outcome, n_pairs) for one in matches] or [Cell(NOTHING)]
-        return Row(label, kind, cells)
+    def cells(levels: Mapping[str, Any]) -> list[Cell]:
+        found = []
+        for own in columns.values():
+            here = {**levels, **own}
+            shown = [one for one in numbers if all(one[key] == value for key, value in here.items())]
+            outcome = experiment.outcomes[own["outcome"]]
+            found += [_cell(one, outcome, n_pairs) for one in shown] or [Cell(NOTHING)]
+        return found
 
-    shown: list[Row] = []
-    differences = numbers[headings[0].outcome].differences
-    for label, here in blocks:
+    rows: list[Row] = []
+    for label, here in blocks.items():
         if label:
-            shown.append(Row(label, "divider"))
+            rows.append(Row(label, "divider"))
         for level in experiment.axes[compared] if compared else (_ONLY,):
-            shown.append(
-                row(level.name or "mean", "run", {**here, **({compared: level.value} if compared else {})})
-            )
-        if differences.empty or not compared or reference is None:
+            own = {compared: level.value} if compared else {}
+            rows.append(Row(level.name or "mean", "run", cells({**here, **own, "is_difference": False})))
+        if not (differences and compared and reference):
             continue
-        shown.append(Row(f"differences from {reference.name}, paired by {experiment.pairs}", "divider"))
+        rows.append(Row(f"differences from {reference.name}, paired by {experiment.pairs}", "divider"))
         for level in experiment.axes[compared]:
             if level != reference:
-                shown.append(
-                    row(f"{level.name} − {reference.name}", "plain", {**here, compared: level.value})
-                )
-    is_of_one = len({heading.outcome for heading in headings}) == 1
-    columns = [Column(heading.text) for heading in headings]
-    return Table(title, columns, shown, note=_note(differences, n_pairs) if is_of_one else "")
+                own = {compared: level.value, "is_difference": True}
+                rows.append(Row(f"{level.name} − {reference.name}", "plain", cells({**here, **own})))
+    note = _note(differences, n_pairs) if len(set(outcomes)) == 1 else ""
+    return Table(title, [Column(heading) for heading in columns], rows, note=note)
 
 
-def _choice(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
-    """The best combinations of levels, with their paired differences from the best: a table for each choice."""
-    if experiment.choice is None:
-        return []
-    found = [_choice_at(experiment, rows, level) for level, rows in choices(experiment, table).items()]
-    return [one for one in found if one is not None]
-
-
-def _choice_at(experiment: Experiment, table: pd.DataFrame, level: str) -> Table | None:
-    outcome, ranked = experiment.outcomes[str(experiment.choice)], ranking(experiment, table)
+def _choice(experiment: Experiment, ranked: pd.DataFrame, level: str) -> Table:
+    """The best combinations of levels, with their paired differences from the best."""
+    outcome = experiment.outcomes[experiment.choice]
     n_pairs = len(experiment.axes[experiment.pairs]) if experiment.pairs else 1
     rows = []
-    for one in _records(ranked.head(_MOST_CHOICES)):
+    for one in ranked.head(_MAX_CHOICES).to_dict("records"):
         cells = [_cell(one, outcome, n_pairs)]
-        if "difference" in one:
-            ends = {"mean": one["difference"], "low": one["difference_low"], "high": one["difference_high"]}
-            if pd.isna(one["difference"]):
-                cells.append(Cell(NOTHING))
-            else:
-                n = int(one["difference_n"])
-                cells.append(_cell(ends | {"n": n, "p_holm": 1.0}, outcome, n_pairs))
+        if "mean_difference" in one:
+            difference = {x: one[f"{x}_difference"] for x in ("mean", "low", "high")}
+            difference |= {"is_difference": True, "p_holm": 1.0}
+            n = one["n_difference"]  # none of the first
+            cells += [Cell(NOTHING) if pd.isna(n) else _cell({**difference, "n": int(n)}, outcome, n_pairs)]
         rows.append(Row(str(one[COMBINATION]), "plain", cells))
-    if not rows:
-        return None
-    headings = ["mean", "minus the first"][: len(rows[0].cells)]
+    headings = [Column(x) for x in ("mean", "minus the first")[: len(rows[0].cells)]]
     note = (
         f"The best {len(rows)} of {len(ranked)}. The first was chosen for its number, which is therefore too good; "
         "what it is worth is seen on other cases."
     )
     where = f" at {experiment.choice_axis} {level}" if level else ""
-    title = f"Choice by {_title(experiment, str(experiment.choice))}{where}"
-    return Table(title, [Column(x) for x in headings], rows, note)
+    return Table(f"Choice by {_title(experiment, experiment.choice)}{where}", headings, rows, note)
 
 
 def _title(experiment: Experiment, name: str) -> str:
@@ -172,17 +147,13 @@ def _title(experiment: Experiment, name: str) -> str:
     return f"{name}{', %' if outcome.percent else ''}{ {True: ' ↑', False: ' ↓', None: ''}[outcome.higher_is_better] }"
 
 
-def _records(found: pd.DataFrame) -> list[dict[str, Any]]:
-    return found.to_dict("records")  # type: ignore[return-value]
-
-
-def _cell(one: Mapping[str, Any], outcome: Outcome, n_pairs: int) -> Cell:
+def _cell(one: _Numbers, outcome: Outcome, n_pairs: int) -> Cell:
     """A mean or a difference (signed, * where it is significant), its interval, and n where pairs are missing."""
-    is_difference = "p_holm" in one
+    is_difference = bool(one.get("is_difference"))
     mean, low, high = (
         _number(outcome.scale * one[x], outcome.digits, is_difference) for x in ("mean", "low", "high")
     )
-    interval = "" if pd.isna(one["low"]) else f"[{low}, {high}]"
+    interval: str = "" if pd.isna(one["low"]) else f"[{low}, {high}]"
     if not pd.isna(one.get("patients_low", np.nan)):
         ends = (outcome.scale * one[f"patients_{end}"] for end in ("low", "high"))
         interval += f" ({', '.join(_number(end, outcome.digits, is_difference) for end in ends)})"
@@ -196,10 +167,10 @@ def _number(value: float, digits: int, signed: bool) -> str:
     return text.replace("-", "−") if float(text) else text.lstrip("+-")
 
 
-def _note(differences: pd.DataFrame, n_pairs: int) -> str:
-    tested = differences.dropna(subset=["p"]) if len(differences) else differences
-    if tested.empty:
+def _note(differences: Sequence[_Numbers], n_pairs: int) -> str:
+    tested = [one for one in differences if not pd.isna(one["p"])]
+    if not tested:
         return ""
-    least = _records(tested.nsmallest(1, "p"))[0]
+    least = min(tested, key=lambda one: one["p"])
     text = f"{len(tested)} differences; the smallest p is {least['p']:.2g}, adjusted for all {least['p_holm']:.2g}."
-    return text if (differences["n"] == n_pairs).all() else f"{text} n: pairs, where fewer than {n_pairs}."
+    return text + f" n: pairs, where fewer than {n_pairs}." * any(one["n"] != n_pairs for one in differences)

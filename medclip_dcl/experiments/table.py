@@ -26,7 +26,6 @@ from medclip_dcl.runs.saved import (
 )
 
 EXPERIMENT_FILE, TABLE_FILE = "experiment.json", "results.parquet"
-FORMAT_VERSION = 1
 
 
 def claim_folder(experiment: Experiment, writes: bool = True) -> None:
@@ -34,8 +33,6 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
     file, table = experiment.folder / EXPERIMENT_FILE, experiment.folder / TABLE_FILE
     now = experiment.identity()
     before = read_json(file) if file.is_file() else {}
-    if before and before.pop("format_version", None) != FORMAT_VERSION:
-        raise UserError(f"{file} is of another version of this program; choose another folder")
     if before:
         differing = list(differing_settings(before["settings"], now["settings"]))
         differing += ["commands"] * (before["commands"] != now["commands"])
@@ -67,7 +64,7 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
             "the file away"
         )
     if writes and now != before:
-        write_json({"format_version": FORMAT_VERSION, **now}, file)
+        write_json(now, file)
 
 
 def _dependence(levels: Iterable[str]) -> dict[str, list[str]]:

@@ -26,18 +26,12 @@ def run_cells(
     commands: Sequence[str],
     keeps_checkpoints: bool,
     workers: int,
-    check: Callable[[], object] = lambda: None,
-    modules: Sequence[str] = (),
+    check: Callable[[], object],
+    modules: Sequence[str],
 ) -> Generator[End]:
     """Run cells in `workers` processes and yield how each ended; when the caller stops early, training is saved.
 
-    Args:
-        cells: those to run, in this order.
-        commands: of each cell.
-        keeps_checkpoints: False deletes the checkpoints of finished cells.
-        workers: number of processes.
-        check: called before each cell; an error that it raises stops all of them.
-        modules: imported first in each process.
+    `check` is called before each cell; an error that it raises stops all of them. See `run_cell` for the others.
     """
     waiting = deque(cells)
     running: dict[Connection, tuple[_Worker, Cell]] = {}
@@ -68,18 +62,14 @@ def run_cells(
             worker.process.kill()
 
 
-def threads_of_a_worker(workers: int) -> int:
-    """Its share of the cores that this process may use."""
-    return max(1, available_cores() // workers)
-
-
 class _Worker:
     """A process that runs one cell after the other."""
 
     def __init__(self, place: int, workers: int) -> None:
         self.place = place
         self.connection, theirs = CONTEXT.Pipe()
-        self.process = CONTEXT.Process(target=_serve, args=(theirs, place, threads_of_a_worker(workers)))
+        threads = max(1, available_cores() // workers)
+        self.process = CONTEXT.Process(target=_serve, args=(theirs, place, threads))
         self.process.start()
         theirs.close()  # so that the end of the process ends the pipe
 

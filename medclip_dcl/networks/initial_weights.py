@@ -190,7 +190,7 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool) -> 
         )
     if part not in found.config:
         return _fit_torchvision(state, expected)
-    there, here = _described(found.config[part]), _described(part_config(module))  # type: ignore[arg-type]
+    there, here = _described(found.config[part]), _described(part_config(module))
     settings = _differences(part, there, here)
     if there["class_path"] != here["class_path"]:
         if part == "similarity":

@@ -4,9 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from medclip_dcl.command.cli import main
+
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = str(ROOT / "configs/demo.yaml")
 CLASSIFICATION = ["--trainer.callbacks", '[{"class_path": "medclip_dcl.evaluation.ZeroShotClassification"}]']
+
+
+def refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> str:
+    """Standard error of a command that ends with status 2."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert end.value.code == 2
+    return capsys.readouterr().err
 
 
 def small(

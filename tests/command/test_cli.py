@@ -25,14 +25,20 @@ from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.training.best_checkpoint import best_mode
-from tests.command.small_runs import CLASSIFICATION, small
+from tests.command.small_runs import CLASSIFICATION, refused, small
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, small_set, small_bert, undrawn) -> Path:
+def fit(small_set, small_bert):
+    """Arguments of `fit` in a folder."""
+    return lambda run, *more, **options: ["fit", *small(run, small_set, small_bert, *more, **options)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, fit, undrawn) -> Path:
     """A run that was fitted and tested."""
     run = tmp_path_factory.mktemp("runs") / "first"
-    main(["fit", *small(run, small_set, small_bert)])
+    main(fit(run))
     main(["test", "--config", str(run / "config.yaml")])
     return run
 
@@ -50,85 +56,93 @@ def info():
     logger.removeHandler(handler)
 
 
-def test_garbage_is_collected_after_the_import(finished):
-    assert gc.isenabled() and gc.get_freeze_count() > 10_000
-
-
 def test_a_run_folder_holds_everything(finished):
+    assert gc.isenabled() and gc.get_freeze_count() > 10_000
     names = {path.name for path in finished.iterdir()}
     expected = {"config.yaml", "checkpoints", "metrics.csv", "fit.json", "class_probability.parquet"}
     assert expected | {"results.json", "results_untrained.json", "predictions", "figures"} <= names
     assert "predictions_untrained" in names and "figures_untrained" not in names
-    assert {x.name for x in (finished / "checkpoints").iterdir()} == {
-        "best.ckpt",
-        "last.ckpt",
-        "previous.ckpt",
-        "untrained.ckpt",
-    }
+    checkpoints = {file.stem for file in (finished / "checkpoints").iterdir()}
+    assert checkpoints == {"best", "last", "previous", "untrained"}
     metrics = pd.read_csv(finished / "metrics.csv")
     assert metrics["train/loss"].count() == 6 and metrics["validate/loss"].count() == 2
     assert metrics["train/class_probability"].max() > 0
     assert all(best_mode("", name, None) for name in map(str, metrics) if name.startswith("validate/"))
     fit = json.loads((finished / "fit.json").read_text())
     assert fit["steps"] == 6 and fit["epochs"] == 2 and fit["seconds"] > 0
+    # Eta of the training sentences.
+    table = pd.read_parquet(finished / "class_probability.parquet")
+    etas = [0.2 * math.exp(0.35 * log_p) for log_p in table["log_p"]]
+    assert table["eta"].tolist() == pytest.approx(etas, rel=1e-5)
+    assert {"sentence_id", "text", "n_reports", "log_p", "eta", "rho", "sentence_share"} == set(table.columns)
 
 
-def test_untrained_and_trained_results_differ(finished):
-    trained = json.loads((finished / "results.json").read_text())
-    untrained = json.loads((finished / "results_untrained.json").read_text())
+def test_last_is_of_the_last_epoch_best_tested(finished):
+    checkpoints = finished / "checkpoints"
+    steps = [
+        torch.load(checkpoints / f"{x}.ckpt", weights_only=True)["global_step"] for x in ("last", "best")
+    ]
+    losses = pd.read_csv(finished / "metrics.csv")["validate/loss"].dropna().tolist()
+    epoch = 1 + losses.index(min(losses))
+    assert steps == [6, 3 * epoch]
+    best = {"metric": "validate/loss", "value": approx(min(losses), rel=1e-5)}
+    assert json.loads((finished / "fit.json").read_text())["best"] == {
+        "epoch": epoch,
+        "step": steps[1],
+        **best,
+    }
+    trained, untrained = (json.loads((finished / f"results{x}.json").read_text()) for x in ("", "_untrained"))
+    assert trained["checkpoint"]["file"] == "checkpoints/best.ckpt"
+    assert [x["checkpoint"]["epoch"] for x in (trained, untrained)] == [epoch, 0]
     assert trained["checkpoint"]["weights"] != untrained["checkpoint"]["weights"]
     assert trained["protocol"] == untrained["protocol"] and trained["counts"] == untrained["counts"]
     sections = {"classification", "grounding", "retrieval", "report_retrieval", "embedding_map"}
     assert set(trained["metrics"]) == sections
 
 
-def test_eta_of_the_training_sentences_is_kept(finished):
-    table = pd.read_parquet(finished / "class_probability.parquet")
-    expected = [0.2 * math.exp(0.35 * log_p) for log_p in table["log_p"]]
-    assert table["eta"].tolist() == pytest.approx(expected, rel=1e-5)
-    assert {"sentence_id", "text", "n_reports", "log_p", "eta", "rho", "sentence_share"} == set(table.columns)
-
-
-def test_a_finished_run_is_left_alone(finished, small_set, small_bert):
+def test_a_finished_run_is_left_alone(finished, fit):
     before = (finished / "checkpoints/last.ckpt").stat().st_mtime_ns
-    main(["fit", *small(finished, small_set, small_bert)])
+    main(fit(finished))
     assert (finished / "checkpoints/last.ckpt").stat().st_mtime_ns == before
 
 
-def test_a_failed_start_leaves_the_folder_free(tmp_path, small_set, small_bert, capsys):
+def test_a_failed_start_leaves_the_folder_free(fit, tmp_path, capsys):
     wrong = ("--model.init_args.init_from", str(tmp_path / "nowhere.ckpt"))
     for _ in range(2):
-        with pytest.raises(SystemExit):
-            main(["fit", *small(tmp_path / "run", small_set, small_bert, *wrong)])
-        assert "nowhere.ckpt" in capsys.readouterr().err
+        assert "nowhere.ckpt" in refused(capsys, fit(tmp_path / "run", *wrong))
         assert not (tmp_path / "run").exists()
     short = ("--trainer.max_steps", "1", "--trainer.limit_val_batches", "1", "--trainer.callbacks", "[]")
-    main(["fit", *small(tmp_path / "run", small_set, small_bert, *short)])
+    main(fit(tmp_path / "run", *short))
     assert (tmp_path / "run/fit.json").is_file()
 
 
-def test_a_setting_of_an_earlier_version_is_named(finished, small_set, small_bert, tmp_path, capsys):
+def test_a_setting_of_an_earlier_version_is_named(finished, fit, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "earlier")
     saved = yaml.safe_load((run / "config.yaml").read_text())
     saved["trainer"]["callbacks"][1]["init_args"]["region_centres"] = "cell"
     (run / "config.yaml").write_text(yaml.safe_dump(saved))
-    with pytest.raises(SystemExit):
-        main(["fit", *small(run, small_set, small_bert)])
     named = "trainer.callbacks.init_args.region_centres: there is no such key (a setting of Grounding)"
-    assert f"{run / 'config.yaml'}: {named}; remove it there" in capsys.readouterr().err
+    message = refused(capsys, fit(run))
+    assert f"{run / 'config.yaml'}: {named}; remove it there" in message
 
 
-def test_another_run_in_the_same_folder_is_refused(finished, small_set, small_bert, capsys):
-    more = ("--model.init_args.learning_rate", "0.5")
-    with pytest.raises(SystemExit) as error:
-        main(["fit", *small(finished, small_set, small_bert, *more)])
-    assert error.value.code == 2
-    message = capsys.readouterr().err
-    assert "already holds another run: its config.yaml differs in model.init_args.learning_rate;" in message
+ANOTHER = "already holds another run: its config.yaml differs in model.init_args.beta2;"
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--trainer.max_epochs", "1"], ["trainer.max_epochs", "NUMBER above 2"]),
+        (["--model.init_args.beta2", "0.9"], [ANOTHER, "init_from", "best.ckpt", "NUMBER above 2"]),
+    ],
+)
+def test_another_run_in_a_finished_folder_is_advised(more, named, finished, fit, capsys):
+    message = refused(capsys, fit(finished, *more))
+    assert all(words in message for words in named)
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_continues_and_keeps_its_metrics(finished, small_set, small_bert, tmp_path):
+def test_an_interrupted_run_continues_and_keeps_its_metrics(finished, fit, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
     # As if a run of four epochs had been killed in its third: two epochs' checkpoint, and a row beyond it.
     (run / "fit.json").unlink()
@@ -139,30 +153,28 @@ def test_an_interrupted_run_continues_and_keeps_its_metrics(finished, small_set,
     config = yaml.safe_load((run / "config.yaml").read_text())
     config["trainer"]["max_epochs"] = 4
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    main(["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "4"])
+    main(fit(run, "--trainer.max_epochs", "4"))
     metrics = pd.read_csv(run / "metrics.csv")
     assert metrics["train/loss"].count() == 12 and metrics["validate/loss"].count() == 4
     assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == list(range(12))
     assert json.loads((run / "fit.json").read_text())["epochs"] == 4
 
 
-def test_a_mistake_leaves_a_finished_run_finished(finished, small_set, small_bert, tmp_path, capsys):
+def test_a_mistake_leaves_a_finished_run_finished(finished, fit, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
     before = {file: file.read_bytes() for file in run.glob("*.*")}
-    longer = ["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "3"]
-    with pytest.raises(SystemExit):
-        main([*longer, "--trainer.accelerator", "tpu"])  # which Lightning refuses
-    assert "trainer: " in capsys.readouterr().err
+    longer = fit(run, "--trainer.max_epochs", "3")
+    assert "trainer: " in refused(capsys, [*longer, "--trainer.accelerator", "tpu"])  # Lightning's
     assert {file: file.read_bytes() for file in run.glob("*.*")} == before
 
 
-def test_a_finished_run_is_trained_longer(finished, small_set, small_bert, tmp_path, info, monkeypatch):
+def test_a_finished_run_is_trained_longer(finished, fit, tmp_path, info, monkeypatch):
     run = shutil.copytree(finished, tmp_path / "run")
     # Killed between any two of its writes, the same command goes on.
     monkeypatch.setattr(
         "medclip_dcl.runs.run_folder.write_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
-    longer = ["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "3"]
+    longer = fit(run, "--trainer.max_epochs", "3")
     with pytest.raises(KeyboardInterrupt):
         main(longer)
     assert not (run / "fit.json").exists() and (run / "checkpoints/last.ckpt").is_file()
@@ -185,37 +197,18 @@ def test_a_finished_run_is_trained_longer(finished, small_set, small_bert, tmp_p
     assert (run / "predictions_2_epochs").is_dir() and (run / "figures_2_epochs").is_dir()
 
 
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        (["--trainer.max_epochs", "1"], ["trainer.max_epochs", "NUMBER above 2"]),
-        (
-            ["--model.init_args.beta2", "0.9"],
-            ["model.init_args.beta2", "init_from", "best.ckpt", "NUMBER above 2"],
-        ),
-    ],
-)
-def test_another_run_in_a_finished_folder_is_advised(more, named, finished, small_set, small_bert, capsys):
-    with pytest.raises(SystemExit):
-        main(["fit", *small(finished, small_set, small_bert, *more)])
-    message = capsys.readouterr().err
-    assert all(words in message for words in named)
-
-
-def test_no_last_checkpoint_no_longer_training(finished, small_set, small_bert, tmp_path, capsys):
+def test_no_last_checkpoint_no_longer_training(finished, fit, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
     for name in ("last.ckpt", "previous.ckpt"):
         (run / "checkpoints" / name).unlink()
-    with pytest.raises(SystemExit):
-        main(["fit", *small(run, small_set, small_bert), "--trainer.max_epochs", "3"])
-    assert "no last.ckpt" in capsys.readouterr().err
+    assert "no last.ckpt" in refused(capsys, fit(run, "--trainer.max_epochs", "3"))
     assert (run / "fit.json").is_file() and (run / "results.json").is_file()
 
 
-def test_a_run_shorter_than_every_interval(small_set, small_bert, tmp_path, info):
+def test_a_run_shorter_than_every_interval(fit, tmp_path, info):
     run = tmp_path / "run"
     options = ["--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "3"]
-    main(["fit", *small(run, small_set, small_bert, *options, "--trainer.log_every_n_steps", "50")])
+    main(fit(run, *options, "--trainer.log_every_n_steps", "50"))
     assert (run / "checkpoints/best.ckpt").is_file()
     *_, best, following = info()
     assert best.startswith("best checkpoint: epoch 1 of 1 (3 steps), validate/loss ")
@@ -226,26 +219,17 @@ def test_a_run_shorter_than_every_interval(small_set, small_bert, tmp_path, info
     assert metrics["validate/loss"].count() == 1 and metrics["train/images_per_second"].count() == 1
 
 
-def test_a_folder_of_unknown_origin_is_refused(small_set, small_bert, tmp_path, capsys):
+def test_folders_that_do_not_fit_are_refused(small_set, small_bert, tmp_path, capsys):
     (tmp_path / "metrics.csv").write_text("step\n")
-    with pytest.raises(SystemExit):
-        main(["fit", *small(tmp_path, small_set, small_bert)])
-    assert "holds results but no config.yaml: not a run of this program" in capsys.readouterr().err
-
-
-def test_test_without_a_checkpoint_says_so(small_set, small_bert, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["test", *small(tmp_path / "new", small_set, small_bert)])
-    assert "holds no checkpoint; train first" in capsys.readouterr().err
-
-
-def test_errors_of_the_data_come_without_a_traceback(small_set, small_bert, tmp_path, capsys):
-    broken = shutil.copytree(small_set, tmp_path / "set")
+    broken, new = shutil.copytree(small_set, tmp_path / "set"), tmp_path / "new"
     shutil.rmtree(broken / "log_p")
-    with pytest.raises(SystemExit) as error:
-        main(["fit", *small(tmp_path / "run", broken, small_bert)])
-    assert error.value.code == 2
-    assert "has no sentence scores; create scores with" in capsys.readouterr().err
+    for command, run, data, more, words in (
+        ("fit", tmp_path, small_set, [], "holds results but no config.yaml: not a run of this program"),
+        ("test", new, small_set, [], "holds no checkpoint; train first"),
+        ("fit", new, broken, [], "has no sentence scores; create scores with"),
+        ("fit", new, small_set, ["--data.init_args.image_size", "50"], "multiple of the image encoder's"),
+    ):
+        assert words in refused(capsys, [command, *small(run, data, small_bert, *more)])
 
 
 def test_a_run_outlives_its_language_models_folder(small_set, small_bert, tmp_path, finished, capsys):
@@ -261,9 +245,9 @@ def test_a_run_outlives_its_language_models_folder(small_set, small_bert, tmp_pa
     before = torch.load(last, weights_only=True)["network"]["text_encoder"]
     main(["fit", *small(run, small_set, text, *CLASSIFICATION)])
     assert torch.load(last, weights_only=True)["network"]["text_encoder"] == before
-    with pytest.raises(SystemExit):
-        main(["fit", *small(tmp_path / "new", small_set, text), "--ckpt_path", str(last)])
-    assert "was trained with another text_encoder" in capsys.readouterr().err
+    assert "was trained with another text_encoder" in refused(
+        capsys, ["fit", *small(tmp_path / "new", small_set, text), "--ckpt_path", str(last)]
+    )
     shutil.rmtree(text)
     (run / "checkpoints/untrained.ckpt").unlink()  # one evaluation is enough
     main(["test", "--config", str(run / "config.yaml")])
@@ -272,14 +256,12 @@ def test_a_run_outlives_its_language_models_folder(small_set, small_bert, tmp_pa
     pd.testing.assert_frame_equal(a, b, check_exact=True)
 
 
-def test_a_changed_prepared_set_is_noticed(finished, small_set, small_bert, tmp_path, capsys):
+def test_a_changed_prepared_set_is_noticed(finished, fit, small_set, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
     now = {"fingerprint": PreparedSet(small_set).fingerprint, "source": "test"}
     assert json.loads((run / "data.json").read_text()) == now
     (run / "data.json").write_text(json.dumps({"fingerprint": "other"}))
-    with pytest.raises(SystemExit):
-        main(["fit", *small(run, small_set, small_bert)])
-    assert "holds a run on other data: the prepared set has changed since" in capsys.readouterr().err
+    assert "holds a run on other data: the prepared set has changed since" in refused(capsys, fit(run))
 
 
 def test_a_runs_results_stay_its_own(finished, small_set, tmp_path, capsys, info):
@@ -308,50 +290,19 @@ def test_a_runs_results_stay_its_own(finished, small_set, tmp_path, capsys, info
     images = pd.read_parquet(changed / "images.parquet")
     images = images.replace({"train": "test", "test": "train"})
     images.to_parquet(changed / "images.parquet", index=False)
-    with pytest.raises(SystemExit):
-        main(words)
-    assert re.search(rf"24 of 3\d images to evaluate are training images of {other}", capsys.readouterr().err)
-
-
-def test_last_is_of_the_last_epoch_best_tested(finished):
-    last = torch.load(finished / "checkpoints/last.ckpt", weights_only=True)
-    assert last["global_step"] == 6
-    assert (
-        json.loads((finished / "results.json").read_text())["checkpoint"]["file"] == "checkpoints/best.ckpt"
-    )
-    losses = pd.read_csv(finished / "metrics.csv")["validate/loss"].dropna().tolist()
-    best = torch.load(finished / "checkpoints/best.ckpt", weights_only=True)
-    epoch = 1 + losses.index(min(losses))
-    assert best["global_step"] == 3 * epoch
-    selected = json.loads((finished / "fit.json").read_text())["best"]
-    assert selected == {
-        "epoch": epoch,
-        "step": 3 * epoch,
-        "metric": "validate/loss",
-        "value": approx(min(losses), rel=1e-5),
-    }
-    results = [json.loads((finished / f"results{x}.json").read_text()) for x in ("", "_untrained")]
-    assert [x["checkpoint"]["epoch"] for x in results] == [epoch, 0]
+    message = refused(capsys, words)
+    assert re.search(rf"24 of 3\d images to evaluate are training images of {other}", message)
 
 
 def test_a_run_continues_with_other_loader_workers(finished):
     config = yaml.safe_load((finished / "config.yaml").read_text())
     config["data"]["init_args"]["num_workers"] += 3
-    is_longer = RunFolder(finished).check(config, json.loads((finished / "data.json").read_text()))
-    assert not is_longer
+    assert not RunFolder(finished).check(config, json.loads((finished / "data.json").read_text()))
 
 
-def test_an_image_size_between_the_regions_is_refused(small_set, small_bert, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        main(["fit", *small(tmp_path, small_set, small_bert, "--data.init_args.image_size", "50")])
-    assert (
-        "data.image_size 50 must be a multiple of the image encoder's stride, 16" in capsys.readouterr().err
-    )
-
-
-def test_a_trial_run_claims_no_folder(small_set, small_bert, tmp_path):
+def test_a_trial_run_claims_no_folder(tmp_path, fit):
     trial = ("--trainer.fast_dev_run", "true", "--trainer.callbacks", "[]")
-    main(["fit", *small(tmp_path / "run", small_set, small_bert, *trial)])
+    main(fit(tmp_path / "run", *trial))
     assert not [file for file in tmp_path.rglob("*") if file.is_file()], "a trial leaves nothing behind"
 
 
@@ -374,9 +325,7 @@ def test_an_unfinished_run_continues_where_it_stopped(small_set, small_bert, tmp
     (run / "fit.json").unlink()
     for name in ("last.ckpt", "previous.ckpt"):
         (run / "checkpoints" / name).write_bytes(b"PK broken")
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert "continue from another with --ckpt_path" in capsys.readouterr().err
+    assert "continue from another with --ckpt_path" in refused(capsys, arguments)
     with pytest.warns(UserWarning, match=r"can be read .*; continuing from .*elsewhere.ckpt"):
         main([*arguments, "--ckpt_path", str(best)])
     assert (run / "fit.json").is_file()
@@ -399,13 +348,8 @@ def test_untrained_results_of_another_protocol_are_measured_again(finished, tmp_
 
 def test_predict_writes_embeddings_and_scores(finished, info):
     main(["predict", "--config", str(finished / "config.yaml")])
-    (said,) = (line for line in info() if line.startswith("predictions: "))
     assert f"predict: {finished}/checkpoints/best.ckpt, epoch " in "\n".join(info())
-    assert all(
-        str(finished / f"predictions/{name}.parquet") in said
-        for name in ("image_embeddings", "finding_scores")
-    )
-    assert "classification.parquet" not in said, "test wrote it"
+    assert f"predictions: {finished}/predictions" in info()
     images = pd.read_parquet(finished / "predictions/image_embeddings.parquet")
     scores = pd.read_parquet(finished / "predictions/finding_scores.parquet")
     sentences = pd.read_parquet(finished / "predictions/sentence_embeddings.parquet")
@@ -448,10 +392,7 @@ def test_prompts_of_a_file_replace_the_callbacks(finished, tmp_path, capsys):
     assert len(scores) == 20 and set(scores["finding"]) == {"Nodule", "Fractur"}
     before = (finished / "results.json").read_bytes()
     (tmp_path / "mine.yaml").write_text("Fractur: [No fracture, Fracture]\n")
-    with pytest.raises(SystemExit) as error:
-        main(["test", *command])
-    assert error.value.code == 2
-    said = capsys.readouterr().err
+    said = refused(capsys, ["test", *command])
     assert "does not label 'Fractur' (did you mean 'Fracture'?)" in said and "Support Devices" in said
     assert (finished / "results.json").read_bytes() == before
 
@@ -469,9 +410,9 @@ def test_a_run_from_before_an_option_continues(finished, small_set, small_bert, 
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     arguments = small(run, small_set, small_bert)
     main(["fit", *arguments])
-    with pytest.raises(SystemExit):
-        main(["fit", *arguments, "--data.init_args.views", "2"])
-    assert "differs in data.init_args.views" in capsys.readouterr().err
+    assert "differs in data.init_args.views" in refused(
+        capsys, ["fit", *arguments, "--data.init_args.views", "2"]
+    )
 
 
 def test_initial_weights_of_another_run_may_go(finished, small_set, small_bert, tmp_path):
@@ -528,14 +469,9 @@ def test_initial_weights_of_another_run_may_go(finished, small_set, small_bert, 
         (["--model.init_args.init_from", "nowhere.ckpt"], "init_from: no file and no folder nowhere.ckpt"),
     ],
 )
-def test_unfitting_weights_are_refused_before_training(
-    options, message, finished, small_set, small_bert, tmp_path, capsys
-):
+def test_unfitting_weights_are_refused_before_training(options, fit, message, finished, tmp_path, capsys):
     source = ["--model.init_args.init_from", str(finished / "checkpoints/best.ckpt")]
-    with pytest.raises(SystemExit) as error:
-        main(["fit", *small(tmp_path / "run", small_set, small_bert, *source, *options)])
-    assert error.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in refused(capsys, fit(tmp_path / "run", *source, *options))
     assert not (tmp_path / "run/checkpoints").exists()
 
 

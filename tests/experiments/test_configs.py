@@ -34,7 +34,7 @@ def test_the_cells_of_an_experiment_are_configurations(file, tmp_path, monkeypat
             Path(name).write_text("model: {init_args: {class_probability: {init_args: {a: 0.1}}}}")
     experiment = read_experiment(Path("configs/experiments") / file.name)
     check_cells(experiment)
-    assert (experiment.reference or experiment.choice) is not None
+    assert experiment.reference or experiment.choice
 
 
 def test_digits_are_the_grid_of_the_study():

@@ -37,14 +37,10 @@ def test_the_grid_is_the_product_of_its_axes(tmp_path):
         "--seed_everything=1",
         "--data.init_args.seed=1",
     )
-
-
-def test_a_few_cells_have_every_level(tmp_path):
-    experiment = read_experiment(write_grid(tmp_path))
-    cells = experiment.covering_cells()
-    assert len(cells) == 3
+    covering = experiment.covering_cells()
+    assert len(covering) == 3
     for axis, levels in experiment.axes.items():
-        assert {cell.levels[axis] for cell in cells} == {level.name for level in levels}
+        assert {cell.levels[axis] for cell in covering} == {level.name for level in levels}
 
 
 def axes(**changes):
@@ -57,162 +53,72 @@ def axes(**changes):
     return {"axes": {name: axis for name, axis in (plain | changes).items() if axis is not None}}
 
 
-MISTAKES = {
-    "unknown key": ({"figure": []}, "figure: there is no such key; did you mean figures?"),
-    "no axes": ({"axes": None}, "axes is missing"),
-    "empty axes": ({"axes": {}}, "axes is missing"),
-    "keys of one text": (axes(rate={"levels": {1: {}, "1": {}}}), "two keys are the same text: 1, '1'"),
-    "axis in braces": (
-        {"settings": {"trainer.default_root_dir": "a/{noize}"}},
-        "there is no axis noize; did you mean noise?",
-    ),
-    "values beside levels": (
-        axes(rate={"levels": {"slow": {}}, "values": [1]}),
-        "axes.rate: expected set and values, or",
-    ),
-    "logarithm of a name": (
-        {"figures": [LINES | {"log": True, "x": "rate"}]},
-        "a logarithmic axis needs numbers above 0",
-    ),
-    "unknown command": (
-        {"commands": ["fit", "tets"]},
-        "commands.1: expected fit, validate, test, predict, found tets; did you mean test?",
-    ),
-    "pairs": ({"pairs": "seeds"}, "pairs: there is no axis seeds; did you mean seed?"),
-    "compared axis": ({"compare": {"axis": "x", "reference": 0}}, "compare.axis: there is no axis x"),
-    "reference": (
-        {"compare": {"axis": "rate", "reference": "CL"}},
-        "compare.reference: there is no level CL (there are: slow, fast)",
-    ),
-    "paired and compared": (
-        {"compare": {"axis": "seed", "reference": 0}},
-        "seed is both paired and compared",
-    ),
-    "empty axis": (axes(seed=SEED | {"values": []}), "axes.seed: expected set and values, or levels"),
-    "duplicate level": (
-        axes(seed=SEED | {"values": [1, 2, 1]}),
-        "axes.seed: the level '1' cannot name a folder of its own",
-    ),
-    "folder's name": (axes(seed=SEED | {"values": ["a/b"]}), "the level 'a/b' cannot name a folder"),
-    "neither levels nor set": (axes(seed={"values": [1]}), "axes.seed: expected set and values, or levels"),
-    "two owners": (axes(order=SEED), "the axes seed and order both set seed_everything"),
-    "key of a level": (
-        axes(rate={"levels": {"slow": {"setting": {}}}}),
-        "axes.rate.levels.slow.setting: there is no such key; did you mean settings?",
-    ),
-    "outcome's key": (
-        {"outcomes": {"error": {"path": "a", "unit": "%"}}},
-        "outcomes.error.unit: there is no such key",
-    ),
-    "outcome without test": ({"commands": ["fit"]}, "outcomes are read from results.json"),
-    "checkpoints": ({"checkpoints": "none"}, "checkpoints: expected keep, delete, found none"),
-    "figure's kind": (
-        {"figures": [LINES | {"kind": "line"}]},
-        "figures.0.kind: expected lines, differences, map, found line; did you mean lines?",
-    ),
-    "figure's key": ({"figures": [LINES | {"z": 1}]}, "figures.0.z: there is no such key"),
-    "figure's axis": (
-        {"figures": [LINES | {"x": "nois"}]},
-        "there is no axis nois; did you mean noise?",
-    ),
-    "figure's outcome": (
-        {"figures": [LINES | {"y": "eror"}]},
-        "there is no outcome eror; did you mean error?",
-    ),
-    "figure's level": ({"figures": [LINES | {"where": {"noise": 3}}]}, "where.noise: there is no level 3"),
-    "mixed levels": (
-        {"figures": [{"kind": "lines", "name": "a", "x": {"label": "x", "outcomes": {"error": 1}}}]},
-        "figures.0.where: choose a level of noise",
-    ),
-    "name of a column": (
-        {"axes": {"epochs": {"set": "trainer.max_epochs", "values": [1]}}, "pairs": None, "compare": None},
-        "axes.epochs: the name of an axis is part",
-    ),
-    "axis that sets nothing": (
-        axes(seed={"set": None, "values": 2}),
-        "axes.seed.set: expected str or list, found None",
-    ),
-    "list of axes": ({"pairs": ["seed"]}, "pairs: expected str or null, found ['seed']"),
-    "number that no evaluation writes": (
-        {"outcomes": {"error": {"path": ["tiny/error", "grounding/cnr_singed"]}}},
-        "outcomes.error: no evaluation writes grounding/cnr_singed; did you mean grounding/cnr_signed?",
-    ),
-    "section that no evaluation writes": (
-        {"outcomes": {"error": "clasification/by_finding/Edema/auc"}},
-        "no evaluation writes clasification/by_finding/Edema/auc; did you mean classification/by_finding/*/auc?",
-    ),
-    "number of the validation": ({"outcomes": {"error": "validate/acu"}}, "did you mean validate/auc?"),
-    "list of outcomes": ({"outcomes": ["tiny/error"]}, "outcomes: expected keys with values"),
-    "outcome's digits": (
-        {"outcomes": {"error": {"path": "a", "digits": "two"}}},
-        "outcomes.error.digits: expected int, found 'two'",
-    ),
-    "outcome's direction": (
-        {"outcomes": {"error": {"path": "a", "higher_is_better": "no"}}},
-        "outcomes.error.higher_is_better: expected bool or null, found 'no'",
-    ),
-    "figure's where": (
-        {"figures": [LINES | {"where": "noise"}]},
-        "figures.0.where: expected keys with values",
-    ),
-    "outcomes as x without a label": (
-        {"figures": [LINES | {"x": {"outcomes": {"error": 1}}, "where": {"noise": 1}}]},
-        "figures.0.x.label is missing",
-    ),
-    "both kinds of outcomes": (
-        {"outcomes": {"error": {"path": ["tiny/error", "validate/loss"]}}},
-        "error.path: expected paths of the test, or of the validation",
-    ),
-    "choice": ({"choose": "eror"}, "choose: there is no outcome eror; did you mean error?"),
-    "choice without direction": ({"choose": "error"}, "choose: error needs higher_is_better"),
-    "choice by the test": (
-        {"choose": "error", "outcomes": {"error": {"path": "tiny/error", "higher_is_better": False}}},
-        "choose: error is an outcome of the test, whose patients must not decide",
-    ),
-    "patients": ({"patients": "yes"}, "patients: expected bool, found 'yes'"),
-    "table without columns": ({"tables": [{"title": "a"}]}, "tables.0.outcomes is missing"),
-    "table of mixed levels": (
-        {"tables": [{"title": "a", "outcomes": ["error"]}]},
-        "tables.0.where: choose a level of noise",
-    ),
-    "compared level on x": (
-        {"figures": [LINES | {"x": {"label": "x", "levels": {"slw": 1}}}]},
-        "figures.0: there is no compared level slw; did you mean slow?",
-    ),
-    "line across": (
-        {"figures": [LINES | {"across": ["fast"]}]},
-        "figures.0.across: lines across belong to levels as x",
-    ),
-    "line of a level": (
-        {"figures": [LINES | {"levels": ["fas"]}]},
-        "figures.0: there is no compared level fas; did you mean fast?",
-    ),
-    "lines of levels on x": (
-        {"figures": [LINES | {"x": {"label": "x", "levels": {"slow": 1}}, "levels": ["fast"]}]},
-        "figures.0.levels: only where each compared level has a line of its own",
-    ),
-    "choice at no axis": (
-        {
-            "outcomes": {"error": {"path": "validate/error", "higher_is_better": False}},
-            "choose": {"outcome": "error", "for_each": "seed"},
-        },
-        "choose.for_each: there is no axis to choose at seed (there are: noise, rate)",
-    ),
-    "choice by seed": (
-        {
-            **axes(rate={"levels": {"slow": {"settings": {"data.init_args.folder": "{seed}"}}, "fast": {}}}),
-            **{"compare": None, "figures": None, "commands": ["fit"]},
-            "outcomes": {"error": {"path": "validate/error", "higher_is_better": False}},
-            "choose": "error",
-        },
+NO_GRID = {"compare": None, "figures": None, "commands": ["fit"]}
+VALIDATED = {"outcomes": {"error": {"path": "validate/error", "higher_is_better": False}}}
+TESTED = {"outcomes": {"error": {"path": "tiny/error", "higher_is_better": False}}}
+ON_X = LINES | {"where": {"noise": 1}}
+MISTAKES = [
+    # Keys and types.
+    ({"figure": []}, "figure: there is no such key; did you mean figures?"),
+    ({"axes": None}, "axes is missing"),
+    ({"axes": {}}, "axes is missing"),
+    ({"commands": ["fit", "tets"]}, "commands.1: expected fit, validate, test, predict, found tets; did"),
+    ({"pairs": ["seed"]}, "pairs: expected str, found ['seed']"),
+    ({"patients": "yes"}, "patients: expected bool, found 'yes'"),
+    ({"outcomes": ["tiny/error"]}, "outcomes: expected keys with values"),
+    ({"outcomes": {"error": {"path": "a", "unit": "%"}}}, "outcomes.error.unit: there is no such key"),
+    ({"outcomes": {"error": {"path": "a", "digits": "two"}}}, "outcomes.error.digits: expected int, found 'two'"),
+    ({"tables": [{"title": "a"}]}, "tables.0.outcomes is missing"),
+    ({"figures": [LINES | {"where": "noise"}]}, "figures.0.where: expected keys with values"),
+    ({"figures": [ON_X | {"x": {"outcomes": {"error": 1}}}]}, "figures.0.x.label is missing"),
+    ({"choose": {"for_each": "noise"}}, "choose.outcome is missing"),
+    # Axes.
+    (axes(rate={"levels": {1: {}, "1": {}}}), "two keys are the same text: 1, '1'"),
+    (axes(rate={"levels": {"slow": {}}, "values": [1]}), "axes.rate: expected set and values, or levels"),
+    (axes(seed=SEED | {"values": []}), "axes.seed: expected set and values, or levels"),
+    (axes(seed={"values": [1]}), "axes.seed: expected set and values, or levels"),
+    (axes(seed=SEED | {"values": [1, 2, 1]}), "axes.seed: '1' cannot name a folder of its own"),
+    (axes(seed=SEED | {"values": ["a/b"]}), "axes.seed: 'a/b' cannot name a folder"),
+    (axes(order=SEED), "the axes seed and order both set seed_everything"),
+    (axes(epochs={"set": "trainer.max_epochs", "values": 2}), "axes.epochs: this is a column of results.parquet"),
+    (axes(rate={"levels": {"slow": {"setting": {}}}}), "axes.rate.levels.slow.setting: there is no such key; did you"),
+    ({"settings": {"trainer.default_root_dir": "a/{noize}"}}, "there is no axis noize; did you mean noise?"),
+    ({"pairs": "seeds"}, "pairs: there is no axis seeds; did you mean seed?"),
+    ({"compare": {"axis": "seed", "reference": 0}}, "compare.axis: there is no axis seed (there are: noise, rate)"),
+    ({"compare": {"axis": "rate", "reference": "CL"}}, "compare.reference: there is no level CL (there are: slow"),
+    # Outcomes, choices and tables.
+    ({"commands": ["fit"]}, "outcomes are read from results.json"),
+    ({"outcomes": {"error": {"path": ["tiny/error", "grounding/cnr_singed"]}}}, "did you mean grounding/cnr_signed?"),
+    ({"outcomes": {"error": "clasification/by_finding/Edema/auc"}}, "did you mean classification/by_finding/*/auc?"),
+    ({"outcomes": {"error": "validate/acu"}}, "did you mean validate/auc?"),
+    ({"choose": "eror"}, "choose: there is no outcome eror; did you mean error?"),
+    ({"choose": "error", "outcomes": {"error": "validate/error"}}, "choose: expected an outcome of the validation"),
+    ({"choose": "error", **TESTED}, "choose: expected an outcome of the validation"),
+    ({**NO_GRID, **VALIDATED, "choose": {"outcome": "error", "for_each": "rat"}}, "for_each: there is no axis rat"),
+    (
+        axes(rate={"levels": {"slow": {"settings": {"data.init_args.folder": "{seed}"}}}})
+        | {**NO_GRID, **VALIDATED, "choose": "error"},
         "choose: the settings of rate slow name seed, over which is averaged",
     ),
-    "choice of nothing": ({"choose": {"for_each": "noise"}}, "choose.outcome is missing"),
-    "two figures": ({"figures": [LINES, LINES]}, "figures: two have the same name"),
-}
+    ({"tables": [{"title": "a", "outcomes": ["error"]}]}, "tables.0.where: choose a level of noise"),
+    # Plots.
+    ({"figures": [LINES | {"kind": "line"}]}, "figures.0.kind: expected lines, differences, map, found line; did you"),
+    ({"figures": [LINES | {"x": "nois"}]}, "figures.0.x: there is no axis nois; did you mean noise?"),
+    ({"figures": [LINES | {"y": "eror"}]}, "there is no outcome eror; did you mean error?"),
+    ({"figures": [LINES | {"y": []}]}, "figures.0.y is missing"),
+    ({"figures": [LINES | {"where": {"noise": 3}}]}, "where.noise: there is no level 3"),
+    ({"figures": [LINES | {"x": {"label": "x", "outcomes": {"error": 1}}}]}, "figures.0.where: choose a level"),
+    ({"figures": [LINES | {"x": {"label": "x", "levels": {"slw": 1}}}]}, "no compared level slw; did you mean slow?"),
+    ({"figures": [LINES | {"across": ["fast"]}]}, "figures.0: expected across with levels as x"),
+    ({"figures": [ON_X | {"x": {"label": "x", "levels": {"slow": 1}}, "levels": ["fast"]}]}, "expected across"),
+    ({"figures": [LINES | {"kind": "differences", "x": {"label": "x", "levels": {"slow": 1}}}]}, "differences need"),
+    ({"figures": [LINES | {"x": {"label": "x"}}]}, "figures.0.x: expected outcomes or levels"),
+    ({"figures": [LINES | {"kind": "map"}]}, "figures.0: expected name, title and where alone for a map"),
+    ({"figures": [LINES, LINES]}, "figures: two have the same name"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("changes", "words"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize(("changes", "words"), MISTAKES, ids=lambda x: str(x)[:40])
 def test_a_mistake_is_named_in_one_line(changes, words, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         main([str(write_grid(tmp_path, **changes))])
@@ -240,19 +146,10 @@ def test_a_grid_takes_keys_of_its_base(tmp_path):
 
 def test_bases_have_bases_and_levels_may_change(tmp_path):
     base = read_experiment(write_grid(tmp_path))
-    for name, given in {
-        "other.yaml": {"base": "grid.yaml", "folder": str(tmp_path / "other"), "pairs": None},
-        "third.yaml": {
-            "base": "other.yaml",
-            "axes": {
-                "rate": {
-                    "base": True,
-                    "levels": {"slow": {"settings": {"data.init_args.size": 2}}, "own": {}},
-                }
-            },
-            "figures": [],
-        },
-    }.items():
+    levels = {"slow": {"settings": {"data.init_args.size": 2}}, "own": {}}
+    third = {"base": "other.yaml", "axes": {"rate": {"base": True, "levels": levels}}, "figures": []}
+    other = {"base": "grid.yaml", "folder": str(tmp_path / "other"), "pairs": None}
+    for name, given in {"other.yaml": other, "third.yaml": third}.items():
         (tmp_path / name).write_text(yaml.safe_dump(given))
     found = read_experiment(tmp_path / "third.yaml")
     assert (found.folder, found.pairs) == (tmp_path / "other", None)
@@ -262,32 +159,25 @@ def test_bases_have_bases_and_levels_may_change(tmp_path):
     assert [one.name for one in found.files] == ["third.yaml", "other.yaml", "grid.yaml"]
 
 
-BASE_MISTAKES = {
-    "elsewhere": ({"base": "../grid.yaml"}, "base: expected the name of another file in the same folder"),
-    "nothing": ({"base": ""}, "base: expected the name of another file in the same folder, found ''"),
-    "itself": ({"base": "other.yaml"}, "base: expected the name of another file in the same folder"),
-    "in a circle": ({"base": "circle.yaml"}, "circle.yaml: base: expected the name of another file"),
-    "absent": ({"base": "absent.yaml"}, "no file"),
-    "key": ({"bas": "grid.yaml"}, "other.yaml: bas: there is no such key; did you mean base?"),
-    "key of the base": ({"base": "wrong.yaml"}, "wrong.yaml: foldr: there is no such key"),
-    "axes of the base": ({"base": "list.yaml"}, "list.yaml: axes: expected keys with values"),
-    "no axis": (
-        {"axes": {"size": "base"}},
-        "other.yaml: axes: there is no axis of the base size (there are: noise",
-    ),
-    "no level": (
-        {"axes": {"rate": ["slw"]}},
-        "axes.rate: there is no level of the base slw; did you mean slow?",
-    ),
-    "values": ({"axes": {"noise": [0.1]}}, "axes.noise: the axis of the base has values, not levels"),
-    "no levels": (
-        {"axes": {"rate": {"base": "slow"}}},
-        "axes.rate: expected base: true and levels, found {'base': 'slow'}",
-    ),
-}
+ELSEWHERE = "base: expected the name of another file in the same folder"
+BASE_MISTAKES = [
+    ({"base": "../grid.yaml"}, ELSEWHERE),
+    ({"base": ""}, f"{ELSEWHERE}, found ''"),
+    ({"base": "other.yaml"}, ELSEWHERE),
+    ({"base": "circle.yaml"}, f"circle.yaml: {ELSEWHERE}"),
+    ({"base": "absent.yaml"}, "no file"),
+    ({"bas": "grid.yaml"}, "other.yaml: bas: there is no such key; did you mean base?"),
+    ({"base": "wrong.yaml"}, "wrong.yaml: foldr: there is no such key"),
+    ({"base": "list.yaml"}, "list.yaml: axes: expected keys with values"),
+    ({"axes": {"size": "base"}}, "other.yaml: axes: there is no axis of the base size (there are: noise"),
+    ({"axes": {"rate": ["slw"]}}, "axes.rate: there is no level of the base slw; did you mean slow?"),
+    ({"axes": {"noise": [0.1]}}, "axes.noise: levels of the base: expected keys with values"),
+    ({"axes": {"rate": {"base": True}}}, "axes.rate.levels: expected keys with values"),
+    ({"axes": {"rate": {"base": "slow"}}}, "axes.rate.base: there is no such key"),
+]
 
 
-@pytest.mark.parametrize(("changes", "words"), BASE_MISTAKES.values(), ids=BASE_MISTAKES)
+@pytest.mark.parametrize(("changes", "words"), BASE_MISTAKES, ids=lambda x: str(x)[:40])
 def test_a_mistake_in_a_grid_over_another(changes, words, tmp_path):
     write_grid(tmp_path)
     (tmp_path / "circle.yaml").write_text("base: other.yaml")
@@ -323,8 +213,11 @@ def test_another_axis_may_be_part_of_a_setting(tmp_path):
         for name, settings in experiment.identity()["axes"]["rate"].items()
         if name != "slow"
     } == {"own at noise=0.1": 0.3, "own at noise=1": 0.4}
-    (tmp_path / "rate_1.yaml").unlink()
-    with pytest.raises(UserError, match=r"no file .*rate_1\.yaml"):
+    write_rates(tmp_path, {"own": 0.5})
+    experiment = read_experiment(grid_of_rates(tmp_path, "1", configs=["rate_{rate}.yaml"]))
+    assert experiment.identity()["axes"]["rate"]["own"] == {"model": {"init_args": {"learning_rate": 0.5}}}
+    (tmp_path / "rate_own.yaml").unlink()
+    with pytest.raises(UserError, match=r"no file .*rate_own\.yaml"):
         read_experiment(tmp_path / "grid.yaml").identity()
 
 
@@ -342,29 +235,23 @@ def test_files_by_level_identify_a_folder(tmp_path):
         claim_folder(read_experiment(grid_of_rates(tmp_path, "0.1", "1", **own)))
 
 
-def test_a_level_may_name_its_own_axis(tmp_path):
-    write_rates(tmp_path, {"own": 0.3})
-    experiment = read_experiment(grid_of_rates(tmp_path, "1", configs=["rate_{rate}.yaml"]))
-    assert experiment.identity()["axes"]["rate"]["own"] == {"model": {"init_args": {"learning_rate": 0.3}}}
-
-
 def test_an_axis_of_numbers_and_null_has_names(tmp_path):
     noise = {"set": "data.init_args.noise", "values": [0.5, None]}
-    (levels,) = read_experiment(
-        write_grid(tmp_path, axes={"noise": noise}, pairs=None, compare=None, figures=None)
-    ).axes.values()
-    assert [level.value for level in levels] == ["0.5", "null"]
+    file = write_grid(tmp_path, axes={"noise": noise}, pairs=None, compare=None, figures=None)
+    assert [level.value for level in read_experiment(file).axes["noise"]] == ["0.5", "null"]
 
 
 def test_arguments_of_the_command(tmp_path, capsys):
-    file = write_grid(tmp_path)
+    file = str(write_grid(tmp_path))
+    (tmp_path / "a.yaml").write_text("a: [")
     for arguments, words in [
         ([str(tmp_path / "absent.yaml")], "no file"),
+        ([str(tmp_path / "a.yaml")], "is not readable YAML"),
         (
-            [str(file), "--task", "3", "--tasks", "3"],
+            [file, "--task", "3", "--tasks", "3"],
             "--task counts from 0: expected less than --tasks 3, found 3",
         ),
-        ([str(file), "--workers", "0"], "--workers: '0': expected a whole number of at least 1"),
+        ([file, "--workers", "0"], "--workers: '0': expected a whole number of at least 1"),
     ]:
         with pytest.raises(SystemExit) as end:
             main(arguments)
@@ -372,26 +259,13 @@ def test_arguments_of_the_command(tmp_path, capsys):
 
 
 def test_a_wrong_setting_is_found_before_anything_runs(tmp_path):
-    slow = {"levels": {"slow": {}, "fast": {"settings": {"model.init_args.learning_rat": 3}}}}
+    fast = {"settings": {"model.init_args.learning_rat": 3}}
+    misspelled = axes(rate={"levels": {"slow": {}, "fast": fast}}) | {"figures": None}
     for changes, words in (
-        (
-            {"settings": SETTINGS | {"trainer.max_epoch": 3}},
-            r"noise=0.1,rate=slow,seed=0: trainer.max_epoch: .* mean",
-        ),
-        (
-            axes(rate=slow) | {"figures": None},
-            r"rate=fast,seed=1: model.init_args.learning_rat: .* did you mean learning_rate",
-        ),
+        ({"settings": {"trainer.max_epoch": 3}}, r"noise=0.1,rate=slow,seed=0: trainer.max_epoch: .* mean"),
+        (misspelled, r"rate=fast,seed=1: model.init_args.learning_rat: .* did you mean learning_rate"),
         ({"configs": ["absent.yaml"]}, r"seed=0: config: File does not exist: .*absent.yaml"),
     ):
         with pytest.raises(UserError, match=words):
             check_cells(read_experiment(write_grid(tmp_path, **changes)), [MODULE])
     assert not (tmp_path / "grid").exists()
-
-
-def test_a_file_that_is_no_yaml(tmp_path):
-    file = tmp_path / "a.yaml"
-    for text, words in (("a: [", "is not readable YAML"), ("- a", "expected keys with values, found ['a']")):
-        file.write_text(text)
-        with pytest.raises(UserError, match=re.escape(words)):
-            read_experiment(file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,6 +14,7 @@ from PIL import Image
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.experiments.figures import draw_figures
+from medclip_dcl.experiments.grid import Experiment
 from medclip_dcl.experiments.page import write_report
 from medclip_dcl.experiments.plan import read_experiment
 from medclip_dcl.experiments.table import results_table
@@ -44,6 +46,14 @@ def write_cells(file: Path, without: tuple[str, ...] = ()) -> None:
         (cell.folder / "fit.json").write_text(json.dumps({"epochs": 2, "steps": 6, "seconds": 800.0}))
 
 
+def written(folder: Path, without: tuple[str, ...] = (), **changes: Any) -> tuple[Experiment, pd.DataFrame]:
+    """An experiment with finished cells, and its table."""
+    file = write_grid(folder, **changes)
+    write_cells(file, without)
+    experiment = read_experiment(file)
+    return experiment, results_table(experiment)
+
+
 def text_of(page: Path) -> str:
     """The page without tags and charts."""
     text = re.sub(r"<(style|svg).*?</\1>", " ", page.read_text(), flags=re.DOTALL)
@@ -51,41 +61,44 @@ def text_of(page: Path) -> str:
 
 
 def test_the_page_shows_means_and_paired_differences(tmp_path):
-    file = write_grid(tmp_path)
-    write_cells(file)
-    experiment = read_experiment(file)
-    table = results_table(experiment)
-    text = text_of(write_report(experiment, table))
+    experiment, table = written(tmp_path)
+    page = write_report(experiment, table)
+    text = text_of(page)
     errors = table[table["outcome"] == "error"]
     found = paired_differences(errors, compared="rate", reference="slow", pairs="seed", groups=["noise"])
     assert (found["p_holm"] < 0.05).all() and len(found) == 2
-    one, two = found.sort_values("noise").to_dict("records")
-    cells = [f"−{-x['mean']:.3f}* [−{-x['low']:.3f}, −{-x['high']:.3f}]" for x in (one, two)]
+    cells = [
+        f"−{-x['mean']:.3f}* [−{-x['low']:.3f}, −{-x['high']:.3f}]"
+        for x in found.sort_values("noise").to_dict("records")
+    ]
     assert f"fast − slow {cells[0]} {cells[1]}" in text
-    cells_of_differences = " | ".join(cells)
+    markdown = (tmp_path / "grid/tables.md").read_text()
+    assert markdown.startswith("# grid\n\nMeans over seed;")
+    assert f"| fast − slow | {' | '.join(cells)} |" in markdown
     slow = means(errors[errors["rate"] == "slow"], ["noise"]).sort_values("noise").to_dict("records")
     cells = [f"{x['mean']:.3f} [−{-x['low']:.3f}, {x['high']:.3f}]" for x in slow]
     assert f"slow {cells[0]} {cells[1]}" in text
     # Percentages, equal in all runs: no interval, no sign, no star.
     means_of_slope = "slope, % noise 0.1 noise 1 slow 50.0 50.0 fast 50.0 50.0"
     assert f"{means_of_slope} differences from slow, paired by seed fast − slow 0.0 0.0" in text
-    markdown = (tmp_path / "grid/tables.md").read_text()
-    assert (
-        markdown.startswith("# grid\n\nMeans over seed;")
-        and f"| fast − slow | {cells_of_differences} |" in markdown
-    )
     assert "12 of 12" in text and "hours of fit and test 3.0" in text and "2 noise × 2 rate × 3 seed" in text
+    # Plots on the page and in files.
+    html = page.read_text()
+    assert html.count("<svg") == 3 and "Fast against slow" in html and "error over noise" in html
+    for name in ("error_over_noise", "difference", "both"):
+        with Image.open(tmp_path / f"grid/figures/{name}.png") as image:
+            assert image.width > 1000
+    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"|<!DOCTYPE[^>]*>', "", html.split("<pre>")[0])
+    assert write_report(experiment, table).read_text() == html, "the same cells, the same page"
 
 
 def test_missing_and_failed_cells_are_said(tmp_path):
-    file = write_grid(tmp_path)
     missing = ("noise=1,rate=fast,seed=2", "noise=1,rate=slow,seed=1", "noise=0.1,rate=slow,seed=0")
-    write_cells(file, missing)
-    experiment = read_experiment(file)
+    experiment, table = written(tmp_path, missing)
     failed = experiment.folder / "cells" / missing[0]
     failed.mkdir()
     (failed / "error.txt").write_text("RuntimeError: <too steep>\n")
-    page = write_report(experiment, results_table(experiment))
+    page = write_report(experiment, table)
     text = text_of(page)
     assert "9 of 12" in text and "failed 1" in text and "3 cells are missing" in text
     assert "- 3 cells are missing" in (tmp_path / "grid/tables.md").read_text()
@@ -94,77 +107,49 @@ def test_missing_and_failed_cells_are_said(tmp_path):
     assert re.search(r"fast − slow −0\.\d+\*? \[[^]]+\] n = 2 −0\.\d+ n = 1 ", text)
 
 
-def test_figures_on_the_page_and_in_files(tmp_path):
-    file = write_grid(tmp_path)
-    write_cells(file)
-    experiment = read_experiment(file)
-    page = write_report(experiment, results_table(experiment)).read_text()
-    assert page.count("<svg") == 3 and "Fast against slow" in page and "error over noise" in page
-    for name in ("error_over_noise", "difference", "both"):
-        with Image.open(tmp_path / f"grid/figures/{name}.png") as image:
-            assert image.width > 1000
-    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"|<!DOCTYPE[^>]*>', "", page.split("<pre>")[0])
-    assert write_report(experiment, results_table(experiment)).read_text() == page, (
-        "the same cells, the same page"
-    )
+LINES = {"kind": "lines", "name": "a", "x": "noise", "y": "error"}
+OVER_RATE = LINES | {"x": "rate", "where": {"noise": 1}}
 
 
-def test_one_line_is_drawn_over_the_compared_axis(tmp_path):
-    figures = [{"kind": "lines", "name": "a", "x": "rate", "y": "error", "where": {"noise": 1}}]
-    file = write_grid(tmp_path, figures=figures)
-    write_cells(file)
-    experiment = read_experiment(file)
-    (panels,) = draw_figures(experiment, results_table(experiment)).values()
-    assert all(text in panels[0] for text in ("rate", "slow", "fast")) and "legend" not in panels[0]
+@pytest.mark.parametrize(
+    ("plot", "there", "absent"),
+    [(OVER_RATE, ["rate", "slow", "fast"], "legend"), (LINES | {"levels": ["fast"]}, [">fast<"], ">slow<")],
+)
+def test_a_plot_has_the_asked_levels(tmp_path, plot, there, absent):
+    (panels,) = draw_figures(*written(tmp_path, figures=[plot])).values()
+    assert all(text in panels[0] for text in there) and absent not in panels[0]
 
 
-def test_a_figure_with_some_compared_levels(tmp_path):
-    figure = {"kind": "lines", "name": "a", "x": "noise", "y": "error", "levels": ["fast"]}
-    file = write_grid(tmp_path, figures=[figure])
-    write_cells(file)
-    experiment = read_experiment(file)
-    (panels,) = draw_figures(experiment, results_table(experiment)).values()
-    assert ">fast<" in panels[0] and ">slow<" not in panels[0]
+def test_names_have_no_logarithm(tmp_path):
+    with pytest.raises(UserError, match="figures: a.log: expected numbers above 0 on x"):
+        draw_figures(*written(tmp_path, figures=[OVER_RATE | {"log": True}]))
 
 
 def test_compared_levels_on_x_and_across(tmp_path):
     x = {"label": "eta", "levels": {"slow": 0.0, "fast": 0.2}}
-    figure = {"kind": "lines", "name": "a", "x": x, "y": ["error", "slope"], "where": {"noise": 1}}
-    levels = {
-        "slow": None,
-        "fast": {"settings": {"data.init_args.size": 2}},
-        "own": {"settings": {"data.init_args.size": 3}},
-    }
+    plot = {"kind": "lines", "name": "a", "x": x, "y": ["error", "slope"], "where": {"noise": 1}}
+    sizes = {"slow": 1, "fast": 2, "own": 3}
     axes = {
         "noise": {"set": "data.init_args.noise", "values": [0.1, 1]},
-        "rate": {"levels": levels},
+        "rate": {"levels": {name: {"settings": {"data.init_args.size": x}} for name, x in sizes.items()}},
         "seed": {"set": "seed_everything", "values": 2},
     }
-    file = write_grid(tmp_path, axes=axes, figures=[figure | {"across": ["own"]}])
-    write_cells(file)
-    experiment = read_experiment(file)
-    (panels,) = draw_figures(experiment, results_table(experiment)).values()
+    (panels,) = draw_figures(*written(tmp_path, axes=axes, figures=[plot | {"across": ["own"]}])).values()
     assert len(panels) == 2 and ">error<" in panels[0] and ">slope, %<" in panels[1]
     for panel in panels:
         assert ">eta<" in panel and ">own<" in panel and ">0.2<" in panel and ">fast<" not in panel
 
 
 def test_an_outcome_may_average_several_numbers(tmp_path):
-    file = write_grid(tmp_path, outcomes={"both": {"path": ["tiny/error", "slope/1.0/value"]}}, figures=None)
-    write_cells(file)
-    experiment = read_experiment(file)
-    table = results_table(experiment)
+    both = {"both": {"path": ["tiny/error", "slope/1.0/value"]}}
+    experiment, table = written(tmp_path, outcomes=both, figures=None)
     metrics = json.loads((experiment.cells()[3].folder / "results.json").read_text())["metrics"]
     assert table["value"][3] == (metrics["tiny"]["error"] + 0.5) / 2
 
 
 def test_a_grid_without_pairs_has_plain_numbers(tmp_path):
     axes = {"noise": {"set": "data.init_args.noise", "values": ["a", "b"]}}
-    figures = [{"kind": "lines", "name": "a", "x": "noise", "y": "error"}]
-    file = write_grid(tmp_path, axes=axes, pairs=None, compare=None, figures=figures)
-    write_cells(file)
-    experiment = read_experiment(file)
-    text = text_of(write_report(experiment, results_table(experiment)))
+    text = text_of(write_report(*written(tmp_path, axes=axes, pairs=None, compare=None, figures=[LINES])))
     assert "there are no intervals" in text and "error noise a noise b mean 0.001 −0.001" in text
 
 
@@ -175,58 +160,37 @@ def test_two_group_axes_are_rows_and_columns(tmp_path):
         "rate": {"set": "model.init_args.learning_rate", "values": [0.05, 0.2]},
         "seed": {"set": "seed_everything", "values": 2},
     }
-    figures = [{"kind": "differences", "name": "a", "x": "batch", "y": "error", "where": {"noise": 1}}]
-    file = write_grid(tmp_path, axes=axes, compare={"axis": "rate", "reference": 0.05}, figures=figures)
-    write_cells(file)
-    experiment = read_experiment(file)
-    text = text_of(write_report(experiment, results_table(experiment)))
+    plots = [{"kind": "differences", "name": "a", "x": "batch", "y": "error", "where": {"noise": 1}}]
+    compare = {"axis": "rate", "reference": 0.05}
+    text = text_of(write_report(*written(tmp_path, axes=axes, compare=compare, figures=plots)))
     assert "error batch 8 batch 16 batch 32 noise 0.1 0.05 " in text and " noise 1 0.05 " in text
     assert text.count("0.2 − 0.05") == 4  # two outcomes, two levels of noise
 
 
 def test_a_map_has_a_panel_by_compared_level(tmp_path):
-    figures = [{"kind": "map", "name": "maps", "where": {"noise": 1, "seed": 2}}]
-    file = write_grid(tmp_path, figures=figures)
-    write_cells(file)
-    experiment = read_experiment(file)
-    with pytest.raises(
-        UserError, match=r"maps: .*noise=1,rate=slow,seed=2 has no predictions/embedding_map.parquet"
-    ):
-        draw_figures(experiment, results_table(experiment))
-    points = pd.DataFrame(
-        {
-            "x": np.arange(6.0),
-            "y": np.arange(6.0),
-            "class": list("aabbcc"),
-            "is_selected": [True, True, False, False, False, False],
-        }
-    )
+    plots = [{"kind": "map", "name": "maps", "where": {"noise": 1, "seed": 2}}]
+    experiment, table = written(tmp_path, figures=plots)
+    with pytest.raises(UserError, match=r"maps: .*rate=slow,seed=2 has no predictions/embedding_map.parquet"):
+        draw_figures(experiment, table)
+    places = np.arange(6.0)
+    points = pd.DataFrame({"x": places, "y": places, "class": list("aabbcc"), "is_selected": places < 2})
     for rate in ("slow", "fast"):
         folder = experiment.folder / f"cells/noise=1,rate={rate},seed=2/predictions"
         folder.mkdir()
         points.to_parquet(folder / "embedding_map.parquet")
-    (charts,) = draw_figures(experiment, results_table(experiment)).values()
+    (charts,) = draw_figures(experiment, table).values()
     assert len(charts) == 2 and ">slow<" in charts[0] and ">fast<" in charts[1]
     with Image.open(tmp_path / "grid/figures/maps.png") as image:
-        colours = np.asarray(image.convert("RGB")).reshape(-1, 3).astype(int)
-    assert (colours[:, 0] - colours[:, 2] > 80).any() and (colours[:, 2] - colours[:, 0] > 80).any(), (
-        "red and blue"
-    )
+        red, _, blue = np.asarray(image.convert("RGB")).reshape(-1, 3).astype(int).T
+    assert (red - blue > 80).any() and (blue - red > 80).any()
 
 
 def test_figures_may_share_a_title(tmp_path):
     same = [{"kind": "differences", "name": x, "title": "Same", "x": "noise", "y": "error"} for x in "ab"]
     lines = {"kind": "lines", "name": "c", "title": "Other", "y": "error", "where": {"noise": 1}}
     lines |= {"x": {"label": "rate", "levels": {"slow": 1}}, "across": ["fast"]}
-    table = {"title": "One", "outcomes": ["error"], "where": {"noise": 1}}
-    file = write_grid(tmp_path, figures=[*same, lines], tables=[table])
-    write_cells(file)
-    experiment = read_experiment(file)
-    page = write_report(experiment, results_table(experiment))
-    assert {
-        title: len(draw_figures(experiment, results_table(experiment))[title]) for title in ("Same", "Other")
-    } == {
-        "Same": 2,
-        "Other": 1,
-    }
-    assert "One error slow" in text_of(page)
+    shown = {"title": "One", "outcomes": ["error"], "where": {"noise": 1}}
+    experiment, table = written(tmp_path, figures=[*same, lines], tables=[shown])
+    charts = draw_figures(experiment, table)
+    assert {title: len(panels) for title, panels in charts.items()} == {"Same": 2, "Other": 1}
+    assert "One error slow" in text_of(write_report(experiment, table))

@@ -180,7 +180,7 @@ def of_nan(folder):
     "damage, message",
     [
         (truncated("model.safetensors"), "model.safetensors is not a safetensors file, or it is truncated"),
-        (truncated("config.json"), "config.json is not JSON, or it is truncated: .*copy it again"),
+        (truncated("config.json"), "config.json does not describe an image-text network; .*copy it again"),
         (
             lambda folder: (folder / "model.safetensors").unlink(),
             "model.safetensors is missing; .*write it again",
