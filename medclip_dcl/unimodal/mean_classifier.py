@@ -33,13 +33,7 @@ def class_means(
 ) -> Float[Tensor, "class dim"]:
     """Rows W of the mean classifier: the mean embedding of each class (Saunshi et al., ICML 2019, definition 2.1).
 
-    Args:
-        embeddings: f(x).
-        labels: class of each case, from 0.
-        n_classes: default: the largest label plus one.
-
-    Returns:
-        Summed in float64, in the embeddings' precision, float32 at least; NaN for a class without a case.
+    NaN for a class without a case; without `n_classes` there are as many as the largest label plus one.
     """
     counts = torch.bincount(labels, minlength=n_classes or 0)
     sums = embeddings.new_zeros((len(counts), embeddings.shape[1]), dtype=torch.float64)
@@ -48,18 +42,11 @@ def class_means(
     return (sums / counts[:, None]).to(dtype)
 
 
-def mean_classifier_scores(
-    embeddings: Float[Tensor, "case dim"], means: Float[Tensor, "class dim"]
-) -> Float[Tensor, "case class"]:
-    """Inner product of each case with each class mean, W f(x), in float64."""
-    return embeddings.double() @ means.double().T
-
-
 def mean_classifier_predictions(
     embeddings: Float[Tensor, "case dim"], means: Float[Tensor, "class dim"]
 ) -> Int[Tensor, "case"]:
-    """Class with the highest score; the first of those that tie."""
-    return mean_classifier_scores(embeddings, means).argmax(1)
+    """Class with the highest inner product; the first of those that tie."""
+    return (embeddings.double() @ means.double().T).argmax(1)
 
 
 def mean_classifier_metrics(
@@ -74,12 +61,6 @@ def mean_classifier_metrics(
     The expectation over cases is that within a class first, then over the equally likely classes: it does not depend
     on how many cases a class has. A case whose class ties with t others for the highest score counts 1/(1 + t) as
     correct.
-
-    Args:
-        embeddings: f(x) of the labelled cases.
-        labels: class of each case, from 0.
-        means: of :func:`class_means`, from these cases or from others.
-        loss: "hinge" or "logistic", as in :func:`medclip_dcl.unimodal.margin_loss`.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -123,14 +104,9 @@ def average_k_metrics(
         class_distribution: rho, up to a constant; default uniform. A class of probability 0 is in no task.
         loss: "hinge" or "logistic".
         labels_are_uniform: the classes of a task are equally likely (CURL); False: likely as in rho (SSD, A.2).
-
-    Raises:
-        UserError: no task, or more than 100,000.
     """
     uniform = torch.ones(len(means))
     rho = (uniform if class_distribution is None else class_distribution).detach().double().cpu()
-    if rho.shape != uniform.shape:
-        raise ValueError(f"class_distribution: expected {len(means)} shares, found {tuple(rho.shape)}")
     rho = rho / rho.sum()
     possible = rho.nonzero().flatten()
     check_number_of_tasks(len(possible), k)
@@ -146,8 +122,8 @@ def check_number_of_tasks(n_classes: int, k: int) -> None:
     number = math.comb(n_classes, k + 1)
     if k < 1 or not 1 <= number <= _MAX_TASKS:
         raise UserError(
-            f"average_k: expected k of at least 1 with 1 to {_MAX_TASKS:,} tasks of k + 1 classes, found k {k} with "
-            f"{number:,} tasks among {n_classes} classes"
+            f"average_k: expected 1 to {_MAX_TASKS:,} tasks of k + 1 classes, found {number:,} for k {k} and "
+            f"{n_classes} classes"
         )
 
 
@@ -170,7 +146,7 @@ def _average(
         is_class = tasks == c
         members = tasks[is_class.any(1)]
         rivals = members[members != c].view(len(members), -1)
-        scores = mean_classifier_scores(embeddings[labels == c], means)
+        scores = embeddings[labels == c].double() @ means.double().T
         margins = scores[:, c, None] - scores
         per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(1, len(margins) * rivals.shape[1]))
         for some, weight in zip(rivals.split(per_chunk), weights[is_class].split(per_chunk), strict=True):
