@@ -95,14 +95,14 @@ def read_cifar10(folder: Path) -> ImageArrays:
 def _cifar10(
     train: Sequence[Path], test: Sequence[Path], read: Callable[[Path], tuple[np.ndarray, np.ndarray]]
 ) -> ImageArrays:
-    arrays = []
-    for files in (train, test):
+    def joined(files: Sequence[Path]) -> tuple[Tensor, Tensor]:
         images, labels = zip(*(read(file) for file in files), strict=True)
         for file, found in zip(files, labels, strict=True):
             _check_labels(file, found, 0, len(CIFAR10) - 1)
-        arrays.append(torch.from_numpy(np.concatenate(images)))
-        arrays.append(torch.from_numpy(np.concatenate(labels).astype(np.int64)))
-    return ImageArrays(CIFAR10, *arrays, selected=_SSD)
+        numbers = np.concatenate(labels).astype(np.int64)
+        return torch.from_numpy(np.concatenate(images)), torch.from_numpy(numbers)
+
+    return ImageArrays(CIFAR10, *joined(train), *joined(test), _SSD)
 
 
 class _ArraysUnpickler(pickle.Unpickler):

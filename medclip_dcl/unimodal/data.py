@@ -192,11 +192,16 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
             of_class = np.flatnonzero(labels == label)
             count = len(of_class)
             if name in selected:
-                count = max(1, round(self.fraction * count))
+                count = round(self.fraction * count)
                 # A stream of its own: not that of any training order or view.
                 generator = np.random.default_rng([self.subset_seed, label, 0, 1])
                 of_class = generator.permutation(of_class)
             is_kept[of_class] = False
+            if name in names and not count:
+                raise UserError(
+                    f"data.fraction: expected to keep images of every class, {self.fraction} keeps none of the "
+                    f"{len(of_class)} training images of class {name}"
+                )
             if name in names:
                 is_kept[of_class[:count]] = True
         return is_kept

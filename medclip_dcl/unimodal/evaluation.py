@@ -133,9 +133,16 @@ class ImageOnlyEvaluation(Evaluation):
         self._parts, self.results = [], {}
 
     def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        self._collect(outputs)
+        self._parts.append(
+            _Images(outputs["features"].float(), outputs["index"], outputs["class_id"], outputs["is_test"])
+        )
 
-    on_validation_epoch_start, on_validation_batch_end = on_test_epoch_start, on_test_batch_end
+    on_validation_epoch_start = on_test_epoch_start
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
+    ) -> None:
+        self.on_test_batch_end(trainer, pl_module, outputs)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started = time.perf_counter()
@@ -143,11 +150,6 @@ class ImageOnlyEvaluation(Evaluation):
         self.results = self._evaluated(images, _dataset(trainer))
         self.log_results(pl_module, "test", self.results)
         self.seconds = time.perf_counter() - started
-
-    def _collect(self, outputs: Mapping[str, Tensor]) -> None:
-        self._parts.append(
-            _Images(outputs["features"].float(), outputs["index"], outputs["class_id"], outputs["is_test"])
-        )
 
     def _gathered(self) -> _Images:
         """All images of all processes, each once, by index."""

@@ -107,6 +107,8 @@ def average_k_metrics(
     """
     uniform = torch.ones(len(means))
     rho = (uniform if class_distribution is None else class_distribution).detach().double().cpu()
+    if rho.shape != uniform.shape:
+        raise ValueError(f"class_distribution: expected {len(means)} shares, found {tuple(rho.shape)}")
     rho = rho / rho.sum()
     possible = rho.nonzero().flatten()
     check_number_of_tasks(len(possible), k)

@@ -18,7 +18,6 @@ from medclip_dcl.unimodal.mean_classifier import (
     class_means,
     mean_classifier_metrics,
     mean_classifier_predictions,
-    mean_classifier_scores,
 )
 from medclip_dcl.unimodal.synthetic_classes import SyntheticClasses
 
@@ -69,11 +68,6 @@ def test_class_means_are_scikit_learns_centroids():
     assert class_means(embeddings.half(), labels).dtype == torch.float32
 
 
-def test_half_precision_means_do_not_overflow():
-    embeddings = torch.full((9, 1), 60_000.0, dtype=torch.float16)
-    assert class_means(embeddings, torch.zeros(9, dtype=torch.int64)).item() == embeddings[0].item()
-
-
 def test_means_of_one_norm_give_the_nearest_centroid():
     embeddings, labels = labelled([9, 4, 11, 6, 8], 3, spread=2.0)
     means = class_means(embeddings, labels)
@@ -82,13 +76,6 @@ def test_means_of_one_norm_give_the_nearest_centroid():
     found = mean_classifier_predictions(embeddings, class_means(embeddings, labels))
     assert found.tolist() == expected.tolist()
     assert 0.2 < accuracy_score(labels, found) < 1
-
-
-def test_scores_are_inner_products_and_not_distances():
-    means = torch.tensor([[1.0, 0.0], [4.0, 0.5]])
-    case = torch.tensor([[1.1, 0.0]])  # beside the first mean
-    assert mean_classifier_scores(case, means).tolist() == [[pytest.approx(1.1), pytest.approx(4.4)]]
-    assert mean_classifier_predictions(case, means).tolist() == [1]
 
 
 def test_one_task_equals_scikit_learn():
@@ -130,31 +117,6 @@ def test_average_over_all_tasks_equals_the_loop(loss, k, labels_are_uniform, mon
     shares = [1.0] * 6 if labels_are_uniform else rho
     expected = loop_average(embeddings, labels, means, chances_of_draws(rho, k + 1), loss, shares)
     assert found == pytest.approx(expected, rel=1e-6)
-
-
-def test_defaults_are_uniform_classes():
-    embeddings, labels = labelled([4, 3, 6, 2], 3)
-    means = class_means(embeddings, labels)
-    found = average_k_metrics(embeddings, labels, means, 2)
-    uniform = torch.full((4,), 0.25)
-    assert average_k_metrics(embeddings, labels, means, 2, class_distribution=uniform) == pytest.approx(found)
-    one_task = mean_classifier_metrics(embeddings, labels, means)
-    assert average_k_metrics(embeddings, labels, means, 3) == pytest.approx(one_task)
-
-
-def test_one_task_of_twelve_classes_needs_no_memory():
-    """A mask of classes ** (k + 1) would have 12 ** 12 elements."""
-    means, labels = torch.eye(12), torch.arange(12)
-    assert average_k_metrics(means, labels, means, 11).accuracy == 1.0
-
-
-def test_more_cases_of_a_class_weigh_no_more():
-    embeddings, labels = labelled([2, 3, 2], 4)
-    means = class_means(embeddings, labels)
-    twice = (torch.cat([embeddings, embeddings[labels == 1]]), torch.cat([labels, labels[labels == 1]]))
-    assert average_k_metrics(*twice, means, 1) == pytest.approx(
-        average_k_metrics(embeddings, labels, means, 1)
-    )
 
 
 @pytest.mark.parametrize("k", [1, 3])
