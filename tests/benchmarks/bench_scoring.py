@@ -1,7 +1,6 @@
 """Speed, exactness and memory of sentence scoring, against the naive loop, minicons and the arithmetic floor.
 
     python tests/benchmarks/bench_scoring.py [--model base | small | both] [--sentences 128] [--rounds 3]
-    python tests/benchmarks/bench_scoring.py --device cuda [--gpu_sentences 500000]
 
 Run by hand, never in CI. Real Open-i sentences (MEDCLIP_DCL_REAL_DATA), CXR-BERT's real tokenizer, random weights of
 BERT's sizes. The rounds of all methods are interleaved and medians are compared, so that a noisy machine is fair to
@@ -12,9 +11,6 @@ each. Prints the tables and replaces the section of this file in RESULTS.md. min
 - naive, all: the same with log-softmax of all logits, as where the model is given labels and returns the loss.
 - minicons: its MaskedLMScorer with batches of 10 sentences in the order of a prepared set, which is the alphabet's.
 - floor: the matrix products that the algorithm needs, of the same sizes, and nothing else.
-
-The second command times BERT-base alone, on a GPU, for as many distinct sentences as MIMIC-CXR may have: random words,
-lengths as Open-i's.
 """
 
 from __future__ import annotations
@@ -255,63 +251,6 @@ def operations(config: BertConfig, plan: ScoringPlan) -> int:
     return total
 
 
-def random_sentences(tokenizer: BertTokenizer, count: int) -> list[str]:
-    """Distinct sentences of random words of one word piece each, with the lengths of Open-i's distinct sentences."""
-    known = [
-        piece for piece in tokenizer.get_vocab() if piece.isascii() and piece.isalpha() and len(piece) > 1
-    ]
-    pieces_of = list(word_pieces(tokenizer, known))
-    words = np.array(sorted(word for word, ids in zip(known, pieces_of, strict=True) if len(ids) == 1))
-    # Words that one lower-casing joins would make equal sentences of different ones.
-    words = np.unique(np.char.lower(words))
-    lengths = np.array([len(ids) for ids in word_pieces(tokenizer, sorted(set(openi_sentences()))) if ids])
-    generator = np.random.default_rng(0)
-    found: dict[str, None] = {}
-    while len(found) < count:
-        for length in generator.choice(lengths, count - len(found)):
-            found[" ".join(generator.choice(words, length))] = None
-    return list(found)
-
-
-def peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of one large square product, the best of ten."""
-    size = 8192 if device.type == "cuda" else 1024
-    left, right = torch.randn(2, size, size, device=device).to(dtype)
-    left @ right
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return 2 * size**3 / min(timed(lambda: left @ right)[0] for _ in range(10))
-
-
-def bulk(device: torch.device, count: int) -> list[str]:
-    """Wall time of scoring so many distinct sentences with BERT-base on a device, tokenising included."""
-    tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
-    sentences = random_sentences(tokenizer, count)
-    model = random_model("base").to(device)
-    plan = ScoringPlan(tokenizer, sentences, positions=512, token_budget=default_token_budget(model))
-    work = operations(model.config, plan)
-    mean = len(plan.pieces) / plan.n_distinct
-    lines = [
-        f"{device_name(device)}; torch {torch.__version__}; BERT-base, random weights; {plan.n_distinct:,} distinct "
-        f"sentences of random words with the lengths of Open-i's ({mean:.1f} word pieces on average); wall time of "
-        f"one call, tokenising included; {work / 1e12:,.0f} TFLOP of matrix products; peak: one square product.",
-        "",
-        "| dtype | seconds | sentences/s | TFLOP/s | measured peak, TFLOP/s | share of the peak |",
-        "|---|---|---|---|---|---|",
-    ]
-    for dtype in (torch.float16, torch.bfloat16):
-        converted = copy.deepcopy(model).to(dtype)
-        score = functools.partial(pseudo_log_likelihood, converted, tokenizer)
-        score(sentences[: max(1, count // 100)])
-        seconds, _ = timed(functools.partial(score, sentences))
-        best = peak(device, dtype)
-        lines.append(
-            f"| {_short(dtype)} | {seconds:.1f} | {plan.n_distinct / seconds:,.0f} | {work / seconds / 1e12:.2f} | "
-            f"{best / 1e12:.2f} | {work / seconds / best:.2f} |"
-        )
-    return lines
-
-
 class WithRepeats(ScoringPlan):
     """A plan that scores every sentence, also one that was there before."""
 
@@ -424,28 +363,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--no_memory", action="store_true", help="skip the measurement of memory")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: BERT-base on a GPU, nothing else"
-    )
-    parser.add_argument(
-        "--gpu_sentences",
-        type=int,
-        help="of --device cuda, default 500000; on a CPU a trial of that, not written",
-    )
     parser.add_argument("--peak_memory", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.peak_memory is not None:
         print(peak_memory(options.peak_memory))
-        return
-    if options.device == "cuda" or options.gpu_sentences is not None:
-        if options.device == "cuda" and not torch.cuda.is_available():
-            sys.exit("--device cuda: torch finds no CUDA device")
-        lines = bulk(torch.device(options.device), options.gpu_sentences or 500_000)
-        if options.device == "cuda":
-            write_section("Sentence scoring on a GPU", lines)
-        else:
-            print("\n".join(lines))
         return
     sizes = ["base", "small"] if options.model == "both" else [options.model]
     device, (name, has_amx) = torch.device("cpu"), cpu()

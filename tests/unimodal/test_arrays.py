@@ -265,7 +265,7 @@ GOOD = BATCHES["data_batch_2"]
         ("python_3", "data_batch_2", python_3_batch(GOOD[0], np.array([0, 10, 3])), ["0 to 9", "10"]),
         ("binary", "data_batch_2.bin", binary_batch(*GOOD)[:-1], ["data_batch_2.bin", "9,218 bytes", "3,073"]),
         ("binary", "test_batch.bin", binary_batch(GOOD[0], np.array([3, 250, 3])), ["test_batch.bin", "250"]),
-        ("parquet", "test-00000-of-00001.parquet", None, ["No such file", "test-*.parquet"]),
+        ("parquet", "test-00000-of-00001.parquet", None, ["test-*.parquet", "FileNotFoundError"]),
         ("parquet", "train-00001-of-00002.parquet", b"PAR1", ["train-00001", "expected the columns img"]),
         ("stl10", "test_X.bin", bytes(27_647), ["test_X.bin", "27,647 bytes", "27,648"]),
         ("stl10", "unlabeled_X.bin", bytes(5), ["unlabeled_X.bin", "5 bytes"]),
