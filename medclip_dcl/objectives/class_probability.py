@@ -42,19 +42,8 @@ def unusual_median(eta: np.ndarray) -> str:
 class ClassProbability(Described):
     """Base class: a rule that gives each anchor its eta, capped at `max_eta`.
 
-    Write your own rule as a class in a module, named in the YAML file (`class_path: my_rules.Learned`) and imported by
-    ``--import my_rules``. It may require any numeric column of the tables sentences, classes and log_p of the prepared
-    set, or of the Parquet file in `data.init_args.fields`; its parameters are trained with the network::
-
-        class Learned(ClassProbability):
-            requires = ("difficulty",)
-
-            def __init__(self, max_eta: float = 0.3) -> None:
-                super().__init__(max_eta)
-                self.scale = nn.Parameter(torch.tensor(1.0))
-
-            def forward(self, difficulty: Tensor) -> Tensor:  # (anchor,), as the result, which must lie in [0, 1)
-                return self.max_eta * torch.sigmoid(self.scale * difficulty)
+    Your own rule may require any numeric column of the tables sentences, classes and log_p of the prepared set, or of
+    the Parquet file in `data.init_args.fields`; its parameters are trained with the network (docs/contributing.md).
 
     `capped` is a clamp, without a gradient where it acts: a learned eta needs another bound.
 

@@ -26,10 +26,11 @@ _IMAGE_KEY = 2**31
 
 
 class _Processes(NamedTuple):
-    """Communication of a batch: gathering of rows, index of the first own row, mean of losses."""
+    """Communication of a batch."""
 
     gather: Callable[[Tensor], Tensor]
     offset: Callable[[int, torch.device], int]
+    """Index of the first own row."""
     mean: Callable[[Tensor], Tensor]
 
 
@@ -313,7 +314,12 @@ class InBatchObjective(nn.Module):
                 of_candidates=pairs.of_candidates,
             )
             mean = processes.mean(self.loss(anchors))
-            return mean, _figures_of_loss(self.loss, anchors) if pairs.is_of_sentences else {}
+            if not pairs.is_of_sentences:
+                return mean, {}
+            with torch.no_grad():
+                eta = torch.as_tensor(anchors.class_probability, dtype=anchors.logits.dtype).mean()
+                weight = anchors.weights.sum() / is_negative.sum().clamp(min=1)
+                return mean, {"class_probability": eta, "weight": weight, **self.loss.figures(anchors)}
         has_one = pairs.positives is not None and self.same_text != "positive"
         arguments: dict[str, Any] = {
             "positives": pairs.positives if has_one else is_positive,
@@ -325,34 +331,20 @@ class InBatchObjective(nn.Module):
         return mean, _figures(pairs.logits, is_negative, arguments) if pairs.is_of_sentences else {}
 
     def _known(self, whole: _Batch, processes: _Processes) -> Bool[Tensor, "sentence image"]:
-        """Images that the sentences of all processes are known to fit."""
+        """Images that the sentences of all processes are known to fit: of the own study, or with the same sentence."""
         image_of_all = processes.gather(whole.image_of_sentence)
-        known = known_to_fit(image_of_all, processes.gather(whole.sentence_id), whole.study_of_image)
+        sentence_id = processes.gather(whole.sentence_id)
+        numbers = torch.arange(len(whole.study_of_image), device=sentence_id.device)
+        # Sentences with the same text of each image, counted: `unique` would read how many texts there are.
+        is_same_text = (sentence_id[:, None] == sentence_id).float()
+        says = is_same_text @ (image_of_all[:, None] == numbers).float() > 0
+        known = says | (whole.study_of_image[image_of_all][:, None] == whole.study_of_image)
         if self.near_texts is not None:
             fields = {
                 name: processes.gather(whole.of_sentences[name]) for name in self.near_texts.anchor_requires
             }
             known |= self.near_texts(image_of_all, len(whole.study_of_image), fields, whole.of_images)
         return known
-
-
-def known_to_fit(
-    image_of_sentence: Int[Tensor, "sentence"],
-    sentence_id: Int[Tensor, "sentence"],
-    study_of_image: Int[Tensor, "image"],
-) -> Bool[Tensor, "sentence image"]:
-    """Images that a sentence of the batch is known to fit: of its own study, or with the same sentence in the batch.
-
-    Args:
-        image_of_sentence: number of each sentence's image.
-        sentence_id: equal for equal texts.
-        study_of_image: study of each image, by its number.
-    """
-    numbers = torch.arange(len(study_of_image), device=sentence_id.device)
-    # Sentences with the same text of each image, counted: `unique` would read how many texts there are.
-    is_same_text = (sentence_id[:, None] == sentence_id).float()
-    says = is_same_text @ (image_of_sentence[:, None] == numbers).float() > 0
-    return says | (study_of_image[image_of_sentence][:, None] == study_of_image)
 
 
 def _through_processes(
@@ -391,13 +383,3 @@ def _figures(logits: Tensor, is_negative: Tensor, arguments: Mapping[str, Any]) 
         count = is_negative.sum().clamp(min=1)
         weight = arguments["weights"].masked_fill(~is_negative, 0.0).sum() / count
     return {**statistics._asdict(), "weight": weight}
-
-
-@torch.no_grad()
-def _figures_of_loss(loss: AnchorLoss, anchors: Anchors) -> dict[str, Tensor]:
-    """Mean eta, mean weight of a negative, and what the loss itself has to log."""
-    return {
-        "class_probability": torch.as_tensor(anchors.class_probability, dtype=anchors.logits.dtype).mean(),
-        "weight": anchors.weights.sum() / anchors.is_negative.sum().clamp(min=1),
-        **loss.figures(anchors),
-    }

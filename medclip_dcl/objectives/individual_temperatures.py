@@ -33,9 +33,8 @@ class IndividualTemperatures(AnchorLoss):
         g    = mean_n exp(h_n / tau)
         loss = tau log g + tau rho,     minimised over the network and over tau in [min_temperature, max_temperature]
 
-    This is the worst case over weights of the negatives whose KL divergence from equal weights is at most rho: tau
-    grows where the softmax over the negatives diverges by more than rho, and shrinks where it diverges by less. Each
-    step updates u, the moving average of g, for the anchors of the batch, then the temperatures::
+    Tau grows where the softmax over the negatives diverges from equal weights by more than rho (KL). Each step updates
+    u, the moving average of g, for the anchors of the batch, then the temperatures::
 
         u   <- (1 - moving_average) u + moving_average g                           (first visit: u <- g)
         v   <- (1 - temperature_momentum) v + temperature_momentum (log u + rho - mean_n exp(h_n / tau) h_n / (tau u))
@@ -60,9 +59,6 @@ class IndividualTemperatures(AnchorLoss):
         sentences: rows of the table of sentences; null for those of the training set.
         images: rows of the table of images; null likewise.
 
-    Raises:
-        UserError: an argument out of range; in training, no table: the datamodule does not say how many anchors
-            there are, or a checkpoint that was trained on another number of them.
     """
 
     uses_class_probability = False

@@ -5,7 +5,7 @@ from medclip_dcl.unimodal.curl import Blocks, KNegatives, block_loss, k_negative
 from medclip_dcl.unimodal.data import ImageOnlyDataModule
 from medclip_dcl.unimodal.encoders import SmallConvNet, SmallImageEncoder, SmallImageResNet
 from medclip_dcl.unimodal.evaluation import ImageOnlyEvaluation
-from medclip_dcl.unimodal.mean_classifier import average_k_metrics, class_means, mean_classifier_metrics
+from medclip_dcl.unimodal.mean_classifier import average_k_metrics, class_means
 from medclip_dcl.unimodal.model import ImageOnlyModel
 from medclip_dcl.unimodal.network import ImageOnlyNetwork
 from medclip_dcl.unimodal.simclr import SimCLR, simclr_loss
@@ -32,7 +32,6 @@ __all__ = [
     "dcl_error_bound",
     "k_negative_loss",
     "margin_loss",
-    "mean_classifier_metrics",
     "simclr_loss",
     "ssd_error_bound",
 ]

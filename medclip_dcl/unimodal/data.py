@@ -49,8 +49,7 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         folder: of the files of CIFAR-10 (the official Python or binary batches, or the Parquet files of the Hugging
             Face data set) or STL10 (the official binary files). null for digits.
         fraction: share r of the training images of each selected class that is kept, in (0, 1]. Other classes and the
-            test images stay whole. SSD describes 6,000 images of a class, which is training and test together: thinning
-            the training images alone is our choice.
+            test images stay whole (SSD describes 6,000 images of a class, training and test together: choice).
         selected: the classes of which the fraction is kept. null: SSD's dog, frog, horse, ship and truck of CIFAR-10;
             the last five classes of the others (choice).
         classes: use these classes alone, in training and test. null for all. Names of digits are quoted: "0" to "9".
@@ -169,9 +168,9 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                 f"data.selected: expected some of {', '.join(names)} for data.fraction {self.fraction}, found none"
             )
         is_kept = torch.from_numpy(self._kept(images, names, selected))
-        number = torch.tensor([names.index(name) if name in names else UNLABELLED for name in images.classes])
         # The last entry is that of the label -1.
-        number = torch.cat([number, torch.tensor([UNLABELLED])])
+        numbers = [names.index(name) if name in names else UNLABELLED for name in images.classes]
+        number = torch.tensor([*numbers, UNLABELLED])
         is_tested = number[images.test_labels] != UNLABELLED
         return replace(
             images,

@@ -24,8 +24,6 @@ from medclip_dcl.unimodal.mean_classifier import (
     average_k_metrics,
     check_number_of_tasks,
     class_means,
-    mean_classifier_metrics,
-    mean_classifier_predictions,
 )
 from medclip_dcl.unimodal.neighbours import neighbour_predictions
 
@@ -173,7 +171,15 @@ class ImageOnlyEvaluation(Evaluation):
         train, test = images.of(~images.is_test), images.of(images.is_test)
         result = EvaluationResult(
             metrics={},
-            protocol=self._protocol(),
+            protocol={
+                "linear_probe": {
+                    **self.probe,
+                    "standardised": self.standardise,
+                    "label_draws": self.label_draws,
+                    "label_seed": self.label_seed,
+                },
+                "knn": {"k": self.k, "temperature": self.temperature},
+            },
             counts={"training_images": len(train.place), "test_images": len(test.place)},
         )
         results = {self.section: result}
@@ -194,8 +200,8 @@ class ImageOnlyEvaluation(Evaluation):
         neighbours = self._neighbours(train, test)
         directions, tested = (normalize(part.features, dim=1) for part in (train, test))
         means = class_means(directions, train.class_id, len(classes))
-        of_means = mean_classifier_predictions(tested, means)
-        metrics = mean_classifier_metrics(tested, test.class_id, means)
+        of_means = (tested.double() @ means.double().T).argmax(1)
+        metrics = average_k_metrics(tested, test.class_id, means, len(classes) - 1)
         result.metrics |= {
             "knn": {"accuracy": float((neighbours == test.class_id).double().mean())},
             "mean_classifier": metrics._asdict(),
@@ -288,23 +294,8 @@ class ImageOnlyEvaluation(Evaluation):
                 "y": places[:, 1],
             }
         )
-        protocol = {
-            "perplexity": self.map_perplexity,
-            "most_images": self.map_images,
-            "seed": self.label_seed,
-        }
+        protocol = {"perplexity": self.map_perplexity, "max_images": self.map_images, "seed": self.label_seed}
         return EvaluationResult({}, {}, protocol, {"images": len(drawn)}, predictions=predictions)
-
-    def _protocol(self) -> dict[str, Any]:
-        return {
-            "linear_probe": {
-                **self.probe,
-                "standardised": self.standardise,
-                "label_draws": self.label_draws,
-                "label_seed": self.label_seed,
-            },
-            "knn": {"k": self.k, "temperature": self.temperature},
-        }
 
 
 class _Images(NamedTuple):
