@@ -150,12 +150,11 @@ class InBatchObjective(nn.Module):
     def check(self, of_images: Mapping[str, Tensor]) -> None:
         """Refuse fields of the training images, (image, ...), with which nothing would be trained."""
         for part in self._parts_of_pairs:
-            if not isinstance(part, NearTexts) or part.candidate_requires:
-                part.check(of_images)
+            part.check(of_images)
 
     def check_sentences(self, of_sentences: Mapping[str, Tensor]) -> None:
         """Refuse fields of the training reports' sentences, (sentence, ...), likewise."""
-        if self.near_texts is not None and self.near_texts.anchor_requires:
+        if self.near_texts is not None:
             self.near_texts.check(of_sentences)
 
     def check_similarity(self, similarity: Similarity) -> None:

@@ -47,6 +47,8 @@ class NearTexts(Described):
     def check(self, fields: Mapping[str, Tensor]) -> None:
         """Refuse a threshold that takes nearly all pairs of texts for near, and warn of one that takes many."""
         name = (*self.anchor_requires, *self.candidate_requires)[0]
+        if name not in fields:  # those of images for sentences, or the other way round
+            return
         share = share_above(self.threshold, fields[name])
         message = (
             f"near_texts.threshold: {self.threshold} takes {share:.0%} of the pairs of {self.compare} for near; choose "

@@ -38,7 +38,7 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from results_file import command, process_memory, timed, write_section
+from results_file import REAL, command, cpu, process_memory, timed, write_section
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from data_prep.text.sentences import passages, split_sentences
@@ -47,7 +47,6 @@ from medclip_dcl.networks.bert_folder import load_tokenizer, word_pieces
 from medclip_dcl.scoring import ScoringPlan, default_token_budget, pseudo_log_likelihood, score_batches
 
 HERE = Path(__file__).resolve()
-REAL = Path(os.environ.get("MEDCLIP_DCL_REAL_DATA", HERE.parents[2].parent / "shared" / "data"))
 SIZES: dict[str, dict[str, int]] = {
     "base": {},
     "small": {
@@ -342,13 +341,6 @@ def memory() -> str:
     )
 
 
-def cpu() -> tuple[str, bool]:
-    """The CPU's name, and whether it has AMX, which multiplies bfloat16 matrices."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    fields = {key.strip(): value for key, _, value in (line.partition(":") for line in lines)}
-    return fields.get("model name", "unknown CPU").strip(), "amx_bf16" in fields.get("flags", "").split()
-
-
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -362,7 +354,6 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
-    parser.add_argument("--no_memory", action="store_true", help="skip the measurement of memory")
     parser.add_argument("--peak_memory", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -370,8 +361,8 @@ def main() -> None:
         print(peak_memory(options.peak_memory))
         return
     sizes = ["base", "small"] if options.model == "both" else [options.model]
-    device, (name, has_amx) = torch.device("cpu"), cpu()
-    amx = "with AMX" if has_amx else "without AMX"
+    device, (name, units) = torch.device("cpu"), cpu()
+    amx = "with AMX" if "amx_tile" in units else "without AMX"
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     lines = [
         f"{device_name(device)}, {name} {amx}; {versions}; distinct Open-i sentences from {STRATA} strata of "
@@ -384,9 +375,7 @@ def main() -> None:
     for size in sizes:
         count = options.sentences if size == "small" else max(1, options.sentences // 4)
         lines += compare(size, count, options.rounds, getattr(torch, options.dtype))
-    lines += ["", deduplication(options.rounds, getattr(torch, options.dtype))]
-    if not options.no_memory:
-        lines += ["", memory()]
+    lines += ["", deduplication(options.rounds, getattr(torch, options.dtype)), "", memory()]
     write_section(f"Sentence scoring, CPU {amx}", lines)
 
 

@@ -20,20 +20,11 @@ TIMES = ["fit_seconds", "test_seconds", "config"]
 pytestmark = pytest.mark.slow
 
 
-def start(file: Path, *more: str) -> subprocess.Popen[str]:
+def start(file: Path) -> subprocess.Popen[str]:
     """The command with two workers in a process group of its own."""
+    words = ["-m", "medclip_dcl.experiments", str(file), "--workers", "2", "--import", MODULE]
     return subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "medclip_dcl.experiments",
-            str(file),
-            "--workers",
-            "2",
-            "--import",
-            MODULE,
-            *more,
-        ],
+        [sys.executable, *words],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -116,15 +107,4 @@ def test_two_commands_on_one_folder_share_the_cells(whole, tmp_path):
     ]
     assert "run by another command" in "".join(outputs)
     assert len({line.split()[1] for line in lines}) == 8
-    pd.testing.assert_frame_equal(table(tmp_path), table(whole))
-
-
-def test_tasks_of_an_array_make_the_whole_grid(whole, tmp_path):
-    file = grid(tmp_path)
-    for task in range(3):
-        process = start(file, "--task", str(task), "--tasks", "3")
-        output, _ = process.communicate(timeout=600)
-        assert (
-            process.returncode == 0 and " 3 cells, 0 " in output or task == 2 and " 2 cells, 0 " in output
-        ), output
     pd.testing.assert_frame_equal(table(tmp_path), table(whole))

@@ -137,12 +137,10 @@ def assert_are_the_batches(found: ImageArrays) -> None:
 )
 def test_every_layout_of_cifar10_gives_the_same_arrays(layout, usual, is_inside, tmp_path):
     folder = tmp_path / usual if is_inside else tmp_path
-    write_parquet(folder) if layout == "parquet" else write_batches(folder, layout)
+    write_parquet(folder, "img" if is_inside else "image") if layout == "parquet" else write_batches(
+        folder, layout
+    )
     assert_are_the_batches(read_images("cifar10", str(tmp_path)))
-
-
-def test_parquet_files_may_name_the_column_image(tmp_path):
-    assert_are_the_batches(read_images("cifar10", str(write_parquet(tmp_path, "image"))))
 
 
 def linked(folder: Path, train: Path, test: Path) -> str:

@@ -103,13 +103,6 @@ def test_probabilities_are_kept():
     assert float((drawn.is_flipped & drawn.is_grey).float().mean()) == pytest.approx(0.06, abs=0.01)
 
 
-def test_a_view_depends_on_its_image_alone():
-    images, of_views = some_images(24, 3, 11), numbers(24)
-    whole = EVERYTHING(images, of_views, 11)
-    for part in (slice(0, 1), slice(3, 20, 4)):
-        assert torch.equal(EVERYTHING(images[part], of_views[part], 11), whole[part])
-
-
 def test_a_whole_box_is_a_resized_image():
     images = some_images(3, 3, 12)
     boxes = torch.tensor([[0, 0, 12, 12]]).expand(3, -1)

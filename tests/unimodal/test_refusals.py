@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.data.link import ViewsRequirements
-from medclip_dcl.objectives import KnownClassProbability
 from medclip_dcl.unimodal import (
     Blocks,
     ImageOnlyDataModule,
@@ -30,7 +28,7 @@ from medclip_dcl.unimodal import (
 )
 from medclip_dcl.unimodal.arrays import read_images
 from medclip_dcl.unimodal.augmentation import Augmentation
-from tests.unimodal.test_arrays import write_batches, write_stl10
+from tests.unimodal.test_arrays import write_stl10
 
 VIEWS = torch.ones(2, 3)
 
@@ -126,18 +124,3 @@ def test_fields_of_unlabelled_images_are_refused(tmp_path):
             UserError, match=f"requires {name} of an image, stl10 has unlabelled images; .*classes"
         ):
             data((name,), source="stl10", folder=folder, batch_size=5)
-
-
-def test_files_of_one_class_alone_are_refused(tmp_path):
-    folder = write_batches(tmp_path, "binary")
-    for file in folder.glob("*.bin"):
-        images = np.frombuffer(file.read_bytes(), np.uint8).reshape(-1, 3073).copy()
-        images[:, 0] = 3  # the label of each image
-        file.write_bytes(images.tobytes())
-    with pytest.raises(UserError, match="keeps none of the 0 training images of class airplane"):
-        data(source="cifar10", folder=str(folder), batch_size=4)
-
-
-def test_objectives_state_views_and_least_images():
-    assert KNegatives(4).least_images == 5 and Blocks(2, 3).least_images == 4
-    assert SimCLR(KnownClassProbability(), n_positives=2).n_views == 3

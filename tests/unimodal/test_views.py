@@ -203,7 +203,7 @@ def test_the_configurations_differ_where_they_should():
     assert len(set(losses.values())) == len(CONFIGS)
 
 
-@pytest.mark.parametrize("name", ["cl", "dcl_true_m4", "unbiased", "hinge", "blocks"])
+@pytest.mark.parametrize("name", ["dcl_true_m4", "hinge", "blocks"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_leaves_the_loss_in_float32(name, dtype):
     (file,) = [file for file in CONFIGS if file.stem == name]
