@@ -313,21 +313,26 @@ class InBatchObjective(nn.Module):
                 of_candidates=pairs.of_candidates,
             )
             mean = processes.mean(self.loss(anchors))
-            if not pairs.is_of_sentences:
-                return mean, {}
-            with torch.no_grad():
-                eta = torch.as_tensor(anchors.class_probability, dtype=anchors.logits.dtype).mean()
-                weight = anchors.weights.sum() / is_negative.sum().clamp(min=1)
-                return mean, {"class_probability": eta, "weight": weight, **self.loss.figures(anchors)}
-        has_one = pairs.positives is not None and self.same_text != "positive"
-        arguments: dict[str, Any] = {
-            "positives": pairs.positives if has_one else is_positive,
-            "class_probability": pairs.class_probability,
-            "floor": -gamma2,
-            "weights": weights,
-        }
-        mean = processes.mean(contrastive_loss(pairs.logits, reduction="none", **arguments))
-        return mean, _figures(pairs.logits, is_negative, arguments) if pairs.is_of_sentences else {}
+        else:
+            has_one = pairs.positives is not None and self.same_text != "positive"
+            arguments: dict[str, Any] = {
+                "positives": pairs.positives if has_one else is_positive,
+                "class_probability": pairs.class_probability,
+                "floor": -gamma2,
+                "weights": weights,
+            }
+            mean = processes.mean(contrastive_loss(pairs.logits, reduction="none", **arguments))
+        if not pairs.is_of_sentences:
+            return mean, {}
+        with torch.no_grad():
+            weight = pairs.logits.new_ones(())
+            if weights is not None:
+                weight = weights.masked_fill(~is_negative, 0.0).sum() / is_negative.sum().clamp(min=1)
+            if self.loss is None:
+                statistics = contrastive_statistics(pairs.logits, **arguments)
+                return mean, {**statistics._asdict(), "weight": weight}
+            eta = torch.as_tensor(pairs.class_probability, dtype=pairs.logits.dtype).mean()
+            return mean, {"class_probability": eta, "weight": weight, **self.loss.figures(anchors)}
 
     def _known(self, whole: _Batch, processes: _Processes) -> Bool[Tensor, "sentence image"]:
         """Images that the sentences of all processes are known to fit: of the own study, or with the same sentence."""
@@ -371,14 +376,3 @@ def _through_processes(
         numbers=first_image + torch.arange(own_images, device=regions.device),
         is_plain=len(regions) == own_images,
     )
-
-
-@torch.no_grad()
-def _figures(logits: Tensor, is_negative: Tensor, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Share of anchors at the floor, mean eta, mean false-negative mass and mean weight of a negative."""
-    statistics = contrastive_statistics(logits, **arguments)
-    weight = logits.new_ones(())
-    if arguments["weights"] is not None:
-        count = is_negative.sum().clamp(min=1)
-        weight = arguments["weights"].masked_fill(~is_negative, 0.0).sum() / count
-    return {**statistics._asdict(), "weight": weight}

@@ -162,24 +162,21 @@ def read_stl10(folder: Path) -> ImageArrays:
                 f"{file}: expected a label for each of the {len(images[use])} images, found {len(labels[use])}"
             )
         _check_labels(file, labels[use] + 1, 1, len(classes))
-    train = [images["train"]]
+    unlabelled = images["train"][:0]
     if (place / "unlabeled_X.bin").is_file():
-        train.append(_stl10_images(place / "unlabeled_X.bin"))
-        labels["train"] = np.append(labels["train"], np.full(len(train[1]), UNLABELLED))
+        unlabelled = _stl10_images(place / "unlabeled_X.bin")
+        labels["train"] = np.append(labels["train"], np.full(len(unlabelled), UNLABELLED))
+    # Row by row, copied once: the unlabelled images take 3 GB.
+    train = np.empty((len(labels["train"]), *_STL10_SHAPE), dtype=np.uint8)
+    np.concatenate([images["train"], unlabelled], out=train)
     return ImageArrays(
         classes,
-        _in_memory(train),
+        torch.from_numpy(train),
         torch.from_numpy(labels["train"]),
-        _in_memory([images["test"]]),
+        torch.from_numpy(np.ascontiguousarray(images["test"])),
         torch.from_numpy(labels["test"]),
         selected=classes[len(classes) // 2 :],
     )
-
-
-def _in_memory(parts: Sequence[np.ndarray]) -> Tensor:
-    """Images of all parts, row by row, copied once: the unlabelled ones take 3 GB."""
-    whole = np.empty((sum(map(len, parts)), *_STL10_SHAPE), dtype=np.uint8)
-    return torch.from_numpy(np.concatenate(parts, out=whole))
 
 
 def _stl10_images(file: Path) -> np.ndarray:

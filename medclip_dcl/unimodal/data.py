@@ -220,21 +220,24 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         )
 
     def val_dataloader(self) -> DataLoader:
-        labelled = int((self.chosen.train_labels != UNLABELLED).sum())
-        drawn = np.random.default_rng([self.seed, 0, 0, 2]).permutation(labelled)[: self.monitor_images]
+        generator = np.random.default_rng([self.seed, 0, 0, 2])
+        drawn = generator.permutation(self._labelled)[: self.monitor_images]
         return self._evaluation_loader(np.sort(drawn).tolist())
 
     def test_dataloader(self) -> DataLoader:
-        labelled = int((self.chosen.train_labels != UNLABELLED).sum())
-        return self._evaluation_loader(range(labelled + len(self.chosen.test)))
+        return self._evaluation_loader(range(self._labelled + len(self.chosen.test)))
+
+    @property
+    def _labelled(self) -> int:
+        """Number of labelled training images, which come before the others."""
+        return int((self.chosen.train_labels != UNLABELLED).sum())
 
     def _evaluation_loader(self, keys: Sequence[int]) -> DataLoader:
         """Some of the labelled training images and, after them, the test images."""
-        is_labelled = self.chosen.train_labels != UNLABELLED
-        labels = torch.cat([self.chosen.train_labels[is_labelled], self.chosen.test_labels])
-        is_test = torch.arange(len(labels)) >= int(is_labelled.sum())
-        # The unlabelled images are the last.
-        images = torch.cat([self.chosen.train[: int(is_labelled.sum())], self.chosen.test])
+        count = self._labelled
+        labels = torch.cat([self.chosen.train_labels[:count], self.chosen.test_labels])
+        images = torch.cat([self.chosen.train[:count], self.chosen.test])
+        is_test = torch.arange(len(labels)) >= count
         return DataLoader(
             _Images(images, {"class_id": labels, "is_test": is_test}),
             batch_size=self.batch_size,

@@ -55,11 +55,10 @@ def simclr_loss(
     (eq. 2 there, Q = N). Another eta then corrects for false negatives that are not there.
 
     Args:
-        first: embeddings of the first views, of any norm: they are normalised here.
-        second: embeddings of the second views.
-        gamma2: gamma^2, one over the temperature; above 0 (2: SSD and DCL).
-        class_probability: eta in [0, 1): the chance that another image is of the anchor's class; one number,
-            (image,) or (2 * image,).
+        first: embeddings of the first views, of any norm.
+        second: of the second views.
+        gamma2: one over the temperature; above 0 (2: SSD and DCL).
+        class_probability: eta in [0, 1): one number, (image,) or (2 * image,).
         extra_views: M - 1 further views of each image, for the correction alone.
         class_id: equal for images of a class, for the unbiased loss.
         reduction: "mean", "sum" or "none".
