@@ -232,8 +232,7 @@ def evaluated() -> dict[str, Tensor]:
 def gathered(outputs: dict[str, Tensor]) -> _Images:
     callback = ImageOnlyEvaluation()
     for some in torch.arange(len(outputs["index"])).split(3):
-        part = {name: values[some] for name, values in outputs.items()}
-        callback.on_test_batch_end(None, None, part)  # type: ignore[arg-type]
+        callback._parts.append(_Images(*(values[some] for values in outputs.values())))
     return callback._gathered()
 
 
