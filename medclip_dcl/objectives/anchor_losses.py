@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
+from medclip_dcl.objectives.described import Described
 from medclip_dcl.objectives.negative_weights import NegativeWeights
 
 
@@ -37,7 +38,7 @@ class Anchors(NamedTuple):
     """(candidate, ...) likewise."""
 
 
-class AnchorLoss(nn.Module):
+class AnchorLoss(Described):
     """Base class: the loss of each anchor of a batch.
 
     A subclass implements `forward`. Its parameters are trained with the network. Under DistributedDataParallel each
@@ -59,10 +60,6 @@ class AnchorLoss(nn.Module):
     uses_negative_weights = True
     uses_image_to_text = True
     uses_gamma = True
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments, for checkpoints."""
-        raise NotImplementedError(f"{type(self).__name__} must define config(), its constructor arguments")
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:
         """Loss of each anchor."""
@@ -86,13 +83,13 @@ class AnchorLoss(nn.Module):
     ) -> None:
         """Refuse options of the objective that this loss would ignore."""
         is_zero = isinstance(class_probability, ConstantClassProbability) and not class_probability.eta
-        refused = {
-            "class_probability: null": not (self.uses_class_probability or is_zero),
-            "negative_weights: null": not (self.uses_negative_weights or negative_weights is None),
-            "image_to_text: 0.0": not self.uses_image_to_text and image_to_text > 0,
-        }
-        for setting in (setting for setting, is_refused in refused.items() if is_refused):
-            name = setting.partition(":")[0]
-            raise UserError(
-                f"model: {type(self).__name__} does not use {name}; set model.init_args.{setting}"
-            )
+        for name, value, is_used in (
+            ("class_probability", "null", self.uses_class_probability or is_zero),
+            ("negative_weights", "null", self.uses_negative_weights or negative_weights is None),
+            ("image_to_text", "0.0", self.uses_image_to_text or not image_to_text),
+        ):
+            if not is_used:
+                raise UserError(
+                    f"model.{name}: expected {value}, since {type(self).__name__} does not use it; set "
+                    f"model.init_args.{name}: {value}"
+                )

@@ -8,18 +8,19 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int, Shaped
-from torch import Tensor, nn
+from torch import Tensor
 
 from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.objectives.contrastive import checked
+from medclip_dcl.objectives.described import Described
 
 USUAL_MEDIAN = (1e-4, 0.5)
-"""Usual range of the median eta; below it the loss is close to InfoNCE, above it most anchors are at the floor."""
+"""Usual range of the median eta; below it the loss is close to InfoNCE, above it anchors are at the floor."""
 
 Share = Literal["rho", "sentence_share", "lowest_rho", "highest_rho"]
 """Fields that hold a known class probability."""
@@ -28,35 +29,21 @@ Share = Literal["rho", "sentence_share", "lowest_rho", "highest_rho"]
 def unusual_median(eta: np.ndarray) -> str:
     """Warning about the median eta of the distinct training sentences; "" if it is in the usual range."""
     median = float(np.median(eta))
-    least, greatest = USUAL_MEDIAN
-    if least <= median <= greatest:
+    low, high = USUAL_MEDIAN
+    if low <= median <= high:
         return ""
-    effect = "most of them are hardly corrected" if median < least else "most of them will be at the floor"
+    effect = "most of them are hardly corrected" if median < low else "most of them will be at the floor"
     return (
         f"the median eta of {len(eta):,} distinct training sentences, {median:.3g}, lies outside "
-        f"[{least:g}, {greatest:g}]: {effect}"
+        f"[{low:g}, {high:g}]: {effect}"
     )
 
 
-class ClassProbability(nn.Module):
+class ClassProbability(Described):
     """Base class: a rule that gives each anchor its eta, capped at `max_eta`.
 
-    Write your own rule as a class in a module, named in the YAML file (`class_path: my_rules.Learned`) and imported by
-    ``--import my_rules``. It may require any numeric column of the tables sentences, classes and log_p of the prepared
-    set, or of the Parquet file in `data.init_args.fields`; its parameters are trained with the network::
-
-        class Learned(ClassProbability):
-            requires = ("difficulty",)
-
-            def __init__(self, max_eta: float = 0.3) -> None:
-                super().__init__(max_eta)
-                self.scale = nn.Parameter(torch.tensor(1.0))
-
-            def config(self) -> dict[str, Any]:
-                return {"max_eta": self.max_eta}
-
-            def forward(self, difficulty: Tensor) -> Tensor:  # (anchor,), as the result, which must lie in [0, 1)
-                return self.max_eta * torch.sigmoid(self.scale * difficulty)
+    Your own rule may require any numeric column of the tables sentences, classes and log_p of the prepared set, or of
+    the Parquet file in `data.init_args.fields`; its parameters are trained with the network (docs/contributing.md).
 
     `capped` is a clamp, without a gradient where it acts: a learned eta needs another bound.
 
@@ -74,13 +61,9 @@ class ClassProbability(nn.Module):
     def __init__(self, max_eta: float = 0.3) -> None:
         super().__init__()
         if not 0 <= max_eta < 1:
-            raise UserError(f"max_eta must lie in [0, 1), got {max_eta}")
+            raise UserError(f"class_probability.max_eta: expected a number in [0, 1), found {max_eta}")
         self.max_eta = max_eta
         self.share_capped: float | Tensor = 0.0
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments, for checkpoints."""
-        raise NotImplementedError(f"{type(self).__name__} must define config(), its constructor arguments")
 
     def capped(self, eta: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
         """Eta, at most `max_eta`; records the share of anchors above it."""
@@ -96,24 +79,18 @@ class ConstantClassProbability(ClassProbability):
     Args:
         eta: in [0, 1).
         max_eta: cap of eta; exceeding it gives a warning.
-
-    Raises:
-        UserError: eta outside [0, 1).
     """
 
     def __init__(self, eta: float = 0.0, max_eta: float = 0.3) -> None:
         super().__init__(max_eta)
         if not 0 <= eta < 1:
-            raise UserError(f"eta must lie in [0, 1), got {eta}")
+            raise UserError(f"class_probability.eta: expected a number in [0, 1), found {eta}")
         if eta > max_eta:
             warnings.warn(
                 f"eta {eta} is capped at max_eta {max_eta}; raise max_eta if this is intended", stacklevel=2
             )
             self.share_capped = 1.0
         self.eta = min(eta, max_eta)
-
-    def config(self) -> dict[str, Any]:
-        return {"eta": self.eta, "max_eta": self.max_eta}
 
     def forward(self) -> float:
         return self.eta
@@ -138,29 +115,24 @@ class LanguageModelClassProbability(ClassProbability):
 
     def __init__(self, a: float = 0.2, k: float = 0.35, max_eta: float = 0.3) -> None:
         super().__init__(max_eta)
-        if not 0 <= a < 1:
-            raise UserError(f"a must lie in [0, 1), got {a}")
-        if not (k >= 0 and math.isfinite(k)):
-            raise UserError(f"k must be finite and at least 0, got {k}")
+        if not (0 <= a < 1 and 0 <= k < math.inf):
+            raise UserError(
+                f"class_probability: expected a in [0, 1) and a finite k of at least 0, found {a} and {k}"
+            )
         self.a, self.k = a, k
-
-    def config(self) -> dict[str, Any]:
-        return {"a": self.a, "k": self.k, "max_eta": self.max_eta}
 
     def forward(self, log_p: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
         """Eta of anchors with these natural-log pseudo-likelihoods."""
-        log_p = checked(log_p, ~(log_p <= 1e-4), lambda: _no_log_p(log_p))
-        return self.capped(self.a * torch.exp(self.k * log_p))
+        is_wrong = ~(log_p <= 1e-4)
 
+        def error() -> UserError:
+            wrong = log_p[is_wrong]
+            return UserError(
+                f"log_p: expected natural logarithms of probabilities, found {wrong[0].item():g} (one of {len(wrong)} "
+                f"of {len(log_p)} anchors); an empty sentence has no score: leave it out, or score the sentences again"
+            )
 
-def _no_log_p(values: Float[Tensor, "anchor"]) -> UserError:
-    missing = values.isnan().nonzero()
-    if not len(missing):
-        return UserError(f"log_p must be natural logarithms of probabilities, got {values.max():g} > 0")
-    return UserError(
-        f"log_p is NaN for {len(missing)} of {len(values)} anchors (first: {int(missing[0])}); an empty "
-        "sentence has no score: leave it out, or score the sentences again"
-    )
+        return self.capped(self.a * torch.exp(self.k * checked(log_p, is_wrong, error)))
 
 
 class KnownClassProbability(ClassProbability):
@@ -197,18 +169,14 @@ class KnownClassProbability(ClassProbability):
         items = table.items() if isinstance(table, Mapping) else enumerate(table)
         self.table = {int(class_id): float(rho) for class_id, rho in items}
         if wrong := {class_id: rho for class_id, rho in self.table.items() if not 0 <= rho <= 1}:
-            raise UserError(f"shares must lie in [0, 1], got {wrong}")
-
-    def config(self) -> dict[str, Any]:
-        return {"table": self.table, "share": self.share, "max_eta": self.max_eta}
+            raise UserError(f"class_probability.table: expected shares in [0, 1], found {wrong}")
 
     def forward(self, **fields: Shaped[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
         """Eta of anchors of these classes (`class_id`, with a table) or with these shares (under their name)."""
         (name,) = self.requires
         shares = fields[name] if self.table is None else self._looked_up(fields[name], self.table)
-        is_wrong = ~((shares >= 0) & (shares <= 1))
-        error = UserError("known class probabilities must lie in [0, 1] and not be NaN")
-        return self.capped(checked(shares, is_wrong, lambda: error))
+        error = UserError("class_probability: expected shares in [0, 1] of all anchors, found others or NaN")
+        return self.capped(checked(shares, ~((shares >= 0) & (shares <= 1)), lambda: error))
 
     @staticmethod
     def _looked_up(class_id: Int[Tensor, "anchor"], table: Mapping[int, float]) -> Float[Tensor, "anchor"]:
@@ -216,9 +184,9 @@ class KnownClassProbability(ClassProbability):
         shares = torch.tensor([table[c] for c in sorted(table)], device=class_id.device)
         places = torch.searchsorted(classes, class_id).clamp(max=len(classes) - 1)
         is_unknown = classes[places] != class_id
-        return checked(shares[places], is_unknown, lambda: _not_in_table(class_id[is_unknown]))
 
+        def error() -> UserError:
+            unknown = sorted(set(class_id[is_unknown].tolist()))
+            return UserError(f"class_probability.table: expected every class, found no share of {unknown}")
 
-def _not_in_table(class_id: Int[Tensor, "anchor"]) -> UserError:
-    unknown = sorted(set(class_id.tolist()))
-    return UserError(f"the table of class probabilities lacks the classes {unknown}")
+        return checked(shares[places], is_unknown, error)

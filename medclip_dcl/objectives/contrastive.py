@@ -13,20 +13,13 @@ from torch.nn.functional import softplus
 
 
 def is_on_host(values: Tensor) -> bool:
-    """True if reading a value stalls no accelerator."""
     return values.device.type == "cpu"
 
 
 def checked(values: Tensor, is_wrong: Tensor, error: Callable[[], Exception]) -> Tensor:
     """Return `values`; wrong ones raise on the host and become NaN on another device.
 
-    Reading a value of another device stalls it once a call. NaN reaches the loss, at which training stops
-    (`training.finite`).
-
-    Args:
-        values: floating point.
-        is_wrong: of the shape of the values, or of one that expands to it.
-        error: what to raise.
+    Reading a value of another device would stall it. NaN reaches the loss, at which training stops (`training.finite`).
     """
     if not is_on_host(values):
         return values.masked_fill(is_wrong, math.nan)
@@ -54,11 +47,16 @@ class Rows(NamedTuple):
     log_count: Float[Tensor, "anchor"]
     """log N, N the total weight of the negatives; -inf without any."""
     positive_logits: Float[Tensor, "anchor positive"]
-    """s(x,v_m), padded with 0 to the largest number of positives."""
-    is_positive: Bool[Tensor, "anchor positive"]
-    """False where padded."""
+    """s(x,v_m); columns beyond an anchor's number of positives mean nothing."""
+    n_positive: Float[Tensor, "anchor"]
     log_mean_positive: Float[Tensor, "anchor"] | None = None
     """log mean_m exp s(x,v_m) of the correction; None: of the positives above."""
+
+    @property
+    def is_positive(self) -> Bool[Tensor, "anchor positive"]:
+        """True in an anchor's own columns."""
+        columns = torch.arange(self.positive_logits.shape[1], device=self.n_positive.device)
+        return columns < self.n_positive[:, None]
 
 
 def contrastive_loss(
@@ -135,7 +133,7 @@ def losses_of_rows(
     log_g, _, _ = _log_g(rows, eta, floor)
     losses = softplus((rows.log_count + log_g)[:, None] - rows.positive_logits)
     total = losses.where(rows.is_positive, 0).sum(1).masked_fill(rows.log_count == -math.inf, 0)
-    return total / rows.is_positive.sum(1)
+    return total / rows.n_positive
 
 
 @torch.no_grad()
@@ -161,38 +159,70 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 
 def _rows(logits: Tensor, positives: Tensor, weights: Tensor | None) -> Rows:
-    columns, is_positive = _positive_columns(logits, positives)
+    if logits.dim() != 2 or not logits.is_floating_point() or not len(logits):
+        raise ValueError(
+            "logits must be floating point of shape (anchor, candidate) with at least one anchor, got "
+            f"{logits.dtype} {tuple(logits.shape)}"
+        )
+    is_mask = positives.dtype == torch.bool
+    is_number = positives.is_floating_point() or positives.is_complex()
+    if is_number or positives.shape != (logits.shape if is_mask else logits.shape[:1]):
+        raise ValueError(
+            f"positives must be integers of shape ({len(logits)},) or bool of the logits' shape "
+            f"{tuple(logits.shape)}, got {positives.dtype} {tuple(positives.shape)}"
+        )
     logits = at_least_float32(logits)
-
-    def with_positives(matrix: Tensor, value: float) -> Tensor:
-        if columns is None or positives.dtype == torch.bool:
-            return matrix.masked_fill(positives, value)
-        return matrix.scatter(1, columns, value)
-
+    positives = positives.to(logits.device)
+    numbers = torch.arange(logits.shape[1], device=logits.device)
+    is_positive = positives if is_mask else numbers == positives[:, None]
+    n_positive = count_of_positives(is_positive, logits)
+    columns = positives[:, None]
+    if is_mask:
+        # The number of positives of another device is not read.
+        most = int(n_positive.max()) if is_on_host(logits) else len(numbers)
+        columns = positives.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
     # Excluded candidates are at the least number: the gradient of logsumexp is NaN in a row of -inf.
     least = torch.finfo(logits.dtype).min
+    weighted = logits
     if weights is None:
-        log_count = (logits.shape[1] - is_positive.sum(1)).to(logits.dtype).log()
+        log_count = (logits.shape[1] - n_positive).log()
     else:
-        if weights.shape != logits.shape:
-            raise ValueError(
-                f"weights must have the logits' shape {tuple(logits.shape)}, got {tuple(weights.shape)}"
-            )
-        weights = with_positives(weights.to(logits.dtype), 1.0)
-        is_wrong = ~((weights.amin() >= 0) & (weights.amax() < math.inf))
-        weights = checked(
-            weights, is_wrong, lambda: ValueError("weights of negatives must be finite and at least 0")
-        )
+        weights = weights_of_negatives(weights, is_positive, logits)
         is_kept = ~(weights <= 0)
         log_weights = weights.where(is_kept, 1).log().where(is_kept, least)
-        log_count = _log_sum_exp(with_positives(log_weights, least))
-        logits = logits + log_weights
+        log_count = _log_sum_exp(log_weights)
+        weighted = logits + log_weights
     return Rows(
-        log_sum_negative=_log_sum_exp(with_positives(logits, least)),
+        log_sum_negative=_log_sum_exp(weighted.masked_fill(is_positive, least)),
         log_count=log_count,
-        positive_logits=(logits if columns is None else logits.gather(1, columns)).where(is_positive, 0),
-        is_positive=is_positive,
+        positive_logits=logits.gather(1, columns.long()),
+        n_positive=n_positive,
     )
+
+
+def count_of_positives(is_positive: Tensor, like: Tensor) -> Float[Tensor, "anchor"]:
+    """Number of each anchor's positives, at least one."""
+    count = is_positive.sum(1).to(like.dtype)
+
+    def error() -> ValueError:
+        without = (count == 0).nonzero().flatten().tolist()
+        return ValueError(
+            f"{len(without)} of {len(count)} anchors have no positive among the {is_positive.shape[1]} candidates "
+            f"(first: {without[0]})"
+        )
+
+    return checked(count, count == 0, error)
+
+
+def weights_of_negatives(weights: Tensor, is_positive: Tensor, like: Tensor) -> Tensor:
+    """Weights in the logits' precision, 0 at the positives."""
+    if weights.shape != like.shape:
+        raise ValueError(
+            f"weights must have the logits' shape {tuple(like.shape)}, got {tuple(weights.shape)}"
+        )
+    weights = weights.to(like.dtype).masked_fill(is_positive, 0.0)
+    error = ValueError("weights of negatives must be finite and at least 0")
+    return checked(weights, ~((weights.amin() >= 0) & (weights.amax() < math.inf)), lambda: error)
 
 
 def _log_sum_exp(values: Tensor) -> Tensor:
@@ -207,16 +237,15 @@ def _log_g(rows: Rows, eta: Tensor, floor: float | Tensor) -> tuple[Tensor, Tens
     log g = max{ log mean_n exp s + log(1 - mass) - log(1 - eta), floor }, mass = eta mean_m exp s / mean_n exp s.
     """
     least = torch.as_tensor(floor, dtype=eta.dtype, device=eta.device)
-    message = "floor must be one number, the least logit, got"
     if least.dim():
-        raise ValueError(f"{message} {floor}")
-    least = checked(least, least.isnan(), lambda: ValueError(f"{message} {floor}"))
+        raise ValueError(f"floor: expected one number, the least logit, found {floor}")
+    least = checked(least, least.isnan(), lambda: ValueError("floor: expected a number, found NaN"))
     log_positive = rows.positive_logits[:, 0]
     if rows.log_mean_positive is not None:
         log_positive = rows.log_mean_positive
     elif rows.positive_logits.shape[1] > 1:
         log_sum = rows.positive_logits.where(rows.is_positive, -math.inf).logsumexp(1)
-        log_positive = log_sum - rows.is_positive.sum(1).log()
+        log_positive = log_sum - rows.n_positive.log()
     # Everything below stays finite in the branches that `where` does not take: their gradient is multiplied by 0.
     has_negatives = rows.log_count != -math.inf
     log_negative = (rows.log_sum_negative - rows.log_count).where(has_negatives, 0)
@@ -233,44 +262,6 @@ def _log_g(rows: Rows, eta: Tensor, floor: float | Tensor) -> tuple[Tensor, Tens
     return log_g, ~is_above & has_negatives, mass.where(has_negatives, 0)
 
 
-def _positive_columns(logits: Tensor, positives: Tensor) -> tuple[Tensor | None, Tensor]:
-    """(anchor, positive) columns of the positives, and False where they are padding; None: all columns."""
-    if logits.dim() != 2 or not logits.is_floating_point() or not len(logits):
-        raise ValueError(
-            "logits must be floating point of shape (anchor, candidate) with at least one anchor, got "
-            f"{logits.dtype} {tuple(logits.shape)}"
-        )
-    anchors, candidates = logits.shape
-    is_mask = positives.dtype == torch.bool
-    is_number = positives.is_floating_point() or positives.is_complex()
-    if is_number or positives.shape != (logits.shape if is_mask else logits.shape[:1]):
-        raise ValueError(
-            f"positives must be integers of shape ({anchors},) or bool of the logits' shape {tuple(logits.shape)}, "
-            f"got {positives.dtype} {tuple(positives.shape)}"
-        )
-    if is_mask and not is_on_host(logits):
-        # The number of positives is not read. A row without any costs 0 / 0.
-        return None, positives
-    if is_mask:
-        counts = positives.sum(1)
-        if _any(counts == 0):
-            without = (counts == 0).nonzero().flatten()
-            raise ValueError(
-                f"{len(without)} of {anchors} anchors have no positive (first: {int(without[0])})"
-            )
-        rows, columns = positives.nonzero(as_tuple=True)
-        place = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
-        is_positive = torch.arange(int(counts.max()), device=rows.device) < counts[:, None]
-        padded = torch.zeros_like(is_positive, dtype=torch.int64)
-        padded[rows, place] = columns
-        return padded, is_positive
-    columns = positives.to(logits.device, torch.int64)[:, None]
-    # Another device's own check of indices stops there.
-    if is_on_host(columns) and _any((columns < 0) | (columns >= candidates)):
-        raise ValueError(f"positives must be columns in [0, {candidates}), got {positives.tolist()}")
-    return columns, torch.ones_like(columns, dtype=torch.bool)
-
-
 def eta_of_anchors(
     class_probability: float | Tensor, like: Float[Tensor, "anchor"]
 ) -> Float[Tensor, "anchor"]:
@@ -281,14 +272,14 @@ def eta_of_anchors(
         )
     eta = eta.expand(like.shape)
     is_wrong = ~((eta >= 0) & (eta < 1))
-    return checked(eta, is_wrong, lambda: _no_class_probability(eta, is_wrong))
+    return checked(eta, is_wrong, lambda: _not_in_range(eta, is_wrong))
 
 
-def _no_class_probability(eta: Tensor, is_wrong: Tensor) -> ValueError:
-    wrong = is_wrong.nonzero().flatten()
+def _not_in_range(eta: Tensor, is_wrong: Tensor) -> ValueError:
+    wrong = eta[is_wrong]
     return ValueError(
-        f"class_probability must lie in [0, 1); {len(wrong)} of {len(eta)} anchors do not "
-        f"(first: anchor {int(wrong[0])}, {eta[wrong[0]].item():g})"
+        f"class_probability: expected values in [0, 1), found {wrong[0].item():g} (one of {len(wrong)} of "
+        f"{len(eta)} anchors)"
     )
 
 

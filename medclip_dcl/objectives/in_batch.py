@@ -26,10 +26,11 @@ _IMAGE_KEY = 2**31
 
 
 class _Processes(NamedTuple):
-    """Communication of a batch: gathering of rows, index of the first own row, mean of losses."""
+    """Communication of a batch."""
 
     gather: Callable[[Tensor], Tensor]
     offset: Callable[[int, torch.device], int]
+    """Index of the first own row."""
     mean: Callable[[Tensor], Tensor]
 
 
@@ -53,38 +54,27 @@ class _Batch(NamedTuple):
     image_key: Int[Tensor, "own_image"] | None
     of_images: Mapping[str, Tensor]
     """Candidates' fields, (image, ...)."""
-    of_sentences: Mapping[str, Tensor]
+    of_sentences: dict[str, Tensor]
     """Anchors' fields, (own_sentence, ...)."""
     numbers: Int[Tensor, "own_image"]
     """Numbers of the own images."""
     is_plain: bool
     """One view of each image: view n is image n."""
 
-
-class _Rows(NamedTuple):
-    """Anchors or candidates of one direction: sentences, or views of images."""
-
-    image: Int[Tensor, "row"]
-    """Number of each row's image."""
-    of_sentences: Mapping[str, Tensor] | None = None
-    """Fields of sentences, (row, ...); None for images."""
-
-    def fields(
-        self, part: NegativeWeights | AnchorLoss, of_images: Mapping[str, Tensor]
-    ) -> dict[str, Tensor]:
-        """Fields that a part requires: of each row's image, and of the sentence itself."""
-        found = {name: of_images[name][self.image] for name in part.candidate_requires}
-        if self.of_sentences is not None:
-            found |= {name: self.of_sentences[name] for name in part.anchor_requires}
-        return found
+    def fields_of_images(self, numbers: Int[Tensor, "row"]) -> dict[str, Tensor]:
+        return {name: field[numbers] for name, field in self.of_images.items()}
 
 
 class _Direction(NamedTuple):
     """Anchors and candidates: sentences and all views, or images and all sentences."""
 
     logits: Float[Tensor, "anchor candidate"]
-    anchors: _Rows
-    candidates: _Rows
+    is_of_sentences: bool
+    image_of_anchor: Int[Tensor, "anchor"]
+    image_of_candidate: Int[Tensor, "candidate"]
+    of_anchors: Mapping[str, Tensor]
+    """Fields of each anchor's image, and of the sentence itself."""
+    of_candidates: Mapping[str, Tensor]
     class_probability: float | Float[Tensor, "anchor"]
     keys: Int[Tensor, "anchor"] | None
     """Identity of each anchor in all batches."""
@@ -142,13 +132,13 @@ class InBatchObjective(nn.Module):
 
     @property
     def requires_of_sentences(self) -> tuple[str, ...]:
-        """Names of the sentences' fields that the datamodule must serve."""
+        """Names of the fields of sentences that the datamodule must serve."""
         of_pairs = [name for part in self._parts_of_pairs for name in part.anchor_requires]
         return tuple(dict.fromkeys((*self.class_probability.requires, *of_pairs)))
 
     @property
     def requires_of_images(self) -> tuple[str, ...]:
-        """Names of the images' fields that the datamodule must serve."""
+        """Names of the fields of images that the datamodule must serve."""
         return tuple(dict.fromkeys(name for part in self._parts_of_pairs for name in part.candidate_requires))
 
     @property
@@ -160,12 +150,11 @@ class InBatchObjective(nn.Module):
     def check(self, of_images: Mapping[str, Tensor]) -> None:
         """Refuse fields of the training images, (image, ...), with which nothing would be trained."""
         for part in self._parts_of_pairs:
-            if not isinstance(part, NearTexts) or part.candidate_requires:
-                part.check(of_images)
+            part.check(of_images)
 
     def check_sentences(self, of_sentences: Mapping[str, Tensor]) -> None:
         """Refuse fields of the training reports' sentences, (sentence, ...), likewise."""
-        if self.near_texts is not None and self.near_texts.anchor_requires:
+        if self.near_texts is not None:
             self.near_texts.check(of_sentences)
 
     def check_similarity(self, similarity: Similarity) -> None:
@@ -209,10 +198,10 @@ class InBatchObjective(nn.Module):
             known = None if self.same_text == "negative" else self._known(whole, processes)
             logits = similarity(whole.views, whole.sentences)[whole.row_of_sentence]
             of_sentences = self._from_sentences(logits, whole, eta, known, processes)
-            loss, figures = self._loss_of(of_sentences, whole, similarity.gamma2, processes, step)
+            loss, figures = self._loss_of(of_sentences, similarity.gamma2, processes, step)
             if self.image_to_text:
                 of_images = self._from_images(logits, similarity, whole, eta, known, processes)
-                other, _ = self._loss_of(of_images, whole, similarity.gamma2, processes, step)
+                other, _ = self._loss_of(of_images, similarity.gamma2, processes, step)
                 loss = (1 - self.image_to_text) * loss + self.image_to_text * other
         figures["capped"] = torch.as_tensor(self.class_probability.share_capped)
         return loss, figures
@@ -238,8 +227,11 @@ class InBatchObjective(nn.Module):
             known = known[first : first + len(whole.sentence_id)][:, whole.image_of_view]
         return _Direction(
             logits,
-            anchors=_Rows(whole.image_of_sentence, whole.of_sentences),
-            candidates=_Rows(whole.image_of_view),
+            is_of_sentences=True,
+            image_of_anchor=whole.image_of_sentence,
+            image_of_candidate=whole.image_of_view,
+            of_anchors=whole.fields_of_images(whole.image_of_sentence) | whole.of_sentences,
+            of_candidates=whole.fields_of_images(whole.image_of_view),
             class_probability=eta,
             keys=whole.sentence_id,
             draws=torch.stack([whole.sentence_id, whole.image_of_sentence], dim=1),
@@ -271,12 +263,15 @@ class InBatchObjective(nn.Module):
         if isinstance(eta, Tensor):
             of_image = (whole.numbers[:, None] == whole.image_of_sentence).to(eta.dtype)
             eta = (of_image * eta).sum(1) / of_image.sum(1)
-        names = dict.fromkeys(name for part in self._parts_of_pairs for name in part.anchor_requires)
-        of_all = {name: processes.gather(whole.of_sentences[name]) for name in names}
+        of_all = {name: processes.gather(field) for name, field in whole.of_sentences.items()}
+        image_of_all = processes.gather(whole.image_of_sentence)
         return _Direction(
             logits,
-            anchors=_Rows(whole.numbers),
-            candidates=_Rows(processes.gather(whole.image_of_sentence), of_all),
+            is_of_sentences=False,
+            image_of_anchor=whole.numbers,
+            image_of_candidate=image_of_all,
+            of_anchors=whole.fields_of_images(whole.numbers),
+            of_candidates=whole.fields_of_images(image_of_all) | of_all,
             class_probability=eta,
             keys=whole.image_key,
             draws=torch.stack([whole.numbers, torch.full_like(whole.numbers, _IMAGE_KEY)], dim=1),
@@ -284,10 +279,10 @@ class InBatchObjective(nn.Module):
         )
 
     def _loss_of(
-        self, pairs: _Direction, whole: _Batch, gamma2: Tensor, processes: _Processes, step: int
+        self, pairs: _Direction, gamma2: Tensor, processes: _Processes, step: int
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Mean loss of the anchors of all processes; figures of sentences as anchors."""
-        is_positive = pairs.anchors.image[:, None] == pairs.candidates.image
+        is_positive = pairs.image_of_anchor[:, None] == pairs.image_of_candidate
         is_negative = ~is_positive
         if pairs.may_be_negative is not None:
             is_negative &= pairs.may_be_negative
@@ -296,12 +291,14 @@ class InBatchObjective(nn.Module):
             if self.same_text == "positive":
                 is_positive |= pairs.known
         weights = None
-        if self.negative_weights is not None:
-            weights = self._weights(self.negative_weights, pairs, whole)
-            weights = self.negative_weights.finished(weights, is_negative, pairs.draws, step)
+        if (rule := self.negative_weights) is not None:
+            if pairs.is_of_sentences:
+                weights = rule.pair_weights(pairs.of_anchors, pairs.of_candidates, pairs.logits)
+            else:
+                weights = rule.pair_weights(pairs.of_candidates, pairs.of_anchors, pairs.logits.T).T
+            weights = rule.finished(weights, is_negative, pairs.draws, step)
         elif pairs.may_be_negative is not None or self.same_text == "ignore":
             weights = is_negative.to(pairs.logits.dtype)
-        is_of_sentences = pairs.anchors.of_sentences is not None
         if self.loss is not None:
             anchors = Anchors(
                 pairs.logits,
@@ -311,59 +308,47 @@ class InBatchObjective(nn.Module):
                 class_probability=pairs.class_probability,
                 gamma2=gamma2,
                 keys=pairs.keys,
-                is_of_sentences=is_of_sentences,
-                of_anchors=pairs.anchors.fields(self.loss, whole.of_images),
-                of_candidates=pairs.candidates.fields(self.loss, whole.of_images),
+                is_of_sentences=pairs.is_of_sentences,
+                of_anchors=pairs.of_anchors,
+                of_candidates=pairs.of_candidates,
             )
             mean = processes.mean(self.loss(anchors))
-            return mean, _figures_of_loss(self.loss, anchors) if is_of_sentences else {}
-        has_one = pairs.positives is not None and self.same_text != "positive"
-        arguments: dict[str, Any] = {
-            "positives": pairs.positives if has_one else is_positive,
-            "class_probability": pairs.class_probability,
-            "floor": -gamma2,
-            "weights": weights,
-        }
-        mean = processes.mean(contrastive_loss(pairs.logits, reduction="none", **arguments))
-        return mean, _figures(pairs.logits, is_negative, arguments) if is_of_sentences else {}
-
-    @staticmethod
-    def _weights(rule: NegativeWeights, pairs: _Direction, whole: _Batch) -> Tensor:
-        """Weight of each pair, the same in both directions."""
-        anchors, candidates = (x.fields(rule, whole.of_images) for x in (pairs.anchors, pairs.candidates))
-        if pairs.anchors.of_sentences is not None:
-            return rule.pair_weights(anchors, candidates, pairs.logits)
-        return rule.pair_weights(candidates, anchors, pairs.logits.T).T
+        else:
+            has_one = pairs.positives is not None and self.same_text != "positive"
+            arguments: dict[str, Any] = {
+                "positives": pairs.positives if has_one else is_positive,
+                "class_probability": pairs.class_probability,
+                "floor": -gamma2,
+                "weights": weights,
+            }
+            mean = processes.mean(contrastive_loss(pairs.logits, reduction="none", **arguments))
+        if not pairs.is_of_sentences:
+            return mean, {}
+        with torch.no_grad():
+            weight = pairs.logits.new_ones(())
+            if weights is not None:
+                weight = weights.masked_fill(~is_negative, 0.0).sum() / is_negative.sum().clamp(min=1)
+            if self.loss is None:
+                statistics = contrastive_statistics(pairs.logits, **arguments)
+                return mean, {**statistics._asdict(), "weight": weight}
+            eta = torch.as_tensor(pairs.class_probability, dtype=pairs.logits.dtype).mean()
+            return mean, {"class_probability": eta, "weight": weight, **self.loss.figures(anchors)}
 
     def _known(self, whole: _Batch, processes: _Processes) -> Bool[Tensor, "sentence image"]:
-        """Images that the sentences of all processes are known to fit."""
+        """Images that the sentences of all processes are known to fit: of the own study, or with the same sentence."""
         image_of_all = processes.gather(whole.image_of_sentence)
-        known = known_to_fit(image_of_all, processes.gather(whole.sentence_id), whole.study_of_image)
+        sentence_id = processes.gather(whole.sentence_id)
+        numbers = torch.arange(len(whole.study_of_image), device=sentence_id.device)
+        # Sentences with the same text of each image, counted: `unique` would read how many texts there are.
+        is_same_text = (sentence_id[:, None] == sentence_id).float()
+        says = is_same_text @ (image_of_all[:, None] == numbers).float() > 0
+        known = says | (whole.study_of_image[image_of_all][:, None] == whole.study_of_image)
         if self.near_texts is not None:
             fields = {
                 name: processes.gather(whole.of_sentences[name]) for name in self.near_texts.anchor_requires
             }
             known |= self.near_texts(image_of_all, len(whole.study_of_image), fields, whole.of_images)
         return known
-
-
-def known_to_fit(
-    image_of_sentence: Int[Tensor, "sentence"],
-    sentence_id: Int[Tensor, "sentence"],
-    study_of_image: Int[Tensor, "image"],
-) -> Bool[Tensor, "sentence image"]:
-    """Images that a sentence of the batch is known to fit: of its own study, or with the same sentence in the batch.
-
-    Args:
-        image_of_sentence: number of each sentence's image.
-        sentence_id: equal for equal texts.
-        study_of_image: study of each image, by its number.
-    """
-    numbers = torch.arange(len(study_of_image), device=sentence_id.device)
-    # Sentences with the same text of each image, counted: `unique` would read how many texts there are.
-    is_same_text = (sentence_id[:, None] == sentence_id).float()
-    says = is_same_text @ (image_of_sentence[:, None] == numbers).float() > 0
-    return says | (study_of_image[image_of_sentence][:, None] == study_of_image)
 
 
 def _through_processes(
@@ -391,24 +376,3 @@ def _through_processes(
         numbers=first_image + torch.arange(own_images, device=regions.device),
         is_plain=len(regions) == own_images,
     )
-
-
-@torch.no_grad()
-def _figures(logits: Tensor, is_negative: Tensor, arguments: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Share of anchors at the floor, mean eta, mean false-negative mass and mean weight of a negative."""
-    statistics = contrastive_statistics(logits, **arguments)
-    weight = logits.new_ones(())
-    if arguments["weights"] is not None:
-        count = is_negative.sum().clamp(min=1)
-        weight = arguments["weights"].masked_fill(~is_negative, 0.0).sum() / count
-    return {**statistics._asdict(), "weight": weight}
-
-
-@torch.no_grad()
-def _figures_of_loss(loss: AnchorLoss, anchors: Anchors) -> dict[str, Tensor]:
-    """Mean eta, mean weight of a negative, and what the loss itself has to log."""
-    return {
-        "class_probability": torch.as_tensor(anchors.class_probability, dtype=anchors.logits.dtype).mean(),
-        "weight": anchors.weights.sum() / anchors.is_negative.sum().clamp(min=1),
-        **loss.figures(anchors),
-    }

@@ -33,9 +33,8 @@ class IndividualTemperatures(AnchorLoss):
         g    = mean_n exp(h_n / tau)
         loss = tau log g + tau rho,     minimised over the network and over tau in [min_temperature, max_temperature]
 
-    This is the worst case over weights of the negatives whose KL divergence from equal weights is at most rho: tau
-    grows where the softmax over the negatives diverges by more than rho, and shrinks where it diverges by less. Each
-    step updates u, the moving average of g, for the anchors of the batch, then the temperatures::
+    Tau grows where the softmax over the negatives diverges from equal weights by more than rho (KL). Each step updates
+    u, the moving average of g, for the anchors of the batch, then the temperatures::
 
         u   <- (1 - moving_average) u + moving_average g                           (first visit: u <- g)
         v   <- (1 - temperature_momentum) v + temperature_momentum (log u + rho - mean_n exp(h_n / tau) h_n / (tau u))
@@ -60,9 +59,6 @@ class IndividualTemperatures(AnchorLoss):
         sentences: rows of the table of sentences; null for those of the training set.
         images: rows of the table of images; null likewise.
 
-    Raises:
-        UserError: an argument out of range; in training, no table: the datamodule does not say how many anchors
-            there are, or a checkpoint that was trained on another number of them.
     """
 
     uses_class_probability = False
@@ -83,17 +79,15 @@ class IndividualTemperatures(AnchorLoss):
         super().__init__()
         if not 0 < min_temperature <= temperature <= max_temperature < math.inf:
             raise UserError(
-                "expected 0 < min_temperature <= temperature <= max_temperature, got "
+                "loss: expected 0 < min_temperature <= temperature <= max_temperature, found "
                 f"{min_temperature}, {temperature}, {max_temperature}"
             )
-        if not (0 < rho < math.inf and 0 <= temperature_rate < math.inf):
+        shares = (moving_average, temperature_momentum)
+        if not (0 < rho < math.inf and 0 <= temperature_rate < math.inf and all(0 < x <= 1 for x in shares)):
             raise UserError(
-                f"rho must be above 0 and temperature_rate at least 0, got {rho} and {temperature_rate}"
+                "loss: expected rho above 0, temperature_rate of at least 0, moving_average and temperature_momentum "
+                f"in (0, 1], found {rho}, {temperature_rate}, {moving_average}, {temperature_momentum}"
             )
-        shares = {"moving_average": moving_average, "temperature_momentum": temperature_momentum}
-        for name, share in shares.items():
-            if not 0 < share <= 1:
-                raise UserError(f"{name} must lie in (0, 1], got {share}")
         check_least("loss", {"sentences": (sentences, 1), "images": (images, 1)})
         self.temperature, self.rho, self.moving_average = temperature, rho, moving_average
         self.temperature_rate, self.temperature_momentum = temperature_rate, temperature_momentum
@@ -103,18 +97,9 @@ class IndividualTemperatures(AnchorLoss):
         self.prepare(sentences or 0, images or 0)
 
     def config(self) -> dict[str, Any]:
-        return {
-            "temperature": self.temperature,
-            "rho": self.rho,
-            "moving_average": self.moving_average,
-            "temperature_rate": self.temperature_rate,
-            "temperature_momentum": self.temperature_momentum,
-            "min_temperature": self.min_temperature,
-            "max_temperature": self.max_temperature,
-            # A checkpoint's tables have their rows.
-            "sentences": self.of_sentences.rows or None,
-            "images": self.of_images.rows or None,
-        }
+        # A checkpoint's tables have their rows.
+        rows = {"sentences": self.of_sentences.rows or None, "images": self.of_images.rows or None}
+        return {**super().config(), **rows}
 
     def prepare(self, sentences: int, images: int) -> None:
         for name, given, needed in (
@@ -123,7 +108,7 @@ class IndividualTemperatures(AnchorLoss):
         ):
             if given is not None and given < needed:
                 raise UserError(
-                    f"loss: a table of {given} {name} is too small for a training set of {needed}"
+                    f"loss.{name}: expected at least {needed}, those of the training set, found {given}"
                 )
         self.of_sentences.resize(self.sentences or sentences)
         self.of_images.resize(self.images or images)
@@ -162,7 +147,7 @@ class IndividualTemperatures(AnchorLoss):
         if anchors.keys is None or not table.rows:
             raise UserError(
                 f"{type(self).__name__} needs the number of training sentences and images, and image_key in each "
-                "batch: train with ImageTextDataModule, or set the loss's sentences and images"
+                "batch: train with ImageTextDataModule"
             )
         return table, anchors.keys
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.objectives.described import Described
 from medclip_dcl.objectives.negative_weights import cosines, share_above
 
 # Shares of the pairs of texts above which a threshold is refused, and warned of: an image has several sentences, and is
@@ -18,7 +19,7 @@ from medclip_dcl.objectives.negative_weights import cosines, share_above
 _MOST, _MANY = 0.9, 0.1
 
 
-class NearTexts(nn.Module):
+class NearTexts(Described):
     """Counts an image as known to fit a sentence if their texts' cosine exceeds a threshold.
 
     FaNe (Zhang et al., AAAI 2026) takes two reports with such a similarity for positives of each other; see
@@ -36,32 +37,25 @@ class NearTexts(nn.Module):
     ) -> None:
         super().__init__()
         if not -1 <= threshold <= 1:
-            raise UserError(f"near_texts: threshold must be a cosine in [-1, 1], got {threshold}")
+            raise UserError(f"near_texts.threshold: expected a cosine in [-1, 1], found {threshold}")
         check_choice("near_texts.compare", compare, ("sentences", "reports"))
         self.threshold, self.compare = threshold, compare
         is_of_sentences = compare == "sentences"
         self.anchor_requires = ("sentence_embedding",) if is_of_sentences else ()
         self.candidate_requires = () if is_of_sentences else ("text_embedding",)
 
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments, for checkpoints."""
-        return {"threshold": self.threshold, "compare": self.compare}
-
     def check(self, fields: Mapping[str, Tensor]) -> None:
-        """Estimate the share of pairs of training texts above the threshold: more than 1 in 10 is a warning.
-        More than 9 in 10 are an error: hardly any negative would be left.
-
-        Args:
-            fields: (text, ...) the required field of training sentences or images.
-        """
+        """Refuse a threshold that takes nearly all pairs of texts for near, and warn of one that takes many."""
         name = (*self.anchor_requires, *self.candidate_requires)[0]
+        if name not in fields:  # those of images for sentences, or the other way round
+            return
         share = share_above(self.threshold, fields[name])
         message = (
-            f"near_texts: threshold {self.threshold} takes {share:.0%} of the pairs of {self.compare} for near; choose "
+            f"near_texts.threshold: {self.threshold} takes {share:.0%} of the pairs of {self.compare} for near; choose "
             "a higher one by: python -m data_prep.text_similarity --data SET"
         )
         if share > _MOST:
-            raise UserError(f"almost no negatives would remain: {message}")
+            raise UserError(message)
         if share > _MANY:
             warnings.warn(message, stacklevel=2)
 

@@ -1,7 +1,6 @@
 """Weights of the negatives of each anchor: removal, reweighting and resampling of suspected false negatives.
 
-Each rule compares an anchor's own image x+ with every candidate image (SSD, section 3.2) and returns weights (anchor,
-candidate) for `contrastive_loss`. It declares the fields that it needs and is called with them by keyword.
+Each rule compares an anchor's own image x+ with every candidate image (SSD, section 3.2).
 """
 
 from __future__ import annotations
@@ -9,17 +8,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int, Num
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.objectives.contrastive import at_least_float32
+from medclip_dcl.objectives.described import Described
 
 Fields = Mapping[str, Tensor]
 Weights = Float[Tensor, "anchor candidate"]
@@ -32,7 +31,7 @@ _FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
 _PAIRS = 10_000
 
 
-class NegativeWeights(nn.Module):
+class NegativeWeights(Described):
     """Base class: weight of each candidate as a negative of each anchor, at least 0.
 
     A rule defines `pair_weights`; `finished` then scales or draws, row by row, among the candidates that are negatives.
@@ -48,15 +47,6 @@ class NegativeWeights(nn.Module):
     anchor_requires: tuple[str, ...] = ()
     candidate_requires: tuple[str, ...] = ()
     keeps_count = False
-
-    @property
-    def requires(self) -> tuple[str, ...]:
-        """Names of all fields that the rule takes by keyword."""
-        return self.anchor_requires + self.candidate_requires
-
-    def config(self) -> dict[str, Any]:
-        """Constructor arguments, for checkpoints."""
-        raise NotImplementedError(f"{type(self).__name__} must define config(), its constructor arguments")
 
     def check(self, fields: Fields) -> None:
         """Check the training images' fields, (image, ...), before training: refuse what would train nothing."""
@@ -131,11 +121,10 @@ class RemoveByLabel(NegativeWeights):
         super().__init__()
         unknown = [finding for finding in findings if finding not in CHEXPERT]
         if unknown or not findings:
-            raise UserError(f"findings must be some of {list(CHEXPERT)}, got {unknown or list(findings)}")
+            raise UserError(
+                f"negative_weights.findings: expected some of {list(CHEXPERT)}, found {unknown or list(findings)}"
+            )
         self.findings, self.normals = list(findings), normals
-
-    def config(self) -> dict[str, Any]:
-        return {"findings": self.findings, "normals": self.normals}
 
     def check(self, fields: Fields) -> None:
         """Warn if no study has any of the findings: nothing is removed."""
@@ -190,21 +179,18 @@ class RemoveByTextSimilarity(_TextSimilarity):
     def __init__(self, threshold: float = 0.9) -> None:
         super().__init__()
         if not -1 <= threshold <= 1:
-            raise UserError(f"threshold must be a cosine in [-1, 1], got {threshold}")
+            raise UserError(f"negative_weights.threshold: expected a cosine in [-1, 1], found {threshold}")
         self.threshold = threshold
-
-    def config(self) -> dict[str, Any]:
-        return {"threshold": self.threshold}
 
     def check(self, fields: Fields) -> None:
         """Estimate the share of removed pairs on a sample: all is an error, more than half a warning."""
         share = share_above(self.threshold, fields["text_embedding"])
         message = (
-            f"RemoveByTextSimilarity: threshold {self.threshold} removes {share:.0%} of the pairs of reports; "
-            "data_prep.embed_sentences prints the cosines' quantiles to choose from"
+            f"negative_weights.threshold: {self.threshold} removes {share:.0%} of the pairs of reports; choose from "
+            "the quantiles that data_prep.embed_sentences prints"
         )
         if share == 1.0:
-            raise UserError(f"{message}: nothing would be trained")
+            raise UserError(message)
         if share > 0.5:
             warnings.warn(message, stacklevel=2)
 
@@ -219,9 +205,6 @@ class ReweightByTextSimilarity(_TextSimilarity):
     """
 
     keeps_count = True
-
-    def config(self) -> dict[str, Any]:
-        return {}
 
 
 class ResampleByTextSimilarity(_TextSimilarity):
@@ -238,11 +221,11 @@ class ResampleByTextSimilarity(_TextSimilarity):
     def __init__(self, draws: int | None = None, seed: int = 0) -> None:
         super().__init__()
         if (draws is not None and draws < 1) or seed < 0:
-            raise UserError(f"draws must be at least 1 (or null) and seed at least 0, got {draws} and {seed}")
+            raise UserError(
+                "negative_weights: expected draws of at least 1 (or null) and a seed of at least 0, found "
+                f"{draws} and {seed}"
+            )
         self.draws, self.seed = draws, seed
-
-    def config(self) -> dict[str, Any]:
-        return {"draws": self.draws, "seed": self.seed}
 
     def finished(
         self,
@@ -281,11 +264,8 @@ class HardNegatives(NegativeWeights):
     def __init__(self, beta: float = 0.5, detach: bool = False) -> None:
         super().__init__()
         if not (beta >= 0 and math.isfinite(beta)):
-            raise UserError(f"beta must be finite and at least 0, got {beta}")
+            raise UserError(f"negative_weights.beta: expected a finite number of at least 0, found {beta}")
         self.beta, self.detach = beta, detach
-
-    def config(self) -> dict[str, Any]:
-        return {"beta": self.beta, "detach": self.detach}
 
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
         """Log weights: exp(beta * s) may overflow before it is scaled."""
@@ -316,9 +296,6 @@ class TrueNegatives(NegativeWeights):
     candidate_requires = ("image_classes",)
     keeps_count = True
 
-    def config(self) -> dict[str, Any]:
-        return {}
-
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
         """`class_id` (anchor,); `image_classes` (image, class): 1 where the class is true of the image."""
         is_true = candidate["image_classes"][:, anchor["class_id"]].T == 1
@@ -345,26 +322,15 @@ def share_above(threshold: float, embedding: Float[Tensor, "text dim"]) -> float
 
 
 def uniform(keys: Int[Tensor, "row key"], draws: int, *seeds: int) -> Float[Tensor, "row draw"]:
-    """Uniform numbers in [0, 1) in float64: splitmix64 of the seeds, the row's keys and the number of the draw.
-
-    Args:
-        keys: of each row, int64.
-        draws: numbers of a row.
-        *seeds: shared by all rows.
-    """
+    """Uniform numbers in [0, 1) in float64: splitmix64 of the seeds, the row's keys and the number of the draw."""
     state = torch.zeros(len(keys), 1, dtype=torch.int64, device=keys.device)
     words: list[int | Tensor] = [*seeds, *keys[:, :, None].unbind(1)]
     for word in [*words, torch.arange(draws, device=keys.device)]:
-        state = _mixed(state + word)
+        state = state + word + _STEP
+        for places, factor in zip((30, 27), _FACTORS, strict=True):
+            state = (state ^ _shifted(state, places)) * factor  # wraps around at 64 bits
+        state = state ^ _shifted(state, 31)
     return (_shifted(state, 11)).double() * 2.0**-53
-
-
-def _mixed(state: Int[Tensor, "row draw"]) -> Int[Tensor, "row draw"]:
-    """One step of splitmix64; products wrap around at 64 bits."""
-    state = state + _STEP
-    for places, factor in zip((30, 27), _FACTORS, strict=True):
-        state = (state ^ _shifted(state, places)) * factor
-    return state ^ _shifted(state, 31)
 
 
 def _shifted(state: Int[Tensor, "row draw"], places: int) -> Int[Tensor, "row draw"]:

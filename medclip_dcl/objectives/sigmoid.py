@@ -14,9 +14,10 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 from medclip_dcl.objectives.contrastive import (
     at_least_float32,
-    checked,
+    count_of_positives,
     eta_of_anchors,
     reduce_losses,
+    weights_of_negatives,
 )
 
 
@@ -84,15 +85,9 @@ def _terms(
     weights: Tensor | None,
 ) -> _Terms:
     logits = at_least_float32(logits)
-    weights = torch.ones_like(logits) if weights is None else weights.to(logits.dtype)
-    weights = weights.masked_fill(is_positive, 0.0)
-    is_wrong = ~((weights >= 0) & (weights < math.inf))
-    weights = checked(
-        weights, is_wrong, lambda: ValueError("weights of negatives must be finite and at least 0")
-    )
-    n_positive = is_positive.sum(1).to(logits.dtype)
-    error = ValueError("every anchor needs a positive")
-    n_positive = checked(n_positive, n_positive == 0, lambda: error)
+    weights = torch.ones_like(logits) if weights is None else weights
+    weights = weights_of_negatives(weights, is_positive, logits)
+    n_positive = count_of_positives(is_positive, logits)
     eta = eta_of_anchors(class_probability, n_positive)
 
     def of_positives(values: Tensor) -> Tensor:
@@ -133,7 +128,7 @@ class SigmoidLoss(AnchorLoss):
     def __init__(self, bias: float = -10.0, learn_bias: bool = True) -> None:
         super().__init__()
         if not math.isfinite(bias):
-            raise UserError(f"bias must be finite, got {bias}")
+            raise UserError(f"loss.bias: expected a finite number, found {bias}")
         self._initial = {"bias": bias, "learn_bias": learn_bias}
         self.bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=learn_bias)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -34,11 +33,8 @@ class SoftTargets(AnchorLoss):
     def __init__(self, temperature: float = 0.05) -> None:
         super().__init__()
         if not (temperature > 0 and math.isfinite(temperature)):
-            raise UserError(f"SoftTargets: temperature must be above 0 and finite, got {temperature}")
+            raise UserError(f"loss.temperature: expected a finite number above 0, found {temperature}")
         self.temperature = temperature
-
-    def config(self) -> dict[str, Any]:
-        return {"temperature": self.temperature}
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:
         is_candidate = anchors.is_positive | anchors.is_negative

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Int64, UInt8
 from PIL import Image
@@ -34,25 +35,15 @@ _ARRAY_PARTS = {
 
 @dataclass(frozen=True)
 class ImageArrays:
-    """Training and test images with their classes.
+    """Training images, of which the unlabelled ones are the last, and test images with positions in `classes`."""
 
-    Attributes:
-        name: of the data set.
-        classes: names by label.
-        train: training images; the unlabelled ones, if any, are the last.
-        train_labels: positions in `classes`; -1 for an unlabelled image.
-        test: test images.
-        test_labels: positions in `classes`.
-        selected: classes of which the fraction r is kept where nothing else is chosen.
-    """
-
-    name: str
     classes: tuple[str, ...]
     train: UInt8[Tensor, "train_image channel side side"]
     train_labels: Int64[Tensor, " train_image"]
     test: UInt8[Tensor, "test_image channel side side"]
     test_labels: Int64[Tensor, " test_image"]
     selected: tuple[str, ...]
+    """Classes of which a fraction is kept where nothing else is chosen."""
 
     def fingerprint(self) -> str:
         """SHA-256 of the class names, images and labels."""
@@ -81,23 +72,19 @@ def read_digits() -> ImageArrays:
     label_of = torch.from_numpy(labels.astype(np.int64))
     classes = tuple(str(label) for label in range(10))
     return ImageArrays(
-        "digits", classes, grey[train], label_of[train], grey[test], label_of[test], selected=classes[5:]
+        classes, grey[train], label_of[train], grey[test], label_of[test], selected=classes[5:]
     )
 
 
 def read_cifar10(folder: Path) -> ImageArrays:
-    """CIFAR-10 from its official Python batches, binary batches, or the Parquet files of the Hugging Face data set.
-
-    Args:
-        folder: that holds the files, or their usual folder: cifar-10-batches-py, cifar-10-batches-bin or plain_text.
-    """
+    """CIFAR-10 from its official Python batches, binary batches, or the Parquet files of the Hugging Face data set."""
     for place in (folder, *(folder / name for name in _CIFAR10_FOLDERS)):
         for suffix, read in (("", _read_python_batch), (".bin", _read_binary_batch)):
             if (place / f"data_batch_1{suffix}").is_file():
                 files = [place / f"data_batch_{number}{suffix}" for number in range(1, 6)]
                 return _cifar10(files, [place / f"test_batch{suffix}"], read)
         if train := sorted(place.glob("train-*.parquet")):
-            test = sorted(place.glob("test-*.parquet")) or [place / "test-00000-of-00001.parquet"]
+            test = sorted(place.glob("test-*.parquet")) or [place / "test-*.parquet"]
             return _cifar10(train, test, _read_parquet)
     raise MissingFileError(
         f"data.folder: found no CIFAR-10 in {folder}; expected the files data_batch_1 (Python batches), "
@@ -108,15 +95,14 @@ def read_cifar10(folder: Path) -> ImageArrays:
 def _cifar10(
     train: Sequence[Path], test: Sequence[Path], read: Callable[[Path], tuple[np.ndarray, np.ndarray]]
 ) -> ImageArrays:
-    arrays = []
-    for files in (train, test):
-        parts = [read(_existing(file)) for file in files]
-        for file, (_, labels) in zip(files, parts, strict=True):
-            _check_labels(file, labels, 0, len(CIFAR10) - 1)
-        images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
-        arrays += [torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))]
-    train_images, train_labels, test_images, test_labels = arrays
-    return ImageArrays("cifar10", CIFAR10, train_images, train_labels, test_images, test_labels, _SSD)
+    def joined(files: Sequence[Path]) -> tuple[Tensor, Tensor]:
+        images, labels = zip(*(read(file) for file in files), strict=True)
+        for file, found in zip(files, labels, strict=True):
+            _check_labels(file, found, 0, len(CIFAR10) - 1)
+        numbers = np.concatenate(labels).astype(np.int64)
+        return torch.from_numpy(np.concatenate(images)), torch.from_numpy(numbers)
+
+    return ImageArrays(CIFAR10, *joined(train), *joined(test), _SSD)
 
 
 class _ArraysUnpickler(pickle.Unpickler):
@@ -137,7 +123,7 @@ def _read_python_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
         labels = np.array(batch["labels"])
         return batch["data"].reshape(len(labels), *_CIFAR10_SHAPE), labels
     except Exception as error:  # which ones damaged bytes raise is not limited
-        raise UserError(f"{file} is not a Python batch of CIFAR-10, or is truncated ({error!r})") from error
+        raise UserError(f"{file}: expected a Python batch of CIFAR-10, found {error!r}") from error
 
 
 def _read_binary_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -148,69 +134,49 @@ def _read_binary_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
 
 def _read_parquet(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images and labels of a Parquet file: columns img (or image) with bytes of a PNG or JPEG file, and label."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        table = pq.read_table(file)
-        name = "img" if "img" in table.column_names else "image"
-        encoded = table[name].combine_chunks().field("bytes")
-        labels = table["label"].to_numpy()
-    except (pa.ArrowException, AttributeError, KeyError) as error:
-        raise UserError(
-            f"{file} is not a Parquet file of CIFAR-10 with the columns img (or image) with bytes, and label ({error})"
-        ) from error
-    images = np.empty((len(labels), *_CIFAR10_SHAPE), dtype=np.uint8)
-    for row, content in enumerate(encoded.to_pylist()):
-        try:
-            with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
-                if image.size != _CIFAR10_SHAPE[1:]:
-                    raise ValueError(f"{image.size}")
+        table = pd.read_parquet(file)
+        images = np.empty((len(table), *_CIFAR10_SHAPE), dtype=np.uint8)
+        for row, encoded in enumerate(table["img" if "img" in table else "image"]):
+            with Image.open(io.BytesIO(encoded["bytes"]), formats=("PNG", "JPEG")) as image:
                 images[row] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{file}, row {row}: expected a PNG or JPEG image of 32 x 32, found: {error}"
-            ) from error
-    return images, labels
+        return images, table["label"].to_numpy()
+    except Exception as error:  # those of damaged bytes, other columns and other images
+        raise UserError(
+            f"{file}: expected the columns img (or image), with the bytes of PNG or JPEG images of 32 x 32, and label; "
+            f"found {error!r}"
+        ) from error
 
 
 def read_stl10(folder: Path) -> ImageArrays:
-    """STL10 from its official binary files; unlabeled_X.bin, which has no labels, may be missing.
-
-    Args:
-        folder: that holds the files, or stl10_binary with them.
-    """
+    """STL10 from its official binary files; unlabeled_X.bin, which has no labels, may be missing."""
     place = folder / "stl10_binary" if (folder / "stl10_binary").is_dir() else folder
-    classes = tuple(_existing(place / "class_names.txt").read_text(encoding="utf-8").split())
+    classes = tuple((place / "class_names.txt").read_text(encoding="utf-8").split())
     images, labels = {}, {}
     for use in ("train", "test"):
-        images[use] = _stl10_images(_existing(place / f"{use}_X.bin"))
-        file = _existing(place / f"{use}_y.bin")
+        images[use] = _stl10_images(place / f"{use}_X.bin")
+        file = place / f"{use}_y.bin"
         labels[use] = np.fromfile(file, dtype=np.uint8).astype(np.int64) - 1
         if len(labels[use]) != len(images[use]):
             raise UserError(
                 f"{file}: expected a label for each of the {len(images[use])} images, found {len(labels[use])}"
             )
         _check_labels(file, labels[use] + 1, 1, len(classes))
-    train = [images["train"]]
+    unlabelled = images["train"][:0]
     if (place / "unlabeled_X.bin").is_file():
-        train.append(_stl10_images(place / "unlabeled_X.bin"))
-        labels["train"] = np.append(labels["train"], np.full(len(train[1]), UNLABELLED))
+        unlabelled = _stl10_images(place / "unlabeled_X.bin")
+        labels["train"] = np.append(labels["train"], np.full(len(unlabelled), UNLABELLED))
+    # Row by row, copied once: the unlabelled images take 3 GB.
+    train = np.empty((len(labels["train"]), *_STL10_SHAPE), dtype=np.uint8)
+    np.concatenate([images["train"], unlabelled], out=train)
     return ImageArrays(
-        "stl10",
         classes,
-        _in_memory(train),
+        torch.from_numpy(train),
         torch.from_numpy(labels["train"]),
-        _in_memory([images["test"]]),
+        torch.from_numpy(np.ascontiguousarray(images["test"])),
         torch.from_numpy(labels["test"]),
         selected=classes[len(classes) // 2 :],
     )
-
-
-def _in_memory(parts: Sequence[np.ndarray]) -> Tensor:
-    """Images of all parts, row by row, copied once: the unlabelled ones take 3 GB."""
-    whole = np.empty((sum(map(len, parts)), *_STL10_SHAPE), dtype=np.uint8)
-    return torch.from_numpy(np.concatenate(parts, out=whole))
 
 
 def _stl10_images(file: Path) -> np.ndarray:
@@ -223,7 +189,7 @@ def _rows(file: Path, length: int) -> np.ndarray:
     size = file.stat().st_size
     if not size or size % length:
         raise UserError(
-            f"{file} has {size:,} bytes, not a multiple of the {length:,} of an image: truncated, or not an STL10 file"
+            f"{file}: expected images of {length:,} bytes each, found {size:,} bytes; fetch it again"
         )
     return np.memmap(file, dtype=np.uint8, mode="r").reshape(-1, length)
 
@@ -234,20 +200,10 @@ def _check_labels(file: Path, labels: np.ndarray, least: int, greatest: int) -> 
         raise UserError(f"{file}: expected labels from {least} to {greatest}, found {found}")
 
 
-def _existing(file: Path) -> Path:
-    if not file.is_file():
-        raise MissingFileError(f"data.folder: there is no file {file}")
-    return file
-
-
-SOURCES: dict[str, Callable[[Path], ImageArrays]] = {"cifar10": read_cifar10, "stl10": read_stl10}
-"""Readers of the data sets that have a folder."""
-
-
 def read_images(source: str, folder: str | None) -> ImageArrays:
-    """Images of "digits", or of one of `SOURCES` from its folder."""
+    """Images of "digits", or of "cifar10" or "stl10" from their folder."""
     if folder is None:
         return read_digits()
     if not Path(folder).is_dir():
         raise MissingFileError(f"data.folder: no folder {folder} (looked at {Path(folder).absolute()})")
-    return SOURCES[source](Path(folder))
+    return {"cifar10": read_cifar10, "stl10": read_stl10}[source](Path(folder))

@@ -1,20 +1,20 @@
 """Augmented views of small images, in batches: crop, flip, colour jitter, grey, blur, with numbers of each image's own.
 
-torchvision's transforms draw one set of numbers for a whole batch. Here every image and view has its own, from a table
-of uniform numbers; the transforms are those of torchvision on images in [0, 1] (its functions are the oracle of the
-tests).
+torchvision's transforms, whose functions are the oracle of the tests, draw one set of numbers for a whole batch.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
+
+from medclip_dcl.common.errors import UserError
 
 _ATTEMPTS = 10
 _NAMES = (
@@ -75,10 +75,19 @@ class Augmentation:
 
     crop_scale: float = 0.08
     flip: float = 0.5
-    jitter: tuple[float, float, float, float] = (0.4, 0.4, 0.4, 0.1)
+    jitter: list[float] = field(default_factory=lambda: [0.4, 0.4, 0.4, 0.1])
     jitter_probability: float = 0.8
     grey: float = 0.2
     blur: float = 0.0
+
+    def __post_init__(self) -> None:
+        probabilities = (self.flip, self.jitter_probability, self.grey, self.blur)
+        are_shares = 0 < self.crop_scale <= 1 and all(0 <= x <= 1 for x in probabilities)
+        if not (are_shares and len(self.jitter) == 4 and min(self.jitter) >= 0 and self.jitter[3] <= 0.5):
+            raise UserError(
+                "data.augmentation: expected crop_scale in (0, 1], probabilities in [0, 1], and jitter of four "
+                f"strengths of at least 0, the last of at most 0.5; found {self}"
+            )
 
     def drawn(self, numbers: Float[Tensor, "image number"], side: int) -> Drawn:
         """Parameters of views of square images, from uniform numbers."""

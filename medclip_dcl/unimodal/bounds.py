@@ -1,8 +1,6 @@
 """Bounds on the difference of the debiased loss from its asymptotic value: SSD, proposition 2.1, and DCL, theorem 3.
 
-Both hold for gamma = 1, logits in [-1, 1]. They are loose: with eta = 0 there, g lies in [1/e, e] and losses at two
-values of g differ by at most 2 (with eta > 0 by more): SSD's bound needs thousands of negatives to fall below that,
-DCL's, 4.9 times smaller, about a hundred.
+Both hold for gamma = 1, logits in [-1, 1], and are loose: SSD's needs thousands of negatives to say anything.
 """
 
 from __future__ import annotations
@@ -46,17 +44,15 @@ def ssd_error_bound(
         |L - Lbar| <= 3 e^2 sqrt(pi/2N) E[ 1/(1-rho) ]  +  3 e^2 sqrt(pi/2M) E[ rho/(1-rho) ]
                       +  3 e^2 E| 1/(1-eta) - 1/(1-rho) |
 
-    where L is the expected loss (floor included) and Lbar has the true negatives' expectation in place of g. The
-    proof bounds the expected |difference| of the integrands, whatever the positive in the numerator: it holds for one
-    x+ as in the paper and for :func:`contrastive_loss`, which averages over the M positives.
+    where L is the expected loss (floor included) and Lbar has the true negatives' expectation in place of g. It holds
+    for one x+ as in the paper and for :func:`contrastive_loss`, which averages over the M positives.
 
     Args:
         rho: true class probability rho(c_x) of each anchor, in [0, 1).
         eta: its estimate eta(x), in [0, 1): one number or one for each anchor.
-        n_negatives: N, at least 1.
-        n_positives: M, at least 1.
-        weights: weights of the anchors in the expectations, at least 0; default equal. With one anchor per class they
-            are the class probabilities, rho.
+        n_negatives: N.
+        n_positives: M.
+        weights: of the anchors in the expectations; default equal. With one anchor per class they are rho.
 
     Raises:
         ValueError: rho or eta outside [0, 1).
@@ -90,11 +86,6 @@ def dcl_error_bound(tau_plus: float, *, n_negatives: int, n_positives: int) -> E
         |L - Lbar| <= e^(3/2)/(1-tau+) sqrt(pi/2N)  +  e^(3/2) tau+/(1-tau+) sqrt(pi/2M)
 
     :func:`ssd_error_bound` at rho = eta = tau+ is 3 sqrt(e) = 4.9 times as large.
-
-    Args:
-        tau_plus: the class probability, in [0, 1).
-        n_negatives: N, at least 1.
-        n_positives: M, at least 1.
 
     Raises:
         ValueError: tau_plus outside [0, 1).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,21 +26,7 @@ from medclip_dcl.data.samplers import (
 from medclip_dcl.unimodal.arrays import UNLABELLED, ImageArrays, read_images
 from medclip_dcl.unimodal.augmentation import Augmentation, resized_crops, uniform_numbers
 
-
-@dataclass(frozen=True)
-class _Usual:
-    """Settings of a source where nothing else is given: augmentation, and side of the views (None: the images')."""
-
-    augmentation: Augmentation
-    image_size: int | None = None
-
-
-_USUAL = {
-    # A digit flipped, or without most of its strokes, is not that digit.
-    "digits": _Usual(Augmentation(crop_scale=0.4, flip=0.0, jitter=(0.0, 0.0, 0.0, 0.0), grey=0.0)),
-    "cifar10": _Usual(Augmentation()),
-    "stl10": _Usual(Augmentation(blur=0.5), image_size=32),
-}
+_AUGMENTATION = Augmentation()
 
 
 class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
@@ -63,21 +49,14 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         folder: of the files of CIFAR-10 (the official Python or binary batches, or the Parquet files of the Hugging
             Face data set) or STL10 (the official binary files). null for digits.
         fraction: share r of the training images of each selected class that is kept, in (0, 1]. Other classes and the
-            test images stay whole. SSD describes 6,000 images of a class, which is training and test together: thinning
-            the training images alone is our choice.
+            test images stay whole (SSD describes 6,000 images of a class, training and test together: choice).
         selected: the classes of which the fraction is kept. null: SSD's dog, frog, horse, ship and truck of CIFAR-10;
             the last five classes of the others (choice).
         classes: use these classes alone, in training and test. null for all. Names of digits are quoted: "0" to "9".
         subset_seed: which images the fraction keeps. With the same seed the fewer are among the more.
         batch_size: images per step, of all processes together.
-        image_size: side in pixels of views and evaluated images. null: the images' own; 32 for STL10, as DCL's code.
-        crop_scale: least share of the image's area that a view shows, in (0, 1]. null: .08, as torchvision; .4 for
-            digits.
-        flip: probability of a horizontal flip. null: .5; 0 for digits.
-        jitter: strengths of brightness, contrast, saturation and hue. null: [.4, .4, .4, .1]; zeros for digits.
-        jitter_probability: probability that a view has the jitter.
-        grey: probability that a view loses its colours. null: .2; 0 for digits.
-        blur: probability of a Gaussian blur of 3 x 3 pixels. null: 0, as SSD names none; .5 for STL10, as DCL's code.
+        image_size: side in pixels of views and evaluated images. null: the images' own.
+        augmentation: of the views.
         monitor_images: number of training images of the validation, drawn by `seed`.
         seed: of the order and the views.
     """
@@ -96,36 +75,18 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         subset_seed: int = 0,
         batch_size: int = 128,
         image_size: int | None = None,
-        crop_scale: float | None = None,
-        flip: float | None = None,
-        jitter: list[float] | None = None,
-        jitter_probability: float = 0.8,
-        grey: float | None = None,
-        blur: float | None = None,
+        augmentation: Augmentation = _AUGMENTATION,
         monitor_images: int = 5000,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if source == "digits" and folder is not None:
-            raise UserError(f"data.folder: the digits come with scikit-learn, set it to null, got {folder}")
-        if source != "digits" and folder is None:
-            raise UserError(f"data.folder must name the folder of the files of {source}, got null")
-        if classes is not None and len(set(classes)) < 2:
-            raise UserError(f"data.classes must name at least two classes, which differ, got {classes}")
-        if classes is not None and not set(selected or ()) <= set(classes):
-            raise UserError(f"data.selected must be among data.classes {classes}, got {selected}")
-        for name, share in (("fraction", fraction), ("crop_scale", crop_scale)):
-            if share is not None and not 0 < share <= 1:
-                raise UserError(f"data.{name} must lie in (0, 1], got {share}")
-        probabilities = {"flip": flip, "jitter_probability": jitter_probability, "grey": grey, "blur": blur}
-        for name, probability in probabilities.items():
-            if probability is not None and not 0 <= probability <= 1:
-                raise UserError(f"data.{name} must lie in [0, 1], got {probability}")
-        if jitter is not None and not (len(jitter) == 4 and min(jitter) >= 0 and jitter[3] <= 0.5):
+        if (source == "digits") != (folder is None):
             raise UserError(
-                "data.jitter must be four strengths of at least 0, of brightness, contrast, saturation and hue (at "
-                f"most 0.5), got {jitter}"
+                "data.folder: expected null for digits, which come with scikit-learn, and the folder of the files for "
+                f"other sources, found {folder} for {source}"
             )
+        if not 0 < fraction <= 1:
+            raise UserError(f"data.fraction: expected a share in (0, 1], found {fraction}")
         check_least(
             "data",
             {
@@ -140,15 +101,7 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         self.fraction, self.selected, self.classes = fraction, selected, classes
         self.subset_seed, self.batch_size, self.seed = subset_seed, batch_size, seed
         self.monitor_images = monitor_images
-        usual = _USUAL[source]
-        self.image_size = usual.image_size if image_size is None else image_size
-        given = {
-            **probabilities,
-            "crop_scale": crop_scale,
-            "jitter": None if jitter is None else tuple(jitter),
-        }
-        changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        self.augmentation = replace(usual.augmentation, **changes)
+        self.image_size, self.augmentation = image_size, augmentation
         self._fingerprint = ""
         self._chosen: ImageArrays | None = None
 
@@ -199,23 +152,25 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
     # Choice of images
 
     def _subset(self, images: ImageArrays) -> ImageArrays:
-        for name, given in (("classes", self.classes), ("selected", self.selected)):
-            if unknown := [one for one in given or () if one not in images.classes]:
-                raise UserError(
-                    f"data.{name}: {self.source} has no class {', '.join(unknown)}; it has {', '.join(images.classes)}"
-                )
         names = tuple(name for name in images.classes if self.classes is None or name in self.classes)
+        for setting, given, there in (
+            ("classes", self.classes, images.classes),
+            ("selected", self.selected, names),
+        ):
+            if unknown := [name for name in given or () if name not in there]:
+                raise UserError(
+                    f"data.{setting}: expected some of {', '.join(there)}, found {', '.join(unknown)}"
+                )
         usual = [name for name in images.selected if name in names]
         selected = usual if self.selected is None else self.selected
         if self.fraction < 1 and not selected:
             raise UserError(
-                f"data.fraction {self.fraction} thins the selected classes, but there is none: name some of "
-                f"{', '.join(names)} in data.selected"
+                f"data.selected: expected some of {', '.join(names)} for data.fraction {self.fraction}, found none"
             )
         is_kept = torch.from_numpy(self._kept(images, names, selected))
-        number = torch.tensor([names.index(name) if name in names else UNLABELLED for name in images.classes])
         # The last entry is that of the label -1.
-        number = torch.cat([number, torch.tensor([UNLABELLED])])
+        numbers = [names.index(name) if name in names else UNLABELLED for name in images.classes]
+        number = torch.tensor([*numbers, UNLABELLED])
         is_tested = number[images.test_labels] != UNLABELLED
         return replace(
             images,
@@ -241,13 +196,13 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                 generator = np.random.default_rng([self.subset_seed, label, 0, 1])
                 of_class = generator.permutation(of_class)
             is_kept[of_class] = False
-            if name not in names:
-                continue
-            if not count:
+            if name in names and not count:
                 raise UserError(
-                    f"data.fraction {self.fraction} keeps none of the {len(of_class)} training images of class {name}"
+                    f"data.fraction: expected to keep images of every class, {self.fraction} keeps none of the "
+                    f"{len(of_class)} training images of class {name}"
                 )
-            is_kept[of_class[:count]] = True
+            if name in names:
+                is_kept[of_class[:count]] = True
         return is_kept
 
     # Loaders
@@ -265,25 +220,26 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         )
 
     def val_dataloader(self) -> DataLoader:
-        evaluated = self._evaluated()
-        labelled = len(evaluated) - len(self.chosen.test)
-        drawn = np.random.default_rng([self.seed, 0, 0, 2]).permutation(labelled)[: self.monitor_images]
-        return self._evaluation_loader(evaluated, np.sort(drawn).tolist())
+        generator = np.random.default_rng([self.seed, 0, 0, 2])
+        drawn = generator.permutation(self._labelled)[: self.monitor_images]
+        return self._evaluation_loader(np.sort(drawn).tolist())
 
     def test_dataloader(self) -> DataLoader:
-        evaluated = self._evaluated()
-        return self._evaluation_loader(evaluated, range(len(evaluated)))
+        return self._evaluation_loader(range(self._labelled + len(self.chosen.test)))
 
-    def _evaluated(self) -> _Evaluated:
-        labelled = int((self.chosen.train_labels != UNLABELLED).sum())
-        return _Evaluated(
-            (self.chosen.train[:labelled], self.chosen.test),
-            (self.chosen.train_labels[:labelled], self.chosen.test_labels),
-        )
+    @property
+    def _labelled(self) -> int:
+        """Number of labelled training images, which come before the others."""
+        return int((self.chosen.train_labels != UNLABELLED).sum())
 
-    def _evaluation_loader(self, evaluated: _Evaluated, keys: Sequence[int]) -> DataLoader:
+    def _evaluation_loader(self, keys: Sequence[int]) -> DataLoader:
+        """Some of the labelled training images and, after them, the test images."""
+        count = self._labelled
+        labels = torch.cat([self.chosen.train_labels[:count], self.chosen.test_labels])
+        images = torch.cat([self.chosen.train[:count], self.chosen.test])
+        is_test = torch.arange(len(labels)) >= count
         return DataLoader(
-            evaluated,
+            _Images(images, {"class_id": labels, "is_test": is_test}),
             batch_size=self.batch_size,
             sampler=ShardSampler(keys),
             collate_fn=as_it_is,
@@ -307,50 +263,36 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         return batch
 
 
-class _Views(Dataset):
-    """Training images with their fields, and the uniform numbers of their views; serves whole batches."""
+class _Images(Dataset):
+    """Images with their fields; serves whole batches."""
 
-    def __init__(
-        self, images: UInt8[Tensor, "image ..."], fields: Mapping[str, Tensor], n_views: int, seed: int
-    ) -> None:
-        self.images, self.fields, self.n_views, self.seed = images, fields, n_views, seed
-        self._epoch, self._numbers = -1, torch.empty(0)
+    def __init__(self, images: UInt8[Tensor, "image ..."], fields: Mapping[str, Tensor]) -> None:
+        self.images, self.fields = images, fields
 
     def __len__(self) -> int:
         return len(self.images)
 
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
+    def __getitems__(self, keys: Sequence[Any]) -> dict[str, Tensor]:
+        index = torch.tensor(keys)
+        fields = {name: values[index] for name, values in self.fields.items()}
+        return {"images": self.images[index], "index": index, **fields}
+
+
+class _Views(_Images):
+    """Training images by (epoch, index), with the uniform numbers of their views."""
+
+    def __init__(self, images: Tensor, fields: Mapping[str, Tensor], n_views: int, seed: int) -> None:
+        super().__init__(images, fields)
+        self.n_views, self.seed = n_views, seed
+        self._epoch, self._numbers = -1, torch.empty(0)
+
+    def __getitems__(self, keys: Sequence[Any]) -> dict[str, Tensor]:
         epoch = keys[0][0]
         if epoch != self._epoch:
             self._epoch = epoch
             self._numbers = uniform_numbers(len(self.images), self.n_views, self.seed, epoch)
-        index = torch.tensor([position for _, position in keys])
-        return {
-            "images": self.images[index],
-            "numbers": self._numbers[index],
-            "index": index,
-            **{name: values[index] for name, values in self.fields.items()},
-        }
-
-
-class _Evaluated(Dataset):
-    """Labelled training images, then test images; serves whole batches."""
-
-    def __init__(self, images: tuple[Tensor, Tensor], labels: tuple[Tensor, Tensor]) -> None:
-        self.images, self.labels = images, torch.cat(labels)
-        self.first_test = len(images[0])
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitems__(self, keys: Sequence[int]) -> dict[str, Tensor]:
-        index = torch.tensor(keys)
-        is_test = index >= self.first_test
-        train, test = self.images
-        images = train.new_empty((len(index), *train.shape[1:]))
-        images[~is_test] = train[index[~is_test]]
-        images[is_test] = test[index[is_test] - self.first_test]
-        return {"images": images, "index": index, "class_id": self.labels[index], "is_test": is_test}
+        batch = super().__getitems__([index for _, index in keys])
+        return {**batch, "numbers": self._numbers[batch["index"]]}
 
 
 def _fields(images: ImageArrays) -> dict[str, Tensor]:

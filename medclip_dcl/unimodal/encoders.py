@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from medclip_dcl.common.errors import check_least
 from medclip_dcl.networks.image_encoder import RESNET_STAGES, draw_kernels, resnet_stages
+from medclip_dcl.objectives.described import Described
 
 
-class SmallImageEncoder(nn.Module):
+class SmallImageEncoder(Described):
     """Base class: images to one feature vector each.
 
     Images are in [0, 1] and not normalised: the BatchNorm after the first convolution does it (choice).
@@ -24,10 +25,6 @@ class SmallImageEncoder(nn.Module):
 
     feature_dim: int
     channels: int
-
-    def config(self) -> dict[str, Any]:
-        """Arguments that rebuild the encoder, without its weights."""
-        raise NotImplementedError
 
     def forward(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image feature"]:
         """Features on which linear probes are trained, not normalised."""
@@ -58,9 +55,6 @@ class SmallImageResNet(SmallImageEncoder):
             self.add_module(f"layer{place + 1}", stage)
         self.feature_dim = 8 * width * RESNET_STAGES[depth][0].expansion
         draw_kernels(self)
-
-    def config(self) -> dict[str, Any]:
-        return {"depth": self.depth, "width": self.width, "channels": self.channels}
 
     def forward(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image feature"]:
         features = self.relu(self.bn1(self.conv1(images.contiguous(memory_format=torch.channels_last))))
@@ -96,9 +90,6 @@ class SmallConvNet(SmallImageEncoder):
             )
         )
         draw_kernels(self)
-
-    def config(self) -> dict[str, Any]:
-        return {"width": self.width, "channels": self.channels}
 
     def forward(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image feature"]:
         return self.layers(images).mean((2, 3))

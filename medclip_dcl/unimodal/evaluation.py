@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,15 +17,13 @@ from torch.nn.functional import normalize
 from medclip_dcl.common.distributed import gather_with_grad
 from medclip_dcl.common.errors import UserError, check_least
 from medclip_dcl.data.link import trainer_data
-from medclip_dcl.evaluation.base import DescribedData, Evaluation, EvaluationResult
+from medclip_dcl.evaluation.base import Evaluation, EvaluationResult
 from medclip_dcl.evaluation.embedding_map import embedding_map
 from medclip_dcl.metrics.linear_probe import draw_labelled, fit_linear_probes, standardisation
 from medclip_dcl.unimodal.mean_classifier import (
     average_k_metrics,
     check_number_of_tasks,
     class_means,
-    mean_classifier_metrics,
-    mean_classifier_predictions,
 )
 from medclip_dcl.unimodal.neighbours import neighbour_predictions
 
@@ -90,21 +87,17 @@ class ImageOnlyEvaluation(Evaluation):
                 "probe_batch_size": (probe_batch_size, 1),
                 "probe_weight_decay": (probe_weight_decay, 0),
                 "k": (k, 1),
-                "map_images": (map_images, 1),
             },
         )
         if not label_fractions or not all(0 < fraction <= 1 for fraction in label_fractions):
             raise UserError(
-                f"ImageOnlyEvaluation: label_fractions must be numbers in (0, 1], got {list(label_fractions)}"
+                f"ImageOnlyEvaluation.label_fractions: expected shares in (0, 1], found {list(label_fractions)}"
             )
-        above_0 = {
-            "probe_learning_rate": probe_learning_rate,
-            "temperature": temperature,
-            "map_perplexity": map_perplexity,
-        }
-        for name, value in above_0.items():
-            if not value > 0:
-                raise UserError(f"ImageOnlyEvaluation.{name} must be above 0, got {value}")
+        if not (probe_learning_rate > 0 and temperature > 0):
+            raise UserError(
+                "ImageOnlyEvaluation: expected probe_learning_rate and temperature above 0, found "
+                f"{probe_learning_rate} and {temperature}"
+            )
         self.label_fractions = sorted({float(x) for x in label_fractions}, reverse=True)
         self.label_draws, self.label_seed = label_draws, label_seed
         self.probe: dict[str, Any] = {
@@ -120,24 +113,15 @@ class ImageOnlyEvaluation(Evaluation):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Check the number of tasks before anything is computed; the datamodule is set up by now."""
-        classes = _described(trainer).dataset()["classes"]
+        classes = _dataset(trainer)["classes"]
         for k in self.average_k:
             check_number_of_tasks(len(classes), k)
 
     # Collecting
 
-    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._parts = []
-
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
-    ) -> None:
-        self._collect(outputs)
-
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         images = self._gathered()
-        images = images.of(images.class_id >= 0)
-        if trainer.sanity_checking or len(images.index) < 2:
+        if trainer.sanity_checking or len(images.place) < 2:
             return
         found = self._neighbours(images, None)
         accuracy = (found == images.class_id).double().mean()
@@ -147,68 +131,68 @@ class ImageOnlyEvaluation(Evaluation):
         self._parts, self.results = [], {}
 
     def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        self._collect(outputs)
+        self._parts.append(
+            _Images(outputs["features"].float(), outputs["index"], outputs["class_id"], outputs["is_test"])
+        )
+
+    on_validation_epoch_start = on_test_epoch_start
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
+    ) -> None:
+        self.on_test_batch_end(trainer, pl_module, outputs)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         started = time.perf_counter()
         images = self._gathered()
-        self.results = self._evaluated(images, _described(trainer).dataset())
+        self.results = self._evaluated(images, _dataset(trainer))
         self.log_results(pl_module, "test", self.results)
         self.seconds = time.perf_counter() - started
-
-    def _collect(self, outputs: Mapping[str, Tensor]) -> None:
-        images = outputs["index"]
-        is_test = outputs.get("is_test", torch.zeros_like(images, dtype=torch.bool))
-        self._parts.append(_Images(outputs["features"].float(), images, outputs["class_id"], is_test))
 
     def _gathered(self) -> _Images:
         """All images of all processes, each once, by index."""
         parts, self._parts = self._parts, []
-        own = _Images(
-            *(torch.cat([getattr(part, name) for part in parts]) for name in _Images.__annotations__)
-        )
+        own = _Images(*map(torch.cat, zip(*parts, strict=True)))
         features = gather_with_grad(own.features)
-        numbers = gather_with_grad(torch.stack([own.index, own.class_id, own.is_test.long()], 1))
+        numbers = gather_with_grad(torch.stack([own.place, own.class_id, own.is_test.long()], 1))
         # A padded loader serves images twice.
         places = {int(index): place for place, index in enumerate(numbers[:, 0].tolist())}
         rows = torch.tensor([places[index] for index in sorted(places)], device=features.device)
         index, class_id, is_test = numbers[rows].T
         images = _Images(features[rows], index, class_id, is_test.bool())
-        if n_broken := int((~images.features.isfinite().all(1)).sum()):
-            raise UserError(
-                f"the features of {n_broken} of {len(rows)} images are not finite: training has diverged"
-            )
+        if not images.features.isfinite().all():
+            raise UserError("the features of some images are not finite: training has diverged")
         return images
 
     # Evaluating
 
     def _evaluated(self, images: _Images, dataset: Mapping[str, Any]) -> dict[str, EvaluationResult]:
         classes = list(dataset["classes"])
-        is_labelled = images.class_id >= 0
-        train, test = images.of(is_labelled & ~images.is_test), images.of(is_labelled & images.is_test)
+        train, test = images.of(~images.is_test), images.of(images.is_test)
         result = EvaluationResult(
             metrics={},
-            scalars={},
-            protocol=self._protocol(),
-            counts={"training_images": len(train.index), "test_images": len(test.index)},
+            protocol={
+                "linear_probe": {
+                    **self.probe,
+                    "standardised": self.standardise,
+                    "label_draws": self.label_draws,
+                    "label_seed": self.label_seed,
+                },
+                "knn": {"k": self.k, "temperature": self.temperature},
+            },
+            counts={"training_images": len(train.place), "test_images": len(test.place)},
         )
         results = {self.section: result}
-        parts = ((train, "training", "train_images"), (test, "test", "test_images"))
-        for part, name, _ in parts:
-            there = set(part.class_id.tolist())
-            if absent := [one for place, one in enumerate(classes) if place not in there]:
+        for part, key in ((train, "train_images"), (test, "test_images")):
+            expected = sum(dataset[key][one] for one in classes)
+            if len(part.place) < expected:
                 result.notes.append(
-                    f"{self.section}: not evaluated, no {name} image of {', '.join(absent)} was served: the run was "
-                    "limited to some batches"
+                    f"{self.section}: {expected - len(part.place)} of {expected} {key.replace('_', ' ')} were not "
+                    "evaluated: the run was limited to some batches"
                 )
-                return results
-        for part, name, key in parts:
-            expected = sum(dataset.get(key, {}).get(one, 0) for one in classes)
-            if (count := len(part.index)) < expected:
-                result.notes.append(
-                    f"{self.section}: {expected - count} of {expected} {name} images were not evaluated: the run "
-                    "was limited to some batches"
-                )
+        if any(len(part.class_id.unique()) < len(classes) for part in (train, test)):
+            result.notes.append(f"{self.section}: not evaluated, since classes are without images")
+            return results
         is_selected = torch.isin(
             test.class_id, test.class_id.new_tensor([classes.index(x) for x in dataset["selected"]])
         )
@@ -216,8 +200,8 @@ class ImageOnlyEvaluation(Evaluation):
         neighbours = self._neighbours(train, test)
         directions, tested = (normalize(part.features, dim=1) for part in (train, test))
         means = class_means(directions, train.class_id, len(classes))
-        of_means = mean_classifier_predictions(tested, means)
-        metrics = mean_classifier_metrics(tested, test.class_id, means)
+        of_means = (tested.double() @ means.double().T).argmax(1)
+        metrics = average_k_metrics(tested, test.class_id, means, len(classes) - 1)
         result.metrics |= {
             "knn": {"accuracy": float((neighbours == test.class_id).double().mean())},
             "mean_classifier": metrics._asdict(),
@@ -233,16 +217,11 @@ class ImageOnlyEvaluation(Evaluation):
         names = np.array(classes, dtype=object)
         result.predictions = pd.DataFrame(
             {
-                "index": test.index.cpu().numpy(),
-                **{
-                    name: names[found.cpu().numpy()]
-                    for name, found in (
-                        ("class", test.class_id),
-                        ("linear_probe", probed),
-                        ("knn", neighbours),
-                        ("mean_classifier", of_means),
-                    )
-                },
+                "index": test.place.cpu().numpy(),
+                "class": names[test.class_id.cpu().numpy()],
+                "linear_probe": names[probed.cpu().numpy()],
+                "knn": names[neighbours.cpu().numpy()],
+                "mean_classifier": names[of_means.cpu().numpy()],
             }
         )
         if self.embedding_map:
@@ -301,64 +280,37 @@ class ImageOnlyEvaluation(Evaluation):
         )
 
     def _map(self, test: _Images, is_selected: Bool[Tensor, " image"], names: np.ndarray) -> EvaluationResult:
-        count = len(test.index)
+        count = len(test.place)
         drawn = np.random.default_rng(self.label_seed).permutation(count)[: self.map_images]
         drawn.sort()
         vectors = normalize(test.features, dim=1).cpu().numpy()[drawn]
         places = embedding_map(vectors, self.map_perplexity, self.label_seed)
         predictions = pd.DataFrame(
             {
-                "index": test.index.cpu().numpy()[drawn],
+                "index": test.place.cpu().numpy()[drawn],
                 "class": names[test.class_id.cpu().numpy()[drawn]],
                 "is_selected": is_selected.cpu().numpy()[drawn],
                 "x": places[:, 0],
                 "y": places[:, 1],
             }
         )
-        protocol = {
-            "embedding": "features of the encoder, length 1",
-            "perplexity": self.map_perplexity,
-            "most_images": self.map_images,
-            "seed": self.label_seed,
-        }
+        protocol = {"perplexity": self.map_perplexity, "max_images": self.map_images, "seed": self.label_seed}
         return EvaluationResult({}, {}, protocol, {"images": len(drawn)}, predictions=predictions)
 
-    def _protocol(self) -> dict[str, Any]:
-        return {
-            "features": "of the encoder, before the projection, of images without augmentation",
-            "linear_probe": {
-                **self.probe,
-                "standardised": self.standardise,
-                "label_draws": self.label_draws,
-                "label_seed": self.label_seed,
-            },
-            "knn": {"k": self.k, "temperature": self.temperature, "features": "length 1"},
-            "mean_classifier": {
-                "features": "length 1",
-                "accuracy and loss": "inner products with class means; mean within a class, then over classes",
-                "loss": "logistic",
-            },
-        }
 
-
-@dataclass(frozen=True)
-class _Images:
-    """Features of images, their places among training and test images, and their classes (-1: unlabelled)."""
+class _Images(NamedTuple):
+    """Features of images, their places among training and test images, and their classes."""
 
     features: Float[Tensor, "image feature"]
-    index: Int[Tensor, " image"]
+    place: Int[Tensor, " image"]
     class_id: Int[Tensor, " image"]
     is_test: Bool[Tensor, " image"]
 
     def of(self, rows: Bool[Tensor, " image"]) -> _Images:
-        return _Images(self.features[rows], self.index[rows], self.class_id[rows], self.is_test[rows])
+        return _Images(*(values[rows] for values in self))
 
 
-def _described(trainer: Trainer) -> DescribedData:
-    data = trainer_data(trainer)
-    if not isinstance(data, DescribedData):
-        raise UserError(
-            "ImageOnlyEvaluation needs a datamodule that describes its classes (`dataset`), such as "
-            f"ImageOnlyDataModule; found {type(data).__name__}"
-        )
-    return data
+def _dataset(trainer: Trainer) -> dict[str, Any]:
+    """Description of the images, as `ImageOnlyDataModule` gives it."""
+    data: Any = trainer_data(trainer)
+    return data.dataset()

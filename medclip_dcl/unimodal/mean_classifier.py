@@ -33,69 +33,13 @@ def class_means(
 ) -> Float[Tensor, "class dim"]:
     """Rows W of the mean classifier: the mean embedding of each class (Saunshi et al., ICML 2019, definition 2.1).
 
-    Args:
-        embeddings: f(x).
-        labels: class of each case, from 0.
-        n_classes: default: the largest label plus one.
-
-    Returns:
-        Summed in float64, in the embeddings' precision, float32 at least; NaN for a class without a case.
+    NaN for a class without a case; without `n_classes` there are as many as the largest label plus one.
     """
     counts = torch.bincount(labels, minlength=n_classes or 0)
     sums = embeddings.new_zeros((len(counts), embeddings.shape[1]), dtype=torch.float64)
     sums.index_add_(0, labels, embeddings.double())
     dtype = torch.promote_types(embeddings.dtype, torch.float32)
     return (sums / counts[:, None]).to(dtype)
-
-
-def mean_classifier_scores(
-    embeddings: Float[Tensor, "case dim"], means: Float[Tensor, "class dim"]
-) -> Float[Tensor, "case class"]:
-    """Inner product of each case with each class mean, W f(x), in float64."""
-    return embeddings.double() @ means.double().T
-
-
-def mean_classifier_predictions(
-    embeddings: Float[Tensor, "case dim"], means: Float[Tensor, "class dim"]
-) -> Int[Tensor, "case"]:
-    """Class with the highest score; the first of those that tie."""
-    return mean_classifier_scores(embeddings, means).argmax(1)
-
-
-def mean_classifier_metrics(
-    embeddings: Float[Tensor, "case dim"],
-    labels: Int[Tensor, "case"],
-    means: Float[Tensor, "class dim"],
-    *,
-    loss: str = "logistic",
-) -> MeanClassifierMetrics:
-    """Supervised loss and accuracy of the mean classifier on the task of all classes (CURL, section 2).
-
-    The expectation over cases is that within a class first, then over the equally likely classes: it does not depend
-    on how many cases a class has. A case whose class ties with t others for the highest score counts 1/(1 + t) as
-    correct.
-
-    Args:
-        embeddings: f(x) of the labelled cases.
-        labels: class of each case, from 0.
-        means: of :func:`class_means`, from these cases or from others.
-        loss: "hinge" or "logistic", as in :func:`medclip_dcl.unimodal.margin_loss`.
-
-    Example:
-        >>> points = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-        >>> mean_classifier_metrics(points, torch.tensor([0, 1]), points, loss="hinge")
-        MeanClassifierMetrics(loss=0.0, accuracy=1.0)
-    """
-    n_classes = len(means)
-    return _average(
-        embeddings,
-        labels,
-        means,
-        tasks=torch.arange(n_classes)[None],
-        task_weights=torch.ones(1, dtype=torch.float64),
-        class_weights=torch.ones(n_classes, dtype=torch.float64),
-        loss=loss,
-    )
 
 
 def average_k_metrics(
@@ -112,8 +56,10 @@ def average_k_metrics(
 
     The average supervised loss (Saunshi et al., ICML 2019, definition 2.2): the k + 1 classes are independent draws
     from rho, given that all differ, so that a task T has the probability ``prod_{c in T} rho(c)`` up to a constant.
-    (Draws one after the other without replacement are another distribution unless rho is uniform.) Within a task
-    cases are averaged as in :func:`mean_classifier_metrics`. CURL's tables call it avg-(k + 1).
+    (Draws one after the other without replacement are another distribution unless rho is uniform.) Within a
+    task the mean is that within a class first, then over classes. CURL's tables call it avg-(k + 1); with k rivals of
+    k + 1 classes it is the task of all classes. A case whose class ties with t others for the highest score counts
+    1/(1 + t) as correct.
 
     Args:
         embeddings: f(x) of the labelled cases.
@@ -124,8 +70,10 @@ def average_k_metrics(
         loss: "hinge" or "logistic".
         labels_are_uniform: the classes of a task are equally likely (CURL); False: likely as in rho (SSD, A.2).
 
-    Raises:
-        UserError: no task, or more than 100,000.
+    Example:
+        >>> points = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> average_k_metrics(points, torch.tensor([0, 1]), points, 1, loss="hinge")
+        MeanClassifierMetrics(loss=0.0, accuracy=1.0)
     """
     uniform = torch.ones(len(means))
     rho = (uniform if class_distribution is None else class_distribution).detach().double().cpu()
@@ -136,41 +84,16 @@ def average_k_metrics(
     check_number_of_tasks(len(possible), k)
     # torch.combinations would fill a mask of classes ** (k + 1).
     tasks = torch.tensor(list(itertools.combinations(possible.tolist(), k + 1)), device=possible.device)
-    task_weights = rho[tasks].log().sum(1).softmax(0)
-    class_weights = torch.ones_like(rho) if labels_are_uniform else rho
-    return _average(embeddings, labels, means, tasks, task_weights, class_weights, loss)
-
-
-def check_number_of_tasks(n_classes: int, k: int) -> None:
-    """Refuse other numbers of tasks of k + 1 classes than :func:`average_k_metrics` enumerates."""
-    number = math.comb(n_classes, k + 1)
-    if k < 1 or not 1 <= number <= _MAX_TASKS:
-        raise UserError(
-            f"average_k: expected k of at least 1 with 1 to {_MAX_TASKS:,} tasks of k + 1 classes, found k {k} with "
-            f"{number:,} tasks among {n_classes} classes"
-        )
-
-
-def _average(
-    embeddings: Tensor,
-    labels: Tensor,
-    means: Tensor,
-    tasks: Tensor,
-    task_weights: Tensor,
-    class_weights: Tensor,
-    loss: str,
-) -> MeanClassifierMetrics:
-    """Mean over tasks (which sum to 1 in weight), their classes (weighted within a task), and a class's cases."""
+    shares = torch.ones_like(tasks, dtype=rho.dtype) if labels_are_uniform else rho[tasks]
+    weights = rho[tasks].log().sum(1).softmax(0)[:, None] * shares / shares.sum(1, keepdim=True)
     if not (embeddings.isfinite().all() and means.isfinite().all()):
         raise ValueError("embeddings and means: expected finite numbers, found NaN or infinity")
-    shares = class_weights[tasks]
-    weights = task_weights[:, None] * shares / shares.sum(1, keepdim=True)
     total_loss = total_accuracy = 0.0
     for c in tasks.unique().tolist():
         is_class = tasks == c
         members = tasks[is_class.any(1)]
         rivals = members[members != c].view(len(members), -1)
-        scores = mean_classifier_scores(embeddings[labels == c], means)
+        scores = embeddings[labels == c].double() @ means.double().T
         margins = scores[:, c, None] - scores
         per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(1, len(margins) * rivals.shape[1]))
         for some, weight in zip(rivals.split(per_chunk), weights[is_class].split(per_chunk), strict=True):
@@ -180,3 +103,13 @@ def _average(
             correct = (leads >= 0).all(2) / (1 + (leads == 0).sum(2)).double()
             total_accuracy += float(correct.mean(0) @ weight)
     return MeanClassifierMetrics(total_loss, total_accuracy)
+
+
+def check_number_of_tasks(n_classes: int, k: int) -> None:
+    """Refuse other numbers of tasks of k + 1 classes than :func:`average_k_metrics` enumerates."""
+    number = math.comb(n_classes, k + 1)
+    if k < 1 or not 1 <= number <= _MAX_TASKS:
+        raise UserError(
+            f"average_k: expected 1 to {_MAX_TASKS:,} tasks of k + 1 classes, found {number:,} for k {k} and "
+            f"{n_classes} classes"
+        )

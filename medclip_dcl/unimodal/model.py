@@ -63,13 +63,13 @@ class ImageOnlyModel(NetworkModel):
         channels = self.network.image_encoder.channels
         if channels != data.channels:
             raise UserError(
-                f"model.image_encoder takes images of {channels} channels, those of the data have {data.channels}; set "
-                f"model.init_args.image_encoder.init_args.channels: {data.channels}"
+                f"model.init_args.image_encoder.init_args.channels: expected {data.channels}, those of the images, "
+                f"found {channels}"
             )
         if stage == "fit" and data.batch_size < (least := self.objective.least_images):
             raise UserError(
-                f"{type(self.objective).__name__} needs a batch of at least {least} images, data.batch_size is "
-                f"{data.batch_size}; raise it, or lower the objective's number of negatives"
+                f"data.batch_size: expected at least {least}, as {type(self.objective).__name__} needs, found "
+                f"{data.batch_size}"
             )
 
     def forward(self, images: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class ImageOnlyModel(NetworkModel):
         return loss
 
     def _loss(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of the images of all processes, and figures to watch."""
+        """Loss of the images of all processes, and statistics to log."""
         views: Tensor = batch["images"]
         embeddings = self.network(views.flatten(0, 1)).unflatten(0, views.shape[:2])
         return self.objective(embeddings, batch)

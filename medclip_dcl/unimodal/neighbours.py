@@ -18,12 +18,12 @@ def neighbour_predictions(
     features: Float[Tensor, "image dim"],
     labels: Int[Tensor, " image"],
     *,
-    k: int = 200,
-    temperature: float = 0.5,
+    k: int,
+    temperature: float,
 ) -> Int[Tensor, "query"]:
     """Class of each query by its k nearest neighbours in cosine, each with the weight exp(cosine / temperature).
 
-    The weighted vote of Wu et al. (CVPR 2018, section 3.4).
+    The weighted vote of Wu et al. (CVPR 2018, section 3.4); the first of the classes that tie.
 
     Args:
         queries: features to classify; None for those of the labelled images, each without itself (leave one out).
@@ -31,15 +31,7 @@ def neighbour_predictions(
         labels: class of each, from 0.
         k: neighbours; where there are fewer, all of them.
         temperature: above 0.
-
-    Returns:
-        The class with the largest vote; the first of those that tie.
     """
-    if k < 1 or not temperature > 0 or len(labels) != len(features) or len(features) <= (queries is None):
-        raise ValueError(
-            f"expected k of at least 1, a temperature above 0 and a label for each image, found {k}, {temperature} and "
-            f"{len(labels)} labels of {len(features)} images"
-        )
     bank = normalize(features.float(), dim=1)
     asked = bank if queries is None else normalize(queries.float(), dim=1)
     n_classes = int(labels.max()) + 1

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medclip_dcl.common.errors import UserError, check_least
+from medclip_dcl.common.errors import check_least
 from medclip_dcl.common.formats import NETWORK, VERSION_KEY
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import load_exactly, read_model
@@ -70,8 +70,6 @@ class ImageOnlyNetwork(DescribedNetwork):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ImageOnlyNetwork:
         """Build a network from the result of `config`."""
-        if "projection_dim" not in config:
-            raise UserError("the description is not of a network of images alone: it names no projection_dim")
         config = dict(config)
         NETWORK.check(config, "this network of images alone")
         return cls(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -27,11 +27,6 @@ from medclip_dcl.unimodal.views import ViewsObjective
 _BLOCK_LOGITS = {"cpu": 2**18}
 _BLOCK_LOGITS_ELSEWHERE = 2**22
 _FEWEST_ROWS = 16
-
-_NOT_IN_BLOCKS = (
-    "simclr_loss in several blocks supports neither torch.func nor a second derivative (create_graph=True): set block "
-    "to the number of views, 2 * images"
-)
 
 
 def simclr_loss(
@@ -60,16 +55,15 @@ def simclr_loss(
     (eq. 2 there, Q = N). Another eta then corrects for false negatives that are not there.
 
     Args:
-        first: embeddings of the first views, of any norm: they are normalised here.
-        second: embeddings of the second views.
-        gamma2: gamma^2, one over the temperature; above 0 (2: SSD and DCL).
-        class_probability: eta in [0, 1): the chance that another image is of the anchor's class; one number,
-            (image,) or (2 * image,).
+        first: embeddings of the first views, of any norm.
+        second: of the second views.
+        gamma2: one over the temperature; above 0 (2: SSD and DCL).
+        class_probability: eta in [0, 1): one number, (image,) or (2 * image,).
         extra_views: M - 1 further views of each image, for the correction alone.
         class_id: equal for images of a class, for the unbiased loss.
         reduction: "mean", "sum" or "none".
-        block: rows of a block; None chooses by device. `torch.func` and second derivatives need all 2B rows in one
-            block, as None has them up to 512 views on a CPU.
+        block: rows of a block; None chooses by device. Second derivatives need all 2B rows in one block, as None has
+            them up to 512 views on a CPU.
 
     Returns:
         A scalar, or (2 * image,) with reduction "none". An anchor without negatives costs 0.
@@ -107,14 +101,14 @@ class SimCLR(ViewsObjective):
         unbiased: bool = False,
     ) -> None:
         super().__init__()
-        if not 0 < gamma2 < math.inf:
-            raise UserError(f"gamma2 must be finite and above 0, got {gamma2}")
-        if n_positives < 1:
-            raise UserError(f"n_positives must be at least 1, got {n_positives}")
+        if not (0 < gamma2 < math.inf and n_positives >= 1):
+            raise UserError(
+                f"SimCLR: expected gamma2 above 0 and n_positives of at least 1, found {gamma2} and {n_positives}"
+            )
         if n_positives > 1 and class_probability is None:
             raise UserError(
-                f"n_positives {n_positives} without a class probability changes nothing: further views are in its "
-                "correction alone; set class_probability, or n_positives: 1"
+                f"SimCLR: expected a class_probability for n_positives {n_positives}, found none: further views are in "
+                "its correction alone"
             )
         self.class_probability, self.gamma2 = class_probability, gamma2
         self.n_positives, self.unbiased = n_positives, unbiased
@@ -176,7 +170,7 @@ def _rows_of_views(
         log_sum_negative=log_sum_negative,
         log_count=log_count,
         positive_logits=positive[:, None],
-        is_positive=torch.ones(2 * images, 1, dtype=torch.bool, device=views.device),
+        n_positive=torch.ones_like(positive),
         log_mean_positive=log_mean_positive,
     )
 
@@ -213,7 +207,7 @@ class _BlockedLogSum(torch.autograd.Function):
 
     With a_i the gradient of row i and p_ij its softmax, the gradient of view i is gamma^2 sum_j (a_i p_ij + a_j p_ji)
     z_j: the logits are symmetric, so a block of rows suffices. By hand because torch's `checkpoint` of the same blocks
-    needs 3.6 x the time at 2B = 8,192.
+    needs 3.6 x the time at 2B = 8,192. It has no second derivative.
     """
 
     @staticmethod
@@ -230,15 +224,9 @@ class _BlockedLogSum(torch.autograd.Function):
         ctx.save_for_backward(views, class_id, output)
 
     @staticmethod
-    def jvp(*arguments: Any) -> NoReturn:
-        raise RuntimeError(_NOT_IN_BLOCKS)
-
-    vmap = jvp
-
-    @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         if torch.is_grad_enabled():
-            raise RuntimeError(_NOT_IN_BLOCKS)
+            raise RuntimeError("simclr_loss in several blocks: no second derivative; set block to 2 * images")
         views, class_id, log_sum = ctx.saved_tensors
         if class_id is not None:
             log_sum = log_sum.masked_fill(log_sum == -math.inf, 0)  # without negatives exp(-inf - 0) is 0

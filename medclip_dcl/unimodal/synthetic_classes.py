@@ -1,13 +1,7 @@
 """Synthetic classes of finitely many points, on which docs/theory.md and tests compute the papers' theorems.
 
-Every expectation over the points is a sum. Samples are counts of points: `weights` of `contrastive_loss` are how often
-each was drawn, a million negatives cost no more than ten, and the exact chances as weights are the limit of infinitely
-many. Positives are columns of their own; each point of the anchor's class once is again the limit.
-
-The papers have one x+ in the numerator, apart from v_1, ..., v_M; `contrastive_loss` averages over x+ = v_m. The loss
-is log N + log g - s(x,x+) + r with 0 <= r <= e^2/N, so that both have the same expectation up to e^2/N. And the proof
-of SSD's proposition 2.1 bounds the difference of the integrands by e |g - E exp s(x,x-)| before it looks at x+: the
-bound holds for the average over positives as it stands.
+Every expectation over the points is a sum. Samples are counts of points, the `weights` of `contrastive_loss`: a million
+negatives cost no more than ten, and the exact chances as weights are the limit of infinitely many.
 """
 
 from __future__ import annotations
@@ -65,7 +59,6 @@ class SyntheticClasses:
 
     @property
     def n_points(self) -> int:
-        """Points of a class."""
         return self.points.shape[1]
 
     @cached_property

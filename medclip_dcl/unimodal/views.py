@@ -31,12 +31,7 @@ class ViewsObjective(nn.Module):
     def forward(
         self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-        """Loss, and figures to log; each the same on all processes.
-
-        Args:
-            embeddings: of this process's images, at least in float32 from here on, also under autocast.
-            fields: (image,) each; the required ones are taken.
-        """
+        """Loss, and statistics to log, from this process's images; each the same on all processes."""
         with torch.autocast(device_type=embeddings.device.type, enabled=False):
             embeddings = at_least_float32(embeddings)
             embeddings = gather_with_grad(embeddings.transpose(0, 1)).transpose(0, 1)

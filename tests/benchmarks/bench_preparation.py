@@ -15,7 +15,6 @@ the tables and replaces the section of this file in RESULTS.md.
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import shutil
 import statistics
@@ -30,14 +29,12 @@ from typing import Any
 import numpy as np
 import PIL
 from PIL import Image
-from results_file import command, write_section
+from results_file import REAL, command, write_section
 
 from data_prep.command import worker_processes
 from data_prep.sources.images import Job, prepare_image
 from medclip_dcl.common.command_line import available_cores
 
-HERE = Path(__file__).resolve()
-REAL = Path(os.environ.get("MEDCLIP_DCL_REAL_DATA", HERE.parents[2].parent / "shared" / "data"))
 TITLE = "Preparation of images"
 WIDTH, HEIGHT, SIZE = 2544, 3056, 512
 ASKED = 1.15

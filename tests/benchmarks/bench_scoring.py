@@ -1,7 +1,6 @@
 """Speed, exactness and memory of sentence scoring, against the naive loop, minicons and the arithmetic floor.
 
     python tests/benchmarks/bench_scoring.py [--model base | small | both] [--sentences 128] [--rounds 3]
-    python tests/benchmarks/bench_scoring.py --device cuda [--gpu_sentences 500000]
 
 Run by hand, never in CI. Real Open-i sentences (MEDCLIP_DCL_REAL_DATA), CXR-BERT's real tokenizer, random weights of
 BERT's sizes. The rounds of all methods are interleaved and medians are compared, so that a noisy machine is fair to
@@ -12,9 +11,6 @@ each. Prints the tables and replaces the section of this file in RESULTS.md. min
 - naive, all: the same with log-softmax of all logits, as where the model is given labels and returns the loss.
 - minicons: its MaskedLMScorer with batches of 10 sentences in the order of a prepared set, which is the alphabet's.
 - floor: the matrix products that the algorithm needs, of the same sizes, and nothing else.
-
-The second command times BERT-base alone, on a GPU, for as many distinct sentences as MIMIC-CXR may have: random words,
-lengths as Open-i's.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from results_file import command, process_memory, timed, write_section
+from results_file import REAL, command, cpu, process_memory, timed, write_section
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from data_prep.text.sentences import passages, split_sentences
@@ -51,7 +47,6 @@ from medclip_dcl.networks.bert_folder import load_tokenizer, word_pieces
 from medclip_dcl.scoring import ScoringPlan, default_token_budget, pseudo_log_likelihood, score_batches
 
 HERE = Path(__file__).resolve()
-REAL = Path(os.environ.get("MEDCLIP_DCL_REAL_DATA", HERE.parents[2].parent / "shared" / "data"))
 SIZES: dict[str, dict[str, int]] = {
     "base": {},
     "small": {
@@ -255,63 +250,6 @@ def operations(config: BertConfig, plan: ScoringPlan) -> int:
     return total
 
 
-def random_sentences(tokenizer: BertTokenizer, count: int) -> list[str]:
-    """Distinct sentences of random words of one word piece each, with the lengths of Open-i's distinct sentences."""
-    known = [
-        piece for piece in tokenizer.get_vocab() if piece.isascii() and piece.isalpha() and len(piece) > 1
-    ]
-    pieces_of = list(word_pieces(tokenizer, known))
-    words = np.array(sorted(word for word, ids in zip(known, pieces_of, strict=True) if len(ids) == 1))
-    # Words that one lower-casing joins would make equal sentences of different ones.
-    words = np.unique(np.char.lower(words))
-    lengths = np.array([len(ids) for ids in word_pieces(tokenizer, sorted(set(openi_sentences()))) if ids])
-    generator = np.random.default_rng(0)
-    found: dict[str, None] = {}
-    while len(found) < count:
-        for length in generator.choice(lengths, count - len(found)):
-            found[" ".join(generator.choice(words, length))] = None
-    return list(found)
-
-
-def peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Floating-point operations a second of one large square product, the best of ten."""
-    size = 8192 if device.type == "cuda" else 1024
-    left, right = torch.randn(2, size, size, device=device).to(dtype)
-    left @ right
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return 2 * size**3 / min(timed(lambda: left @ right)[0] for _ in range(10))
-
-
-def bulk(device: torch.device, count: int) -> list[str]:
-    """Wall time of scoring so many distinct sentences with BERT-base on a device, tokenising included."""
-    tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
-    sentences = random_sentences(tokenizer, count)
-    model = random_model("base").to(device)
-    plan = ScoringPlan(tokenizer, sentences, positions=512, token_budget=default_token_budget(model))
-    work = operations(model.config, plan)
-    mean = len(plan.pieces) / plan.n_distinct
-    lines = [
-        f"{device_name(device)}; torch {torch.__version__}; BERT-base, random weights; {plan.n_distinct:,} distinct "
-        f"sentences of random words with the lengths of Open-i's ({mean:.1f} word pieces on average); wall time of "
-        f"one call, tokenising included; {work / 1e12:,.0f} TFLOP of matrix products; peak: one square product.",
-        "",
-        "| dtype | seconds | sentences/s | TFLOP/s | measured peak, TFLOP/s | share of the peak |",
-        "|---|---|---|---|---|---|",
-    ]
-    for dtype in (torch.float16, torch.bfloat16):
-        converted = copy.deepcopy(model).to(dtype)
-        score = functools.partial(pseudo_log_likelihood, converted, tokenizer)
-        score(sentences[: max(1, count // 100)])
-        seconds, _ = timed(functools.partial(score, sentences))
-        best = peak(device, dtype)
-        lines.append(
-            f"| {_short(dtype)} | {seconds:.1f} | {plan.n_distinct / seconds:,.0f} | {work / seconds / 1e12:.2f} | "
-            f"{best / 1e12:.2f} | {work / seconds / best:.2f} |"
-        )
-    return lines
-
-
 class WithRepeats(ScoringPlan):
     """A plan that scores every sentence, also one that was there before."""
 
@@ -403,13 +341,6 @@ def memory() -> str:
     )
 
 
-def cpu() -> tuple[str, bool]:
-    """The CPU's name, and whether it has AMX, which multiplies bfloat16 matrices."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    fields = {key.strip(): value for key, _, value in (line.partition(":") for line in lines)}
-    return fields.get("model name", "unknown CPU").strip(), "amx_bf16" in fields.get("flags", "").split()
-
-
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
@@ -423,33 +354,15 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
-    parser.add_argument("--no_memory", action="store_true", help="skip the measurement of memory")
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: BERT-base on a GPU, nothing else"
-    )
-    parser.add_argument(
-        "--gpu_sentences",
-        type=int,
-        help="of --device cuda, default 500000; on a CPU a trial of that, not written",
-    )
     parser.add_argument("--peak_memory", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     if options.peak_memory is not None:
         print(peak_memory(options.peak_memory))
         return
-    if options.device == "cuda" or options.gpu_sentences is not None:
-        if options.device == "cuda" and not torch.cuda.is_available():
-            sys.exit("--device cuda: torch finds no CUDA device")
-        lines = bulk(torch.device(options.device), options.gpu_sentences or 500_000)
-        if options.device == "cuda":
-            write_section("Sentence scoring on a GPU", lines)
-        else:
-            print("\n".join(lines))
-        return
     sizes = ["base", "small"] if options.model == "both" else [options.model]
-    device, (name, has_amx) = torch.device("cpu"), cpu()
-    amx = "with AMX" if has_amx else "without AMX"
+    device, (name, units) = torch.device("cpu"), cpu()
+    amx = "with AMX" if "amx_tile" in units else "without AMX"
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
     lines = [
         f"{device_name(device)}, {name} {amx}; {versions}; distinct Open-i sentences from {STRATA} strata of "
@@ -462,9 +375,7 @@ def main() -> None:
     for size in sizes:
         count = options.sentences if size == "small" else max(1, options.sentences // 4)
         lines += compare(size, count, options.rounds, getattr(torch, options.dtype))
-    lines += ["", deduplication(options.rounds, getattr(torch, options.dtype))]
-    if not options.no_memory:
-        lines += ["", memory()]
+    lines += ["", deduplication(options.rounds, getattr(torch, options.dtype)), "", memory()]
     write_section(f"Sentence scoring, CPU {amx}", lines)
 
 

@@ -20,7 +20,7 @@ from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 
-from results_file import command, write_section
+from results_file import command, cpu, write_section
 
 WAYS: dict[str, dict[str, str]] = {
     "one thread": {"OMP_NUM_THREADS": "1"},
@@ -103,8 +103,10 @@ def main() -> None:
             with neighbours(number):
                 seconds = work_seconds(model, options.steps, work, settings)
             found.setdefault((work, way, number), []).append(seconds)
+    name, units = cpu()
     lines = [
-        f"{cpu()}; torch {version('torch')}, float32; the network of `make demo`: training ({WORKS['training']}) and "
+        f"{name}, {os.cpu_count()} cores, {', '.join(units)}; torch {version('torch')}, float32; the network of "
+        f"`make demo`: training ({WORKS['training']}) and "
         f"evaluation ({WORKS['evaluation']}) of 16 images of 128 pixels with 48 sentences; its BERT scoring "
         f"{WORKS['naive_scoring']}. Seconds, median of {options.steps}, medians of {options.rounds} rounds; "
         f"alone / beside one busy process; load before the start {before:.1f}. "
@@ -120,14 +122,6 @@ def main() -> None:
         ]
         lines.append(f"| {way} | {' | '.join(cells)} |")
     write_section("Threads that wait", lines)
-
-
-def cpu() -> str:
-    """Name, cores and vector units of the CPU."""
-    info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    name = next(line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name"))
-    units = [unit for unit in ("avx2", "avx512f", "amx_tile") if f" {unit} " in info.replace("\n", " ")]
-    return f"{name}, {os.cpu_count()} cores, {', '.join(units)}"
 
 
 if __name__ == "__main__":

@@ -1,23 +1,19 @@
 """Seconds and memory of a training step under configs/mimic_cxr.yaml, extrapolated to the whole run.
 
-    python tests/benchmarks/bench_training.py [--device cuda] [--batches 8 16] [--steps 4] [--precision bf16-mixed] \
-        [--compile off on]
+    python tests/benchmarks/bench_training.py [--device cuda] [--batches 8 16] [--steps 4] [--precision bf16-mixed]
 
 Run by hand, never in CI. ResNet-18 at 480 px, a BERT of CXR-BERT's size (folder in Hugging Face's format, random
 weights), LSE+NL, dcl_lm, AdamW, with the callbacks of `fit`; batches are random and at hand, so that the loader costs
 nothing; what it costs to read and augment an image is measured by itself. Sentences have another length at each step,
 as in training: a GPU plans some kernels anew for each shape. Each row is measured in a process of its own, the time of
-the callbacks in a second training there: measuring it keeps a GPU waiting. The bare encoders are their forward and
-backward pass alone, at the same precision, not compiled, and once more with weights in channels-last, as their images
-always are; AdamW's step alone is measured without and with `fused`. What was not measured (the batch of 64 on a CPU,
-and hours of the run) is extrapolated by the line through the two largest batches, and said to be. Prints the tables and
-replaces the section of this file in RESULTS.md.
+the callbacks in a second training there: measuring it keeps a GPU waiting. What was not measured (the batch of 64 on a
+CPU, and hours of the run) is extrapolated by the line through the two largest batches, and said to be. Prints the
+tables and replaces the section of this file in RESULTS.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import logging
 import platform
@@ -28,7 +24,6 @@ import tempfile
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -47,7 +42,6 @@ from medclip_dcl.data.by_length import pieces_by_length
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.bert_folder import save_language_model
 from medclip_dcl.networks.image_encoder import ResNetRegions
-from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import LanguageModelClassProbability
@@ -154,66 +148,23 @@ def _timed(hook: Any, seconds: list[float]) -> Any:
     return run
 
 
-def bare_seconds(network: ImageTextNetwork, batch: dict[str, Any], steps: int, precision: str) -> float:
-    """Median of a forward and backward pass of the encoders alone, projections included."""
-    device = network.mean.device
-    images, tokens, lengths = (batch[name].to(device) for name in ("images", "tokens", "lengths"))
-    lower = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
-
-    def one() -> None:
-        with torch.autocast(device.type, lower, enabled=lower is not None):
-            found = network.feature_map(images), network.encode_sentences(tokens, lengths)
-        torch.autograd.backward([values.float().square().mean() for values in found])
-        network.zero_grad()
-
-    return median_seconds(one, steps, device)
-
-
-def optimizer_seconds(network: ImageTextNetwork, steps: int, fused: bool) -> float:
-    """Median of a step of AdamW."""
-    for parameter in network.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-5, fused=fused)
-    return median_seconds(optimizer.step, steps, network.mean.device)
-
-
-def median_seconds(function: Callable[[], object], steps: int, device: torch.device) -> float:
-    """Median of the calls after those that warm up."""
-    seconds = []
-    for _ in range(steps + _WARM_UP):
-        start = time.perf_counter()
-        function()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[_WARM_UP:])
-
-
-def measure(batch: int, steps: int, precision: str, device: str, is_compiled: bool) -> dict[str, Any]:
-    """Seconds a step, its parts alone and peak memory in GiB, callbacks included; in a process of its own."""
+def measure(batch: int, steps: int, precision: str, device: str) -> dict[str, Any]:
+    """Seconds a step and peak memory in GiB, callbacks included; in a process of its own."""
     model = ImageTextModel(
         ResNetRegions(depth=18, stride=32, dim=128, weights=None),
         text_encoder(),
         LSENonLocal(dim=128),
         LanguageModelClassProbability(),
         warmup_steps=1,
-        compile=is_compiled,
     )
     if device == "cpu":
         Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak from here on
     batches = served(batch, steps + _WARM_UP, pins=device == "cuda")
     clock = fit(model, batches, precision, device, None)
-    found = {"batch": batch, "compile": is_compiled, "seconds": clock.median(), "memory": peak_memory(device)}
+    found = {"batch": batch, "seconds": clock.median(), "memory": peak_memory(device)}
     callbacks: dict[str, list[float]] = defaultdict(list)
     clock = fit(model, batches, precision, device, callbacks)
-    per_step = {name: sum(values) / len(clock.ends) for name, values in callbacks.items()}
-    network, one = model.network.to(device), batch_of(batch)
-    found["bare"] = bare_seconds(network, one, steps, precision)
-    network.image_encoder.to(memory_format=torch.channels_last)
-    found["channels_last"] = bare_seconds(network, one, steps, precision)
-    for name, fused in (("adamw", False), ("fused_adamw", True)):
-        found[name] = optimizer_seconds(network, steps, fused)
-    return {**found, "callbacks": per_step}
+    return {**found, "callbacks": {name: sum(values) / len(clock.ends) for name, values in callbacks.items()}}
 
 
 def fit(
@@ -274,7 +225,7 @@ def at(rows: list[dict[str, Any]], name: str, batch: int) -> float:
 
 
 def whole_run(rows: list[dict[str, Any]]) -> str:
-    """Step, memory and hours of mimic_cxr.yaml, from rows that are all compiled or all not."""
+    """Step, memory and hours of mimic_cxr.yaml."""
     steps = IMAGES // BATCH * EPOCHS
     seconds, memory = at(rows, "seconds", BATCH), at(rows, "memory", BATCH)
     if any(row["batch"] == BATCH for row in rows):
@@ -284,8 +235,8 @@ def whole_run(rows: list[dict[str, Any]]) -> str:
     else:
         how = "EXTRAPOLATED from the two largest batches"
     return (
-        f"configs/mimic_cxr.yaml (batch {BATCH}, {IMAGES:,} images, {EPOCHS} epochs: {steps:,} steps"
-        f"{', compile: true' if rows[0]['compile'] else ''}), {how}: {seconds:.2f} s a step, {memory:.1f} GiB, "
+        f"configs/mimic_cxr.yaml (batch {BATCH}, {IMAGES:,} images, {EPOCHS} epochs: {steps:,} steps), {how}: "
+        f"{seconds:.2f} s a step, {memory:.1f} GiB, "
         f"**{steps * seconds / 3600:,.0f} hours** ({steps * seconds / 86400:,.1f} days) without validation and "
         "evaluation."
     )
@@ -293,9 +244,7 @@ def whole_run(rows: list[dict[str, Any]]) -> str:
 
 def report(rows: list[dict[str, Any]], options: argparse.Namespace, loader: float) -> list[str]:
     """The section of RESULTS.md."""
-    by_compile = [part for x in (False, True) if (part := [row for row in rows if row["compile"] == x])]
-    fastest = min(at(part, "seconds", BATCH) for part in by_compile)
-    largest = max(by_compile[0], key=lambda row: row["batch"])
+    largest = max(rows, key=lambda row: row["batch"])
     costs = "; ".join(
         f"{name} {1e3 * value:.1f} ms ({value / largest['seconds']:.2%} of the step)"
         for name, value in largest["callbacks"].items()
@@ -308,22 +257,20 @@ def report(rows: list[dict[str, Any]], options: argparse.Namespace, loader: floa
         f"{options.precision}; ResNet-18 at {CROP} px, BERT-base with {WORD_PIECES} word pieces a sentence, LSE+NL, "
         f"dcl_lm, AdamW, clipping, ema_decay; random data and weights; medians of {options.steps} steps. `{command()}`",
         "",
-        f"| batch | compile | seconds a step | images a second | bare encoders, s | their share of the step | "
-        f"the same, weights in channels-last, s | AdamW, ms | fused AdamW, ms | peak, GiB ({kind}) |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        f"| batch | seconds a step | images a second | peak, GiB ({kind}) |",
+        "|---|---|---|---|",
         *(
-            f"| {row['batch']} | {'on' if row['compile'] else 'off'} | {row['seconds']:.3f} | "
-            f"{row['batch'] / row['seconds']:.2f} | {row['bare']:.3f} | {row['bare'] / row['seconds']:.2f} | "
-            f"{row['channels_last']:.3f} | {1e3 * row['adamw']:.1f} | {1e3 * row['fused_adamw']:.1f} | "
-            f"{row['memory']:.2f} |"
+            f"| {row['batch']} | {row['seconds']:.3f} | {row['batch'] / row['seconds']:.2f} | {row['memory']:.2f} |"
             for row in rows
         ),
         "",
-        *(line for part in by_compile for line in (whole_run(part), "")),
+        whole_run(rows),
+        "",
         f"Callbacks, a step of batch {largest['batch']}: {costs}.",
         "",
-        f"Reading and augmenting an image: {loader:.1f} ms of one process; {loader * BATCH / 1e3 / fastest:.1f} loader "
-        "processes keep up with the fastest step of batch 64 above (at least one).",
+        f"Reading and augmenting an image: {loader:.1f} ms of one process; "
+        f"{loader * BATCH / 1e3 / at(rows, 'seconds', BATCH):.1f} loader processes keep up with the step of batch 64 "
+        "above (at least one).",
     ]
 
 
@@ -336,7 +283,6 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", help="8 16; 32 64 on a GPU")
     parser.add_argument("--steps", type=int, help="4; 30 on a GPU")
     parser.add_argument("--precision", default=None, help="null: as `fit` chooses")
-    parser.add_argument("--compile", choices=["off", "on"], nargs="+", help="off and on on a GPU, else off")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.device == "cuda" and not torch.cuda.is_available():
@@ -345,24 +291,21 @@ def main() -> None:
     is_gpu = options.device == "cuda"
     options.batches = options.batches or ([32, 64] if is_gpu else [8, 16])
     options.steps = options.steps or (30 if is_gpu else 4)
-    options.compile = options.compile or (["off", "on"] if is_gpu else ["off"])
     warnings.simplefilter("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     if options.one is not None:
-        is_compiled = options.compile == ["on"]
-        print(json.dumps(measure(options.one, options.steps, options.precision, options.device, is_compiled)))
+        print(json.dumps(measure(options.one, options.steps, options.precision, options.device)))
         return
     rows, failed = [], []
-    for compiled, batch in itertools.product(options.compile, sorted(options.batches)):
+    for batch in sorted(options.batches):
         own = ["--one", str(batch), "--steps", str(options.steps), "--precision", options.precision]
-        own += ["--compile", compiled]
         done = subprocess.run(
             [sys.executable, str(HERE), "--device", options.device, *own],
             stdout=subprocess.PIPE,
             text=True,
         )
         if done.returncode:
-            failed.append(f"Batch {batch}, compile {compiled}: failed with status {done.returncode}.")
+            failed.append(f"Batch {batch}: failed with status {done.returncode}.")
             print(failed[-1], flush=True)
             continue
         rows.append(json.loads(done.stdout.splitlines()[-1]))

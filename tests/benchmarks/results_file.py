@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 import time
@@ -13,6 +14,7 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "RESULTS.md"
+REAL = Path(os.environ.get("MEDCLIP_DCL_REAL_DATA", HERE.parents[1].parent / "shared" / "data"))
 
 
 def write_section(title: str, lines: list[str]) -> None:
@@ -60,3 +62,11 @@ def process_memory() -> dict[str, int]:
     """
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines if line.startswith("Vm")}
+
+
+def cpu() -> tuple[str, list[str]]:
+    """Name and vector units of the CPU."""
+    info = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    name = next(line.partition(":")[2].strip() for line in info.splitlines() if line.startswith("model name"))
+    units = [unit for unit in ("avx2", "avx512f", "amx_tile") if f" {unit} " in info.replace("\n", " ")]
+    return name, units

@@ -84,7 +84,7 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
         (
             "remove_text",
             ["--model.init_args.negative_weights.init_args.threshold", "1.5"],
-            "threshold must be",
+            "threshold: expected a cosine",
         ),
         ("remove_text", [], "has no sentence embeddings; create embeddings with: python -m data_prep.embed_"),
         ("near_sentences", ["--model.init_args.same_text", "negative"], "near_texts finds images that fit"),

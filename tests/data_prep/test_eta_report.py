@@ -180,8 +180,8 @@ def test_a_score_that_is_missing_is_refused(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--a", "0.5"], "--a and --k go together"),
-        (["--a", "1.5", "--k", "0"], r"a must lie in \[0, 1\), got 1.5"),
-        (["--a", "0.5", "--k", "inf"], "k must be finite and at least 0, got inf"),
+        (["--a", "1.5", "--k", "0"], r"expected a in \[0, 1\) and a finite k .*, found 1.5 and 0"),
+        (["--a", "0.5", "--k", "inf"], "a finite k of at least 0, found 0.5 and inf"),
         (["--log_p", "none"], r"no sentence scores named none in .* \(there: bert-12345678\)"),
     ],
 )

@@ -55,7 +55,8 @@ def test_levels_train_as_many_steps(name, axis, least, most):
     experiment = read_experiment(ROOT / f"configs/experiments/{name}.yaml")
     for level in experiment.axes[axis]:
         settings = merged((*experiment.arguments, *level.arguments))
-        data = ImageOnlyDataModule(**settings["data"]["init_args"])
+        options = {k: v for k, v in settings["data"]["init_args"].items() if k != "augmentation"}
+        data = ImageOnlyDataModule(**options)
         data.load("test")
         steps = len(data.chosen.train) // data.batch_size * settings["trainer"]["max_epochs"]
         assert least <= steps <= most, level.name

@@ -101,9 +101,6 @@ class Scaled(AnchorLoss):
         self.start = start
         self.scale = nn.Parameter(torch.tensor(start))
 
-    def config(self) -> dict[str, Any]:
-        return {"start": self.start}
-
     def forward(self, anchors: Anchors) -> torch.Tensor:
         losses = contrastive_loss(
             anchors.logits, anchors.is_positive, weights=anchors.weights, reduction="none"

@@ -52,6 +52,7 @@ def test_equals_the_loop(anchors, candidates, gamma2, eta, several_positives, we
     weights = torch.rand(anchors, candidates, dtype=torch.float64) if weighted else None
     if weights is not None:
         weights[0] = 0.0  # an anchor without negatives
+        weights[:, 1] = 0.0
     eta_of = torch.rand(anchors, dtype=torch.float64) * 0.5 if eta == "mixed" else torch.full((anchors,), eta)
     found = contrastive_loss(
         logits,
@@ -64,6 +65,11 @@ def test_equals_the_loop(anchors, candidates, gamma2, eta, several_positives, we
     ones = torch.ones_like(logits)
     expected = loop_loss(logits, is_positive, eta_of.tolist(), -gamma2, ones if weights is None else weights)
     torch.testing.assert_close(found, expected)
+    integers = column.to(torch.int16)  # of any type
+    assert several_positives or torch.equal(
+        contrastive_loss(logits, integers, floor=-gamma2),
+        contrastive_loss(logits, is_positive, floor=-gamma2),
+    )
 
 
 def test_class_probability_zero_is_cross_entropy():
@@ -71,13 +77,6 @@ def test_class_probability_zero_is_cross_entropy():
     for reduction in ("mean", "sum", "none"):
         found = contrastive_loss(logits, columns, reduction=reduction)
         torch.testing.assert_close(found, cross_entropy(logits, columns, reduction=reduction))
-
-
-def test_int_and_bool_positives_agree():
-    logits, columns = torch.randn(4, 6), torch.randint(6, (4,))
-    mask = torch.nn.functional.one_hot(columns, 6).bool()
-    a = contrastive_loss(logits, columns, class_probability=0.1, floor=-14.0)
-    torch.testing.assert_close(a, contrastive_loss(logits, mask, class_probability=0.1, floor=-14.0))
 
 
 def test_loss_at_the_floor_by_hand():
@@ -88,21 +87,6 @@ def test_loss_at_the_floor_by_hand():
     statistics = contrastive_statistics(logits, torch.tensor([0]), class_probability=0.3, floor=-14.0)
     assert statistics.at_floor.item() == 1.0
     assert statistics.false_negative_mass.item() == 1.0
-
-
-def test_five_percent_reach_the_floor_at_ln_20():
-    # With eta = .05 an anchor reaches g = 0 once s+ exceeds the negatives' mean by ln 20.
-    for gap, share in ((math.log(20) - 0.01, 0.0), (math.log(20) + 0.01, 1.0)):
-        logits = torch.tensor([[gap, 0.0, 0.0]])
-        statistics = contrastive_statistics(logits, torch.tensor([0]), class_probability=0.05, floor=-14.0)
-        assert statistics.at_floor.item() == share
-
-
-def test_floor_follows_gamma():
-    floor = torch.tensor(-2.0, requires_grad=True)
-    logits = torch.tensor([[2.0, -2.0, -2.0]])
-    contrastive_loss(logits, torch.tensor([0]), class_probability=0.3, floor=floor).backward()
-    assert floor.grad is not None and floor.grad.item() > 0
 
 
 @pytest.mark.parametrize(
@@ -126,14 +110,6 @@ def test_gradients_are_finite_everywhere(scale, eta, floor):
     assert loss.isfinite() and logits.grad is not None and weights.grad is not None
     assert logits.grad.isfinite().all() and weights.grad.isfinite().all()
     assert (logits.grad[2] == 0).all()
-
-
-def test_gradient_equals_finite_differences():
-    logits = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
-    eta = torch.tensor([0.0, 0.1, 0.2, 0.05], dtype=torch.float64)
-    assert torch.autograd.gradcheck(
-        lambda x: contrastive_loss(x, torch.arange(4), class_probability=eta, floor=-14.0), (logits,)
-    )
 
 
 @pytest.mark.parametrize(
@@ -161,16 +137,6 @@ def test_gradient_into_eta_equals_finite_differences(eta, floor, several_positiv
     assert found.any() or floor == -0.2
     (single,) = torch.autograd.grad(loss(at, torch.float32).sum(), at)
     torch.testing.assert_close(single, found, rtol=1e-2, atol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("scale", [1.0, 100.0, 5000.0])
-def test_gradients_at_eta_zero_are_finite(dtype, scale):
-    logits = (scale * torch.randn(6, 8, dtype=dtype)).requires_grad_()
-    eta = torch.tensor([0.0, 0.0, 0.0, 0.3, 1e-30, 1 - 1e-7], dtype=dtype, requires_grad=True)
-    contrastive_loss(logits, torch.arange(6), class_probability=eta).backward()
-    assert eta.grad is not None and logits.grad is not None
-    assert eta.grad.isfinite().all() and logits.grad.isfinite().all()
 
 
 def problems():
@@ -206,17 +172,9 @@ def test_second_derivatives_equal_finite_differences():
         assert torch.autograd.gradgradcheck(
             lambda x, e, w, p=columns, f=floor: loss_of_problem(x, p, e, f, w), leaves
         )
-    # Forward over reverse, and at an eta of 0, where differences would have one side.
+    # Forward over reverse, at an eta of 0, where differences would have one side.
     hessian = torch.func.hessian(lambda x: loss_of_problem(x, positives, eta, -3.0, weights))(logits)
-    twice = torch.func.jacrev(torch.func.jacrev(lambda x: loss_of_problem(x, positives, eta, -3.0, weights)))
-    torch.testing.assert_close(hessian, twice(logits))
     assert hessian.isfinite().all() and hessian.any()
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.int8, torch.uint8])
-def test_positives_may_be_of_any_integer_type(dtype):
-    logits, columns = torch.randn(4, 6), torch.randint(6, (4,))
-    assert torch.equal(contrastive_loss(logits, columns.to(dtype)), contrastive_loss(logits, columns))
 
 
 @pytest.mark.parametrize("several_positives", [False, True])
@@ -250,25 +208,6 @@ def test_half_precision_logits_do_not_overflow(dtype):
     expected = contrastive_loss(logits.double(), torch.tensor([0]), class_probability=0.1, floor=-100.0)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_weight_zero_removes_a_negative():
-    logits = torch.randn(3, 5)
-    weights = torch.ones(3, 5)
-    weights[:, 4] = 0
-    columns = torch.tensor([0, 1, 2])
-    found = contrastive_loss(logits, columns, class_probability=0.1, floor=-14.0, weights=weights)
-    expected = contrastive_loss(logits[:, :4], columns, class_probability=0.1, floor=-14.0)
-    torch.testing.assert_close(found, expected)
-
-
-def test_an_anchor_without_negatives_costs_zero_and_counts():
-    logits = torch.randn(2, 3)
-    weights = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
-    losses = contrastive_loss(logits, torch.tensor([0, 1]), weights=weights, reduction="none")
-    assert losses[1].item() == 0.0
-    mean = contrastive_loss(logits, torch.tensor([0, 1]), weights=weights)
-    torch.testing.assert_close(mean, losses[0] / 2)
 
 
 def test_weights_of_positive_columns_are_ignored():

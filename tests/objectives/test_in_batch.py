@@ -10,7 +10,7 @@ import torch
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import LanguageModelClassProbability, RemoveByLabel
-from medclip_dcl.objectives.in_batch import InBatchObjective, known_to_fit
+from medclip_dcl.objectives.in_batch import InBatchObjective
 
 IMAGE_OF = [0, 0, 1, 2, 3, 3]
 SENTENCE_ID = [5, 6, 7, 6, 8, 9]
@@ -144,23 +144,3 @@ def test_with_weights_is_the_loop(views, image_to_text, same_text):
         # Sentence 2 (image 1) loses image 3, sentences 4 and 5 (image 3) lose image 1: 3 of 18 negatives.
         # With two views images 0 and 2 of one study are no negatives of each other's three sentences.
         assert figures["weight"].item() == pytest.approx(15 / 18 if views == 1 else 12 / 15)
-
-
-def test_known_to_fit():
-    known = known_to_fit(torch.tensor(IMAGE_OF), torch.tensor(SENTENCE_ID), torch.tensor(STUDY))
-    expected = [[bool(knows(s, i)) for i in range(4)] for s in range(6)]
-    assert known.tolist() == expected
-    # Sentences 1 and 3 are the same text: of images 0 and 2, which are of one study as well.
-    assert known[1].tolist() == [True, False, True, False]
-
-
-def test_more_views_leave_n_as_it_is():
-    """M positives that are all alike change nothing: further views of others are no negatives."""
-    regions, sentences, batch = make_batch(1)
-    batch["study_id"] = torch.arange(4)
-    similarity = GlobalCosine().double()
-    objective = InBatchObjective(LanguageModelClassProbability())
-    once, _ = objective(similarity, regions, sentences, batch)
-    batch["view_of"] = torch.arange(4).repeat(3)
-    thrice, _ = objective(similarity, regions.repeat(3, 1, 1), sentences, batch)
-    torch.testing.assert_close(thrice, once)

@@ -189,5 +189,7 @@ def test_tables_of_training_set_or_checkpoint():
     other.prepare(8, 5)
     with pytest.raises(UserError, match="temperatures of 7 sentences, the training set has 8; continue with"):
         other.load_state_dict(trained.state_dict())
-    with pytest.raises(UserError, match="a table of 5 images is too small for a training set of 6"):
+    with pytest.raises(
+        UserError, match="loss.images: expected at least 6, those of the training set, found 5"
+    ):
         again.prepare(7, 6)

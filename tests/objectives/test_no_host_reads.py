@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -27,7 +26,6 @@ from medclip_dcl.objectives import (
     TrueNegatives,
     contrastive,
     contrastive_loss,
-    sigmoid_loss,
 )
 from medclip_dcl.objectives.in_batch import InBatchObjective
 from medclip_dcl.unimodal.simclr import simclr_loss
@@ -128,67 +126,6 @@ def test_simclr_reads_nothing_from_its_device(block):
     with torch.device("meta"):
         first, second = torch.randn(2, IMAGES, DIM, requires_grad=True)
         simclr_loss(first, second, class_probability=torch.rand(IMAGES), block=block).backward()
-
-
-@pytest.fixture
-def elsewhere(monkeypatch):
-    """Tensors of the host count as those of an accelerator."""
-    monkeypatch.setattr(contrastive, "is_on_host", lambda values: False)
-
-
-LOGITS = torch.tensor([[2.0, 0.5, -1.0], [1.0, 3.0, 0.0]])
-OWN = torch.tensor([0, 1])
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"positives": torch.tensor([[True, False, True], [False, False, False]])},
-        {"positives": OWN, "class_probability": 1.0},
-        {"positives": OWN, "class_probability": torch.tensor([0.1, -0.1])},
-        {"positives": OWN, "class_probability": torch.tensor([0.1, math.nan])},
-        {"positives": OWN, "floor": math.nan},
-        {"positives": OWN, "weights": torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, -1.0]])},
-        {"positives": OWN, "weights": torch.tensor([[1.0, 1.0, math.inf], [1.0, 1.0, 1.0]])},
-        {"positives": OWN, "weights": torch.full((2, 3), math.nan)},
-        {"positives": torch.zeros(2, 3, dtype=torch.bool), "weights": torch.zeros(2, 3)},
-    ],
-)
-def test_what_the_host_refuses_is_nan_elsewhere(arguments, elsewhere, monkeypatch):
-    assert contrastive_loss(LOGITS, **arguments).isnan()
-    monkeypatch.undo()
-    with pytest.raises(ValueError):
-        contrastive_loss(LOGITS, **arguments)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"is_positive": torch.tensor([[True, False, True], [False, False, False]])},
-        {"is_positive": OWN[:, None] == torch.arange(3), "class_probability": 1.0},
-        {"is_positive": OWN[:, None] == torch.arange(3), "weights": torch.full((2, 3), -1.0)},
-    ],
-)
-def test_what_the_sigmoid_loss_refuses_is_nan_elsewhere(arguments, elsewhere, monkeypatch):
-    assert sigmoid_loss(LOGITS, **arguments).isnan()
-    monkeypatch.undo()
-    with pytest.raises(ValueError):
-        sigmoid_loss(LOGITS, **arguments)
-
-
-@pytest.mark.parametrize(
-    "rule, fields",
-    [
-        (LanguageModelClassProbability(), {"log_p": torch.tensor([-3.0, math.nan, 0.5])}),
-        (KnownClassProbability(), {"rho": torch.tensor([0.5, math.nan, 1.5])}),
-        (KnownClassProbability([0.5]), {"class_id": torch.tensor([0, 1, -1])}),
-    ],
-)
-def test_refused_class_probabilities_are_nan_elsewhere(rule, fields, elsewhere, monkeypatch):
-    assert rule(**fields).isnan().tolist() == [False, True, True]
-    monkeypatch.undo()
-    with pytest.raises(ValueError):
-        rule(**fields)
 
 
 def test_several_positives_cost_the_same_elsewhere(monkeypatch):

@@ -22,6 +22,7 @@ from medclip_dcl.objectives import (
     ResampleByTextSimilarity,
     SigmoidLoss,
     SoftTargets,
+    contrastive,
     contrastive_loss,
     sigmoid_loss,
 )
@@ -37,31 +38,27 @@ def proud(**options: Any) -> InBatchObjective:
 @pytest.mark.parametrize(
     ("make", "options", "words"),
     [
-        (RemoveByTextSimilarity, {"threshold": 1.5}, ["threshold", "[-1, 1]", "1.5"]),
-        (RemoveByTextSimilarity, {"threshold": math.nan}, ["threshold", "nan"]),
+        (RemoveByTextSimilarity, {"threshold": math.nan}, ["negative_weights.threshold", "[-1, 1]", "nan"]),
         (RemoveByLabel, {"findings": ["Edema", "Mood"]}, ["findings", "['Mood']"]),
         (RemoveByLabel, {"findings": []}, ["findings", "[]"]),
-        (ResampleByTextSimilarity, {"draws": 0}, ["draws must be at least 1", "0"]),
-        (ResampleByTextSimilarity, {"seed": -1}, ["seed at least 0", "-1"]),
+        (ResampleByTextSimilarity, {"draws": 0}, ["draws of at least 1", "0"]),
+        (ResampleByTextSimilarity, {"seed": -1}, ["seed of at least 0", "-1"]),
         (HardNegatives, {"beta": -1.0}, ["beta", "-1.0"]),
-        (NearTexts, {"threshold": math.nan}, ["near_texts: threshold", "nan"]),
-        (SoftTargets, {"temperature": 0.0}, ["SoftTargets: temperature", "0.0"]),
-        (SigmoidLoss, {"bias": math.nan}, ["bias must be finite", "nan"]),
+        (NearTexts, {"threshold": math.nan}, ["near_texts.threshold", "nan"]),
+        (SoftTargets, {"temperature": 0.0}, ["loss.temperature", "0.0"]),
+        (SigmoidLoss, {"bias": math.nan}, ["loss.bias", "nan"]),
         (ConstantClassProbability, {"eta": 1.0}, ["eta", "[0, 1)", "1.0"]),
         (ConstantClassProbability, {"max_eta": 1.0}, ["max_eta", "[0, 1)", "1.0"]),
-        (LanguageModelClassProbability, {"a": 1.0}, ["a must lie in [0, 1)", "1.0"]),
-        (LanguageModelClassProbability, {"a": math.nan}, ["a must lie in [0, 1)", "nan"]),
-        (LanguageModelClassProbability, {"k": -1.0}, ["k must be", "-1.0"]),
-        (LanguageModelClassProbability, {"k": math.inf}, ["k must be", "inf"]),
-        (KnownClassProbability, {"table": {1: 1.5}}, ["shares", "[0, 1]", "1.5"]),
+        (LanguageModelClassProbability, {"a": 1.0}, ["a in [0, 1)", "1.0"]),
+        (LanguageModelClassProbability, {"k": math.inf}, ["finite k", "inf"]),
+        (KnownClassProbability, {"table": {1: 1.5}}, ["table", "[0, 1]", "1.5"]),
         (IndividualTemperatures, {"temperature": 0.001}, ["0 < min_temperature <= temperature", "0.001"]),
-        (IndividualTemperatures, {"rho": 0.0}, ["rho must be above 0", "0.0"]),
+        (IndividualTemperatures, {"rho": 0.0}, ["rho above 0", "0.0"]),
         (IndividualTemperatures, {"moving_average": 0.0}, ["moving_average", "(0, 1]", "0.0"]),
         (IndividualTemperatures, {"sentences": 0}, ["sentences must be at least 1", "0"]),
         (InBatchObjective, {"near_texts": NearTexts()}, ["near_texts", "set model.init_args.same_text: positive"]),
         (proud, {"class_probability": ConstantClassProbability(0.1)}, ["set model.init_args.class_probability: null"]),
-        (proud, {"class_probability": LanguageModelClassProbability()}, ["does not use class_probability"]),
-        (proud, {"negative_weights": HardNegatives()}, ["does not use negative_weights"]),
+        (proud, {"negative_weights": HardNegatives()}, ["Proud does not use it", "negative_weights: null"]),
         (proud, {"image_to_text": 0.1}, ["set model.init_args.image_to_text: 0.0"]),
     ],
 )  # fmt: skip
@@ -71,16 +68,11 @@ def test_a_setting_is_refused_by_name(make, options, words):
     assert all(part in str(error.value) for part in words), error.value
 
 
-def test_losses_use_what_they_declare():
-    for loss in (SigmoidLoss(), SoftTargets(), IndividualTemperatures()):
-        assert not (loss.uses_image_to_text and loss.uses_class_probability)
+def test_losses_need_keys_and_a_fixed_gamma():
     objective = proud(class_probability=ConstantClassProbability(0.0))
     objective.check_similarity(GlobalCosine(learn_gamma=False))
     with pytest.raises(UserError, match="learn_gamma: false"):
         objective.check_similarity(GlobalCosine())
-
-
-def test_temperatures_need_tables_and_keys():
     regions, sentences, batch = make_batch()
     for loss in (IndividualTemperatures(), IndividualTemperatures(sentences=10, images=4)):
         objective = InBatchObjective(loss=loss, image_to_text=0.5)
@@ -91,53 +83,67 @@ def test_temperatures_need_tables_and_keys():
 @pytest.mark.parametrize(
     ("rule", "fields", "message"),
     [
-        (LanguageModelClassProbability(), {"log_p": [-1.0, math.nan, -2.0]}, r"NaN for 1 of 3 anchors \(first: 1\)"),
-        (LanguageModelClassProbability(), {"log_p": [2.0]}, "natural logarithms"),
-        (KnownClassProbability({1: 0.1}), {"class_id": [7, 1]}, r"lacks the classes \[7\]"),
-        (KnownClassProbability(), {"rho": [math.nan]}, "not be NaN"),
+        (LanguageModelClassProbability(), {"log_p": [-1.0, math.nan, 2.0]}, r"found nan \(one of 2 of 3 anchors\)"),
+        (KnownClassProbability({1: 0.1}), {"class_id": [1, 7, 0]}, r"table: .* no share of \[0, 7\]"),
+        (KnownClassProbability(), {"rho": [0.1, math.nan, 1.5]}, "NaN"),
     ],
 )  # fmt: skip
-def test_fields_without_a_probability_are_refused(rule, fields, message):
+def test_fields_without_a_probability_are_refused(rule, fields, message, monkeypatch):
+    """On another device, whose values are not read, they become NaN."""
+    tensors = {name: torch.tensor(values) for name, values in fields.items()}
     with pytest.raises(UserError, match=message):
-        rule(**{name: torch.tensor(values) for name, values in fields.items()})
+        rule(**tensors)
+    monkeypatch.setattr(contrastive, "is_on_host", lambda values: False)
+    assert rule(**tensors).isnan().tolist() == [False, True, True]
 
 
-L = torch.zeros(2, 3)
+L = torch.tensor([[2.0, 0.5, -1.0], [1.0, 3.0, 0.0]])
 P = torch.tensor([0, 1])
+MASK = torch.eye(2, 3).bool()
 ONE_WITHOUT = torch.tensor([[True, False, False], [False] * 3])
-CONTRASTIVE: list[tuple[tuple[torch.Tensor, torch.Tensor], dict[str, Any], str]] = [
-    ((torch.zeros(2, 3, 1), P), {}, r"logits must be floating point of shape \(anchor, candidate\)"),
-    ((torch.zeros(2, 3, dtype=torch.int64), P), {}, r"got torch.int64 \(2, 3\)"),
-    ((L[:0], P[:0]), {}, r"at least one anchor, got torch.float32 \(0, 3\)"),
-    ((L, torch.tensor([0, 1, 2])), {}, r"positives must be integers of shape \(2,\)"),
-    ((L, torch.tensor([0.0, 1.0])), {}, r"positives must be integers .* got torch.float32 \(2,\)"),
-    ((L, torch.tensor([0, 3])), {}, r"columns in \[0, 3\), got \[0, 3\]"),
-    ((L, torch.zeros(3, 2).bool()), {}, r"bool of the logits' shape \(2, 3\), got torch.bool \(3, 2\)"),
-    ((L, ONE_WITHOUT), {}, r"1 of 2 anchors have no positive \(first: 1\)"),
-    ((L, P), {"class_probability": 1.0}, r"\[0, 1\); 2 of 2 anchors do not \(first: anchor 0, 1\)"),
-    ((L, P), {"class_probability": torch.tensor([0.1, -0.1])}, r"1 of 2 anchors do not \(first: anchor 1"),
-    ((L, P), {"class_probability": torch.tensor([0.1, math.nan])}, "first: anchor 1, nan"),
-    ((L, P), {"class_probability": torch.zeros(3)}, r"a number or of shape \(2,\), got \(3,\)"),
-    ((L, P), {"weights": torch.ones(3, 2)}, r"weights must have the logits' shape \(2, 3\), got \(3, 2\)"),
-    ((L, P), {"weights": -torch.ones(2, 3)}, "weights .* finite and at least 0"),
-    ((L, P), {"weights": torch.full((2, 3), math.nan)}, "weights .* finite and at least 0"),
-    ((L, P), {"weights": torch.full((2, 3), math.inf)}, "weights .* finite and at least 0"),
-    ((L, P), {"floor": math.nan}, "floor must be one number, the least logit, got nan"),
-    ((L, P), {"floor": torch.zeros(2)}, "floor must be one number"),
-    ((L, P), {"reduction": "max"}, 'reduction must be "mean", "sum" or "none", got \'max\''),
-]
-SIGMOID: list[tuple[tuple[torch.Tensor, torch.Tensor], dict[str, Any], str]] = [
-    ((L, ONE_WITHOUT), {}, "every anchor needs a positive"),
-    ((L, torch.eye(2, 3).bool()), {"weights": -torch.ones(2, 3)}, "weights of negatives"),
-    ((L, torch.eye(2, 3).bool()), {"weights": torch.full((2, 3), math.inf)}, "weights of negatives"),
-    ((L, torch.eye(2, 3).bool()), {"class_probability": 1.0}, "class_probability"),
-]
+WRONG_WEIGHT = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, -1.0]])
 
 
 @pytest.mark.parametrize(
-    ("loss", "arguments", "options", "message"),
-    [(contrastive_loss, *row) for row in CONTRASTIVE] + [(sigmoid_loss, *row) for row in SIGMOID],
-)
-def test_arguments_of_a_loss_are_refused(loss, arguments, options, message):
+    ("arguments", "options", "message"),
+    [
+        ((torch.zeros(2, 3, 1), P), {}, r"logits must be floating point of shape \(anchor, candidate\)"),
+        ((torch.zeros(2, 3, dtype=torch.int64), P), {}, r"got torch.int64 \(2, 3\)"),
+        ((L[:0], P[:0]), {}, r"at least one anchor, got torch.float32 \(0, 3\)"),
+        ((L, torch.tensor([0, 1, 2])), {}, r"positives must be integers of shape \(2,\)"),
+        ((L, torch.tensor([0.0, 1.0])), {}, r"positives must be integers .* got torch.float32 \(2,\)"),
+        ((L, torch.zeros(3, 2).bool()), {}, r"bool of the logits' shape \(2, 3\), got torch.bool \(3, 2\)"),
+        ((L, P), {"class_probability": torch.zeros(3)}, r"a number or of shape \(2,\), got \(3,\)"),
+        ((L, P), {"weights": torch.ones(3, 2)}, r"weights must have the logits' shape \(2, 3\), got \(3, 2\)"),
+        ((L, P), {"floor": torch.zeros(2)}, "floor: expected one number"),
+        ((L, P), {"reduction": "max"}, 'reduction must be "mean", "sum" or "none", got \'max\''),
+        ((L, torch.tensor([0, 3])), {}, r"1 of 2 anchors have no positive among the 3 candidates \(first: 1\)"),
+    ],
+)  # fmt: skip
+def test_arguments_of_the_loss_are_refused(arguments, options, message):
     with pytest.raises(ValueError, match=message):
-        loss(*arguments, **options)
+        contrastive_loss(*arguments, **options)
+
+
+@pytest.mark.parametrize(
+    ("loss", "positives", "options", "message"),
+    [
+        (contrastive_loss, ONE_WITHOUT, {}, r"1 of 2 anchors have no positive .* \(first: 1\)"),
+        (contrastive_loss, ONE_WITHOUT & False, {"weights": torch.zeros(2, 3)}, "2 of 2 anchors have no positive"),
+        (contrastive_loss, P, {"class_probability": 1.0}, r"in \[0, 1\), found 1 \(one of 2 of 2 anchors\)"),
+        (contrastive_loss, P, {"class_probability": torch.tensor([0.1, -0.5])}, r"-0.5 \(one of 1 of 2 anchors\)"),
+        (contrastive_loss, P, {"class_probability": torch.tensor([0.1, math.nan])}, "found nan"),
+        (contrastive_loss, P, {"floor": math.nan}, "floor: expected a number, found NaN"),
+        (contrastive_loss, P, {"weights": WRONG_WEIGHT}, "weights .* finite and at least 0"),
+        (contrastive_loss, P, {"weights": torch.full((2, 3), math.nan)}, "weights .* finite and at least 0"),
+        (contrastive_loss, P, {"weights": torch.full((2, 3), math.inf)}, "weights .* finite and at least 0"),
+        (sigmoid_loss, ONE_WITHOUT, {}, "no positive"),
+        (sigmoid_loss, MASK, {"weights": -torch.ones(2, 3)}, "weights .* finite and at least 0"),
+        (sigmoid_loss, MASK, {"class_probability": 1.0}, "class_probability"),
+    ],
+)  # fmt: skip
+def test_wrong_values_are_refused_or_nan(loss, positives, options, message, monkeypatch):
+    with pytest.raises(ValueError, match=message):
+        loss(L, positives, **options)
+    monkeypatch.setattr(contrastive, "is_on_host", lambda values: False)
+    assert loss(L, positives, **options).isnan()

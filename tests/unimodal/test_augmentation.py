@@ -17,7 +17,6 @@ from medclip_dcl.unimodal.augmentation import (
     Augmentation,
     Drawn,
     resized_crops,
-    shift_hue,
     uniform_numbers,
 )
 
@@ -83,7 +82,7 @@ def test_boxes_are_distributed_as_those_of_torchvision():
 
 
 def test_jitter_is_distributed_as_that_of_torchvision():
-    strong = Augmentation(jitter=(0.4, 1.5, 0.2, 0.1), jitter_probability=1.0)
+    strong = Augmentation(jitter=[0.4, 1.5, 0.2, 0.1], jitter_probability=1.0)
     drawn = strong.drawn(numbers(20_000), 8)
     transform = v2.ColorJitter(0.4, 1.5, 0.2, 0.1)
     theirs = [transform.make_params([]) for _ in range(2000)]
@@ -104,34 +103,12 @@ def test_probabilities_are_kept():
     assert float((drawn.is_flipped & drawn.is_grey).float().mean()) == pytest.approx(0.06, abs=0.01)
 
 
-def test_without_any_change_a_view_is_its_image():
-    images = some_images(7, 3, 9)
-    torch.testing.assert_close(NOTHING(images, numbers(7), 9), images, rtol=0, atol=1e-6)
-    flipped = replace(NOTHING, flip=1.0)(images, numbers(7), 9)
-    torch.testing.assert_close(flipped, images.flip(3), rtol=0, atol=1e-6)
-
-
-def test_a_view_depends_on_its_image_alone():
-    images, of_views = some_images(24, 3, 11), numbers(24)
-    whole = EVERYTHING(images, of_views, 11)
-    for part in (slice(0, 1), slice(3, 20, 4)):
-        assert torch.equal(EVERYTHING(images[part], of_views[part], 11), whole[part])
-
-
 def test_a_whole_box_is_a_resized_image():
     images = some_images(3, 3, 12)
     boxes = torch.tensor([[0, 0, 12, 12]]).expand(3, -1)
     for size in (4, 5, 12, 31):
         expected = tv.resize(images, [size, size], antialias=True)
         torch.testing.assert_close(resized_crops(images, boxes, size), expected, rtol=0, atol=2e-6)
-
-
-def test_a_whole_turn_leaves_the_colours():
-    images = some_images(6, 3, 5)
-    for turns in (-1.0, 0.0, 1.0):
-        torch.testing.assert_close(shift_hue(images, torch.full((6,), turns)), images, rtol=0, atol=2e-6)
-    red = torch.tensor([1.0, 0, 0]).reshape(1, 3, 1, 1)
-    torch.testing.assert_close(shift_hue(red, torch.tensor([1 / 3])), red.roll(1, 1))
 
 
 def test_numbers_depend_on_seed_epoch_view_image():

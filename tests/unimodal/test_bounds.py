@@ -8,7 +8,6 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from medclip_dcl.objectives import contrastive_loss
 from medclip_dcl.unimodal.bounds import dcl_error_bound, ssd_error_bound
 from medclip_dcl.unimodal.mean_classifier import average_k_metrics, class_means
 from medclip_dcl.unimodal.synthetic_classes import SyntheticClasses, multinomial_counts
@@ -60,13 +59,6 @@ def test_theorem_3_by_hand():
     assert found.negatives == pytest.approx(math.e**1.5 / 0.9 * 0.08862269)  # sqrt(pi / 400)
     assert found.positives == pytest.approx(math.e**1.5 / 9 * 0.17724539)  # sqrt(pi / 100)
     assert found.misspecification == 0
-
-
-def test_equal_classes_bounds_differ_by_a_factor():
-    rho = torch.full((4,), 0.25, dtype=torch.float64)
-    ssd = ssd_error_bound(rho, 0.25, n_negatives=31, n_positives=5)
-    dcl = dcl_error_bound(0.25, n_negatives=31, n_positives=5)
-    assert ssd == pytest.approx([3 * math.sqrt(math.e) * term for term in dcl])
 
 
 # Their truth.
@@ -130,18 +122,6 @@ def test_a_wrong_eta_leaves_the_predicted_gap(eta):
     assert abs(found - classes.unbiased_loss(n)) <= classes.error_bound(eta, n, m).total
 
 
-def test_without_its_last_term_the_bound_is_violated():
-    classes, n, m = SyntheticClasses.on_sphere(), 1_000_000, 10_000
-    losses, _ = classes.sample_losses(0.0, n, n, m, repeats=8)
-    bound = classes.error_bound(0.0, n, m)
-    gap = abs((losses @ classes.chance).mean().item() - classes.unbiased_loss(n))
-    assert 1.5 * (bound.negatives + bound.positives) < gap <= bound.total
-    # With eta = rho it is far below: the bound tells the two apart.
-    right, _ = classes.sample_losses(classes.rho, n, n, m, repeats=8)
-    kept = classes.error_bound(classes.rho, n, m).total
-    assert abs((right @ classes.chance).mean().item() - classes.unbiased_loss(n)) < 0.02 * kept < gap
-
-
 @pytest.mark.parametrize("side", ["negatives", "positives"])
 def test_error_falls_with_root_of_the_sample(side):
     # The expected |difference|, which SSD's proof bounds; the other side's sample is infinite. For large samples it is
@@ -178,21 +158,6 @@ def test_debiasing_converges_and_infonce_does_not():
     assert gap(classes.rho, 10_000) < min(0.01, 0.2 * gap(classes.rho, 100))
     assert gap(0.0, 10_000, true_negatives=True) < 0.01
     assert gap(0.0, 10_000) == pytest.approx(bias, rel=0.05)
-
-
-def test_bare_weights_are_off_by_a_known_log():
-    classes, n = SyntheticClasses.on_sphere(), 10**6
-    # Each point twice: as a negative, where its class is another, and as a positive, where it is the anchor's.
-    never = torch.zeros_like(classes.is_same_class)
-    weights = n * classes.chance * ~classes.is_same_class
-    bare = contrastive_loss(
-        classes.logits.repeat(1, 2),
-        torch.cat([never, classes.is_same_class], dim=1),
-        weights=torch.cat([weights, never.double()], dim=1),
-        reduction="none",
-    )
-    found = (bare @ classes.chance).item() - classes.unbiased_loss(n)
-    assert found == pytest.approx((torch.log(1 - classes.rho) @ classes.chance).item(), abs=1e-4)
 
 
 @pytest.mark.parametrize("n_opposite", [0, 1])

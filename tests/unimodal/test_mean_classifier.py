@@ -16,9 +16,6 @@ from medclip_dcl.unimodal.curl import margin_loss
 from medclip_dcl.unimodal.mean_classifier import (
     average_k_metrics,
     class_means,
-    mean_classifier_metrics,
-    mean_classifier_predictions,
-    mean_classifier_scores,
 )
 from medclip_dcl.unimodal.synthetic_classes import SyntheticClasses
 
@@ -69,28 +66,6 @@ def test_class_means_are_scikit_learns_centroids():
     assert class_means(embeddings.half(), labels).dtype == torch.float32
 
 
-def test_half_precision_means_do_not_overflow():
-    embeddings = torch.full((9, 1), 60_000.0, dtype=torch.float16)
-    assert class_means(embeddings, torch.zeros(9, dtype=torch.int64)).item() == embeddings[0].item()
-
-
-def test_means_of_one_norm_give_the_nearest_centroid():
-    embeddings, labels = labelled([9, 4, 11, 6, 8], 3, spread=2.0)
-    means = class_means(embeddings, labels)
-    embeddings = embeddings + (torch.nn.functional.normalize(means) - means)[labels]
-    expected = NearestCentroid().fit(embeddings.numpy(), labels.numpy()).predict(embeddings.numpy())
-    found = mean_classifier_predictions(embeddings, class_means(embeddings, labels))
-    assert found.tolist() == expected.tolist()
-    assert 0.2 < accuracy_score(labels, found) < 1
-
-
-def test_scores_are_inner_products_and_not_distances():
-    means = torch.tensor([[1.0, 0.0], [4.0, 0.5]])
-    case = torch.tensor([[1.1, 0.0]])  # beside the first mean
-    assert mean_classifier_scores(case, means).tolist() == [[pytest.approx(1.1), pytest.approx(4.4)]]
-    assert mean_classifier_predictions(case, means).tolist() == [1]
-
-
 def test_one_task_equals_scikit_learn():
     counts = [3, 8, 5, 2]
     embeddings, labels = labelled(counts, 5)
@@ -98,7 +73,7 @@ def test_one_task_equals_scikit_learn():
     weights = (0.25 / torch.tensor(counts))[labels].numpy()
     scores = (embeddings @ means.T).numpy()
     for loss in LOSSES:
-        found = mean_classifier_metrics(embeddings, labels, means, loss=loss)
+        found = average_k_metrics(embeddings, labels, means, 3, loss=loss)
         if loss == "hinge":
             expected = hinge_loss(labels.numpy(), scores, sample_weight=weights)
         else:
@@ -130,41 +105,6 @@ def test_average_over_all_tasks_equals_the_loop(loss, k, labels_are_uniform, mon
     shares = [1.0] * 6 if labels_are_uniform else rho
     expected = loop_average(embeddings, labels, means, chances_of_draws(rho, k + 1), loss, shares)
     assert found == pytest.approx(expected, rel=1e-6)
-
-
-def test_defaults_are_uniform_classes():
-    embeddings, labels = labelled([4, 3, 6, 2], 3)
-    means = class_means(embeddings, labels)
-    found = average_k_metrics(embeddings, labels, means, 2)
-    uniform = torch.full((4,), 0.25)
-    assert average_k_metrics(embeddings, labels, means, 2, class_distribution=uniform) == pytest.approx(found)
-    one_task = mean_classifier_metrics(embeddings, labels, means)
-    assert average_k_metrics(embeddings, labels, means, 3) == pytest.approx(one_task)
-
-
-def test_one_task_of_twelve_classes_needs_no_memory():
-    """A mask of classes ** (k + 1) would have 12 ** 12 elements."""
-    means, labels = torch.eye(12), torch.arange(12)
-    assert average_k_metrics(means, labels, means, 11).accuracy == 1.0
-
-
-def test_more_cases_of_a_class_weigh_no_more():
-    embeddings, labels = labelled([2, 3, 2], 4)
-    means = class_means(embeddings, labels)
-    twice = (torch.cat([embeddings, embeddings[labels == 1]]), torch.cat([labels, labels[labels == 1]]))
-    assert average_k_metrics(*twice, means, 1) == pytest.approx(
-        average_k_metrics(embeddings, labels, means, 1)
-    )
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_a_collapsed_representation_is_chance(k):
-    embeddings, labels = torch.ones(15, 4), torch.arange(15) % 5
-    means = class_means(embeddings, labels)
-    hinge = average_k_metrics(embeddings, labels, means, k, loss="hinge")
-    logistic = average_k_metrics(embeddings, labels, means, k, loss="logistic")
-    assert hinge == pytest.approx((1, 1 / (k + 1)))
-    assert logistic == pytest.approx((math.log2(k + 1), 1 / (k + 1)))
 
 
 # What CURL proves, on classes of finitely many points, where every expectation is a sum.
@@ -217,17 +157,6 @@ def test_lemma_4_3_without_spread_is_an_equality(loss):
     tau = (classes.class_probability**2).sum().item()
     expected = (1 - tau) * classes.supervised_loss(1, loss) + tau
     assert classes.unsupervised_loss(1, loss) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_negatives_of_one_class_cost_at_least_one(loss):
-    # Section 4.2: the loss of a class against itself is at least 1 by Jensen, and more the wider the class.
-    losses = []
-    for spread in (0.0, 0.3, 1.0):
-        torch.manual_seed(0)
-        losses.append(synthetic(1, 4, 3, spread).unsupervised_loss(1, loss))
-    assert losses[0] == pytest.approx(1)
-    assert 1 < losses[1] < losses[2]
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -108,14 +108,6 @@ def test_loss_is_the_objectives_of_all_views():
     assert torch.equal(loss, expected) and figures["class_probability"] > 0
 
 
-def test_encoder_must_take_the_images_channels(tmp_path):
-    colours = ImageOnlyModel(SmallConvNet(4, channels=3), true_eta())
-    with pytest.raises(
-        UserError, match=r"takes images of 3 channels, those of the data have 1; set .*channels: 1"
-    ):
-        train(tmp_path, colours, data())
-
-
 def test_a_broken_loss_names_the_images(tmp_path):
     broken: Any = model()
     broken.network.projection[2].bias.data[0] = float("nan")
@@ -240,7 +232,7 @@ def evaluated() -> dict[str, Tensor]:
 def gathered(outputs: dict[str, Tensor]) -> _Images:
     callback = ImageOnlyEvaluation()
     for some in torch.arange(len(outputs["index"])).split(3):
-        callback._collect({name: values[some] for name, values in outputs.items()})
+        callback._parts.append(_Images(*(values[some] for values in outputs.values())))
     return callback._gathered()
 
 
@@ -251,12 +243,12 @@ def steps_of_two_processes(rank: int, folder: Path) -> None:
     found = step(batch, world=2)
     part = slice(0, 5) if rank == 0 else slice(5, 13)
     images = gathered({name: values[part] for name, values in evaluated().items()})
-    torch.save({"step": found, "images": vars(images)}, folder / f"image_only{rank}.pt")
+    torch.save({"step": found, "images": images._asdict()}, folder / f"image_only{rank}.pt")
 
 
 def assert_steps_are_those_of_one_process(folder: Path) -> None:
-    expected, images = step(views()), vars(gathered(evaluated()))
-    assert images["index"].tolist() == list(range(11)) and images["is_test"].sum() == 4
+    expected, images = step(views()), gathered(evaluated())._asdict()
+    assert images["place"].tolist() == list(range(11)) and images["is_test"].sum() == 4
     for rank in range(2):
         found = torch.load(folder / f"image_only{rank}.pt", weights_only=True)
         for name, value in expected.items():

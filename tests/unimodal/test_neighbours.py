@@ -42,5 +42,5 @@ def test_the_vote_is_that_of_a_loop(k, temperature, is_own, monkeypatch):
 
 def test_lengths_do_not_matter():
     scales = torch.from_numpy(np.random.default_rng(0).uniform(0.1, 9, 23)).float()
-    found = neighbour_predictions(QUERIES, FEATURES * scales[:, None], LABELS, k=3)
-    assert torch.equal(found, neighbour_predictions(7 * QUERIES, FEATURES, LABELS, k=3))
+    found = neighbour_predictions(QUERIES, FEATURES * scales[:, None], LABELS, k=3, temperature=0.5)
+    assert torch.equal(found, neighbour_predictions(7 * QUERIES, FEATURES, LABELS, k=3, temperature=0.5))

@@ -163,17 +163,6 @@ def test_blocks_equal_the_loop(size, images, dim, k, loss):
         assert KNegatives(k, loss)(views, {})[0].item() == found.item()
 
 
-@pytest.mark.parametrize("objective", [KNegatives(2, "hinge"), KNegatives(3), Blocks(2, 2, "logistic")])
-def test_gradients_of_blocks_equal_finite_differences(objective):
-    views = torch.randn(objective.n_views, 4, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: objective(x, {})[0], (views,))
-
-
-def test_inner_products_are_not_normalised():
-    views = torch.randn(2, 6, 3)
-    assert KNegatives()(4 * views, {})[0].item() != pytest.approx(KNegatives()(views, {})[0].item(), rel=0.1)
-
-
 # All of them.
 
 
@@ -214,7 +203,7 @@ def test_the_configurations_differ_where_they_should():
     assert len(set(losses.values())) == len(CONFIGS)
 
 
-@pytest.mark.parametrize("name", ["cl", "dcl_true_m4", "unbiased", "hinge", "blocks"])
+@pytest.mark.parametrize("name", ["dcl_true_m4", "hinge", "blocks"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_autocast_leaves_the_loss_in_float32(name, dtype):
     (file,) = [file for file in CONFIGS if file.stem == name]
