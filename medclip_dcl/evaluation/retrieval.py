@@ -25,18 +25,13 @@ from medclip_dcl.evaluation.base import (
     scores,
     subject_ids,
 )
-from medclip_dcl.evaluation.grounding import (
-    NO_BOXES,
-    boxes_by_image,
-    image_sizes,
-)
+from medclip_dcl.evaluation.grounding import NO_BOXES, boxes_by_image, image_sizes
 from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summaries
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.plots import rank_figure
 
-WHOLE = View()
 COLUMNS = ["direction", "dicom_id", "subject_id", "phrase", "box", "rank", "rank_tolerant", "n_candidates"]
 REPORT_COLUMNS = ["task", "direction", "query", "subject_id", "rank", "rank_tolerant", "n_candidates"]
 _IMAGES_PER_CHUNK = 512
@@ -49,11 +44,10 @@ class Retrieval(EvaluationCallback):
     of results.json, an image, a report or a sentence, see :class:`ImagesAndReports`; on validate, to monitor training,
     an image or a sentence of a report, see :class:`ImagesAndSentences`.
 
-    Logs on test ``test/recall`` (mean of the six recalls), ``test/medr`` (mean of the two median ranks),
-    ``test/<direction>_recall_at_<k>`` and ``test/<direction>_medr`` with the directions image_to_text and
-    text_to_image, and ``test/recall_tolerant``, ``test/medr_tolerant``, all of boxes; ``test/image_report_recall``,
-    ``test/image_report_medr``, ``test/image_sentence_recall`` and ``test/image_sentence_medr``; on validate
-    ``validate/retrieval_recall``, ``validate/medr`` and ``validate/<direction>_medr``.
+    Logs of boxes ``test/recall`` (mean of the six recalls), ``test/medr`` (mean of the two median ranks), both also
+    with ``_tolerant``, ``test/<direction>_recall_at_<k>`` and ``test/<direction>_medr`` with the directions
+    image_to_text and text_to_image; of reports ``test/image_report_recall``, ``test/image_sentence_recall`` and
+    ``_medr`` of both; on validate ``validate/retrieval_recall``, ``validate/medr`` and ``validate/<direction>_medr``.
     """
 
     section = "retrieval"
@@ -109,18 +103,13 @@ class BoxesAndPhrases:
     def measure(
         self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, dict[int, np.ndarray]]:
-        """Features of the boxes of each image, by the boxes' row number."""
         found = {}
         for index, dicom_id in enumerate(dicom_ids):
-            if dicom_id in self._boxes:
-                boxes = self._boxes[dicom_id]
-                corners = torch.tensor([[box.x, box.y, box.w, box.h] for box in boxes])
-                features = box_features(
-                    feature_map[index], corners.to(feature_map), self._sizes[dicom_id], self._view
-                )
-                found[dicom_id] = {
-                    box.row: feature for box, feature in zip(boxes, features.cpu().numpy(), strict=True)
-                }
+            if boxes := self._boxes.get(dicom_id):
+                corners = torch.tensor([[box.x, box.y, box.w, box.h] for box in boxes]).to(feature_map)
+                features = box_features(feature_map[index], corners, self._sizes[dicom_id], self._view)
+                of_image = zip(boxes, features.cpu().numpy(), strict=True)
+                found[dicom_id] = {box.row: feature for box, feature in of_image}
         return found
 
     def summarise(
@@ -172,10 +161,10 @@ class BoxesAndPhrases:
 
 
 class ImagesAndSentences:
-    """Retrieval between images and the distinct sentences of their reports.
+    """Retrieval between images and the distinct sentences of their reports, by the image-sentence score.
 
-    Candidates are ranked by the model's image-sentence score. All sentences of an image's report are correct, and all
-    images whose report holds a sentence; the best-ranked correct candidate counts.
+    All sentences of an image's report are correct, and all images whose report holds a sentence. An image without a
+    sentence is a candidate but not a query.
     """
 
     def __init__(self, tables: EvaluationTables) -> None:
@@ -186,7 +175,6 @@ class ImagesAndSentences:
     def measure(
         self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        """Scores of all sentences for each image."""
         if not self._texts:
             return {}
         by_image = scores(network, feature_map, embed_texts(network, list(self._texts.values()))).T.numpy()
@@ -199,7 +187,6 @@ class ImagesAndSentences:
         if pairs.empty:
             note = "no image has a sentence: image-sentence retrieval is not measured"
             return {"retrieval": EvaluationResult({}, notes=[note])}
-        # An image without a sentence has no correct candidate: it is a candidate but not a query.
         row = {dicom_id: index for index, dicom_id in enumerate(values)}
         kept = sorted(set(pairs["sentence_id"]))
         column = {sentence: index for index, sentence in enumerate(kept)}
@@ -237,12 +224,10 @@ class ImagesAndReports:
 
     The score of an image and a report is the mean of the image's scores with the report's distinct sentences (choice).
     Correct for an image is its own report, or any sentence of it; for a report any image of the study; for a sentence
-    any image whose report holds it. The best-ranked correct candidate counts. The duplicate-tolerant variant accepts
-    every report that consists of the same sentences.
+    any image whose report holds it. The duplicate-tolerant variant accepts every report of the same sentences.
 
-    Candidates are the images of ``EvaluationTables.sentences``, whose number the datamodule limits; every process holds
-    the scores of all of them with all sentences in memory (4 bytes each, briefly twice). The predictions' `query` is
-    the dicom_id, study_id or sentence_id of the query.
+    The predictions' `query` is the dicom_id, study_id or sentence_id of the query. Every process holds the scores of
+    all images of ``EvaluationTables.sentences`` with all sentences (4 bytes each, briefly twice).
     """
 
     def __init__(self, tables: EvaluationTables) -> None:
@@ -255,7 +240,6 @@ class ImagesAndReports:
     def measure(
         self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        """Scores of all sentences for each image that has a report."""
         rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self.images]
         if not rows:
             return {}
@@ -376,12 +360,11 @@ def box_features(
     feature_map: Float[Tensor, "dim region_row region_column"],
     boxes: Float[Tensor, "box 4"],
     image_size: tuple[int, int],
-    view: View = WHOLE,
+    view: View,
 ) -> Float[Tensor, "box dim"]:
     """RoIAlign of boxes on the feature map (He et al. 2017), one value for each box and channel.
 
-    Of a box that extends beyond the view, only the part inside counts; a box outside gets the zero vector, whose cosine
-    with every phrase is the same.
+    Of a box that extends beyond the view, only the part inside counts; a box outside gets the zero vector.
 
     Args:
         feature_map: covers the view, however it was scaled.
@@ -393,7 +376,7 @@ def box_features(
     x, y, w, h = boxes.unbind(dim=1)
     square = view.of(height, width)
     corners = torch.stack([x, y, x + w, y + h], dim=1) - boxes.new_tensor([square.left, square.top] * 2)
-    if view != WHOLE:
+    if view != View():
         corners = corners.clamp(min=0).minimum(boxes.new_tensor([square.width, square.height] * 2))
     is_seen = (corners[:, 2:] > corners[:, :2]).all(dim=1)
     across, down = columns / square.width, rows / square.height

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -150,11 +149,9 @@ class ImageOnlyEvaluation(Evaluation):
         self._collect(outputs)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        started = time.perf_counter()
         images = self._gathered()
         self.results = self._evaluated(images, _described(trainer).dataset())
         self.log_results(pl_module, "test", self.results)
-        self.seconds = time.perf_counter() - started
 
     def _collect(self, outputs: Mapping[str, Tensor]) -> None:
         images = outputs["index"]

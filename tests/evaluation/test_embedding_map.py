@@ -107,7 +107,7 @@ def test_the_same_images_give_the_same_map():
 
 
 def test_of_many_images_some_are_drawn():
-    callback = evaluate(50, most_images=20)
+    callback = evaluate(50, max_images=20)
     found = callback.results["embedding_map"]
     assert found.counts["images"] == 20
     assert callback.prepare(tables(50), "test") == set(found.predictions["dicom_id"])

@@ -152,7 +152,7 @@ def test_another_precision_of_the_test_is_said(run):
 def test_a_damaged_file_is_one_error(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "a")
     (copy / "calibration.json").write_text("{")
-    with pytest.raises(SavedResultsError, match="calibration.json is not readable JSON"):
+    with pytest.raises(SavedResultsError, match="calibration.json is not a calibration"):
         render(copy)
 
 
