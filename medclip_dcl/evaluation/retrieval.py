@@ -168,32 +168,35 @@ class ImagesAndSentences:
     """
 
     def __init__(self, tables: EvaluationTables) -> None:
-        distinct = tables.sentences.drop_duplicates("sentence_id").sort_values("sentence_id")
-        self.images = set(tables.sentences["dicom_id"])
-        self._texts = dict(zip(distinct["sentence_id"].tolist(), distinct["text"].tolist(), strict=True))
+        pairs = tables.sentences.merge(tables.images[["dicom_id", "study_id", "subject_id"]], on="dicom_id")
+        self._pairs = pairs.sort_values(["study_id", "dicom_id", "sentence_id"])
+        self._texts = pairs.drop_duplicates("sentence_id").set_index("sentence_id")["text"].sort_index()
+        self._embedded: Tensor | None = None
+        self.images = set(pairs["dicom_id"])
 
     def measure(
         self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        if not self._texts:
+        """Scores of all sentences for each image."""
+        if self._texts.empty:
             return {}
-        by_image = scores(network, feature_map, embed_texts(network, list(self._texts.values()))).T.numpy()
+        if self._embedded is None:
+            # Not batched with phrases and prompts, which would change the last bits.
+            self._embedded = embed_anew(network, self._texts.tolist())
+        by_image = scores(network, feature_map, self._embedded).T.contiguous().numpy()
         return dict(zip(dicom_ids, by_image, strict=True))
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
     ) -> dict[str, EvaluationResult]:
-        pairs = tables.sentences[tables.sentences["dicom_id"].isin(values)]
+        pairs = self._pairs[self._pairs["dicom_id"].isin(values)]
         if pairs.empty:
             note = "no image has a sentence: image-sentence retrieval is not measured"
             return {"retrieval": EvaluationResult({}, notes=[note])}
-        row = {dicom_id: index for index, dicom_id in enumerate(values)}
-        kept = sorted(set(pairs["sentence_id"]))
-        column = {sentence: index for index, sentence in enumerate(kept)}
-        position = {sentence: index for index, sentence in enumerate(self._texts)}
-        similarities = torch.tensor(np.stack(list(values.values())))[:, [position[s] for s in kept]]
+        images, said = pd.Index(values), pd.Index(pairs["sentence_id"].unique()).sort_values()
+        similarities = torch.from_numpy(np.stack(list(values.values()))[:, self._texts.index.isin(said)])
         correct = torch.zeros(similarities.shape, dtype=torch.bool)
-        correct[pairs["dicom_id"].map(row).tolist(), pairs["sentence_id"].map(column).tolist()] = True
+        correct[images.get_indexer(pairs["dicom_id"]), said.get_indexer(pairs["sentence_id"])] = True
         is_query = correct.any(dim=1)
         if correct[is_query].all():
             note = _nothing_to_tell(int(is_query.sum()), "images have")
@@ -214,12 +217,12 @@ class ImagesAndSentences:
                 "medr": metrics["medr"],
                 **{f"{direction}_medr": metrics[direction]["MedR"] for direction in DIRECTIONS},
             },
-            counts={"images": len(row), "sentences": len(kept)},
+            counts={"images": len(images), "sentences": len(said)},
         )
         return {"retrieval": result}
 
 
-class ImagesAndReports:
+class ImagesAndReports(ImagesAndSentences):
     """Retrieval between test images and their reports, and between images and the distinct sentences of the reports.
 
     The score of an image and a report is the mean of the image's scores with the report's distinct sentences (choice).
@@ -230,24 +233,12 @@ class ImagesAndReports:
     all images of ``EvaluationTables.sentences`` with all sentences (4 bytes each, briefly twice).
     """
 
-    def __init__(self, tables: EvaluationTables) -> None:
-        pairs = tables.sentences.merge(tables.images[["dicom_id", "study_id", "subject_id"]], on="dicom_id")
-        self._pairs = pairs.sort_values(["study_id", "dicom_id", "sentence_id"])
-        self._texts = pairs.drop_duplicates("sentence_id").set_index("sentence_id")["text"].sort_index()
-        self._embedded: Tensor | None = None
-        self.images = set(pairs["dicom_id"])
-
     def measure(
         self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
+        """Scores of all sentences for each image that has a report."""
         rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self.images]
-        if not rows:
-            return {}
-        if self._embedded is None:
-            # Not batched with phrases and prompts, which would change the last bits.
-            self._embedded = embed_anew(network, self._texts.tolist())
-        by_image = scores(network, feature_map[rows], self._embedded).T.contiguous().numpy()
-        return {dicom_ids[row]: of_image for row, of_image in zip(rows, by_image, strict=True)}
+        return super().measure(network, feature_map[rows], [dicom_ids[row] for row in rows]) if rows else {}
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables

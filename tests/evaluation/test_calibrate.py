@@ -257,7 +257,9 @@ def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp
     config = yaml.safe_load((copy / "config.yaml").read_text())
     config["trainer"]["callbacks"][0]["init_args"]["ensemble"] = "embeddings"
     (copy / "config.yaml").write_text(yaml.safe_dump(config))
-    assert "expected scores, which load(RUN).classify averages" in refused(capsys, run, *data, "--prompts", str(prompts))
+    assert "expected scores, which load(RUN).classify averages" in refused(
+        capsys, run, *data, "--prompts", str(prompts)
+    )
     content = torch.load(copy / "checkpoints/best.ckpt", weights_only=True)
     content["network"]["findings"] = ["Edema"]
     torch.save(content, copy / "checkpoints/best.ckpt")

@@ -167,22 +167,6 @@ def test_checkpoints_of_patients_are_uploaded_only_when_told(arguments, patients
     assert not (tmp_path / "run").exists()
 
 
-def test_another_logger_continues_the_same_run(arguments, tmp_path):
-    run = tmp_path / "run"
-    short = ("--trainer.max_epochs", "1", "--trainer.callbacks", "[]", "--untrained", "false")
-    main(["fit", *arguments(run, *short)])
-    (run / "fit.json").unlink()
-    main(
-        [
-            "fit",
-            *arguments(
-                run, *short, "--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "elsewhere"
-            ),
-        ]
-    )
-    assert (run / "fit.json").is_file()
-
-
 def test_folders_of_loggers_lie_in_the_run_folder_unless_they_are_absolute(tmp_path):
     def prepared(folder: str) -> str:
         logger = Namespace(class_path="a.CSVLogger", init_args=Namespace(save_dir=folder))
