@@ -1,7 +1,6 @@
 """Base class of the evaluation callbacks: measure each image, gather the values of all processes, summarise once.
 
-Values are kept by dicom_id. So a result depends neither on the batch size nor on the number of processes, and an image
-that a padded loader served twice counts once.
+Values are kept by dicom_id, so that an image that a padded loader served twice counts once.
 """
 
 from __future__ import annotations
@@ -133,13 +132,7 @@ class EvaluationCallback(Evaluation, ABC):
     def measure(
         self, network: Any, output: Float[Tensor, "image ..."], dicom_ids: Sequence[str]
     ) -> Mapping[str, Any]:
-        """Values of each image that this evaluation needs, by dicom_id; on the CPU.
-
-        Args:
-            network: of `network_class`.
-            output: the model's `measured`, in float32.
-            dicom_ids: of the images.
-        """
+        """Values of each image that this evaluation needs, by dicom_id, on the CPU; output is in float32."""
 
     @abstractmethod
     def summarise(self, network: Any, values: Mapping[str, Any], tables: Any) -> dict[str, EvaluationResult]:
@@ -158,7 +151,15 @@ class EvaluationCallback(Evaluation, ABC):
         self._expected = self.prepare(tables, stage)
         self._tables = tables
 
-    def _collect(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
+    def _collect(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
         if self._tables is None:
             return
         dicom_ids, output = outputs["dicom_id"], outputs[self.measured].float()

@@ -196,7 +196,11 @@ class ImagesAndSentences:
         images, said = pd.Index(values), pd.Index(pairs["sentence_id"].unique()).sort_values()
         similarities = torch.from_numpy(np.stack(list(values.values()))[:, self._texts.index.isin(said)])
         correct = torch.zeros(similarities.shape, dtype=torch.bool)
-        correct[images.get_indexer(pairs["dicom_id"]), said.get_indexer(pairs["sentence_id"])] = True
+        place = (
+            images.get_indexer(pd.Index(pairs["dicom_id"])),
+            said.get_indexer(pd.Index(pairs["sentence_id"])),
+        )
+        correct[place] = True
         is_query = correct.any(dim=1)
         if correct[is_query].all():
             note = _nothing_to_tell(int(is_query.sum()), "images have")

@@ -73,6 +73,18 @@ class FindingCalibration:
         """Negative and positive prompts."""
         return self.negative, self.positive
 
+    def __post_init__(self) -> None:
+        found, is_valid = self.parameters, self.method is None
+        if self.method == "platt":
+            is_valid = 0 < found["temperature"] < math.inf and math.isfinite(found["offset"])
+        elif self.method == "isotonic":
+            knots = np.array([[-math.inf, *found["logits"], math.inf], [0, *found["probabilities"], 1]])
+            is_valid = knots.shape[1] > 2 and bool((np.diff(knots) >= 0).all())
+        shares = [x for x in (self.threshold, self.sensitivity, self.specificity) if x is not None]
+        # A threshold just above 1 calls nothing positive.
+        if not is_valid or not all(0 <= share < 1 + _ROUNDING for share in shares):
+            raise UserError(f"{self.method} {str(dict(found))[:99]} or one of {shares} is out of range")
+
     def probabilities(self, logits: Logits) -> Float[np.ndarray, " case"]:
         """Calibrated probabilities of the network's logits; NaN without a calibration."""
         if self.method is None:
@@ -160,8 +172,6 @@ class Calibration:
             )
             findings = {name: FindingCalibration(*prompts[name], **x) for name, x in by_finding.items()}
             return cls(findings=findings, **content)
-        except UserError:
-            raise
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{file} is not a calibration of medclip_dcl ({error!r}); delete it and {_AGAIN}"

@@ -263,8 +263,7 @@ def _n_exceeded(
 ) -> Shaped[Tensor, "pixel"]:
     """Number of the ascending thresholds below each value, as integers of any dtype.
 
-    Between evenly spaced thresholds it is computed by arithmetic, up to four times as fast as a search; only values so
-    near to a threshold that rounding might decide are searched.
+    Between evenly spaced thresholds arithmetic is up to four times as fast as a search, which decides near thresholds.
     """
     steps = thresholds.double().diff()
     is_even = len(steps) > 0 and bool(((steps / steps.mean() - 1).abs() < _NEAR / 10 / len(steps)).all())

@@ -1,7 +1,4 @@
-"""Cross-modal retrieval: the rank of the correct candidate.
-
-torchmetrics' retrieval metrics count a candidate with a negative score, such as a negative cosine, as a miss.
-"""
+"""Cross-modal retrieval: the rank of the correct candidate; torchmetrics counts negative scores as misses."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def retrieval_ranks(
     """Rank of the correct candidate for each query; 1 is best.
 
     The rank is 1 + the incorrect candidates that score above the best correct one + half of the incorrect candidates
-    that tie with it. It may be a half; a constant score ranks no better than a random order.
+    that tie with it.
 
     Args:
         similarities: score of each candidate for each query, of any sign.

@@ -99,9 +99,9 @@ class StopSignals:
 class LastCheckpoint(Checkpoint):
     """Keeps last.ckpt and previous.ckpt, from which a run continues exactly as if it had not been stopped.
 
-    Saves between two optimiser steps every `minutes`; before a validation, so that an interrupted one is repeated; at
-    the end of each epoch; and at SIGTERM, SIGUSR1 or Ctrl-C, after which training ends with `Stopped`. In the middle
-    of an epoch it saves only if the training loader is a `ResumableLoader`: any other would start the epoch again.
+    Saves between two optimiser steps every `minutes`; before a validation; at the end of each epoch; and at SIGTERM,
+    SIGUSR1 or Ctrl-C, after which training ends with `Stopped`. In the middle of an epoch it saves only if the training
+    loader is a `ResumableLoader`: any other would start the epoch again.
     """
 
     def __init__(self, folder: str | Path, minutes: float = 15.0) -> None:

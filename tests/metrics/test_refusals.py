@@ -99,7 +99,17 @@ def test_what_is_wrong_is_named(call, words):
         (lambda content: content.update(findings=[1]), "is not a calibration of medclip_dcl"),
         (lambda content: content.update(more=1), "is not a calibration of medclip_dcl"),
         (lambda content: content["findings"]["y"].update(negative=[]), "y needs a negative"),
-        (lambda content: content["findings"]["y"].update(more=1), "is not a calibration of medclip_dcl"),
+        *(
+            (lambda content, change=change: content["findings"]["y"].update(change), "is out of range")
+            for change in (
+                {"parameters": {"temperature": -1.0, "offset": 0.0}},
+                {"parameters": {"temperature": 1.0, "offset": NAN}},
+                {"method": "isotonic", "parameters": {"logits": [2.0, -1.0], "probabilities": [0.1, 0.7]}},
+                {"method": "isotonic", "parameters": {"logits": [], "probabilities": []}},
+                {"threshold": 5.0},
+                {"method": "beta"},
+            )
+        ),
     ],
 )
 def test_damaged_calibrations_are_refused(change, words, tmp_path):
