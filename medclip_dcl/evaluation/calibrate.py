@@ -218,19 +218,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run of an image-text model, e.g. runs/demo")
     targets = parser.add_mutually_exclusive_group()
-    targets.add_argument(
-        "--sensitivity",
-        type=float,
-        metavar="SHARE",
-        help="choose thresholds that find this share of the positive cases, in (0, 1]; default "
-        f"{TARGET['sensitivity']}",
-    )
-    targets.add_argument(
-        "--specificity",
-        type=float,
-        metavar="SHARE",
-        help="instead, thresholds that leave this share of the negative cases negative",
-    )
+    for name, words in (
+        ("sensitivity", "find this share of the positive cases"),
+        ("specificity", "leave this share of the negative cases negative"),
+    ):
+        help = f"choose thresholds that {words}, in (0, 1]; default: a sensitivity of {TARGET['sensitivity']}"
+        targets.add_argument(f"--{name}", type=float, metavar="SHARE", help=help)
     add("--data", metavar="FOLDER", help="prepared set; default: the run's")
     add("--prompts", metavar="FILE", help="YAML file of prompts; default: those of the run's test")
     add("--output", type=Path, metavar="FILE", help=f"file to write; default: RUN/{CALIBRATION_FILE}")

@@ -2,7 +2,7 @@
 
 Each section function takes the rows of one evaluation and weights (draw, row), and returns its section of results.json
 with an array (draw,) in the place of each number; NaN where a draw has no case, or where a number rests on fewer than
-``least_patients`` patients. Weights of 1 give the result of a test, weights that count draws a bootstrap. Without torch.
+``least_patients`` patients. Weights of 1 give a test's result, weights that count draws a bootstrap. Without torch.
 """
 
 from __future__ import annotations

@@ -131,28 +131,20 @@ def test_classify_gives_the_probabilities_of_the_kept_scores(calibrated, validat
     assert found["Edema"].isna().all() and found["Pneumothorax"].isna().all()
     assert "19 patients with a positive" in own(model).findings["Pneumothorax"].reason
     assert "do not score above" in own(model).findings["Edema"].reason
+    text = (calibrated / "calibration.json").read_text()
+    assert not any(dicom_id in text for dicom_id in paths(validate_set))
+    content = json.loads(text)
+    assert content["data"] == {
+        "source": "test", "fingerprint": PreparedSet(validate_set).fingerprint, "folder": "set", "phantom": True,
+        "use": "validate", "images": 40, "patients": 40,
+    }  # fmt: skip
+    found = content["findings"]["Cardiomegaly"]
+    assert (found["n_positive"], found["n_negative"], found["method"]) == (20, 20, "platt")
+    assert content["target"] == {"sensitivity": 0.8} and content["fingerprint"]["image_size"] == 48
     with pytest.raises(ValueError, match="none of these findings is calibrated: Edema"):
         model.classify([], {"Edema": CHEX5["Edema"]}, calibrated=True)
     with pytest.raises(ValueError, match="Cardiomegaly is not calibrated with the prompts"):
         model.classify([], {"Cardiomegaly": ("no", "yes")}, calibrated=True)
-
-
-def test_the_file_describes_itself_and_names_no_patient(calibrated, validate_set):
-    text = (calibrated / "calibration.json").read_text()
-    content = json.loads(text)
-    assert content["data"] == {
-        "source": "test",
-        "fingerprint": PreparedSet(validate_set).fingerprint,
-        "folder": "set",
-        "phantom": True,
-        "use": "validate",
-        "images": 40,
-        "patients": 40,
-    }
-    assert not any(dicom_id in text for dicom_id in paths(validate_set))
-    one = content["findings"]["Cardiomegaly"]
-    assert (one["n_positive"], one["n_negative"], one["method"]) == (20, 20, "platt")
-    assert content["target"] == {"sensitivity": 0.8} and content["fingerprint"]["image_size"] == 48
 
 
 def test_nothing_is_done_again_that_has_not_changed(copy, validate_set, monkeypatch, capsys):
