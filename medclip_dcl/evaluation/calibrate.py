@@ -17,7 +17,7 @@ import torch
 
 from medclip_dcl.common.command_line import add_import_option, one_line_errors, progress_bar
 from medclip_dcl.common.devices import usable_device
-from medclip_dcl.common.errors import UserError, WorseResultError
+from medclip_dcl.common.errors import MissingFileError, UserError, WorseResultError
 from medclip_dcl.common.files import write_parquet
 from medclip_dcl.common.findings import PromptSource
 from medclip_dcl.common.weight_files import read_model
@@ -56,7 +56,9 @@ def calibrate(
     """
     check_target(target)
     usable = usable_device(device)
-    config = read_config(run) or {}
+    config = read_config(run)
+    if config is None:  # other prompts than the run's would be calibrated
+        raise MissingFileError(f"{run}: expected the folder of a run, found no config.yaml")
     file = output or run / CALIBRATION_FILE
     earlier = Calibration.read(file) if file.is_file() else None
     checkpoint = RunFolder(run).checkpoint_to_test()

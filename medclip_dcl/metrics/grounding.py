@@ -66,7 +66,7 @@ def box_bounds(
             return Rectangle(top, bottom, left, right)
     raise ValueError(
         f"box (x={x:g}, y={y:g}, w={width:g}, h={height:g}): expected one that covers a pixel of the"
-        f" {image_width} x {image_height} image, in pixels of the original image"
+        f" {image_width} x {image_height} image"
     )
 
 

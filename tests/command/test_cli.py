@@ -230,7 +230,7 @@ def test_a_folder_of_unknown_origin_is_refused(small_set, small_bert, tmp_path, 
     (tmp_path / "metrics.csv").write_text("step\n")
     with pytest.raises(SystemExit):
         main(["fit", *small(tmp_path, small_set, small_bert)])
-    assert "holds results but no config.yaml: not a run of this program" in capsys.readouterr().err
+    assert "holds results but no config.yaml; choose another --run_folder" in capsys.readouterr().err
 
 
 def test_test_without_a_checkpoint_says_so(small_set, small_bert, tmp_path, capsys):

@@ -226,7 +226,7 @@ def refused(capsys, *arguments: str) -> str:
 
 def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp_path, capsys):
     run, data = str(copy), ["--data", str(validate_set)]
-    assert "holds no checkpoint; train first" in refused(capsys, str(tmp_path))
+    assert "expected the folder of a run, found no config.yaml" in refused(capsys, str(tmp_path))
     assert "found {'sensitivity': 95.0}" in refused(capsys, run, *data, "--sensitivity", "95")
     assert "device gpu cannot be used" in refused(capsys, run, *data, "--device", "gpu")
     prompts = tmp_path / "prompts.yaml"
