@@ -96,8 +96,8 @@ class SavedRun:
         """Refuse a run that the reports and tables of radiographs do not know."""
         if self.results is not None and IMAGES_ALONE in self.results["metrics"]:
             raise SavedResultsError(
-                f"{self.folder} is a run of images alone: its numbers are in {self.file.name}, those of each test image "
-                f"in predictions{self.suffix}/{IMAGES_ALONE}.parquet"
+                f"{self.folder} is a run of images alone: its numbers are in {self.file.name}, those of each test "
+                f"image in predictions{self.suffix}/{IMAGES_ALONE}.parquet"
             )
 
 
