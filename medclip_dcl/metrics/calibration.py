@@ -166,11 +166,10 @@ class Calibration:
             content = json.loads(file.read_text(encoding="utf-8"))
             CALIBRATION.check(content, str(file))
             del content[VERSION_KEY]
-            by_finding = content.pop("findings")
-            prompts = read_prompts(
-                {name: (x.pop("negative"), x.pop("positive")) for name, x in by_finding.items()}
-            )
-            findings = {name: FindingCalibration(*prompts[name], **x) for name, x in by_finding.items()}
+            findings = {}
+            for name, found in content.pop("findings").items():
+                pair = read_prompts({name: (found.pop("negative"), found.pop("positive"))})[name]
+                findings[name] = FindingCalibration(*pair, **found)
             return cls(findings=findings, **content)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
