@@ -1,14 +1,12 @@
 """Base class of the evaluation callbacks: measure each image, gather the values of all processes, summarise once.
 
-Values are kept by dicom_id. So a result depends neither on the batch size nor on the number of processes, and an image
-that a padded loader served twice counts once.
+Values are kept by dicom_id, so that an image that a padded loader served twice counts once.
 """
 
 from __future__ import annotations
 
 import math
 import re
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -67,11 +65,9 @@ class Evaluation(Callback):
     Attributes:
         section: name of the evaluation in results.json and of its file in predictions/; default: the class's name.
         results: section of results.json -> result of the last test; empty before it.
-        seconds: wall time of the last evaluation, without the encoders.
     """
 
     results: Mapping[str, EvaluationResult] = MappingProxyType({})
-    seconds = 0.0
 
     @property
     def section(self) -> str:
@@ -125,27 +121,18 @@ class EvaluationCallback(Evaluation, ABC):
 
     @abstractmethod
     def prepare(self, tables: Any, stage: str) -> set[str]:
-        """Check the cases before the first image.
+        """Check the cases before the first image; return the dicom_ids of the images that are needed.
 
         Args:
             tables: of the datamodule's `evaluation(stage)`.
             stage: "validate" or "test".
-
-        Returns:
-            dicom_ids of the images without which the evaluation is incomplete.
         """
 
     @abstractmethod
     def measure(
         self, network: Any, output: Float[Tensor, "image ..."], dicom_ids: Sequence[str]
     ) -> Mapping[str, Any]:
-        """Values of each image that this evaluation needs, by dicom_id; on the CPU.
-
-        Args:
-            network: of `network_class`.
-            output: the model's `measured`, in float32.
-            dicom_ids: of the images.
-        """
+        """Values of each image that this evaluation needs, by dicom_id, on the CPU; output is in float32."""
 
     @abstractmethod
     def summarise(self, network: Any, values: Mapping[str, Any], tables: Any) -> dict[str, EvaluationResult]:
@@ -159,12 +146,10 @@ class EvaluationCallback(Evaluation, ABC):
         network = self._network(pl_module)
         if isinstance(network, ImageTextNetwork):
             forget_texts(network)
-        started = time.perf_counter()
         self._values = {}
         tables = evaluation_data(trainer).evaluation(stage)
         self._expected = self.prepare(tables, stage)
         self._tables = tables
-        self.seconds = time.perf_counter() - started
 
     def _collect(
         self,
@@ -177,16 +162,13 @@ class EvaluationCallback(Evaluation, ABC):
     ) -> None:
         if self._tables is None:
             return
-        started = time.perf_counter()
         dicom_ids, output = outputs["dicom_id"], outputs[self.measured].float()
         _require_numbers(output, dicom_ids)
         self._values.update(self.measure(self._network(pl_module), output, dicom_ids))
-        self.seconds += time.perf_counter() - started
 
     def _finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._tables is None:
             return
-        started = time.perf_counter()
         tables, self._tables = self._tables, None
         values = {key: value for part in gather_objects(self._values) for key, value in part.items()}
         self._values = {}
@@ -206,7 +188,6 @@ class EvaluationCallback(Evaluation, ABC):
         self.log_results(pl_module, _stage(trainer), results)
         if trainer.testing:
             self.results = results
-        self.seconds += time.perf_counter() - started
 
     on_validation_epoch_start = on_test_epoch_start = _begin
     on_validation_batch_end = on_test_batch_end = _collect
@@ -216,8 +197,8 @@ class EvaluationCallback(Evaluation, ABC):
         network = getattr(pl_module, "network", None)
         if not isinstance(network, self.network_class):
             raise UserError(
-                f"{type(self).__name__} evaluates a model with an {self.network_class.__name__} as `network`;"
-                f" {type(pl_module).__name__} has {type(network).__name__}"
+                f"{type(self).__name__}: expected a model with an {self.network_class.__name__} as `network`,"
+                f" found {type(pl_module).__name__} with {type(network).__name__}"
             )
         return network
 
@@ -227,7 +208,7 @@ def _stage(trainer: Trainer) -> str:
 
 
 def forget_texts(network: ImageTextNetwork) -> None:
-    """Empty the cache of `embed_texts`: the network may have been trained since."""
+    """Empty the cache of `embed_texts`, for a network that may have been trained since."""
     _embedded.pop(network, None)
 
 
@@ -243,10 +224,7 @@ def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor
 
 
 def embed_anew(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:
-    """Sentence embeddings in float32, without the cache of `embed_texts`; warns of texts that are cut.
-
-    No message quotes a text, which may be a patient's.
-    """
+    """Sentence embeddings in float32, not from the cache; warns of texts that are cut, without quoting a patient's."""
     if cut := network.text_encoder.truncated_share(texts):
         rank_zero_warn(f"evaluation: {cut}")
     embeddings = network.embed_texts(texts).float()
@@ -279,22 +257,15 @@ class EvaluationData(Protocol):
 
     prepared: PreparedSet
 
-    def evaluation(self, stage: str) -> Any:
-        """Tables of the evaluations on "validate" or "test"."""
-        ...
-
-    def load_image(self, dicom_id: str) -> UInt8[np.ndarray, "height width"]:
-        """Grey levels of an image, for the figures."""
-        ...
+    def evaluation(self, stage: str) -> Any: ...
+    def load_image(self, dicom_id: str) -> UInt8[np.ndarray, "height width"]: ...
 
 
 @runtime_checkable
 class DescribedData(Protocol):
     """A datamodule without a prepared set, such as ImageOnlyDataModule, which describes itself for results.json."""
 
-    def dataset(self) -> dict[str, Any]:
-        """Plain values: source, fingerprint and every choice of images."""
-        ...
+    def dataset(self) -> dict[str, Any]: ...
 
 
 def evaluation_data(trainer: Trainer) -> EvaluationData:
@@ -302,8 +273,8 @@ def evaluation_data(trainer: Trainer) -> EvaluationData:
     data = trainer_data(trainer)
     if not isinstance(data, EvaluationData):
         raise UserError(
-            "the evaluation callbacks need a datamodule that serves evaluation tables (`evaluation`, `load_image`, "
-            f"`prepared`), such as ImageTextDataModule; found {type(data).__name__}"
+            "evaluation: expected a datamodule with `evaluation`, `load_image` and `prepared`, such as "
+            f"ImageTextDataModule, found {type(data).__name__}"
         )
     return data
 

@@ -1,12 +1,7 @@
 """Calibrate a run: ``python -m medclip_dcl.evaluation.calibrate RUN`` writes RUN/calibration.json.
 
-A calibration of the same model that has findings which the new one could not calibrate is kept, with status 1.
-
-Fits on validate patients alone what `evaluation.calibration` describes, and chooses thresholds. The scores are those
-of `validate` and of ``load(RUN).classify``: of the run's best checkpoint, of whole images at the size of its training,
-in float32. (They differ a little where the loaders decode a JPEG at half its size or less, which `classify` does not:
-with a model of 144 pixels, from 512, by up to 0.015.) They are kept in predictions/validate_classification.parquet, so
-that other thresholds need no image again; a run in which nothing has changed is left alone.
+The scores are those of ``load(RUN).classify`` on validate images (they differ by up to 0.015 where the loaders decode a
+JPEG at half its size or less). predictions/validate_classification.parquet keeps them for other thresholds.
 """
 
 from __future__ import annotations
@@ -37,7 +32,7 @@ from medclip_dcl.metrics.calibration import (
 )
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.run_folder import RunFolder
-from medclip_dcl.runs.saved import read_config, read_parquet, settings_of_callback
+from medclip_dcl.runs.saved import read_config, read_parquet, setting, settings_of_callback
 
 SCORES_FILE = "predictions/validate_classification.parquet"
 TARGET = {"sensitivity": 0.95}
@@ -55,16 +50,15 @@ def calibrate(
     device: str = "cpu",
     output: Path | None = None,
 ) -> Calibration:
-    """Fit a run's calibration on its validate patients and write it, unless the file holds a better one.
+    """Fit a run's calibration on its validate patients and write it, unless the file calibrates more findings.
 
-    Set, prompts and file that are None are the run's. The target is a sensitivity or specificity, see
-    `medclip_dcl.metrics.calibration.choose_threshold`.
+    Set, prompts and file that are None are the run's.
     """
     check_target(target)
     usable = usable_device(device)
     config = read_config(run)
-    if config is None:
-        raise MissingFileError(f"{run} is not the folder of a run: it holds no config.yaml")
+    if config is None:  # other prompts than the run's would be calibrated
+        raise MissingFileError(f"{run}: expected the folder of a run, found no config.yaml")
     file = output or run / CALIBRATION_FILE
     earlier = Calibration.read(file) if file.is_file() else None
     checkpoint = RunFolder(run).checkpoint_to_test()
@@ -74,7 +68,7 @@ def calibrate(
         )
     network = ImageTextNetwork.from_pretrained(checkpoint).to(usable)
     zero_shot = _zero_shot(config, prompts)
-    options = config["data"].get("init_args", {})
+    options = setting(config, "data.init_args") or {}
     folder = data or options.get("folder")
     if folder is None:
         raise UserError(
@@ -134,8 +128,8 @@ def _zero_shot(config: Mapping[str, Any], prompts: PromptSource | None) -> ZeroS
     is_ensemble = any(len(texts) > 1 for pair in zero_shot.prompts.values() for texts in pair)
     if is_ensemble and zero_shot.ensemble != "scores":
         raise UserError(
-            f"ZeroShotClassification has ensemble: {zero_shot.ensemble}, but load(RUN).classify averages the scores of "
-            "several prompts; calibrate with --prompts of one prompt a side, or set ensemble: scores"
+            "ZeroShotClassification.ensemble: expected scores, which load(RUN).classify averages, found "
+            f"{zero_shot.ensemble}; calibrate with --prompts of one prompt a side"
         )
     return zero_shot
 
@@ -151,14 +145,14 @@ def _checked_tables(module: ImageTextDataModule, network: ImageTextNetwork) -> E
     both = sorted(set(images.loc[images["use"] == "validate", "subject_id"]) & set(of_test))
     if both:
         raise UserError(
-            f"{prepared.folder}: {len(both)} patients are both validate and test patients (first: {both[0]}): a "
-            "calibration must be fitted on others than it is tested on; prepare the set with splits by patient"
+            f"{prepared.folder}: {len(both)} patients are both validate and test patients (first: {both[0]}); prepare "
+            "the set with splits by patient"
         )
     tables = module.evaluation("validate")
     if tables.view.geometry != network.geometry:
         raise UserError(
-            f"{prepared.folder} was prepared with --geometry {tables.view.geometry}, the model was trained on, and "
-            f"classifies, images of geometry {network.geometry}; prepare the set with --geometry {network.geometry}"
+            f"{prepared.folder}: expected images of the model's geometry {network.geometry}, found "
+            f"{tables.view.geometry}; prepare the set with --geometry {network.geometry}"
         )
     return tables
 
@@ -226,19 +220,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of a run of an image-text model, e.g. runs/demo")
     targets = parser.add_mutually_exclusive_group()
-    targets.add_argument(
-        "--sensitivity",
-        type=float,
-        metavar="SHARE",
-        help="choose thresholds that find this share of the positive cases, in (0, 1]; default "
-        f"{TARGET['sensitivity']}",
-    )
-    targets.add_argument(
-        "--specificity",
-        type=float,
-        metavar="SHARE",
-        help="instead, thresholds that leave this share of the negative cases negative",
-    )
+    for name, words in (
+        ("sensitivity", "find this share of the positive cases"),
+        ("specificity", "leave this share of the negative cases negative"),
+    ):
+        help = f"choose thresholds that {words}, in (0, 1]; default: a sensitivity of {TARGET['sensitivity']}"
+        targets.add_argument(f"--{name}", type=float, metavar="SHARE", help=help)
     add("--data", metavar="FOLDER", help="prepared set; default: the run's")
     add("--prompts", metavar="FILE", help="YAML file of prompts; default: those of the run's test")
     add("--output", type=Path, metavar="FILE", help=f"file to write; default: RUN/{CALIBRATION_FILE}")

@@ -36,29 +36,42 @@ NO_CASES = "no image has a label of these findings: zero-shot classification is 
 COLUMNS = ["dicom_id", "subject_id", "finding", "label", "score_positive", "score_negative"]
 
 
-class ZeroShotClassification(EvaluationCallback):
+class Classification(EvaluationCallback):
+    """Base class of the classifications: an evaluation whose cases have a finding and a label."""
+
+    def __init__(self, min_cases: int) -> None:
+        super().__init__()
+        check_least(type(self).__name__, {"min_cases": (min_cases, 1)})
+        self.min_cases = min_cases
+
+    def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
+        """ROC curves of the findings that have enough cases."""
+        result = self.results[self.section]
+        aucs = {name: found["auc"] for name, found in result.metrics["by_finding"].items()}
+        if any(auc is not None for auc in aucs.values()):
+            yield "roc", roc_figure(result.predictions, aucs)
+
+
+class ZeroShotClassification(Classification):
     """AUC and accuracy of each finding, and their average, on validate and test images.
 
     The predicted label is the prompt with the higher image-sentence score; the AUC is that of score(positive) -
     score(negative) (choice, not from the paper).
 
-    Logs ``<stage>/auc``, ``<stage>/acc`` (averages; on validate NaN where no finding has enough cases, so that a
-    checkpoint may monitor them) and, for each finding that has enough cases, ``<stage>/auc_<finding>`` and
-    ``<stage>/acc_<finding>`` (lower case, underscores).
+    Logs the averages ``<stage>/auc`` and ``<stage>/acc`` (on validate NaN where no finding has enough cases) and, for
+    each finding with enough cases, ``<stage>/auc_<finding>`` and ``<stage>/acc_<finding>`` (lower case, underscores).
 
     Args:
         prompts: finding -> (negative, positive), for any finding that the data set labels; each is a prompt or a list
             of prompts, an ensemble. Or a YAML file of such pairs (configs/prompts/chexpert14.yaml). null for CheX5's
             five pairs, of which the set may label any or none.
-        ensemble: "scores": the mean of the prompts' scores, which is defined for every similarity; "embeddings": the
-            score of the mean of their normalised embeddings, as in CLIP (choice, not from the paper). For a single
-            prompt both are the same.
+        ensemble: "scores": the mean of the prompts' scores; "embeddings": the score of the mean of their normalised
+            embeddings, as in CLIP (choice, not from the paper).
         min_cases: positive and negative cases, each, that a finding needs; with fewer it gets no number and a
             warning says so (choice, not from the paper).
 
     Raises:
-        ValueError: ``min_cases`` below 1; prompts that `findings.read_prompts` refuses; when a run begins, a finding of
-            `prompts` that the data set does not label.
+        ValueError: an option out of its range; when a run begins, a finding that the data set does not label.
     """
 
     section = "classification"
@@ -70,12 +83,11 @@ class ZeroShotClassification(EvaluationCallback):
         min_cases: int = 5,
         ensemble: Literal["scores", "embeddings"] = "scores",
     ) -> None:
-        super().__init__()
-        check_least("ZeroShotClassification", {"min_cases": (min_cases, 1)})
+        super().__init__(min_cases)
         self.is_default = prompts is None
         self.prompts = read_prompts(CHEX5 if prompts is None else prompts, "ZeroShotClassification")
         check_choice("ZeroShotClassification.ensemble", ensemble, ("scores", "embeddings"))
-        self.min_cases, self.ensemble = min_cases, ensemble
+        self.ensemble = ensemble
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A misspelt finding should not wait for the first validation.
@@ -92,7 +104,6 @@ class ZeroShotClassification(EvaluationCallback):
     def measure(
         self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, list[float]]:
-        """:meth:`scores` of each image."""
         return dict(zip(dicom_ids, self.scores(network, feature_map).T.tolist(), strict=True))
 
     def scores(self, network: ImageTextNetwork, feature_map: FeatureMaps) -> Float[Tensor, "ensemble image"]:
@@ -136,10 +147,6 @@ class ZeroShotClassification(EvaluationCallback):
         if all(len(texts) == 1 for pair in self.prompts.values() for texts in pair):
             found.protocol["ensemble"] = None  # both ways are the same
         return {self.section: found}
-
-    def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
-        """ROC curves of the findings that have enough cases."""
-        yield from roc_figures(self.results[self.section])
 
 
 def measured_cases(
@@ -197,13 +204,6 @@ def classification_result(
         notes=notes,
         predictions=cases,
     )
-
-
-def roc_figures(result: EvaluationResult) -> Iterator[tuple[str, Figure]]:
-    """ROC curves of a classification, if a finding has enough cases."""
-    aucs = {name: found["auc"] for name, found in result.metrics["by_finding"].items()}
-    if any(auc is not None for auc in aucs.values()):
-        yield "roc", roc_figure(result.predictions, aucs)
 
 
 def _one_or_all(texts: tuple[str, ...]) -> str | list[str]:

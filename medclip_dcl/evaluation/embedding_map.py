@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import UserError, check_least
+from medclip_dcl.common.errors import check_least
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, FeatureMaps, subject_ids
@@ -21,6 +21,8 @@ from medclip_dcl.pictures.plots import embedding_map_figure
 
 COLUMNS = ["dicom_id", "subject_id", "group", "x", "y"]
 SEVERAL, NONE = "several", "none of them"
+_PERPLEXITY = 30.0
+"""Approximate number of neighbours of an image."""
 
 
 class EmbeddingMap(EvaluationCallback):
@@ -30,38 +32,30 @@ class EmbeddingMap(EvaluationCallback):
     mean little.
 
     Args:
-        perplexity: approximate number of neighbours of an image; lowered for few images.
-        most_images: of more images, this many are drawn at random.
-        seed: of that draw and of t-SNE.
-
-    Raises:
-        ValueError: an option out of its range.
+        max_images: of more images, this many are drawn at random.
     """
 
     section = "embedding_map"
     stages = ("test",)
-    options = ("perplexity", "most_images", "seed")
+    options = ("max_images",)
 
-    def __init__(self, perplexity: float = 30.0, most_images: int = 3000, seed: int = 0) -> None:
+    def __init__(self, max_images: int = 3000) -> None:
         super().__init__()
-        if not perplexity > 0:
-            raise UserError(f"EmbeddingMap.perplexity: expected a number above 0, found {perplexity}")
-        check_least("EmbeddingMap", {"most_images": (most_images, 1), "seed": (seed, 0)})
-        self.perplexity, self.most_images, self.seed = perplexity, most_images, seed
+        check_least("EmbeddingMap", {"max_images": (max_images, 1)})
+        self.max_images = max_images
         self._drawn: set[str] = set()
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
         cases = tables.cases[tables.cases["finding"].isin(CHEX5)]
         labelled = np.array(sorted(cases["dicom_id"].unique()), dtype=object)
-        if len(labelled) > self.most_images:
-            labelled = np.random.default_rng(self.seed).choice(labelled, self.most_images, replace=False)
+        if len(labelled) > self.max_images:
+            labelled = np.random.default_rng(0).choice(labelled, self.max_images, replace=False)
         self._drawn = set(labelled)
         return self._drawn
 
     def measure(
         self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        """The normalised mean region of each image on the map."""
         vectors = normalize(feature_map.flatten(2).mean(2), dim=-1).cpu().numpy()
         of_batch = zip(dicom_ids, vectors, strict=True)
         return {dicom_id: vector for dicom_id, vector in of_batch if dicom_id in self._drawn}
@@ -70,7 +64,7 @@ class EmbeddingMap(EvaluationCallback):
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
     ) -> dict[str, EvaluationResult]:
         dicom_ids = pd.Series(list(values), dtype=object)
-        places = embedding_map(np.array(list(values.values())), self.perplexity, self.seed)
+        places = embedding_map(np.array(list(values.values())), _PERPLEXITY, 0)
         groups = groups_of_images(tables.cases).reindex(dicom_ids)
         cases = pd.DataFrame(
             {

@@ -2,44 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from medclip_dcl.common.errors import check_choice, check_least
+from medclip_dcl.common.errors import check_choice
 from medclip_dcl.data.labelled import LabelledImages
-from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult
-from medclip_dcl.evaluation.classification import classification_result, measured_cases, roc_figures
+from medclip_dcl.evaluation.base import EvaluationResult
+from medclip_dcl.evaluation.classification import Classification, classification_result, measured_cases
 from medclip_dcl.networks.classifier import FindingNetwork
 
 COLUMNS = ["dicom_id", "subject_id", "finding", "label", "logit"]
 
 
-class FindingClassification(EvaluationCallback):
+class FindingClassification(Classification):
     """AUC, average precision and accuracy of each finding, and their averages, on validate and test images.
 
-    A case is an image and a finding that the labeller calls present or absent. That does not depend on the training's
-    policy for uncertain and blank labels, so that runs with different policies are tested alike; with ``blank: ignore``
-    the cases of CheX5's findings are those of the zero-shot classification. The predicted label is positive where the
-    logit is above 0.
+    A case is an image and a finding that the labeller calls present or absent, whatever the training's policy for
+    uncertain and blank labels. The predicted label is positive where the logit is above 0.
 
-    Logs ``<stage>/auc``, ``<stage>/average_precision`` and ``<stage>/acc`` (averages; on validate NaN where no finding
-    has enough cases, so that a checkpoint may monitor them) and each of them with ``_<finding>`` (lower case,
-    underscores) for each finding that has enough cases.
+    Logs the averages ``<stage>/auc``, ``<stage>/average_precision`` and ``<stage>/acc`` (on validate NaN where no
+    finding has enough cases) and each with ``_<finding>`` (lower case, underscores) for each finding with enough cases.
 
     Args:
         min_cases: positive and negative cases, each, that a finding needs; with fewer it gets no number and a
             warning says so (choice).
         blank: "ignore": a finding that the report does not mention is not a case; "zeros": a negative case. Findings
             that the labeller never calls absent, such as Support Devices, need "zeros".
-
-    Raises:
-        ValueError: ``min_cases`` below 1.
     """
 
     section = "finding_classification"
@@ -48,10 +41,9 @@ class FindingClassification(EvaluationCallback):
     options = ("min_cases", "blank")
 
     def __init__(self, min_cases: int = 5, blank: Literal["ignore", "zeros"] = "ignore") -> None:
-        super().__init__()
-        check_least("FindingClassification", {"min_cases": (min_cases, 1)})
+        super().__init__(min_cases)
         check_choice("FindingClassification.blank", blank, ("ignore", "zeros"))
-        self.min_cases, self.blank = min_cases, blank
+        self.blank = blank
 
     def prepare(self, tables: LabelledImages, stage: str) -> set[str]:
         return set(self._labelled(tables)["dicom_id"])
@@ -59,7 +51,6 @@ class FindingClassification(EvaluationCallback):
     def measure(
         self, network: FindingNetwork, output: Float[Tensor, "image finding"], dicom_ids: Sequence[str]
     ) -> dict[str, list[float]]:
-        """The logits of each image."""
         return dict(zip(dicom_ids, output.cpu().tolist(), strict=True))
 
     def summarise(
@@ -70,10 +61,6 @@ class FindingClassification(EvaluationCallback):
         cases = cases.assign(logit=np.array(logits, dtype="float64"))[COLUMNS]
         labelled = set(tables.labels["finding"])
         return {self.section: classification_result(cases, network.findings, self.min_cases, labelled)}
-
-    def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
-        """ROC curves of the findings that have enough cases."""
-        yield from roc_figures(self.results[self.section])
 
     def _labelled(self, tables: LabelledImages) -> pd.DataFrame:
         """dicom_id, finding and label (1 / 0) of each case."""

@@ -72,7 +72,7 @@ class Grounding(EvaluationCallback):
             edge values. 0 for none.
 
     Raises:
-        ValueError: an option out of its range; on test a box that covers no pixel of the evaluated size.
+        ValueError: an option out of its range; on test a box that covers no pixel.
     """
 
     section = "grounding"
@@ -108,7 +108,6 @@ class Grounding(EvaluationCallback):
     def measure(
         self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
-        """Agreement of each box and of each phrase of an image, and its heat maps at the regions' resolution."""
         # Together at the first batch, and kept: each by itself would take ten times as long.
         embed_texts(network, [box.phrase for boxes in self._boxes.values() for box in boxes])
         return {
@@ -127,13 +126,17 @@ class Grounding(EvaluationCallback):
         height, width = self._evaluated_size(network, feature_map, dicom_id)
         square = self._view.of(height, width, self._sizes[dicom_id])
         part = square.within(height, width)
-        seen = {box.row: self._rectangle(box, dicom_id, height, width).within(*part) for box in boxes}
+        advice = 'evaluate with heat_map_size: "original"'
+        seen = {
+            box.row: _pixels(box, dicom_id, self._sizes[dicom_id], (height, width), advice).within(*part)
+            for box in boxes
+        }
         maps, of_boxes, of_pairs = {}, {}, {}
         for phrase in dict.fromkeys(box.phrase for box in boxes):
             regions = cosine_heat_maps(feature_map, embed_texts(network, [phrase]))[0]
             maps[phrase] = regions.cpu().numpy()
             if regions.device.type == "mps":
-                # It has no float64, in which the agreement is summed.
+                # MPS has no float64.
                 regions = regions.cpu()
             boxed = BoxedHeatMap(self._enlarged(regions, square, part))
             rows = [box.row for box in boxes if box.phrase == phrase]
@@ -149,20 +152,6 @@ class Grounding(EvaluationCallback):
             "size": (height, width),
             "unseen": sum(box is None for box in seen.values()),
         }
-
-    def _rectangle(self, box: Box, dicom_id: str, height: int, width: int) -> Rectangle:
-        """Pixels of a box in the evaluated heat map of (height, width)."""
-        original_height, original_width = self._sizes[dicom_id]
-        down, across = height / original_height, width / original_width
-        x, y, w, h = box.x * across, box.y * down, box.w * across, box.h * down
-        try:
-            return box_bounds(x, y, w, h, image_height=height, image_width=width)
-        except ValueError as error:
-            # `boxes_by_image` has checked the boxes in pixels of the original image.
-            raise UserError(
-                f"image {dicom_id}: box (x={box.x:g}, y={box.y:g}, w={box.w:g}, h={box.h:g}) covers no whole pixel of"
-                f' the model\'s {width} x {height} input; evaluate with heat_map_size: "original"'
-            ) from error
 
     def _evaluated_size(
         self,
@@ -202,16 +191,17 @@ class Grounding(EvaluationCallback):
         self._evaluated_sizes = {dicom_id: value["size"] for dicom_id, value in values.items()}
         by_box = {box: found for value in values.values() for box, found in value["boxes"].items()}
         boxes = tables.boxes[tables.boxes.index.isin(by_box)]
-        of_boxes = [by_box[box] for box in boxes.index]
-        of_pairs = [values[d]["pairs"][p] for d, p in zip(boxes["dicom_id"], boxes["phrase"], strict=True)]
+        pairs = zip(boxes["dicom_id"], boxes["phrase"], strict=True)
+        of_boxes = np.array([by_box[box] for box in boxes.index]).reshape(-1, 2)
+        of_pairs = np.array([values[dicom_id]["pairs"][phrase] for dicom_id, phrase in pairs]).reshape(-1, 2)
         cases = boxes.assign(
             subject_id=subject_ids(tables, boxes["dicom_id"]),
             box=boxes.index.astype("int64"),
-            cnr_signed=np.array([found.cnr_signed for found in of_boxes], dtype="float64"),
-            cnr=np.abs(np.array([found.cnr_signed for found in of_boxes], dtype="float64")),
-            miou=np.array([found.miou for found in of_boxes], dtype="float64"),
-            pair_cnr_signed=np.array([found.cnr_signed for found in of_pairs], dtype="float64"),
-            pair_miou=np.array([found.miou for found in of_pairs], dtype="float64"),
+            cnr_signed=of_boxes[:, 0],
+            cnr=np.abs(of_boxes[:, 0]),
+            miou=of_boxes[:, 1],
+            pair_cnr_signed=of_pairs[:, 0],
+            pair_miou=of_pairs[:, 1],
         )[COLUMNS].reset_index(drop=True)
         metrics = summaries.values_of(summaries.grounding(cases, summaries.once(cases)))
         scalars = {name: metrics[name] for name in summaries.GROUNDING}
@@ -228,12 +218,12 @@ class Grounding(EvaluationCallback):
                 f"{n_undefined} of {len(cases)} boxes have no CNR (constant heat map, or a box that covers all or "
                 "nothing of what the model sees)"
             )
-        is_original, sizes = self.heat_map_size == "original", sorted(set(self._evaluated_sizes.values()))
+        sizes = sorted(set(self._evaluated_sizes.values()))
         result = EvaluationResult(
             metrics=metrics,
             scalars={name: value for name, value in scalars.items() if value is not None},
             # Of the original size they are the images' own.
-            protocol={} if is_original else {"pixels": [list(size) for size in sizes]},
+            protocol={} if self.heat_map_size == "original" else {"pixels": [list(size) for size in sizes]},
             counts={
                 "boxes": len(cases),
                 "boxes_without_cnr": n_undefined,
@@ -288,15 +278,22 @@ def boxes_by_image(tables: EvaluationTables) -> dict[str, list[Box]]:
     columns = (tables.boxes[name] for name in ("dicom_id", *Box._fields[1:]))
     for row, dicom_id, *values in zip(tables.boxes.index, *columns, strict=True):
         box = Box(int(row), *values[:2], *(float(value) for value in values[2:]))
-        height, width = sizes[dicom_id]
-        try:
-            box_bounds(box.x, box.y, box.w, box.h, image_height=height, image_width=width)
-        except ValueError as error:
-            raise UserError(
-                f"image {dicom_id}: {error}; correct the MS-CXR file and prepare the set again"
-            ) from error
+        size = sizes[dicom_id]
+        _pixels(box, dicom_id, size, size, "correct the MS-CXR file and prepare the set again")
         found.setdefault(dicom_id, []).append(box)
     return found
+
+
+def _pixels(
+    box: Box, dicom_id: str, original: tuple[int, int], evaluated: tuple[int, int], advice: str
+) -> Rectangle:
+    """Pixels of a box on the image enlarged or reduced to the `evaluated` (height, width)."""
+    down, across = evaluated[0] / original[0], evaluated[1] / original[1]
+    x, y, w, h = box.x * across, box.y * down, box.w * across, box.h * down
+    try:
+        return box_bounds(x, y, w, h, image_height=evaluated[0], image_width=evaluated[1])
+    except ValueError as error:
+        raise UserError(f"image {dicom_id}: {error}; {advice}") from error
 
 
 def image_sizes(tables: EvaluationTables) -> dict[str, tuple[int, int]]:

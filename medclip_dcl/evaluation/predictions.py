@@ -22,30 +22,6 @@ from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
 
 
-def write_predictions(table: pd.DataFrame, file: Path) -> None:
-    """Write a table as Parquet, or, by the file's suffix, as CSV with a column for each element of a vector.
-
-    Deletes the same table in the other format, written by an earlier command.
-    """
-    file.with_suffix(".csv" if file.suffix == ".parquet" else ".parquet").unlink(missing_ok=True)
-    if file.suffix == ".parquet":
-        write_parquet(table, file)
-        return
-    vectors = [name for name in table if table[name].map(lambda value: isinstance(value, np.ndarray)).any()]
-    for name in vectors:
-        wide = pd.DataFrame(np.stack(table[name].tolist()), index=table.index).add_prefix(f"{name}_")
-        table = pd.concat([table.drop(columns=name), wide], axis=1)
-    write_text(table.to_csv(index=False), file)
-
-
-def _with_patient_and_study(table: pd.DataFrame, trainer: Trainer) -> pd.DataFrame:
-    """The table with subject_id and study_id beside its dicom_id."""
-    images = evaluation_data(trainer).prepared.table("images")
-    found = table.merge(images[["dicom_id", "subject_id", "study_id"]], on="dicom_id", how="left")
-    first = ["dicom_id", "subject_id", "study_id"]
-    return found[[*first, *(name for name in table if name not in first)]]
-
-
 class PredictionWriter(Callback):
     """Writes predictions/ of the run folder for the images of `predict`.
 
@@ -61,7 +37,7 @@ class PredictionWriter(Callback):
         suffix: of the files, "parquet" or "csv".
     """
 
-    def __init__(self, suffix: str = "parquet") -> None:
+    def __init__(self, suffix: str) -> None:
         self.suffix = suffix
         self._values: dict[str, Any] = {}
         self._zero_shot = ZeroShotClassification()
@@ -91,7 +67,7 @@ class PredictionWriter(Callback):
         found = {dicom_id: value for part in gather_objects(self._values) for dicom_id, value in part.items()}
         if not found or not trainer.is_global_zero:
             return
-        values = {dicom_id: found[dicom_id] for dicom_id in sorted(found)}
+        values = dict(sorted(found.items()))
         tables: dict[str, pd.DataFrame] = {}
         if isinstance(pl_module, Classifier):
             logits = _by_finding(
@@ -108,13 +84,26 @@ class PredictionWriter(Callback):
             sides = [row.reshape(2, len(findings)) for row in scores]
             columns = ["score_negative", "score_positive"]
             tables["finding_scores"] = _by_finding(values, findings, columns, sides)
-        folder = Path(trainer.default_root_dir) / "predictions"
+        images = evaluation_data(trainer).prepared.table("images").set_index("dicom_id")
         for name, table in tables.items():
-            write_predictions(_with_patient_and_study(table, trainer), folder / f"{name}.{self.suffix}")
+            for place, column in enumerate(("subject_id", "study_id"), start=1):
+                table.insert(place, column, images[column].loc[table["dicom_id"]].to_numpy())
+            self._write(table, name, trainer)
         datamodule = trainer_data(trainer)
         if isinstance(pl_module, ImageTextModel) and isinstance(datamodule, ImageTextDataModule):
             sentences = _sentence_embeddings(pl_module, datamodule, list(values))
-            write_predictions(sentences, folder / f"sentence_embeddings.{self.suffix}")
+            self._write(sentences, "sentence_embeddings", trainer)
+
+    def _write(self, table: pd.DataFrame, name: str, trainer: Trainer) -> None:
+        """Write a table, in CSV with a column for each number of an embedding; delete that in the other format."""
+        file = Path(trainer.default_root_dir) / "predictions" / f"{name}.{self.suffix}"
+        file.with_suffix(".csv" if self.suffix == "parquet" else ".parquet").unlink(missing_ok=True)
+        if self.suffix == "parquet":
+            return write_parquet(table, file)
+        if "embedding" in table:
+            wide = pd.DataFrame(np.stack(table["embedding"].tolist()), index=table.index)
+            table = pd.concat([table.drop(columns="embedding"), wide.add_prefix("embedding_")], axis=1)
+        write_text(table.to_csv(index=False), file)
 
 
 def _by_finding(

@@ -42,12 +42,10 @@ IMAGES = "images"
 class ResultsWriter(Callback):
     """Writes the results of the evaluation callbacks on test: after all of them, by one process, each file atomically.
 
-    ``file_name: results<suffix>.json`` puts the other files into ``predictions<suffix>/`` and ``figures<suffix>/``, so
-    that the results of the untrained network lie beside those of the trained one. The same weights, data and settings
-    give the same bytes, except for ``timings``.
+    The same weights, data and settings give the same bytes, except for ``timings``.
 
     Args:
-        file_name: of the results in the run folder (``trainer.default_root_dir``).
+        file_name: ``results<suffix>.json`` in the run folder, beside ``predictions<suffix>/`` and ``figures<suffix>/``.
         figures: False writes no figures. Figures of images are patient data unless they show a phantom.
         share_patient_data: True sends figures to networked loggers, too; False to local ones only, unless they show
             a phantom.
@@ -89,30 +87,27 @@ class ResultsWriter(Callback):
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         seconds = time.perf_counter() - self._started
-        evaluations = {
-            callback.section: callback
-            for callback in trainer.callbacks  # type: ignore[attr-defined]
-            if isinstance(callback, Evaluation) and callback.results
-        }
+        evaluations = [one for one in trainer.callbacks if isinstance(one, Evaluation) and one.results]  # type: ignore[attr-defined]
         if not trainer.is_global_zero or not evaluations:
             return
+        sections = {section: result for one in evaluations for section, result in one.results.items()}
         folder, suffix = Path(trainer.default_root_dir), _suffix(self.file_name)
         datamodule = _tested_data(trainer)
         prepared = datamodule if isinstance(datamodule, EvaluationData) else None
+        tables = {section: result.predictions for section, result in sections.items()}
+        if prepared is not None:
+            tables[IMAGES] = _tested_images(prepared)
         drawn: dict[str, Path] = {}
         _forget_earlier(folder, self.file_name)
-        if prepared is not None:
-            images = folder / f"predictions{suffix}" / f"{IMAGES}.parquet"
-            write_parquet(_tested_images(prepared), images)
-        for callback in evaluations.values():
-            for section, result in callback.results.items():
-                write_parquet(result.predictions, folder / f"predictions{suffix}" / f"{section}.parquet")
-            load_image = None if prepared is None else prepared.load_image
-            for name, figure in callback.figures(load_image) if self.figures else ():
+        for name, table in tables.items():
+            write_parquet(table, folder / f"predictions{suffix}" / f"{name}.parquet")
+        load_image = None if prepared is None else prepared.load_image
+        for one in evaluations if self.figures else ():
+            for name, figure in one.figures(load_image):
                 drawn[f"test/{name}"] = folder / f"figures{suffix}" / f"{name}.png"
                 write_figure(figure, drawn[f"test/{name}"])
         # Last: a results.json says that everything else is there.
-        write_json(self._content(trainer, pl_module, evaluations, seconds), folder / self.file_name)
+        write_json(self._content(trainer, pl_module, sections, seconds), folder / self.file_name)
         is_phantom = prepared is not None and prepared.prepared.is_phantom
         show_figures(trainer.loggers, drawn, self.share_patient_data or is_phantom)
 
@@ -120,12 +115,10 @@ class ResultsWriter(Callback):
         self,
         trainer: Trainer,
         pl_module: LightningModule,
-        evaluations: Mapping[str, Evaluation],
+        sections: Mapping[str, EvaluationResult],
         seconds: float,
     ) -> dict[str, Any]:
-        sections: dict[str, EvaluationResult] = {}
-        for callback in evaluations.values():
-            sections |= callback.results
+        packages = ("torch", "torchvision", "pytorch-lightning", "transformers")
         return {
             "format_version": RESULTS_FORMAT_VERSION,
             "metrics": {section: one.metrics for section, one in sections.items()},
@@ -142,14 +135,10 @@ class ResultsWriter(Callback):
             "versions": {
                 "medclip_dcl": __version__,
                 "python": platform.python_version(),
-                **{
-                    name: version(name)
-                    for name in ("torch", "torchvision", "pytorch-lightning", "transformers")
-                },
+                **{name: version(name) for name in packages},
             },
             "timings": {
                 "test_seconds": round(seconds, 3),
-                "metric_seconds": {section: round(one.seconds, 3) for section, one in evaluations.items()},
                 "device": device_name(pl_module.device),
                 "processes": rank_and_size()[1],
             },
@@ -182,7 +171,7 @@ def _tested_data(trainer: Trainer) -> EvaluationData | DescribedData:
 
 
 def _tested_images(datamodule: EvaluationData) -> pd.DataFrame:
-    """Patient, study and view of each tested image, with sex and age where the set has them, for tables by group."""
+    """Patient, study, view and, where the set has them, sex and age of each tested image, for tables by group."""
     images = datamodule.prepared.table("images")
     tested = images[images["dicom_id"].isin(datamodule.evaluation("test").images["dicom_id"])]
     columns = ["dicom_id", "study_id", "subject_id", "view", *(x for x in OPTIONAL["images"] if x in images)]
@@ -206,10 +195,10 @@ def _relative(file: Any, folder: Path) -> str | None:
     if file is None:
         return None
     file = Path(file)
-    inside = file.resolve().is_relative_to(folder.resolve())
-    if inside:
-        return file.resolve().relative_to(folder.resolve()).as_posix()
-    return "/".join(file.resolve().parts[-3:] if file.parent.name == "checkpoints" else [file.name])
+    path, folder = file.resolve(), folder.resolve()
+    if path.is_relative_to(folder):
+        return path.relative_to(folder).as_posix()
+    return "/".join(path.parts[-3:] if file.parent.name == "checkpoints" else [file.name])
 
 
 def _suffix(file_name: str) -> str:

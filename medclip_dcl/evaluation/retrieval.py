@@ -25,18 +25,13 @@ from medclip_dcl.evaluation.base import (
     scores,
     subject_ids,
 )
-from medclip_dcl.evaluation.grounding import (
-    NO_BOXES,
-    boxes_by_image,
-    image_sizes,
-)
+from medclip_dcl.evaluation.grounding import NO_BOXES, boxes_by_image, image_sizes
 from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summaries
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.plots import rank_figure
 
-WHOLE = View()
 COLUMNS = ["direction", "dicom_id", "subject_id", "phrase", "box", "rank", "rank_tolerant", "n_candidates"]
 REPORT_COLUMNS = ["task", "direction", "query", "subject_id", "rank", "rank_tolerant", "n_candidates"]
 _IMAGES_PER_CHUNK = 512
@@ -49,11 +44,10 @@ class Retrieval(EvaluationCallback):
     of results.json, an image, a report or a sentence, see :class:`ImagesAndReports`; on validate, to monitor training,
     an image or a sentence of a report, see :class:`ImagesAndSentences`.
 
-    Logs on test ``test/recall`` (mean of the six recalls), ``test/medr`` (mean of the two median ranks),
-    ``test/<direction>_recall_at_<k>`` and ``test/<direction>_medr`` with the directions image_to_text and
-    text_to_image, and ``test/recall_tolerant``, ``test/medr_tolerant``, all of boxes; ``test/image_report_recall``,
-    ``test/image_report_medr``, ``test/image_sentence_recall`` and ``test/image_sentence_medr``; on validate
-    ``validate/retrieval_recall``, ``validate/medr`` and ``validate/<direction>_medr``.
+    Logs of boxes ``test/recall`` (mean of the six recalls), ``test/medr`` (mean of the two median ranks), both also
+    with ``_tolerant``, ``test/<direction>_recall_at_<k>`` and ``test/<direction>_medr`` with the directions
+    image_to_text and text_to_image; of reports ``test/image_report_recall``, ``test/image_sentence_recall`` and
+    ``_medr`` of both; on validate ``validate/retrieval_recall``, ``validate/medr`` and ``validate/<direction>_medr``.
     """
 
     section = "retrieval"
@@ -109,18 +103,13 @@ class BoxesAndPhrases:
     def measure(
         self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, dict[int, np.ndarray]]:
-        """Features of the boxes of each image, by the boxes' row number."""
         found = {}
         for index, dicom_id in enumerate(dicom_ids):
-            if dicom_id in self._boxes:
-                boxes = self._boxes[dicom_id]
-                corners = torch.tensor([[box.x, box.y, box.w, box.h] for box in boxes])
-                features = box_features(
-                    feature_map[index], corners.to(feature_map), self._sizes[dicom_id], self._view
-                )
-                found[dicom_id] = {
-                    box.row: feature for box, feature in zip(boxes, features.cpu().numpy(), strict=True)
-                }
+            if boxes := self._boxes.get(dicom_id):
+                corners = torch.tensor([[box.x, box.y, box.w, box.h] for box in boxes]).to(feature_map)
+                features = box_features(feature_map[index], corners, self._sizes[dicom_id], self._view)
+                of_image = zip(boxes, features.cpu().numpy(), strict=True)
+                found[dicom_id] = {box.row: feature for box, feature in of_image}
         return found
 
     def summarise(
@@ -172,41 +161,46 @@ class BoxesAndPhrases:
 
 
 class ImagesAndSentences:
-    """Retrieval between images and the distinct sentences of their reports.
+    """Retrieval between images and the distinct sentences of their reports, by the image-sentence score.
 
-    Candidates are ranked by the model's image-sentence score. All sentences of an image's report are correct, and all
-    images whose report holds a sentence; the best-ranked correct candidate counts.
+    All sentences of an image's report are correct, and all images whose report holds a sentence. An image without a
+    sentence is a candidate but not a query.
     """
 
     def __init__(self, tables: EvaluationTables) -> None:
-        distinct = tables.sentences.drop_duplicates("sentence_id").sort_values("sentence_id")
-        self.images = set(tables.sentences["dicom_id"])
-        self._texts = dict(zip(distinct["sentence_id"].tolist(), distinct["text"].tolist(), strict=True))
+        pairs = tables.sentences.merge(tables.images[["dicom_id", "study_id", "subject_id"]], on="dicom_id")
+        self._pairs = pairs.sort_values(["study_id", "dicom_id", "sentence_id"])
+        self._texts = pairs.drop_duplicates("sentence_id").set_index("sentence_id")["text"].sort_index()
+        self._embedded: Tensor | None = None
+        self.images = set(pairs["dicom_id"])
 
     def measure(
         self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Scores of all sentences for each image."""
-        if not self._texts:
+        if self._texts.empty:
             return {}
-        by_image = scores(network, feature_map, embed_texts(network, list(self._texts.values()))).T.numpy()
+        if self._embedded is None:
+            # Not batched with phrases and prompts, which would change the last bits.
+            self._embedded = embed_anew(network, self._texts.tolist())
+        by_image = scores(network, feature_map, self._embedded).T.contiguous().numpy()
         return dict(zip(dicom_ids, by_image, strict=True))
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
     ) -> dict[str, EvaluationResult]:
-        pairs = tables.sentences[tables.sentences["dicom_id"].isin(values)]
+        pairs = self._pairs[self._pairs["dicom_id"].isin(values)]
         if pairs.empty:
             note = "no image has a sentence: image-sentence retrieval is not measured"
             return {"retrieval": EvaluationResult({}, notes=[note])}
-        # An image without a sentence has no correct candidate: it is a candidate but not a query.
-        row = {dicom_id: index for index, dicom_id in enumerate(values)}
-        kept = sorted(set(pairs["sentence_id"]))
-        column = {sentence: index for index, sentence in enumerate(kept)}
-        position = {sentence: index for index, sentence in enumerate(self._texts)}
-        similarities = torch.tensor(np.stack(list(values.values())))[:, [position[s] for s in kept]]
+        images, said = pd.Index(values), pd.Index(pairs["sentence_id"].unique()).sort_values()
+        similarities = torch.from_numpy(np.stack(list(values.values()))[:, self._texts.index.isin(said)])
         correct = torch.zeros(similarities.shape, dtype=torch.bool)
-        correct[pairs["dicom_id"].map(row).tolist(), pairs["sentence_id"].map(column).tolist()] = True
+        place = (
+            images.get_indexer(pd.Index(pairs["dicom_id"])),
+            said.get_indexer(pd.Index(pairs["sentence_id"])),
+        )
+        correct[place] = True
         is_query = correct.any(dim=1)
         if correct[is_query].all():
             note = _nothing_to_tell(int(is_query.sum()), "images have")
@@ -227,43 +221,28 @@ class ImagesAndSentences:
                 "medr": metrics["medr"],
                 **{f"{direction}_medr": metrics[direction]["MedR"] for direction in DIRECTIONS},
             },
-            counts={"images": len(row), "sentences": len(kept)},
+            counts={"images": len(images), "sentences": len(said)},
         )
         return {"retrieval": result}
 
 
-class ImagesAndReports:
+class ImagesAndReports(ImagesAndSentences):
     """Retrieval between test images and their reports, and between images and the distinct sentences of the reports.
 
     The score of an image and a report is the mean of the image's scores with the report's distinct sentences (choice).
     Correct for an image is its own report, or any sentence of it; for a report any image of the study; for a sentence
-    any image whose report holds it. The best-ranked correct candidate counts. The duplicate-tolerant variant accepts
-    every report that consists of the same sentences.
+    any image whose report holds it. The duplicate-tolerant variant accepts every report of the same sentences.
 
-    Candidates are the images of ``EvaluationTables.sentences``, whose number the datamodule limits; every process holds
-    the scores of all of them with all sentences in memory (4 bytes each, briefly twice). The predictions' `query` is
-    the dicom_id, study_id or sentence_id of the query.
+    The predictions' `query` is the dicom_id, study_id or sentence_id of the query. Every process holds the scores of
+    all images of ``EvaluationTables.sentences`` with all sentences (4 bytes each, briefly twice).
     """
-
-    def __init__(self, tables: EvaluationTables) -> None:
-        pairs = tables.sentences.merge(tables.images[["dicom_id", "study_id", "subject_id"]], on="dicom_id")
-        self._pairs = pairs.sort_values(["study_id", "dicom_id", "sentence_id"])
-        self._texts = pairs.drop_duplicates("sentence_id").set_index("sentence_id")["text"].sort_index()
-        self._embedded: Tensor | None = None
-        self.images = set(pairs["dicom_id"])
 
     def measure(
         self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Scores of all sentences for each image that has a report."""
         rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self.images]
-        if not rows:
-            return {}
-        if self._embedded is None:
-            # Not batched with phrases and prompts, which would change the last bits.
-            self._embedded = embed_anew(network, self._texts.tolist())
-        by_image = scores(network, feature_map[rows], self._embedded).T.contiguous().numpy()
-        return {dicom_ids[row]: of_image for row, of_image in zip(rows, by_image, strict=True)}
+        return super().measure(network, feature_map[rows], [dicom_ids[row] for row in rows]) if rows else {}
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
@@ -376,12 +355,11 @@ def box_features(
     feature_map: Float[Tensor, "dim region_row region_column"],
     boxes: Float[Tensor, "box 4"],
     image_size: tuple[int, int],
-    view: View = WHOLE,
+    view: View,
 ) -> Float[Tensor, "box dim"]:
     """RoIAlign of boxes on the feature map (He et al. 2017), one value for each box and channel.
 
-    Of a box that extends beyond the view, only the part inside counts; a box outside gets the zero vector, whose cosine
-    with every phrase is the same.
+    Of a box that extends beyond the view, only the part inside counts; a box outside gets the zero vector.
 
     Args:
         feature_map: covers the view, however it was scaled.
@@ -393,7 +371,7 @@ def box_features(
     x, y, w, h = boxes.unbind(dim=1)
     square = view.of(height, width)
     corners = torch.stack([x, y, x + w, y + h], dim=1) - boxes.new_tensor([square.left, square.top] * 2)
-    if view != WHOLE:
+    if view != View():
         corners = corners.clamp(min=0).minimum(boxes.new_tensor([square.width, square.height] * 2))
     is_seen = (corners[:, 2:] > corners[:, :2]).all(dim=1)
     across, down = columns / square.width, rows / square.height

@@ -1,33 +1,7 @@
 """Calibrated probabilities and thresholds of zero-shot findings: fitting, applying, and calibration.json.
 
-A zero-shot score is the similarity of an image with the positive prompt minus that with the negative one. The network's
-own logit is ``gamma^2 * score`` (``scale`` below): the softmax over the two prompts gives the positive one its sigmoid.
-Two maps turn logits into probabilities:
-
-    platt       p = sigmoid(logit / temperature + offset), fitted to Platt's smoothed targets (Platt 1999, section 2.2),
-                so that perfectly separated cases have a finite fit, too
-    isotonic    the least-squares ascending step function (Zadrozny and Elkan 2002), linear between its knots, kept
-                within [1 / (n + 2), (n + 1) / (n + 2)] for n cases, so that no probability is 0 or 1
-
-A finding with fewer than `PLATT_PATIENTS` patients with a positive or with a negative case has no calibration; one with
-at least `ISOTONIC_PATIENTS` of both has the isotonic map (choices). A probability is that among patients with the
-prevalence of the fitted cases, and of images whose report mentions the finding; elsewhere it needs to be fitted again.
-
-calibration.json lies in a run folder, and in an export beside config.json and model.safetensors:
-
-    format_version      1
-    fingerprint         weights (16 hexadecimal digits, `weights_fingerprint`), image_size, geometry of the network
-    scale               gamma^2, the network's logit for a score of 1
-    target              {"sensitivity": 0.95} or {"specificity": 0.9}: what the thresholds were chosen for
-    data                source, fingerprint, folder (its name) and phantom of the prepared set, use ("validate"), and
-                        its evaluated images and patients
-    findings            name -> negative, positive: the prompts, each a list whose scores are averaged
-                                n_positive, n_negative: cases; patients_positive, patients_negative: of these cases
-                                method: "platt", "isotonic", or null where there is no calibration
-                                reason: why there is none; "" otherwise
-                                parameters: temperature and offset; or logits and probabilities, the knots; or {}
-                                threshold: probability from which on an image counts as positive; null without method
-                                sensitivity, specificity: of the fitted cases at the threshold; null without method
+A score is the similarity with the positive prompt minus that with the negative one, its logit gamma^2 * score.
+A fit holds for images whose report mentions the finding, and for the prevalence of the fitted cases.
 """
 
 from __future__ import annotations
@@ -67,7 +41,19 @@ Labels = Bool[np.ndarray, " case"]
 
 @dataclass(frozen=True)
 class FindingCalibration:
-    """Calibration of one finding: an entry of calibration.json, see there."""
+    """Calibration of one finding: an entry of calibration.json.
+
+    Attributes:
+        negative: prompts, whose scores are averaged; `positive` likewise.
+        n_positive: fitted cases, of so many `patients_positive`; `n_negative` likewise.
+        method: "platt": p = sigmoid(logit / temperature + offset), fitted to smoothed targets (Platt 1999, 2.2),
+            finite for separated cases. "isotonic": the least-squares ascending step function (Zadrozny and Elkan 2002),
+            linear between its knots, within [1 / (n + 2), (n + 1) / (n + 2)] for n cases. None: no calibration.
+        reason: why there is none.
+        parameters: temperature and offset; or logits and probabilities, the knots.
+        threshold: probability from which on an image counts as positive.
+        sensitivity: of the fitted cases at the threshold; `specificity` likewise.
+    """
 
     negative: tuple[str, ...]
     positive: tuple[str, ...]
@@ -88,35 +74,36 @@ class FindingCalibration:
         return self.negative, self.positive
 
     def __post_init__(self) -> None:
-        found = self.parameters
+        found, is_valid = self.parameters, self.method is None
         if self.method == "platt":
             is_valid = 0 < found["temperature"] < math.inf and math.isfinite(found["offset"])
         elif self.method == "isotonic":
             knots = np.array([[-math.inf, *found["logits"], math.inf], [0, *found["probabilities"], 1]])
             is_valid = knots.shape[1] > 2 and bool((np.diff(knots) >= 0).all())
-        else:
-            is_valid = self.method is None
-        if not is_valid:
-            raise UserError(
-                f"parameters of the method {self.method} are out of range: {str(dict(found))[:99]}"
-            )
-        for name in ("threshold", "sensitivity", "specificity"):
-            # A threshold just above 1 calls nothing positive.
-            if not ((share := getattr(self, name)) is None or 0 <= share < 1 + _ROUNDING):
-                raise UserError(f"{name} is out of range: {share}")
+        shares = [x for x in (self.threshold, self.sensitivity, self.specificity) if x is not None]
+        # A threshold just above 1 calls nothing positive.
+        if not is_valid or not all(0 <= share < 1 + _ROUNDING for share in shares):
+            raise UserError(f"{self.method} {str(dict(found))[:99]} or one of {shares} is out of range")
 
     def probabilities(self, logits: Logits) -> Float[np.ndarray, " case"]:
         """Calibrated probabilities of the network's logits; NaN without a calibration."""
+        if self.method is None:
+            return np.full(len(logits), np.nan)
         if self.method == "platt":
             return expit(logits / self.parameters["temperature"] + self.parameters["offset"])
-        if self.method == "isotonic":
-            return np.interp(logits, self.parameters["logits"], self.parameters["probabilities"])
-        return np.full(len(logits), np.nan)
+        return np.interp(logits, self.parameters["logits"], self.parameters["probabilities"])
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Content of calibration.json, see there."""
+    """Content of calibration.json.
+
+    Attributes:
+        fingerprint: weights (`weights_fingerprint`), image_size and geometry of the network.
+        scale: gamma^2.
+        target: what the thresholds were chosen for, such as {"sensitivity": 0.95}.
+        data: the prepared set, and its evaluated images and patients.
+    """
 
     fingerprint: Mapping[str, Any]
     scale: float
@@ -133,13 +120,10 @@ class Calibration:
         own = {finding: one.prompts for finding, one in self.findings.items()}
         pairs = own if asked is None else read_prompts(asked)
         for finding, pair in pairs.items():
-            if finding not in own:
+            if pair != own.get(finding):
                 raise UserError(
-                    f"{finding} is not calibrated, only {', '.join(own)} ({_AGAIN} --prompts FILE)"
-                )
-            if pair != own[finding]:
-                raise UserError(
-                    f"{finding} is calibrated with the prompts {own[finding]}, not {pair} ({_AGAIN} --prompts FILE)"
+                    f"{finding} is not calibrated with the prompts {pair}, only {own.get(finding, ', '.join(own))}"
+                    f" ({_AGAIN} --prompts FILE)"
                 )
         if all(self.findings[finding].method is None for finding in pairs):
             reasons = (f"{finding}: {self.findings[finding].reason}" for finding in pairs)
@@ -178,23 +162,18 @@ class Calibration:
     @classmethod
     def read(cls, file: Path) -> Calibration:
         """Read calibration.json."""
-        again, finding = f"delete it and {_AGAIN}", "findings"
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise UserError(f"{file} is not readable JSON ({error}); {again}") from error
-        CALIBRATION.check(content, str(file))
-        try:
-            findings = {}
-            for finding, found in content.pop("findings").items():
-                pair = read_prompts({finding: (found.pop("negative"), found.pop("positive"))})[finding]
-                findings[finding] = FindingCalibration(*pair, **found)
+            CALIBRATION.check(content, str(file))
             del content[VERSION_KEY]
+            findings = {}
+            for name, found in content.pop("findings").items():
+                pair = read_prompts({name: (found.pop("negative"), found.pop("positive"))})[name]
+                findings[name] = FindingCalibration(*pair, **found)
             return cls(findings=findings, **content)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            reason = error if isinstance(error, UserError) else repr(error)
             raise UserError(
-                f"{file} is not a calibration of medclip_dcl ({finding}: {reason}); {again}"
+                f"{file} is not a calibration of medclip_dcl ({error!r}); delete it and {_AGAIN}"
             ) from error
 
 
@@ -205,15 +184,7 @@ def fit_finding(
     target: Mapping[str, float],
     prompts: tuple[tuple[str, ...], tuple[str, ...]],
 ) -> FindingCalibration:
-    """Calibration and threshold of one finding, or the reason why there is none.
-
-    Args:
-        logits: of the network for these negative and positive `prompts`, by case.
-        labels: True for positive cases.
-        patients: of the cases.
-        target: see `choose_threshold`.
-        prompts: stored with the fit.
-    """
+    """Calibration and threshold of one finding, with these negative and positive prompts, or why there is none."""
     found = FindingCalibration(
         *prompts,
         n_positive=int(labels.sum()),
@@ -221,8 +192,8 @@ def fit_finding(
         patients_positive=len(np.unique(patients[labels])),
         patients_negative=len(np.unique(patients[~labels])),
     )
-    fewest = min(found.patients_positive, found.patients_negative)
-    if fewest < PLATT_PATIENTS:
+    n_patients = min(found.patients_positive, found.patients_negative)
+    if n_patients < PLATT_PATIENTS:
         return replace(
             found,
             reason=f"{found.patients_positive} patients with a positive and {found.patients_negative} with a negative "
@@ -231,7 +202,7 @@ def fit_finding(
     slope, offset = fit_platt(logits, labels)
     if slope <= 0:
         return replace(found, reason="positive cases do not score above negative ones")
-    if fewest >= ISOTONIC_PATIENTS:
+    if n_patients >= ISOTONIC_PATIENTS:
         found = replace(found, method="isotonic", parameters=fit_isotonic(logits, labels))
     else:
         found = replace(found, method="platt", parameters={"temperature": 1 / slope, "offset": offset})
@@ -279,11 +250,11 @@ def fit_platt(logits: Logits, labels: Labels) -> tuple[float, float]:
 
 
 def fit_isotonic(logits: Logits, labels: Labels) -> dict[str, list[float]]:
-    """Knots of the ascending step function with the least squared error: logits and probabilities."""
+    """Knots of the ascending step function with the smallest squared error: logits and probabilities."""
     from sklearn.isotonic import IsotonicRegression
 
-    least = 1 / (len(labels) + 2)
-    fitted = IsotonicRegression(y_min=least, y_max=1 - least).fit(logits, labels)
+    lowest = 1 / (len(labels) + 2)
+    fitted = IsotonicRegression(y_min=lowest, y_max=1 - lowest).fit(logits, labels)
     return {"logits": fitted.X_thresholds_.tolist(), "probabilities": fitted.y_thresholds_.tolist()}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -59,34 +59,15 @@ def box_bounds(
     Raises:
         ValueError: an edge that is not finite, or no pixel of the image lies inside the box.
     """
-    if not all(map(math.isfinite, (x, y, width, height))):
-        raise ValueError(f"box (x={x:g}, y={y:g}, w={width:g}, h={height:g}) has an edge that is not finite")
-    left, right = max(round(x), 0), min(round(x + width), image_width)
-    top, bottom = max(round(y), 0), min(round(y + height), image_height)
-    if left >= right or top >= bottom:
-        raise ValueError(
-            f"box (x={x:g}, y={y:g}, w={width:g}, h={height:g}) covers no pixel of the"
-            f" {image_width} x {image_height} image; boxes are in pixels of the original image"
-        )
-    return Rectangle(top, bottom, left, right)
-
-
-def box_mask(
-    x: float | int,
-    y: float | int,
-    width: float | int,
-    height: float | int,
-    *,
-    image_height: int,
-    image_width: int,
-) -> Bool[Tensor, "image_height image_width"]:
-    """Pixels of an image inside a box; arguments and errors of :func:`box_bounds`."""
-    top, bottom, left, right = box_bounds(
-        x, y, width, height, image_height=image_height, image_width=image_width
+    if all(map(math.isfinite, (x, y, width, height))):
+        left, right = max(round(x), 0), min(round(x + width), image_width)
+        top, bottom = max(round(y), 0), min(round(y + height), image_height)
+        if left < right and top < bottom:
+            return Rectangle(top, bottom, left, right)
+    raise ValueError(
+        f"box (x={x:g}, y={y:g}, w={width:g}, h={height:g}): expected one that covers a pixel of the"
+        f" {image_width} x {image_height} image"
     )
-    mask = torch.zeros(image_height, image_width, dtype=torch.bool)
-    mask[top:bottom, left:right] = True
-    return mask
 
 
 def contrast_to_noise_ratio(
@@ -95,7 +76,7 @@ def contrast_to_noise_ratio(
     """Contrast between the heat map inside and outside the box, in units of its standard deviation.
 
     CNR = |mean_in - mean_out| / sqrt(var_in + var_out) with population variances (SSD, section 3.2; Boecking et al.
-    2022). The signed CNR distinguishes a heat map that avoids the box from one that finds it.
+    2022). The signed CNR is negative for a heat map that avoids the box.
 
     Args:
         heat_map: region-sentence cosines; NaN where the model saw nothing (ignored).
@@ -109,7 +90,7 @@ def contrast_to_noise_ratio(
     Raises:
         ValueError: the shapes differ.
     """
-    _require_same_shape(heat_map, mask)
+    _require_one_image(heat_map, mask)
     mask = mask.bool()  # integers would index
     is_defined = ~heat_map.isnan()
     (mean_in, variance_in), (mean_out, variance_out) = (
@@ -126,8 +107,7 @@ def mean_iou(
 ) -> Float[Tensor, ""]:
     """Overlap of the thresholded heat map with the box, averaged over thresholds.
 
-    IoU of ``heat_map > t`` with ``mask`` for each t (SSD, section 3.2). One pass: pixels are binned by the
-    number of thresholds they exceed, and cumulative counts give all intersections at once.
+    IoU of ``heat_map > t`` with ``mask`` for each t (SSD, section 3.2).
 
     Args:
         heat_map: region-sentence cosines in [-1, 1]; NaN where the model saw nothing (ignored).
@@ -138,10 +118,12 @@ def mean_iou(
         ValueError: the box covers no pixel that the heat map defines; thresholds are empty, NaN or not ascending;
             the shapes differ.
     """
-    _require_same_shape(heat_map, mask)
+    _require_one_image(heat_map, mask)
     if thresholds is None:
         thresholds = default_thresholds(heat_map.dtype)
-    _require_ascending(thresholds)
+    is_ascending = bool((thresholds.diff() > 0).all()) and not thresholds.isnan().any()
+    if thresholds.ndim != 1 or not len(thresholds) or not is_ascending:
+        raise ValueError(f"thresholds: expected a vector that ascends strictly, found {thresholds.tolist()}")
     inside, everywhere = _exceedance_counts(heat_map, mask, thresholds.to(heat_map))
     n_box = inside[0]
     if n_box == 0:
@@ -161,13 +143,9 @@ class Agreement(NamedTuple):
 
 
 class BoxedHeatMap:
-    """Agreement of one heat map with several boxes: sums over the whole map once, then over each box.
+    """:func:`contrast_to_noise_ratio` and :func:`mean_iou` of one heat map with several boxes.
 
-    Gives :func:`contrast_to_noise_ratio` and :func:`mean_iou` at the default thresholds; sums outside a box are those
-    of the whole map minus those inside. For a large image that halves the time.
-
-    Args:
-        heat_map: region-sentence cosines; NaN where the model saw nothing (ignored).
+    Sums over the whole map are computed once, which halves the time; those outside a box follow by subtraction.
     """
 
     def __init__(self, heat_map: Float[Tensor, "height width"]) -> None:
@@ -186,19 +164,7 @@ class BoxedHeatMap:
             self._total += self._sums(block, levels)
 
     def agreement(self, boxes: Sequence[Rectangle]) -> Agreement:
-        """Agreement with the union of boxes; CNR is NaN or infinite where :func:`contrast_to_noise_ratio` is.
-
-        Raises:
-            ValueError: no box, or a box that reaches beyond the heat map.
-        """
-        height, width = self.heat_map.shape
-        for box in boxes:
-            if not (0 <= box.top < box.bottom <= height and 0 <= box.left < box.right <= width):
-                raise ValueError(
-                    f"{box} is empty or reaches beyond the heat map of {height} x {width} pixels"
-                )
-        if not boxes:
-            raise ValueError("the agreement of a heat map with no box is not defined")
+        """Agreement with the union of boxes, each inside the heat map."""
         if self._has_nan:
             return self._by_mask(boxes)
         inside = self._no_sums()
@@ -255,20 +221,8 @@ def disjoint_parts(boxes: Sequence[Rectangle]) -> list[Rectangle]:
     ]
 
 
-def _blocks(
-    heat_map: Float[Tensor, "height width"], mask: Bool[Tensor, "height width"]
-) -> Iterator[tuple[Float[Tensor, "pixel"], Bool[Tensor, "pixel"]]]:
-    """Defined pixels and their mask, in blocks of the size of a CPU's cache, which halves the time."""
-    values, inside = heat_map.reshape(-1), mask.reshape(-1)
-    # A sum is the fastest check for NaN; infinities of both signs only take the slower path.
-    if values.sum().isnan():
-        is_defined = ~values.isnan()
-        values, inside = values[is_defined], inside[is_defined]
-    size = _block_size(values)
-    yield from zip(values.split(size), inside.split(size), strict=True)
-
-
 def _block_size(values: Float[Tensor, "pixel"]) -> int:
+    """Pixels that fit into a CPU's cache, which halves the time."""
     return _PIXELS_PER_BLOCK if values.device.type == "cpu" else max(1, len(values))
 
 
@@ -287,10 +241,14 @@ def _exceedance_counts(
     """Pixels that exceed at least 0, 1, ..., T thresholds: inside the box, and everywhere."""
     levels = len(thresholds) + 1
     counts = torch.zeros(2 * levels, dtype=torch.int64, device=heat_map.device)
-    for values, inside in _blocks(heat_map, mask):
-        exceeded = _n_exceeded(values, thresholds)
+    values, inside = heat_map.flatten(), mask.flatten()
+    if (is_nan := values.isnan()).any():
+        values, inside = values[~is_nan], inside[~is_nan]
+    size = _block_size(values)
+    for block, is_in in zip(values.split(size), inside.split(size), strict=True):
+        exceeded = _n_exceeded(block, thresholds)
         # Pixels inside are counted in the upper half.
-        counts += torch.bincount(exceeded.add_(inside, alpha=levels).int(), minlength=2 * levels)
+        counts += torch.bincount(exceeded.add_(is_in, alpha=levels).int(), minlength=2 * levels)
     outside, within = counts.view(2, levels)
     return _at_least(within), _at_least(outside + within)
 
@@ -305,8 +263,7 @@ def _n_exceeded(
 ) -> Shaped[Tensor, "pixel"]:
     """Number of the ascending thresholds below each value, as integers of any dtype.
 
-    Between evenly spaced thresholds it is computed by arithmetic, up to four times as fast as a search; only values so
-    near to a threshold that rounding might decide are searched.
+    Between evenly spaced thresholds arithmetic is up to four times as fast as a search, which decides near thresholds.
     """
     steps = thresholds.double().diff()
     is_even = len(steps) > 0 and bool(((steps / steps.mean() - 1).abs() < _NEAR / 10 / len(steps)).all())
@@ -323,18 +280,9 @@ def _n_exceeded(
     return found
 
 
-def _require_same_shape(heat_map: Tensor, mask: Tensor) -> None:
+def _require_one_image(heat_map: Tensor, mask: Tensor) -> None:
     if heat_map.shape != mask.shape or heat_map.ndim != 2:
         raise ValueError(
-            "heat_map and mask must be (height, width) of one image:"
-            f" found {tuple(heat_map.shape)} and {tuple(mask.shape)}"
-        )
-
-
-def _require_ascending(thresholds: Tensor) -> None:
-    if thresholds.ndim != 1 or len(thresholds) == 0:
-        raise ValueError(f"thresholds must be a non-empty vector: found shape {tuple(thresholds.shape)}")
-    if not bool((thresholds.diff() > 0).all()) or bool(thresholds.isnan().any()):
-        raise ValueError(
-            f"thresholds must be strictly ascending numbers: found {[round(t, 6) for t in thresholds.tolist()]}"
+            "heat_map and mask: expected (height, width) of one image, found"
+            f" {tuple(heat_map.shape)} and {tuple(mask.shape)}"
         )

@@ -29,11 +29,11 @@ def fit_linear_probes(
     drawn: Int[Tensor, "draw labelled"],
     n_classes: int,
     *,
-    epochs: int = 100,
-    learning_rate: float = 1e-3,
-    weight_decay: float = 1e-6,
-    batch_size: int = 128,
-    seed: int = 0,
+    epochs: int,
+    learning_rate: float,
+    weight_decay: float,
+    batch_size: int,
+    seed: int,
 ) -> LinearProbe:
     """Train a softmax classifier on each draw of labelled images, by minibatch Adam on their cross entropy.
 
@@ -45,9 +45,9 @@ def fit_linear_probes(
         labels: class of each image, from 0.
         drawn: places of the images whose labels a draw uses.
         n_classes: of the classifier.
-        epochs: passes over the drawn images (SSD: 100).
-        learning_rate: of Adam, constant (1e-3).
-        weight_decay: of Adam (1e-6).
+        epochs: passes over the drawn images.
+        learning_rate: of Adam, constant.
+        weight_decay: of Adam.
         batch_size: images in a step; the last one of an epoch may have fewer.
         seed: of the order, which is another in each draw and epoch.
     """
@@ -78,8 +78,6 @@ def draw_labelled(
     With the same seed a smaller fraction, in (0, 1], lies within a larger one. Images with labels below 0 are never
     drawn; draws are independent.
     """
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction: expected a number in (0, 1], found {fraction}")
     classes = np.unique(labels[labels >= 0])
     found = []
     for draw in range(draws):

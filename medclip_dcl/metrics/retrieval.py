@@ -1,7 +1,4 @@
-"""Cross-modal retrieval: the rank of the correct candidate.
-
-torchmetrics' retrieval metrics count a candidate with a negative score, such as a negative cosine, as a miss.
-"""
+"""Cross-modal retrieval: the rank of the correct candidate; torchmetrics counts negative scores as misses."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ def retrieval_ranks(
     """Rank of the correct candidate for each query; 1 is best.
 
     The rank is 1 + the incorrect candidates that score above the best correct one + half of the incorrect candidates
-    that tie with it. It may be a half; a constant score ranks no better than a random order.
+    that tie with it.
 
     Args:
         similarities: score of each candidate for each query, of any sign.
@@ -36,8 +33,7 @@ def retrieval_ranks(
     Raises:
         ValueError: a query without a correct candidate, a NaN similarity, an index out of range, unfit shapes.
     """
-    _check_similarities(similarities)
-    checked = _check_targets(similarities, targets)
+    checked = _checked_targets(similarities, targets)
     rows = max(1, _ELEMENTS_PER_CHUNK // max(1, similarities.shape[1]))
     ranks = []
     for first in range(0, len(similarities), rows):
@@ -60,8 +56,7 @@ def cosine_retrieval_ranks(
 ) -> Float[Tensor, "query"]:
     """:func:`retrieval_ranks` by the cosine of embeddings, without the matrix of all pairs.
 
-    A block of queries at a time is compared with all candidates, so that the extra memory is the same for any number
-    of either. Candidates with equal embeddings tie exactly.
+    The extra memory is the same for any number of queries and candidates. Candidates with equal embeddings tie exactly.
 
     Args:
         queries: embeddings, of any length.
@@ -70,13 +65,8 @@ def cosine_retrieval_ranks(
             correct candidate is i.
 
     Raises:
-        ValueError: without groups, another number of candidates than of queries; see :func:`retrieval_ranks`.
+        ValueError: see :func:`retrieval_ranks`.
     """
-    if groups is None and len(queries) != len(candidates):
-        raise ValueError(
-            "groups=None pairs query i with candidate i and needs as many of both:"
-            f" found {len(queries)} queries, {len(candidates)} candidates"
-        )
     targets = torch.arange(len(queries), device=queries.device)
     # A matrix product may differ in the last bits between equal columns: score each distinct candidate once.
     distinct, column = torch.unique(normalize(candidates, dim=-1), dim=0, return_inverse=True)
@@ -109,7 +99,7 @@ def retrieval_metrics(
         mean of the middle two.
 
     Raises:
-        ValueError: there is no query; a K below 1; see :func:`retrieval_ranks`.
+        ValueError: there is no query; see :func:`retrieval_ranks`.
 
     Example:
         >>> retrieval_metrics(torch.tensor([[0.9, 0.1], [-0.2, -0.7]]), ks=(1,))
@@ -117,51 +107,33 @@ def retrieval_metrics(
     """
     ranks = retrieval_ranks(similarities, targets)
     if not len(ranks):
-        raise ValueError("retrieval: there are no queries")
-    if any(k < 1 for k in ks):
-        raise ValueError(f"retrieval: K of R@K must be at least 1: found {tuple(ks)}")
+        raise ValueError("similarities: expected a query at least, found none")
     return {**{f"R@{k}": float((ranks <= k).double().mean()) for k in ks}, "MedR": float(ranks.quantile(0.5))}
 
 
-def _check_similarities(similarities: Tensor) -> None:
+def _checked_targets(similarities: Tensor, targets: Tensor | None) -> Tensor:
+    n_queries, n_candidates = similarities.shape
     nan_queries = similarities.isnan().any(dim=1).nonzero().flatten()
     if len(nan_queries):
         raise ValueError(
-            f"similarities hold NaN for {len(nan_queries)} of {len(similarities)} queries"
-            f" (first: query {nan_queries[0]}); an embedding is NaN"
+            f"similarities hold NaN for {len(nan_queries)} of {n_queries} queries (first: query {nan_queries[0]});"
+            " an embedding is NaN"
         )
-
-
-def _check_targets(similarities: Tensor, targets: Tensor | None) -> Tensor:
-    n_queries, n_candidates = similarities.shape
-    if targets is None:
-        if n_queries != n_candidates:
-            raise ValueError(
-                "targets=None pairs query i with candidate i and needs a square matrix:"
-                f" found {n_queries} x {n_candidates}"
-            )
+    if targets is None and n_queries == n_candidates:
         return torch.arange(n_queries, device=similarities.device)
-    if targets.dtype == torch.bool:
-        if targets.shape != similarities.shape:
-            raise ValueError(
-                f"boolean targets must have the shape of similarities {(n_queries, n_candidates)}:"
-                f" found {tuple(targets.shape)}"
-            )
-        empty = (~targets.any(dim=1)).nonzero().flatten()
-        if len(empty):
-            raise ValueError(
-                f"{len(empty)} of {n_queries} queries have no correct candidate"
-                f" (first: query {empty[0]}); leave them out"
-            )
-        return targets
-    if targets.shape != (n_queries,) or targets.is_floating_point():
+    has_rows = targets is not None and targets.dtype == torch.bool
+    shape = (n_queries, n_candidates) if has_rows else (n_queries,)
+    if targets is None or targets.shape != shape or targets.is_floating_point():
+        found = "None" if targets is None else f"{tuple(targets.shape)} {targets.dtype}"
         raise ValueError(
-            f"targets must be None, ({n_queries},) integers or ({n_queries}, {n_candidates}) booleans:"
-            f" found {tuple(targets.shape)} {targets.dtype}"
+            f"targets: expected ({n_queries},) integers, ({n_queries}, {n_candidates}) booleans, or None for a square"
+            f" matrix, found {found}"
         )
-    outside = ((targets < 0) | (targets >= n_candidates)).nonzero().flatten()
-    if len(outside):
+    has_one = targets.any(dim=1) if has_rows else (targets >= 0) & (targets < n_candidates)
+    without = (~has_one).nonzero().flatten()
+    if len(without):
         raise ValueError(
-            f"query {outside[0]} has target {targets[outside[0]]}: expected an index of the {n_candidates} candidates"
+            f"targets: {len(without)} of {n_queries} queries have no correct one of the {n_candidates} candidates"
+            f" (first: query {without[0]}); leave them out"
         )
-    return targets.long()
+    return targets if has_rows else targets.long()

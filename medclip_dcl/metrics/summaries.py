@@ -1,9 +1,8 @@
 """The numbers of results.json, computed from the rows of predictions/*.parquet.
 
 Each section function takes the rows of one evaluation and weights (draw, row), and returns its section of results.json
-with an array (draw,) in the place of each number; NaN where a draw has no case. Weights of 1 give the result of a test;
-the number of times that each row's patient was drawn gives the bootstrap of ``medclip_dcl.report.intervals``, for
-which a number that rests on fewer than ``least_patients`` patients is NaN. Without torch.
+with an array (draw,) in the place of each number; NaN where a draw has no case, or where a number rests on fewer than
+``least_patients`` patients. Weights of 1 give a test's result, weights that count draws a bootstrap. Without torch.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ def classification(
         weights: of the cases.
         min_cases: positive and negative cases, each, that a finding needs; others have no number and are left out of
             the averages. A draw without a case of either class has no number of this finding and no average.
-        findings: default: those of the cases, in their order.
+        findings: default: those of the cases.
         least_patients: with a positive case, and with a negative one.
         dtype: precision of AUC and average precision.
     """
@@ -211,10 +210,9 @@ def bins_of(probabilities: Float[np.ndarray, "row"]) -> Shaped[np.ndarray, "row"
 def calibration_error(
     probabilities: Float[np.ndarray, "row"], positive: Shaped[np.ndarray, "*draw row"], weights: Weights
 ) -> Float[np.ndarray, "draw"]:
-    """Expected calibration error (Naeini et al. 2015; Guo et al. 2017).
+    """Expected calibration error (Naeini et al. 2015; Guo et al. 2017), biased upwards in a finite sample.
 
     The mean over the cases of the distance, in the case's bin, between the mean probability and the share of positives.
-    It is biased upwards: a perfectly calibrated model has more than 0 in a finite sample.
     """
     is_in_bin = bins_of(probabilities)[:, None] == np.arange(BINS)
     excess = (weights * (positive - probabilities)) @ is_in_bin
@@ -236,8 +234,7 @@ def weighted_auc(
 ) -> Float[np.ndarray, "draw"]:
     """Area under the ROC curve: the chance that a positive case scores above a negative one; a tie counts half.
 
-    Cases are sorted once; cumulative weights of the negatives say in each draw how many of them a positive beats
-    (Mann-Whitney). A draw that lacks a class gives NaN.
+    A draw that lacks a class gives NaN.
     """
     order = np.argsort(scores, kind="stable")
     starts = np.flatnonzero(np.diff(scores[order], prepend=-np.inf) > 0)

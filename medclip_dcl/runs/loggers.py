@@ -1,8 +1,6 @@
 """Loggers: metrics.csv, folders of the others, and protection of patients' data.
 
-Figures show images and sentences of reports, and a checkpoint's vocabulary and weights come from them. A logger that
-may use a network gets them only with `share_patient_data: true`, or if the data set is a phantom. Every logger counts
-as networked unless it is known to write to the local disk alone.
+A logger that may use a network gets figures and checkpoints only with `share_patient_data: true`, or of a phantom.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ import io
 import os
 import time
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -97,31 +94,17 @@ class MetricsFile(Logger):
 
 
 _LOCAL = (MetricsFile, CSVLogger, TensorBoardLogger)
-_PACKAGES = {"TensorBoardLogger": ("tensorboard", "tensorboardX"), "WandbLogger": ("wandb",)}
-_UPLOADS = ("log_model", "log_model_checkpoints")
 
 
 def check_loggers(loggers: Any, may_share: bool) -> None:
-    """Refuse a configured logger whose package is missing, or that would upload checkpoints of patients' data.
-
-    Args:
-        loggers: trainer.logger: one, a list, null, true or false.
-        may_share: patients' data may go to networked loggers.
-    """
+    """Refuse a configured logger (one, a list, null, true or false) that would upload checkpoints of patients' data."""
     for one in listed(loggers):
-        name = one.class_path.rpartition(".")[2]
-        packages = _PACKAGES.get(name, ())
-        if packages and not any(find_spec(package) for package in packages):
-            raise UserError(
-                f"trainer.logger: {name} needs the package {packages[0]}, which is not installed; "
-                f"run: pip install -e '.[{packages[0]}]'"
-            )
         options = one.get("init_args") or {}
-        for upload in _UPLOADS:
+        for upload in ("log_model", "log_model_checkpoints"):
             if options.get(upload) and not may_share:
                 raise UserError(
-                    f"trainer.logger: {name} with {upload}: {options[upload]} uploads checkpoints, whose vocabulary "
-                    f"and weights come from patients' reports; set {upload}: false, or share_patient_data: true"
+                    f"trainer.logger, {upload}: expected false, found {options[upload]}, which uploads checkpoints "
+                    "of patients' reports; set it to false, or share_patient_data: true"
                 )
 
 
@@ -145,12 +128,9 @@ def is_networked(logger: Logger) -> bool:
 
 
 def show_figures(loggers: Iterable[Logger], figures: Mapping[str, Path], may_share: bool) -> None:
-    """Hand PNG files to each logger that takes images; to networked ones only if allowed, else with a warning.
+    """Hand PNG files, by name, to each logger that takes images; to networked ones only if allowed.
 
-    Args:
-        loggers: TensorBoard's, and any with `log_image(key=..., images=[file])` (W&B's).
-        figures: name -> file.
-        may_share: patients' images and texts may go to networked loggers.
+    Loggers that take images are TensorBoard's, and any with `log_image(key=..., images=[file])` (W&B's).
     """
     withheld = []
     for logger in loggers:
@@ -170,6 +150,5 @@ def show_figures(loggers: Iterable[Logger], figures: Mapping[str, Path], may_sha
     if withheld:
         rank_zero_warn(
             f"{len(figures)} figures, which show patients' images and sentences, were not given to "
-            f"{', '.join(withheld)}: they are in {next(iter(figures.values())).parent}; share_patient_data: true sends "
-            "them, where the terms of the data allow it"
+            f"{', '.join(withheld)}; share_patient_data: true sends them, where the terms of the data allow it"
         )

@@ -22,7 +22,6 @@ from medclip_dcl.runs.checkpoint_files import checkpoint_of_run, find_readable
 from medclip_dcl.runs.saved import (
     CONFIG_FILE,
     IMAGE_DIGESTS,
-    SavedResultsError,
     differing_settings,
     read_config,
     read_json,
@@ -73,12 +72,7 @@ class RunFolder:
 
     def saved_config(self) -> dict[str, Any]:
         """The run's resolved configuration; empty for a new run."""
-        if self.folder.exists() and not self.folder.is_dir():
-            raise RunFolderError(f"{self.folder} is a file; --run_folder takes a folder")
-        try:
-            return read_config(self.folder) or {}
-        except SavedResultsError as error:
-            raise RunFolderError(f"{error}, or choose another --run_folder") from error
+        return read_config(self.folder) or {}
 
     def check(
         self,
@@ -94,14 +88,13 @@ class RunFolder:
             complete: adds the defaults of newer options to the saved configuration.
 
         Returns:
-            True if the folder holds this run with fewer epochs, which `extend` allows more.
+            True if the folder holds this run with fewer epochs, see `extend`.
         """
         found: Mapping[str, Any] = self.saved_config()
         if not found:
             if (self.folder / METRICS_FILE).exists() or self.checkpoints.exists():
                 raise RunFolderError(
-                    f"{self.folder} holds results but no {CONFIG_FILE}: not a run of this program; "
-                    "choose another --run_folder"
+                    f"{self.folder} holds results but no {CONFIG_FILE}; choose another --run_folder"
                 )
             return False
         if found != config:
@@ -209,9 +202,8 @@ class RunFolder:
     def locked(self) -> Iterator[str]:
         """Keep other processes from training in this folder; one process of a job calls it, after `check`.
 
-        The lock is the system's and ends with this process, which leaves a note in the file. A note without a lock is
-        that of a process that was killed, or on another host where locks end at a host or do not exist: the run is
-        taken over, also by a requeued job whose earlier start holds a lock on a node that is gone.
+        The lock is the system's and ends with this process, which leaves a note in the file. A run with a note but no
+        lock is taken over, and so is one whose lock an earlier start of this requeued job holds.
 
         Yields:
             The process that the run is taken over from; "" for none.
@@ -295,7 +287,8 @@ def _is_locked(stream: IO[str]) -> bool:
         return True
     except OSError:
         note = _note_in(stream)
-        return note.get("host") == socket.gethostname() and note["begun"] == _begun(note["process"]) != ""
+        is_here = note.get("host") == socket.gethostname() and note["process"] != os.getpid()
+        return is_here and Path(f"/proc/{note['process']}").exists()
     return False
 
 
@@ -312,16 +305,7 @@ def _own_note() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "process": os.getpid(),
-        "begun": _begun(os.getpid()),
         "time": time.strftime("%Y-%m-%d %H:%M:%S"),
         "job": os.environ.get("SLURM_JOB_ID"),
         "start": int(os.environ.get("SLURM_RESTART_COUNT", 0)),
     }
-
-
-def _begun(process: int) -> str:
-    """Start of a process in the kernel's clock ticks, by which a later one of the same number differs."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
-    except OSError:
-        return ""

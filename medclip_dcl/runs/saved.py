@@ -42,7 +42,6 @@ NOT_COMPARED = (
 """Settings of the place, the hardware and the tests of a run, which may change when it continues."""
 IMAGES_ALONE = "image_only"
 """Section of results.json of runs of images alone."""
-_PARTS = ("metrics", "protocol", "counts", "notes", "checkpoint", "dataset", "precision", "versions")
 
 
 class SavedResultsError(UserError):
@@ -97,8 +96,8 @@ class SavedRun:
         """Refuse a run that the reports and tables of radiographs do not know."""
         if self.results is not None and IMAGES_ALONE in self.results["metrics"]:
             raise SavedResultsError(
-                f"{self.folder} is a run of images alone, for which there is no such report: its numbers are in "
-                f"{self.file.name}, those of each test image in predictions{self.suffix}/{IMAGES_ALONE}.parquet"
+                f"{self.folder} is a run of images alone: its numbers are in {self.file.name}, those of each test "
+                f"image in predictions{self.suffix}/{IMAGES_ALONE}.parquet"
             )
 
 
@@ -110,11 +109,9 @@ def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
     found = read_json(file)
     if found.get("format_version") != RESULTS_FORMAT_VERSION:
         raise SavedResultsError(
-            f"{file}: format version {found.get('format_version')}, this program reads version"
-            f" {RESULTS_FORMAT_VERSION}; test the run again"
+            f"{file}: expected format version {RESULTS_FORMAT_VERSION}, found {found.get('format_version')}; test the "
+            "run again"
         )
-    if missing := [part for part in _PARTS if part not in found]:
-        raise SavedResultsError(f"{file} has no {missing[0]!r}; test the run again")
     return found
 
 
@@ -155,7 +152,7 @@ def read_config(run: Path) -> dict[str, Any] | None:
     try:
         return read_yaml(file)
     except UserError as error:
-        raise SavedResultsError(f"{error}; restore it") from error
+        raise SavedResultsError(f"{error}; restore it, or choose another --run_folder") from error
 
 
 def differing_settings(old: Any, new: Any, name: str = "") -> dict[str, tuple[Any, Any]]:

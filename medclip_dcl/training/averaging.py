@@ -13,7 +13,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from medclip_dcl.common.errors import UserError
 
-_LARGEST_SHARE = 0.05
+_MAX_SHARE = 0.05
 
 _Tensors: TypeAlias = tuple[Tensor, ...] | list[Tensor]
 
@@ -23,16 +23,14 @@ class AveragedWeights(WeightAveraging):
 
     average = decay * average + (1 - decay) * weights after each optimiser step, starting from the weights after the
     first. In a checkpoint `state_dict` is the average and `current_model_state` the weights that a resumed run takes.
-    It must come after the callbacks that evaluate (`in_order`).
 
-    Unlike Lightning's EMAWeightAveraging, it copies integers (averaging truncates them: with a decay of 0.9999, 99 of
-    the 512 positions of a BERT end one too low), builds the average after the model and on its device, and restores
-    the weights when validation raises. The average covers about 1 / (1 - decay) steps.
+    Unlike Lightning's EMAWeightAveraging, it copies integers, which averaging would truncate, builds the average after
+    the model and on its device, and restores the weights when validation raises.
     """
 
     def __init__(self, decay: float) -> None:
         if not 0 < decay < 1:
-            raise UserError(f"ema_decay must lie in (0, 1), e.g. 0.999, or be null; got {decay}")
+            raise UserError(f"ema_decay: expected null or a number in (0, 1), such as 0.999, found {decay}")
         super().__init__()
         self.decay = decay
         self._is_swapped = False
@@ -52,10 +50,10 @@ class AveragedWeights(WeightAveraging):
         # The counter stays on the CPU: reading it would wait for the device.
         average.module.to(pl_module.device)
         steps = trainer.estimated_stepping_batches
-        if (share := self.decay**steps) > _LARGEST_SHARE:
+        if (share := self.decay**steps) > _MAX_SHARE:
             rank_zero_warn(
-                f"ema_decay {self.decay} is slow for a run of {steps} optimiser steps: {share:.0%} of the average "
-                f"at its end are the weights after the first step; lower it, or set null for none"
+                f"ema_decay {self.decay} is slow for a run of {steps} optimiser steps: {share:.0%} of the average at "
+                "its end are the weights after the first step; lower it"
             )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:

@@ -34,10 +34,7 @@ def complete_selection(options: Any) -> None:
     """Set the mode where it is None, and refuse options that contradict best.ckpt or last.ckpt."""
     for name in ("save_last", "save_on_exception"):
         if options.get(name):
-            raise UserError(
-                f"checkpoint.{name}: last.ckpt is written anyway, every checkpoint_minutes, at each epoch's end and at "
-                "a signal; remove this option"
-            )
+            raise UserError(f"checkpoint.{name}: expected false, found true; last.ckpt is written anyway")
     if options.filename in _NAMES[1:]:
         raise UserError(f"checkpoint.filename: {options.filename}.ckpt is another checkpoint of the run")
     if options.monitor is None:
@@ -48,8 +45,8 @@ def complete_selection(options: Any) -> None:
     for name in ("every_n_train_steps", "train_time_interval", "save_on_train_epoch_end"):
         if options.get(name) and options.monitor.startswith("validate/"):
             raise UserError(
-                f"checkpoint.{name}: {options.monitor} is of the weights at a validation; for more of these set "
-                "trainer.val_check_interval, for checkpoints by steps or time checkpoint.monitor: null"
+                f"checkpoint.{name}: {options.monitor} is of the weights at a validation; set "
+                "trainer.val_check_interval, or checkpoint.monitor: null"
             )
 
 
@@ -71,8 +68,7 @@ class BestCheckpoint(ModelCheckpoint):
     """Keeps best.ckpt, the checkpoint with the best finite value of `monitor`; none without such a value.
 
     Lightning's ModelCheckpoint keeps the first NaN, and under a fixed name the last of several checkpoints. Here
-    best.ckpt is the best of all whatever `save_top_k` and `filename` say. Without `monitor` there is none, only the
-    checkpoints that `save_top_k: -1` or `every_n_train_steps` ask for. A metric of this package needs no `mode`.
+    best.ckpt is the best of all whatever `save_top_k` and `filename` say.
     """
 
     def __init__(self, *, mode: Literal["min", "max"] | None = None, **options: Any) -> None:
@@ -108,11 +104,13 @@ class BestCheckpoint(ModelCheckpoint):
         return {**read_model(self._best).progress, "metric": self.monitor, "value": value}
 
     def describe(self, selected: Mapping[str, Any] | None, epochs: int) -> str:
-        """One line about the checkpoint that `test` and `load` use after a training of so many epochs."""
+        """One line about the checkpoint that `test` and `load` use."""
         if selected is not None:
             best = "best checkpoint: epoch {epoch} of {of} ({step} steps), {metric} {value:.4g}"
             return best.format(of=epochs, **selected)
         reason = f"{self.monitor} had no finite value at a time of saving"
-        if self.monitor is None or self.save_top_k == 0:
-            reason = "checkpoint.monitor is null" if self.monitor is None else "checkpoint.save_top_k is 0"
+        if self.monitor is None:
+            reason = "checkpoint.monitor is null"
+        elif self.save_top_k == 0:
+            reason = "checkpoint.save_top_k is 0"
         return f"no checkpoint was selected, since {reason}: the last is used, of epoch {epochs}"

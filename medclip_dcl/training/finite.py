@@ -1,10 +1,6 @@
 """Stop training at the first loss or gradient that is not finite, and name the batch.
 
-On a CPU loss and gradient norm are checked before the optimiser moves the weights: one NaN gradient spoils them
-although the loss is finite. A GPU's are copied to the host beside its work and checked one step later, or before
-anything is validated or saved, so that it does not wait for this check; no checkpoint holds the spoilt weights. The
-scaler of mixed float16 skips steps with infinite gradients and halves its scale, so there a gradient counts only after
-SKIPPED_STEPS in a row. All processes stop together.
+A GPU does not wait for the check: its numbers are read one step later, or before anything is validated or saved.
 """
 
 from __future__ import annotations
@@ -38,28 +34,26 @@ class NonFiniteError(UserError):
 
 @dataclass(frozen=True)
 class _Step:
-    """An optimiser step whose numbers are on their way to the host."""
+    """An optimiser step whose numbers are on their way to the host.
+
+    Attributes:
+        identities: of its batches.
+        numbers: (4,): 1 where a loss, and where the gradient's norm is not finite on any process; this one's loss and
+            norm.
+        wait: returns when they have arrived; None: they are there.
+    """
 
     where: str
     identities: list[dict[str, Any]]
-    """Of its batches."""
     numbers: Tensor
-    """(4,): 1 where a loss, and where the gradient's norm is not finite on any process; this one's loss and norm."""
     wait: Callable[[], None] | None
-    """Returns when they have arrived; None: they are there."""
-
-    def on_host(self) -> tuple[bool, bool, float, float]:
-        """The numbers, once they have arrived."""
-        if self.wait is not None:
-            self.wait()
-        loss_is_broken, gradient_is_broken, loss, norm = self.numbers.tolist()
-        return loss_is_broken > 0, gradient_is_broken > 0, loss, norm
 
 
 class FiniteCheck(Callback):
     """Logs train/gradient_norm (before clipping) and stops every process if it, or the loss, is not finite.
 
-    No checkpoint is written after that: BatchNorm's running statistics have seen the batch.
+    A scaler of mixed float16 skips steps with infinite gradients; there a gradient counts after SKIPPED_STEPS in a row.
+    No checkpoint is written after the stop: BatchNorm's running statistics have seen the batch.
     """
 
     def __init__(self) -> None:
@@ -110,14 +104,19 @@ class FiniteCheck(Callback):
         self._check(trainer)
 
     def _check(self, trainer: Trainer, but: int = 0) -> None:
-        """Check the steps that have not been, but the last ones; raises the error of the first that is broken."""
         has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
         while self._error is None and len(self._unchecked) > but:
             step = self._unchecked.popleft()
-            loss_is_broken, gradient_is_broken, loss, norm = step.on_host()
+            if step.wait is not None:
+                step.wait()
+            loss_is_broken, gradient_is_broken, loss, norm = step.numbers.tolist()
             self._skipped = self._skipped + 1 if has_scaler and gradient_is_broken else 0
             if loss_is_broken or (gradient_is_broken and not 0 < self._skipped < SKIPPED_STEPS):
-                parts = gather_objects(_described(step.identities, loss))
+                own = {
+                    name: [value for one in step.identities for value in _plain(one[name])]
+                    for name in step.identities[0]
+                }
+                parts = gather_objects({"process": rank_and_size()[0], "loss": loss, **own})
                 self._error = NonFiniteError(
                     _message(step.where, norm, self._skipped, parts, on_gpu=step.wait is not None)
                 )
@@ -126,7 +125,6 @@ class FiniteCheck(Callback):
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuse to save spoilt weights, and anything after the stop, e.g. by a callback that saves on exceptions."""
         self._check(trainer)
         if self._error is not None:
             raise self._error
@@ -140,13 +138,6 @@ def _to_host(numbers: Float[Tensor, " number"]) -> tuple[Tensor, Callable[[], No
     arrived = torch.cuda.Event()
     arrived.record()
     return copy, arrived.synchronize
-
-
-def _described(identities: Sequence[Mapping[str, Any]], loss: float) -> dict[str, Any]:
-    """This process's part of the batch: identities, never texts."""
-    return {"process": rank_and_size()[0], "loss": loss} | {
-        name: [value for one in identities for value in _plain(one[name])] for name in identities[0]
-    }
 
 
 def _plain(values: Any) -> list[Any]:

@@ -12,12 +12,12 @@ from medclip_dcl.data.images import USUAL_SIZE, usual_crop
 
 
 def fill_image_sizes(config: Namespace, known: Mapping[str, Any], trains: bool = True) -> None:
-    """Replace image sizes that are null in the configuration of a command; one that does not train needs no crop.
+    """Replace image sizes that are null in the configuration of a command, in place.
 
     Args:
-        config: of `fit`, `validate`, `test` or `predict`; changed in place.
+        config: of `fit`, `validate`, `test` or `predict`.
         known: image_size and crop_size of a training, each where it is known; without image_size SSD's 512 and 480.
-        trains: False for a command that crops no image: a crop that is larger than the images is then no mistake.
+        trains: False for a command that crops no image.
     """
     options = config.get("data", Namespace()).get("init_args", Namespace())
     if "image_size" not in options:

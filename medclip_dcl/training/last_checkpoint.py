@@ -32,10 +32,10 @@ _WEIGHTS = ("state_dict", "optimizer_states", "current_model_state")
 """Large entries of a checkpoint, which hold tensors alone."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-"""Signals that ask training to stop; SLURM announces the end of a job's time by SIGUSR1."""
+"""SLURM announces the end of a job's time by SIGUSR1."""
 
-_LEAST_SECONDS = 60.0
-"""Interval of saving before a validation, which may be long."""
+_SECONDS_BEFORE_VALIDATION = 60.0
+"""Max interval of saving before a validation, which may be long."""
 
 
 class Stopped(SystemExit):
@@ -48,7 +48,7 @@ class Stopped(SystemExit):
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes checkpoints under a temporary name and renames them: a kill or a power cut leaves the old one.
 
-    A callback's state that could not be loaded by `weights_only` is refused by the callback's name.
+    It refuses states of callbacks that could not be loaded by `weights_only`.
     """
 
     def save_checkpoint(
@@ -57,22 +57,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         path = Path(path)
         states = {name: part for name, part in checkpoint.items() if name not in _WEIGHTS}
         for name, state in (checkpoint.get("callbacks", {}) | states).items():
-            _require_loadable(name.partition("{")[0], state)
-        with replacing(path, one_writer=True) as stream:
-            torch.save(checkpoint, stream)
+            stream = io.BytesIO()
+            try:
+                torch.save(state, stream)
+                torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
+            except Exception as error:  # whatever the states of other people's classes make the pickler say
+                raise UserError(
+                    f"checkpoint: the state of {name.partition('{')[0]} could not be loaded again; expected tensors "
+                    "and plain values, such as float(x) for a number of NumPy and str(x) for a path"
+                ) from error
+        with replacing(path, one_writer=True) as file:
+            torch.save(checkpoint, file)
         sync_folder(path.parent)
-
-
-def _require_loadable(name: str, state: Any) -> None:
-    stream = io.BytesIO()
-    try:
-        torch.save(state, stream)
-        torch.load(io.BytesIO(stream.getvalue()), weights_only=True)
-    except Exception as error:  # whatever the states of other people's classes make the pickler say
-        raise UserError(
-            f"checkpoint: the state of {name} could not be loaded again; expected tensors and plain values, such as "
-            "float(x) for a number of NumPy and str(x) for a path"
-        ) from error
 
 
 class StopSignals:
@@ -83,7 +79,7 @@ class StopSignals:
         self._before: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
-        """Handle the signals. Lightning would save in the middle of a step at SIGUSR1, and not at all at SIGTERM."""
+        """Handle the signals; Lightning would save in the middle of a step at SIGUSR1, and not at all at SIGTERM."""
         self.requested = 0
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._remember) for number in STOP_SIGNALS}
@@ -103,9 +99,9 @@ class StopSignals:
 class LastCheckpoint(Checkpoint):
     """Keeps last.ckpt and previous.ckpt, from which a run continues exactly as if it had not been stopped.
 
-    Saves between two optimiser steps every `minutes`; before a validation, so that an interrupted one is repeated; at
-    the end of each epoch; and at SIGTERM, SIGUSR1 or Ctrl-C, after which training ends with `Stopped`. In the middle
-    of an epoch it saves only if the training loader is a `ResumableLoader`: any other would start the epoch again.
+    Saves between two optimiser steps every `minutes`; before a validation; at the end of each epoch; and at SIGTERM,
+    SIGUSR1 or Ctrl-C, after which training ends with `Stopped`. In the middle of an epoch it saves only if the training
+    loader is a `ResumableLoader`: any other would start the epoch again.
     """
 
     def __init__(self, folder: str | Path, minutes: float = 15.0) -> None:
@@ -134,9 +130,8 @@ class LastCheckpoint(Checkpoint):
         starts = gather_objects((Path(trainer.ckpt_path or "").name, trainer.global_step))
         if len(set(starts)) > 1:
             raise ResumeError(
-                "the processes do not resume from the same checkpoint (file, step): "
-                + ", ".join(f"process {rank} {start}" for rank, start in enumerate(starts))
-                + "; see that all of them read the same files"
+                f"expected all processes to resume from the same checkpoint, found (file, step) {starts}; see that all "
+                "of them read the same files"
             )
         _follow_schedule(trainer)
         was_asked = trainer.received_sigterm
@@ -150,7 +145,7 @@ class LastCheckpoint(Checkpoint):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         after_validation, self._has_validated = self._has_validated, False
-        can_save = _can_resume_within(trainer)
+        can_save = isinstance(trainer.train_dataloader, ResumableLoader)
         # Right after a validation in the middle of an epoch Lightning would count a step twice; save at the next one.
         if batch_idx % trainer.accumulate_grad_batches or (can_save and after_validation):
             return
@@ -161,9 +156,12 @@ class LastCheckpoint(Checkpoint):
             return
         batches = trainer.fit_loop.epoch_loop.batch_progress
         has_stepped = batches.current.ready % trainer.accumulate_grad_batches == 0
-        can_save = batches.is_last_batch or (has_stepped and _can_resume_within(trainer))
+        is_resumable = isinstance(trainer.train_dataloader, ResumableLoader)
+        can_save = batches.is_last_batch or (has_stepped and is_resumable)
         if can_save and _is_begun_again(trainer):
-            self._save_or_stop(trainer, min(self.seconds, _LEAST_SECONDS), _before_this_validation)
+            self._save_or_stop(
+                trainer, min(self.seconds, _SECONDS_BEFORE_VALIDATION), _before_this_validation
+            )
 
     def on_validation_batch_start(self, trainer: Trainer, *_: Any) -> None:
         # No collective here: processes have different numbers of batches.
@@ -193,7 +191,7 @@ class LastCheckpoint(Checkpoint):
     def _save_or_stop(
         self, trainer: Trainer, seconds: float, moment: Callable[[Trainer], AbstractContextManager] | None
     ) -> None:
-        """Save at a moment, if that is due by the first process's clock; stop if any process received a signal."""
+        """Save at a moment if the first process's clock says so; stop if any process received a signal."""
         is_due = trainer.is_global_zero and time.monotonic() - self._saved_at >= seconds
         greatest = 2 * self._signals.requested + is_due
         if is_distributed():  # one process need not wait for its GPU
@@ -240,11 +238,6 @@ def _follow_schedule(trainer: Trainer) -> None:
             group["lr"] = rate
 
 
-def _can_resume_within(trainer: Trainer) -> bool:
-    """False if a resumed run would start the epoch again."""
-    return isinstance(trainer.train_dataloader, ResumableLoader)
-
-
 def _is_in_training(trainer: Trainer) -> bool:
     return trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking
 
@@ -254,7 +247,7 @@ def _is_begun_again(trainer: Trainer) -> bool:
 
     It does not after max_steps, nor if `LastEpoch` validates between two validations of an epoch.
     """
-    if is_last_step(trainer):
+    if _is_last_step(trainer):
         return False
     batches, interval = trainer.fit_loop.epoch_loop.batch_progress, trainer.val_check_batch
     if interval == float("inf"):
@@ -265,10 +258,7 @@ def _is_begun_again(trainer: Trainer) -> bool:
 
 @contextmanager
 def _before_this_batch(trainer: Trainer) -> Iterator[None]:
-    """Set Lightning's counters to the state before this batch, for which it has no hook.
-
-    At the end of a batch the module's own hook and the row of metrics are still to come; at its start it is counted.
-    """
+    """Set Lightning's counters to the state before this batch, which they count already."""
     progress = trainer.fit_loop.epoch_loop.batch_progress
     counters, is_last = (progress.total, progress.current), progress.is_last_batch
     for counter in counters:
@@ -306,11 +296,7 @@ def _moved(value: Any, old: str, new: str) -> Any:
 
 
 class LastEpoch(Callback):
-    """Training ends with a validation and a row of metrics.
-
-    Otherwise a run shorter than check_val_every_n_epoch would have no best checkpoint, and one shorter than
-    log_every_n_steps no row. It comes after a Timer and before `Throughput` (`in_order`).
-    """
+    """Training ends with a validation and a row of metrics, also of a run shorter than their intervals."""
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A run resumed in the middle of its last epoch has no on_train_epoch_start.
@@ -321,15 +307,14 @@ class LastEpoch(Callback):
             _validate_in_this_epoch(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if (trainer.is_last_batch and _is_last_epoch(trainer)) or is_last_step(trainer):
+        if (trainer.is_last_batch and _is_last_epoch(trainer)) or _is_last_step(trainer):
             # At a stop Lightning logs and, in an epoch with validation, validates.
             trainer.should_stop = True
         if trainer.should_stop:  # as well of a Timer
             _validate_in_this_epoch(trainer)
 
 
-def is_last_step(trainer: Trainer) -> bool:
-    """True once trainer.max_steps were made."""
+def _is_last_step(trainer: Trainer) -> bool:
     return 0 <= trainer.max_steps <= trainer.global_step
 
 
@@ -348,20 +333,16 @@ def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
     - `Arrival` first and `Throughput` last: the time of other callbacks is not waiting for a batch.
     - Averaged weights after all evaluations, so that these have summarised before the weights are swapped back.
     - Then checkpoints, then `LastEpoch` (after a Timer).
-
-    Lightning's averages are refused: they cut integers (`AveragedWeights`).
     """
-    listed = list(callbacks)
-    for one in listed:
-        if isinstance(one, WeightAveraging) and not isinstance(one, AveragedWeights):
-            raise UserError(
-                f"trainer.callbacks: expected no average of the weights, found {type(one).__name__}; set "
-                "ema_decay instead, which leaves integers such as the positions of a BERT alone"
-            )
-    return sorted(listed, key=_place)
+    return sorted(callbacks, key=_place)
 
 
 def _place(callback: Callback) -> int:
+    if isinstance(callback, WeightAveraging) and not isinstance(callback, AveragedWeights):
+        raise UserError(
+            f"trainer.callbacks: expected no average of the weights, found {type(callback).__name__}, which cuts "
+            "integers such as the positions of a BERT; set ema_decay instead"
+        )
     if isinstance(callback, Arrival):
         return -1
     kinds = (WeightAveraging, Checkpoint, LastEpoch, Throughput)

@@ -15,9 +15,9 @@ from pytorch_lightning.utilities import rank_zero_info
 from medclip_dcl.common.command_line import in_words
 
 _FIRST_SECONDS = 15.0
-"""Time of the first estimate and least time between two lines: earlier steps also load and compile."""
+"""Time of the first estimate, and min time between two lines: earlier steps also load and compile."""
 _LINES = 20
-"""Most lines of a run."""
+"""Max lines of a run."""
 _BAR_BATCHES = 10
 """Batches between two drawings of the bar, each of which reads the loss from the device."""
 

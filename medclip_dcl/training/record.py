@@ -45,19 +45,15 @@ class RunRecord(Callback):
             return  # a trial leaves nothing behind
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
         if trainer.global_step == 0:
-            # Others, such as classifiers that start from trained weights, are not compared with their untrained state.
+            # Classifiers, which start from trained weights, are not compared with their untrained state.
             if self.keeps_untrained and getattr(pl_module, "tests_untrained", False):
                 trainer.save_checkpoint(untrained, weights_only=True)
-            self._write_initial_weights(trainer, pl_module)
+            taken_over = getattr(pl_module, "initial_weights", None)
+            if trainer.is_global_zero and taken_over is not None:
+                write_json(asdict(taken_over), self.run.folder / INITIAL_WEIGHTS_FILE)
         for logger in trainer.loggers:
             if isinstance(logger, MetricsFile):
                 logger.forget_after(trainer.global_step, self._rows)
-
-    def _write_initial_weights(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Names of the tensors that were taken from another training, and of those that were not."""
-        taken_over = getattr(pl_module, "initial_weights", None)
-        if trainer.is_global_zero and taken_over is not None:
-            write_json(asdict(taken_over), self.run.folder / INITIAL_WEIGHTS_FILE)
 
     def record(self, trainer: Trainer) -> dict[str, Any]:
         """Content of fit.json."""

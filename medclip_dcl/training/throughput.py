@@ -1,8 +1,7 @@
 """Training speed, and the share of time spent waiting for batches.
 
 Lightning's ThroughputMonitor synchronises the GPU after every step and does not measure the wait for the loader. Here
-time is read from the host's clock: FiniteCheck lets the host be one step ahead of a GPU at most, which 50 steps judged
-together average out. The wait is the time from the end of one step to the start of the next, without validation.
+the host's clock is read, which FiniteCheck lets be one step ahead of a GPU.
 """
 
 from __future__ import annotations
@@ -34,19 +33,13 @@ class _Window:
     seconds: float = 0.0
     waited: float = 0.0
 
-    def add(self, examples: int, waited: float, worked: float) -> None:
-        self.steps += 1
-        self.examples += examples
-        self.seconds += waited + worked
-        self.waited += waited
-
     @property
     def waited_share(self) -> float:
         return self.waited / self.seconds if self.seconds else 0.0
 
 
 class Arrival(Callback):
-    """Notes when a batch arrives; the first callback (`in_order`), so that the time of others does not count."""
+    """Notes when a batch arrives, as the first callback (`in_order`)."""
 
     def __init__(self) -> None:
         self.at = 0.0
@@ -62,8 +55,8 @@ class Throughput(Callback):
     """Logs train/images_per_second and train/data_wait every log_every_n_steps; warns if the loader is too slow.
 
     images_per_second (sentences_per_second for batches without images) counts all processes, without validation;
-    data_wait is the share of time that the first process waits for batches. Both cover the steps since the last row.
-    It must be the last callback and `arrival` the first (`in_order`): writing a checkpoint is not waiting.
+    data_wait is the share of time that the first process waits for batches, from the end of a step to the start of the
+    next without other callbacks (`in_order`). Both cover the steps since the last row.
     """
 
     def __init__(self) -> None:
@@ -98,20 +91,23 @@ class Throughput(Callback):
         unit, examples = _examples(batch)
         now = time.perf_counter()
         for window in (self._logged, self._judged):
-            window.add(examples * trainer.world_size, self._waited, now - self._started)
+            window.steps += 1
+            window.examples += examples * trainer.world_size
+            window.seconds += self._waited + now - self._started
+            window.waited += self._waited
         self._last, self._waited = now, 0.0
         self._judge(trainer, unit)
-        # After an optimiser step, with the other figures of training.
+        # After an optimiser step, with the other metrics of training.
         is_new, self._last_step = trainer.global_step != self._last_step, trainer.global_step
         every = trainer.log_every_n_steps  # type: ignore[attr-defined]
         if not is_new or not every or (trainer.global_step % every and not trainer.should_stop):
             return
         window, self._logged = self._logged, _Window()
-        figures = {
+        metrics = {
             f"train/{unit}_per_second": window.examples / window.seconds,
             "train/data_wait": window.waited_share,
         }
-        pl_module.log_dict(figures, batch_size=1)
+        pl_module.log_dict(metrics, batch_size=1)
 
     def _judge(self, trainer: Trainer, unit: str) -> None:
         """Warn once if the loader is the bottleneck."""

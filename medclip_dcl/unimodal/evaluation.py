@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -143,11 +142,9 @@ class ImageOnlyEvaluation(Evaluation):
         self.on_test_batch_end(trainer, pl_module, outputs)
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        started = time.perf_counter()
         images = self._gathered()
         self.results = self._evaluated(images, _dataset(trainer))
         self.log_results(pl_module, "test", self.results)
-        self.seconds = time.perf_counter() - started
 
     def _gathered(self) -> _Images:
         """All images of all processes, each once, by index."""

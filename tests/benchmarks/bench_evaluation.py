@@ -34,7 +34,7 @@ from medclip_dcl.common.devices import device_name
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation import Grounding, Retrieval
 from medclip_dcl.metrics import (
-    box_mask,
+    box_bounds,
     cosine_retrieval_ranks,
     default_thresholds,
     mean_iou,
@@ -63,7 +63,9 @@ def iou_by_loop(heat_map: torch.Tensor, mask: torch.Tensor) -> float:
 def overlap(rounds: int) -> str:
     """One pass over a large map against the loop over thresholds."""
     heat_map = at_image_size((torch.randn(16, 16) * 0.3).clamp(-1, 1), HEIGHT, WIDTH)
-    mask = box_mask(500, 700, 800, 900, image_height=HEIGHT, image_width=WIDTH)
+    top, bottom, left, right = box_bounds(500, 700, 800, 900, image_height=HEIGHT, image_width=WIDTH)
+    mask = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
+    mask[top:bottom, left:right] = True
     difference = abs(iou_by_loop(heat_map, mask) - float(mean_iou(heat_map, mask)))
     found = medians(
         {"ours": lambda: mean_iou(heat_map, mask), "loop": lambda: iou_by_loop(heat_map, mask)}, rounds

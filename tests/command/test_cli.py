@@ -224,7 +224,7 @@ def test_folders_that_do_not_fit_are_refused(small_set, small_bert, tmp_path, ca
     broken, new = shutil.copytree(small_set, tmp_path / "set"), tmp_path / "new"
     shutil.rmtree(broken / "log_p")
     for command, run, data, more, words in (
-        ("fit", tmp_path, small_set, [], "holds results but no config.yaml: not a run of this program"),
+        ("fit", tmp_path, small_set, [], "holds results but no config.yaml; choose another --run_folder"),
         ("test", new, small_set, [], "holds no checkpoint; train first"),
         ("fit", new, broken, [], "has no sentence scores; create scores with"),
         ("fit", new, small_set, ["--data.init_args.image_size", "50"], "multiple of the image encoder's"),

@@ -117,25 +117,23 @@ def test_a_set_of_reports_alone_is_tested(exported, small_set, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:test. ")
-def test_another_image_size_than_the_exports_is_said(exported, small_set, tmp_path):
+def test_another_image_size_is_said_and_the_networks_the_default(exported, small_set, tmp_path):
+    config = json.loads((exported / "config.json").read_text())
+    again = shutil.copytree(exported, tmp_path / "again")
     with pytest.warns(UserWarning, match="trained on images of 64 pixels, data.image_size is 96"):
-        larger = ["--data.init_args.image_size", "96", *CLASSIFICATION]
-        main(arguments(tmp_path / "run", exported, small_set, *larger))
+        main(
+            arguments(
+                tmp_path / "run", exported, small_set, "--data.init_args.image_size", "96", *CLASSIFICATION
+            )
+        )
     images = json.loads((tmp_path / "run/results.json").read_text())["images"]
     assert (images["trained"]["image_size"], images["shown"]["image_size"]) == (64, 96)
-    config = json.loads((exported / "config.json").read_text())
-    again = shutil.copytree(exported, tmp_path / "again")
     (again / "config.json").write_text(json.dumps({**config, "image_size": 96}))
     assert_results_are_the_loaded_models(tmp_path / "run", again, small_set)
-
-
-@pytest.mark.filterwarnings("ignore:test. ")
-def test_the_image_size_defaults_to_the_networks(exported, small_set, tmp_path):
-    config = json.loads((exported / "config.json").read_text())
-    again = shutil.copytree(exported, tmp_path / "again")
     (again / "config.json").write_text(json.dumps({**config, "image_size": 80, "crop_size": 48}))
-    own_size = ["--data.init_args.image_size", "null", *CLASSIFICATION]
-    main(arguments(tmp_path / "run", again, small_set, *own_size))
+    main(
+        arguments(tmp_path / "run", again, small_set, "--data.init_args.image_size", "null", *CLASSIFICATION)
+    )
     images = json.loads((tmp_path / "run/results.json").read_text())["images"]
     assert images["trained"]["image_size"] == images["shown"]["image_size"] == 80
 

@@ -20,14 +20,9 @@ from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.report.compare import compare, write_comparison
-from medclip_dcl.report.intervals import (
-    Predictions,
-    bootstrap_intervals,
-    bootstrap_numbers,
-    patient_draws,
-)
+from medclip_dcl.report.intervals import bootstrap_intervals
 from medclip_dcl.report.report import render
-from tests.evaluation.classifier_runs import FINDINGS, results, words
+from tests.evaluation.classifier_runs import results, words
 
 TUNED = ("--model.init_args.balanced", "true", "--model.init_args.frozen_steps", "4")
 
@@ -42,14 +37,6 @@ def tuned(labelled_set, encoder, undrawn, tmp_path_factory) -> Path:
     for command in ("test", "predict"):
         main([command, "--config", str(run / "config.yaml")])
     return run
-
-
-@pytest.mark.parametrize(("run", "crop"), [("tuned", 24), ("probed", None)])
-def test_images_are_shown_as_the_source_was_trained(run, crop, request):
-    folder = request.getfixturevalue(run)
-    data = yaml.safe_load((folder / "config.yaml").read_text())["data"]["init_args"]
-    assert (data["image_size"], data["crop_size"]) == (32, crop)
-    assert results(folder)["images"]["shown"] == {"image_size": 32, "geometry": "stretch"}
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -96,11 +83,16 @@ def test_a_run_folder_of_a_classifier(tuned):
     ).all()
 
 
-def test_the_best_checkpoint_has_the_best_auc(tuned):
-    aucs = pd.read_csv(tuned / "metrics.csv")["validate/auc"].dropna().tolist()
-    best = torch.load(tuned / "checkpoints/best.ckpt", weights_only=True)
+@pytest.mark.parametrize(("name", "crop"), [("tuned", 24), ("probed", None)])
+def test_a_run_is_its_sources_and_its_best(name, crop, request):
+    run = request.getfixturevalue(name)
+    data = yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]
+    assert (data["image_size"], data["crop_size"]) == (32, crop)
+    assert results(run)["images"]["shown"] == {"image_size": 32, "geometry": "stretch"}
+    aucs = pd.read_csv(run / "metrics.csv")["validate/auc"].dropna().tolist()
+    best = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
     assert best["global_step"] == 3 * (1 + aucs.index(max(aucs)))
-    assert results(tuned)["checkpoint"]["file"] == "checkpoints/best.ckpt"
+    assert results(run)["checkpoint"]["file"] == "checkpoints/best.ckpt"
 
 
 def test_numbers_are_scikit_learns_of_the_predictions(tuned, labelled_set):
@@ -116,18 +108,11 @@ def test_numbers_are_scikit_learns_of_the_predictions(tuned, labelled_set):
     nothing = {"auc": None, "average_precision": None, "acc": None}
     assert metrics["by_finding"]["Edema"] == pytest.approx(expected)
     assert metrics["by_finding"]["Fracture"] == metrics["by_finding"]["Support Devices"] == nothing
-    assert {name: metrics[name] for name in expected} == pytest.approx(expected) and metrics[
-        "n_findings"
-    ] == 1
-    assert found["counts"]["finding_classification"]["by_finding"]["Fracture"] == {
-        "positives": 1,
-        "negatives": 7,
-    }
-    notes = found["notes"]["finding_classification"]
-    assert (
-        "Fracture: no AUC and accuracy from 1 positive and 7 negative cases; at least 2 of each are needed"
-        in notes[0]
-    )
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
+    counts = found["counts"]["finding_classification"]["by_finding"]
+    assert metrics["n_findings"] == 1 and counts["Fracture"] == {"positives": 1, "negatives": 7}
+    note = "Fracture: no AUC and accuracy from 1 positive and 7 negative cases; at least 2 of each are needed"
+    assert note in found["notes"]["finding_classification"][0]
     model = Classifier.load_from_checkpoint(tuned / "checkpoints/best.ckpt")
     assert model.network.image_size == 32 and (model.positive_weight != 1).any()
     patients = pd.read_parquet(labelled_set / "images.parquet").set_index("dicom_id")["subject_id"]
@@ -182,37 +167,6 @@ def test_intervals_have_every_number(tuned):
         assert found[f"finding_classification/{name}"].value == one.value
 
 
-def test_draws_agree_with_a_loop_over_repeated_rows():
-    generator = np.random.default_rng(1)
-    rows = [
-        (f"i{i}", i // 2, finding, int(generator.random() < 0.4), round(generator.normal(), 1))
-        for finding in FINDINGS
-        for i in range(30)
-    ]
-    cases = pd.DataFrame(rows, columns=["dicom_id", "subject_id", "finding", "label", "logit"])
-    numbers = bootstrap_numbers(Predictions({"finding_classification": cases}, min_cases=3), 40, seed=2)
-    counts = patient_draws(15, 40, 2)
-    for draw in (0, 1, 17, 40):
-        averages = []
-        for finding in FINDINGS:
-            of_finding = cases[cases["finding"] == finding]
-            drawn = of_finding.loc[
-                of_finding.index.repeat(counts[draw][of_finding["subject_id"]].astype(int))
-            ]
-            expected = {
-                "auc": roc_auc_score(drawn["label"], drawn["logit"]),
-                "average_precision": average_precision_score(drawn["label"], drawn["logit"]),
-                "acc": ((drawn["logit"] > 0) == (drawn["label"] == 1)).mean(),
-            }
-            averages.append(expected)
-            for name, value in expected.items():
-                path = f"finding_classification/by_finding/{finding}/{name}"
-                assert numbers[path][draw] == pytest.approx(value), (path, draw)
-        for name in averages[0]:
-            mean = np.mean([found[name] for found in averages])
-            assert numbers[f"finding_classification/{name}"][draw] == pytest.approx(mean)
-
-
 def test_the_report_shows_what_a_classifier_has(tuned):
     html = render(tuned)
     for title in ("AUC", "average precision", "accuracy"):
@@ -232,10 +186,8 @@ def test_two_classifiers_are_compared_by_finding(tuned, probed, tmp_path):
     assert found == pytest.approx(expected - baseline, abs=1e-6)
 
 
-@pytest.mark.parametrize("probe", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_an_interrupted_run_continues_without_its_source(labelled_set, encoder, tmp_path, probe, request):
-    whole = request.getfixturevalue("probed" if probe else "tuned")
-    source, run, options = tmp_path / "source.ckpt", tmp_path / "run", () if probe else TUNED
+def test_an_interrupted_run_continues_without_its_source(tuned, labelled_set, encoder, tmp_path):
+    source, run = tmp_path / "source.ckpt", tmp_path / "run"
     shutil.copy(encoder, source)
 
     class Killed(Exception):
@@ -248,13 +200,13 @@ def test_an_interrupted_run_continues_without_its_source(labelled_set, encoder, 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Classifier, "on_train_epoch_start", kill)
         with pytest.raises(Killed):
-            main(["fit", *words(run, labelled_set, source, *options, probe=probe)])
+            main(["fit", *words(run, labelled_set, source, *TUNED)])
     source.unlink()
-    main(["fit", *words(run, labelled_set, source, *options, probe=probe)])
-    a, b = (torch.load(x / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for x in (whole, run))
+    main(["fit", *words(run, labelled_set, source, *TUNED)])
+    a, b = (torch.load(x / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for x in (tuned, run))
     for name in a:
         assert torch.equal(a[name], b[name]), name
-    first, second = (pd.read_csv(x / "metrics.csv")["train/loss"].dropna().tolist() for x in (whole, run))
+    first, second = (pd.read_csv(x / "metrics.csv")["train/loss"].dropna().tolist() for x in (tuned, run))
     assert first == second and len(first) == 9
     network = Classifier.load_from_checkpoint(run / "checkpoints/last.ckpt").network
     assert network.mean.flatten().tolist() == pytest.approx([0.3] * 3)

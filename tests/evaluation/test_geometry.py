@@ -99,7 +99,7 @@ def test_features_of_a_box_equal_its_regions(shape: tuple[int, int], geometry: s
     boxes = torch.tensor(
         [[x + w / 4, y + h / 4, w / 2, h / 2], [x - w, y, w / 2, h], [x, y + 1.5 * h, w, h / 3]]
     )
-    inside, beside, below = box_features(feature_map, boxes, shape, view=view)[:, 0].tolist()
+    inside, beside, below = box_features(feature_map, boxes, shape, view)[:, 0].tolist()
     assert inside > 0.8 and below < -0.8
     # The middle square of the first image begins at column 55: what stands beside the box is not seen.
     is_seen = view.of(*shape).left < x - w / 2

@@ -51,14 +51,10 @@ def test_platt_is_a_logistic_regression_on_smoothed_targets(n, seed):
         np.repeat([1, 0], n),
         np.concatenate([share, 1 - share]),
     )
-    assert fit_platt(logits, labels) == pytest.approx((both.coef_[0, 0], both.intercept_[0]), rel=1e-4)
-
-
-def test_platt_is_independent_of_the_logits_unit():
-    logits, labels, _ = cases(97)
     slope, offset = fit_platt(logits, labels)
-    of_thousandths = fit_platt(1000 * logits + 7000, labels)
-    assert of_thousandths == pytest.approx((slope / 1000, offset - 7 * slope), rel=1e-6)
+    assert (slope, offset) == pytest.approx((both.coef_[0, 0], both.intercept_[0]), rel=1e-4)
+    of_another_unit = fit_platt(1000 * logits + 7000, labels)
+    assert of_another_unit == pytest.approx((slope / 1000, offset - 7 * slope), rel=1e-6)
 
 
 def test_separated_cases_have_a_finite_fit():
@@ -95,7 +91,7 @@ def test_few_patients_and_useless_scores_are_not_calibrated():
     assert np.isnan(found.probabilities(np.zeros(3))).all()
 
 
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.55, 0.9, 0.95, 1.0])
+@pytest.mark.parametrize("share", [0.01, 0.55, 0.95, 1.0])
 @pytest.mark.parametrize("n", [20, 37])
 def test_thresholds_by_trying_all(n, share):
     generator = np.random.default_rng(n)

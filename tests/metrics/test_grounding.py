@@ -13,7 +13,7 @@ import medclip_dcl.metrics.grounding as grounding_module
 from medclip_dcl.metrics import (
     BoxedHeatMap,
     Rectangle,
-    box_mask,
+    box_bounds,
     contrast_to_noise_ratio,
     default_thresholds,
     mean_iou,
@@ -48,7 +48,7 @@ def iou_by_loop(heat_map: Tensor, mask: Tensor, thresholds: list[float]) -> floa
     return total / len(thresholds)
 
 
-@pytest.mark.parametrize(("height", "width"), [(7, 11), (13, 5), (1, 4), (31, 17)])
+@pytest.mark.parametrize(("height", "width"), [(7, 11), (1, 4), (31, 17)])
 @pytest.mark.parametrize("nan_share", [0.0, 0.3])
 def test_cnr_is_numpys_with_nan_pixels_left_out(height, width, nan_share):
     heat_map, mask = random_case(height, width, nan_share)
@@ -66,33 +66,22 @@ def test_cnr_of_four_pixels_by_hand():
     assert contrast_to_noise_ratio(heat_map, mask, signed=True).item() == pytest.approx(-10 / math.sqrt(5))
 
 
-def test_signed_cnr_follows_sign_and_ignores_scale():
-    heat_map, mask = random_case(9, 14)
-    signed = contrast_to_noise_ratio(heat_map, mask, signed=True)
-    assert contrast_to_noise_ratio(-heat_map, mask, signed=True).item() == pytest.approx(-signed.item())
-    assert contrast_to_noise_ratio(3 * heat_map + 5, mask, signed=True).item() == pytest.approx(
-        signed.item(), abs=1e-5
-    )
-
-
 @pytest.mark.parametrize("value", [0.0, 0.1, -1 / 3, 1e-20])
 def test_cnr_of_a_constant_map_is_nan_exactly(value):
-    mask = random_case(101, 37)[1]
-    assert contrast_to_noise_ratio(torch.full((101, 37), value), mask).isnan()
+    heat_map, mask = torch.full((101, 37), value), random_case(101, 37)[1]
+    assert contrast_to_noise_ratio(heat_map, mask).isnan()
+    assert math.isnan(BoxedHeatMap(heat_map).agreement([Rectangle(2, 5, 3, 4)]).cnr_signed)
 
 
-def test_cnr_is_infinite_where_two_constants_differ():
+def test_cnr_of_constant_and_of_empty_sides():
     mask = random_case(101, 37)[1]
     heat_map = torch.where(mask, 0.1, 0.3)
     assert contrast_to_noise_ratio(heat_map, mask, signed=True).item() == -math.inf
+    for inside in (True, False):
+        assert contrast_to_noise_ratio(torch.rand(3, 5), torch.full((3, 5), inside)).isnan()
 
 
-@pytest.mark.parametrize("inside", [True, False])
-def test_cnr_is_nan_where_one_side_is_empty(inside):
-    assert contrast_to_noise_ratio(torch.rand(3, 5), torch.full((3, 5), inside)).isnan()
-
-
-@pytest.mark.parametrize(("height", "width"), [(7, 11), (13, 5), (19, 23)])
+@pytest.mark.parametrize(("height", "width"), [(7, 11), (13, 5)])
 @pytest.mark.parametrize("nan_share", [0.0, 0.4])
 def test_mean_iou_is_the_loop_over_thresholds(height, width, nan_share):
     heat_map, mask = random_case(height, width, nan_share)
@@ -137,24 +126,17 @@ def test_default_thresholds_are_the_papers():
     assert default_thresholds(torch.float64).tolist() == [round(-1 + 0.05 * i, 2) for i in range(41)]
 
 
-def test_mean_iou_of_a_perfect_map_by_hand():
+def test_mean_iou_by_hand():
     mask = random_case(6, 8)[1]
-    heat_map = torch.where(mask, 1.0, -1.0)
-    # at -1 the box is 1 against -1: exactly it; up to 0.95 likewise; at 1 nothing exceeds.
-    assert mean_iou(heat_map, mask).item() == pytest.approx(40 / 41)
+    # At -1 to 0.95 exactly the box exceeds; at 1 nothing.
+    assert mean_iou(torch.where(mask, 1.0, -1.0), mask).item() == pytest.approx(40 / 41)
+    heat_map, mask = torch.tensor([[0.1, 0.5, 0.9]]), torch.tensor([[False, True, True]])
+    found = mean_iou(heat_map, mask, torch.tensor([0.0, 0.2, 0.7])).item()
+    assert found == pytest.approx((2 / 3 + 1 + 1 / 2) / 3)
 
 
-def test_mean_iou_with_own_thresholds():
-    heat_map = torch.tensor([[0.1, 0.5, 0.9]])
-    mask = torch.tensor([[False, True, True]])
-    assert mean_iou(heat_map, mask, torch.tensor([0.0, 0.2, 0.7])).item() == pytest.approx(
-        (2 / 3 + 1 + 1 / 2) / 3
-    )
-
-
-def test_box_mask_rounds_and_clips():
-    mask = box_mask(1.4, -3, 2.3, 5, image_height=4, image_width=6)
-    assert mask.nonzero().tolist() == [[y, x] for y in (0, 1) for x in (1, 2, 3)]
+def test_edges_of_boxes_are_rounded_and_clipped():
+    assert box_bounds(1.4, -3, 2.3, 5, image_height=4, image_width=6) == Rectangle(0, 2, 1, 4)
 
 
 def by_mask(heat_map: Tensor, boxes: list[Rectangle]) -> tuple[float, float]:
@@ -193,8 +175,3 @@ def test_an_exactly_marked_box_has_infinite_ratio(inside, first):
     heat_map[box.top : box.bottom, box.left : box.right] = inside
     found = BoxedHeatMap(heat_map).agreement([box])
     assert found.cnr_signed == (math.inf if inside > 0.2 else -math.inf)
-
-
-@pytest.mark.parametrize("value", [0.0, 0.1, -1 / 3, 1e-20])
-def test_boxes_on_a_constant_map_have_no_ratio(value):
-    assert math.isnan(BoxedHeatMap(torch.full((31, 47), value)).agreement([Rectangle(2, 5, 3, 4)]).cnr_signed)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
-from medclip_dcl.metrics.linear_probe import draw_labelled, fit_linear_probes, standardisation
+from medclip_dcl.metrics.linear_probe import LinearProbe, draw_labelled, fit_linear_probes, standardisation
 
 DIGITS = load_digits()
 FEATURES, LABELS = torch.tensor(DIGITS.data, dtype=torch.float32) / 16, torch.tensor(DIGITS.target)
+OPTIONS: dict[str, Any] = {
+    "epochs": 100, "learning_rate": 1e-3, "weight_decay": 1e-6, "batch_size": 128, "seed": 0,
+}  # fmt: skip
+
+
+def fit(
+    features: torch.Tensor, labels: torch.Tensor, drawn: torch.Tensor, n: int, **options: Any
+) -> LinearProbe:
+    return fit_linear_probes(features, labels, drawn, n, **{**OPTIONS, **options})
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +33,7 @@ def standardised() -> torch.Tensor:
 
 def test_a_probe_is_as_good_as_logistic_regression(standardised):
     drawn = torch.arange(1200)[None]
-    probe = fit_linear_probes(standardised, LABELS, drawn, 10)
+    probe = fit(standardised, LABELS, drawn, 10)
     reference = LogisticRegression(max_iter=500).fit(standardised[:1200].numpy(), LABELS[:1200].numpy())
     accuracy = (probe.predictions(standardised[1200:])[0] == LABELS[1200:]).double().mean().item()
     assert (
@@ -38,16 +49,8 @@ def test_a_converged_probe_is_logistic_regression():
     labels = (
         features @ torch.randn(3, 4, generator=generator) + 2 * torch.randn(300, 4, generator=generator)
     ).argmax(1)
-    probe = fit_linear_probes(
-        features,
-        labels,
-        torch.arange(300)[None],
-        4,
-        epochs=800,
-        learning_rate=0.05,
-        weight_decay=0.0,
-        batch_size=300,
-    )
+    options = {"epochs": 800, "learning_rate": 0.05, "weight_decay": 0.0, "batch_size": 300}
+    probe = fit(features, labels, torch.arange(300)[None], 4, **options)
     found = probe.weight[0].T - probe.weight[0].mean(1)
     reference = LogisticRegression(C=np.inf, tol=1e-8, max_iter=2000).fit(features.numpy(), labels.numpy())
     np.testing.assert_allclose(found, reference.coef_ - reference.coef_.mean(0), atol=2e-3)
@@ -56,8 +59,8 @@ def test_a_converged_probe_is_logistic_regression():
 def test_draws_are_trained_as_if_each_were_alone(standardised):
     drawn = torch.from_numpy(draw_labelled(LABELS.numpy()[:1200], 0.05, 3, seed=4))
     options = {"epochs": 3, "batch_size": 17, "seed": 9}
-    together = fit_linear_probes(standardised, LABELS, drawn, 10, **options)
-    alone = fit_linear_probes(standardised, LABELS, drawn[:1], 10, **options)
+    together = fit(standardised, LABELS, drawn, 10, **options)
+    alone = fit(standardised, LABELS, drawn[:1], 10, **options)
     torch.testing.assert_close(together.weight[:1], alone.weight, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(together.bias[:1], alone.bias, rtol=1e-5, atol=1e-7)
     assert not torch.allclose(together.weight[1], together.weight[0])
@@ -66,7 +69,7 @@ def test_draws_are_trained_as_if_each_were_alone(standardised):
 def test_one_step_is_adams_on_the_mean_gradient():
     """From 0 each number moves by the learning rate against the sign of its gradient."""
     features, labels = torch.tensor([[1.0, -2.0], [0.7, 3.0], [9.0, 9.0]]), torch.tensor([0, 1, 2])
-    probe = fit_linear_probes(features, labels, torch.tensor([[0, 1]]), 3, epochs=1, weight_decay=0.0)
+    probe = fit(features, labels, torch.tensor([[0, 1]]), 3, epochs=1, weight_decay=0.0)
     gradient = features[:2].T @ (torch.full((2, 3), 1 / 3) - torch.eye(3)[labels[:2]]) / 2
     torch.testing.assert_close(probe.weight[0], -1e-3 * gradient.sign(), rtol=1e-3, atol=1e-7)
 
@@ -74,7 +77,7 @@ def test_one_step_is_adams_on_the_mean_gradient():
 def test_lightnings_inference_mode_does_not_stop_the_training(standardised):
     with torch.inference_mode():
         features = standardised.clone()
-        probe = fit_linear_probes(features, LABELS, torch.arange(200)[None], 10, epochs=1)
+        probe = fit(features, LABELS, torch.arange(200)[None], 10, epochs=1)
         assert probe.predictions(features).shape == (1, len(features))
     assert probe.weight.abs().max() > 0
 

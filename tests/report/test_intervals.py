@@ -221,7 +221,6 @@ def _other_values(run: Path) -> None:
         (lambda run: (run / "predictions/grounding.parquet").write_text("x"), "not a readable Parquet file"),
         (_drop_column, "has no column miou; test the run again"),
         (_other_values, "retrieval/recall is 1.0 by the predictions and"),
-        (lambda run: (run / "results.json").write_text('{"format_version": 2}'), "has no 'metrics'"),
     ],
 )
 def test_what_cannot_be_read_is_named(make_tested_run, tmp_path, spoil, message):

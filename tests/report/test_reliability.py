@@ -140,10 +140,19 @@ def test_a_calibration_of_another_test_is_named(run, tmp_path, keys, value, mess
 
 
 def test_another_precision_of_the_test_is_said(run):
-    tested = intervals.TestedRun(run)
-    tested.tested["precision"] = "bf16-mixed"
-    found = section(tested)
-    assert found is not None and any("bf16-mixed precision" in note for note in found["notes"])
+    for precision, is_said in (("32-true", False), ("bf16-mixed", True)):
+        tested = intervals.TestedRun(run)
+        tested.tested["precision"] = precision
+        found = section(tested)
+        assert found is not None
+        assert any("bf16-mixed precision" in note for note in found["notes"]) == is_said
+
+
+def test_a_damaged_file_is_one_error(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "a")
+    (copy / "calibration.json").write_text("{")
+    with pytest.raises(SavedResultsError, match="calibration.json is not a calibration"):
+        render(copy)
 
 
 def test_the_perfect_models_error_is_the_binomials():

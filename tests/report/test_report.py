@@ -399,7 +399,7 @@ def test_other_findings_have_no_published_rows(copy):
         (lambda run: (run / "results.json").write_text("{"), "results.json is not readable JSON"),
         (
             lambda run: (run / "results.json").write_text('{"format_version": 99}'),
-            "format version 99, this program reads version 2; test the run again",
+            "expected format version 2, found 99; test the run again",
         ),
     ],
 )

@@ -16,9 +16,8 @@ from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.training.last_checkpoint import in_order
+from tests.command.small_runs import small
 from tests.small import PatchRegions
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -69,27 +68,7 @@ def arguments(small_set: Path, small_bert: Path) -> Callable[..., list[str]]:
     """Makes arguments of a run of two epochs of three steps: the demo with a small set, encoder and image."""
 
     def make(run: Path, *more: str) -> list[str]:
-        model, data = "--model.init_args.", "--data.init_args."
-        return [
-            "--config", str(ROOT / "configs/demo.yaml"),
-            "--config", str(ROOT / "configs/objective/dcl_lm.yaml"),
-            "--run_folder", str(run),
-            "--trainer.max_epochs", "2",
-            "--trainer.check_val_every_n_epoch", "1",
-            "--trainer.enable_progress_bar", "false",
-            "--trainer.log_every_n_steps", "1",
-            "--trainer.precision", "32-true",
-            "--trainer.accelerator", "cpu",
-            f"{model}text_encoder.init_args.pretrained", str(small_bert),
-            f"{model}text_encoder.init_args.dropout", "0.0",
-            f"{model}warmup_steps", "2",
-            f"{model}image_encoder", "tests.small.PatchRegions",
-            f"{model}image_encoder.init_args.dim", "128",
-            f"{data}folder", str(small_set),
-            f"{data}image_size", "48",
-            f"{data}crop_size", "32",
-            f"{data}batch_size", "8",
-            *more,
-        ]  # fmt: skip
+        no_dropout = ["--model.init_args.text_encoder.init_args.dropout", "0.0"]
+        return small(run, small_set, small_bert, *no_dropout, "--trainer.accelerator", "cpu", *more)
 
     return make

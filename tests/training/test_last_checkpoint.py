@@ -14,7 +14,7 @@ import torch
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.runs.checkpoint_files import ResumeError, find_readable, rotate, whats_wrong
 from medclip_dcl.training import last_checkpoint as resuming
-from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, Stopped, StopSignals
+from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, StopSignals
 
 
 class Crash(BaseException):
@@ -137,6 +137,8 @@ def test_other_trouble_sets_no_checkpoint_aside(tmp_path, monkeypatch, trouble):
 
 
 def test_two_unreadable_checkpoints_are_named(tmp_path):
+    torch.save({"state_dict": {}}, tmp_path / "last.ckpt")
+    assert whats_wrong(tmp_path / "last.ckpt") == "it is not a checkpoint of training"
     write(tmp_path, 1)
     write(tmp_path, 2)
     for name in ("last.ckpt", "previous.ckpt"):
@@ -146,11 +148,6 @@ def test_two_unreadable_checkpoints_are_named(tmp_path):
     for words in ("last.ckpt: 72 bytes", "previous.ckpt: 72 bytes", "backup", "--ckpt_path", "to train anew"):
         assert words in str(error.value)
     assert (tmp_path / "last.ckpt").exists() and (tmp_path / "previous.ckpt").exists()
-
-
-def test_weights_alone_are_nothing_to_resume_from(tmp_path):
-    torch.save({"state_dict": {}}, tmp_path / "last.ckpt")
-    assert whats_wrong(tmp_path / "last.ckpt") == "it is not a checkpoint of training"
 
 
 def test_the_file_is_synced_before_it_is_renamed(monkeypatch, tmp_path):
@@ -181,10 +178,3 @@ def test_a_second_ctrl_c_interrupts_at_once():
     finally:
         signals.restore()
     assert signal.getsignal(signal.SIGINT) is before
-
-
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGINT, 130)]
-)
-def test_the_exit_status_names_the_signal(number, status):
-    assert Stopped(number).code == status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -54,21 +55,17 @@ def test_a_terminal_has_a_bar(is_terminal, is_wanted, has_bar, monkeypatch):
     assert bool(progress_bar(is_wanted)) == has_bar
 
 
-@pytest.mark.parametrize(("asked", "has_bar"), [("null", True), ("false", False)])
-def test_the_command_asks_for_the_bar(asked, has_bar, small_set, small_bert, tmp_path, monkeypatch, capsys):
+def test_the_command_has_a_bar_or_the_users_own(small_set, small_bert, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    options = [*SHORT, "--trainer.callbacks", "[]", "--trainer.enable_progress_bar", asked]
-    main(["fit", *small(tmp_path, small_set, small_bert, *options)])
-    assert ("train/loss=" in capsys.readouterr().out) == has_bar
-
-
-def test_the_users_own_bar_stays(small_set, small_bert, tmp_path, capsys):
+    arguments = ["fit", *small(tmp_path, small_set, small_bert, *SHORT)]
     own = ["--trainer.callbacks", "pytorch_lightning.callbacks.TQDMProgressBar"]
-    arguments = ["fit", *small(tmp_path, small_set, small_bert, *SHORT), *own]
     with pytest.raises(SystemExit):
-        main([*arguments, "--trainer.enable_progress_bar", "false"])
+        main([*arguments, *own, "--trainer.enable_progress_bar", "false"])
     assert "TQDMProgressBar" in capsys.readouterr().err
-    main([*arguments, "--trainer.enable_progress_bar", "null"])
+    main([*arguments, *own, "--trainer.enable_progress_bar", "null"])
+    assert "train/loss=" in capsys.readouterr().out
+    shutil.rmtree(tmp_path)
+    main([*arguments, "--trainer.callbacks", "[]", "--trainer.enable_progress_bar", "null"])
     assert "train/loss=" in capsys.readouterr().out
 
 

@@ -35,7 +35,7 @@ def select(**options: Any) -> None:
         (lambda: check_callbacks([ModelCheckpoint(filename="best")]), "callbacks: ModelCheckpoint"),
         (lambda: check_callbacks([ModelCheckpoint(save_last=True)]), "callbacks: ModelCheckpoint"),
         (lambda: in_order([EMAWeightAveraging()]), "EMAWeightAveraging.*ema_decay"),
-        *((lambda x=x: AveragedWeights(x), f"ema_decay .* {x}") for x in (0.0, 1.0, -1.0, float("nan"))),
+        *((lambda x=x: AveragedWeights(x), f"ema_decay: .* {x}") for x in (0.0, 1.0, -1.0, float("nan"))),
         (lambda: LastCheckpoint("x", -1.0), "checkpoint_minutes .* -1"),
     ],
 )

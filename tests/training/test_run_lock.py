@@ -20,7 +20,7 @@ from medclip_dcl.command.lightning_cli import _own_environment
 from medclip_dcl.runs.run_folder import LOCK_FILE, RunFolder, RunFolderError, _own_note
 from tests.command.small_runs import small
 
-NOTE = {"host": "node1", "process": 7, "begun": "1", "time": "a day", "job": "77", "start": 0}
+NOTE = {"host": "node1", "process": 7, "time": "a day", "job": "77", "start": 0}
 LOCKING = """
 import fcntl, sys
 with open(sys.argv[1], "a+") as file:
@@ -83,7 +83,7 @@ def test_a_requeued_job_takes_over_its_earlier_lock(start, is_taken, run, other,
 
 @pytest.mark.parametrize(
     ("change", "is_alive"),
-    [({}, True), ({"begun": "another"}, False), ({"host": "node1"}, False), ({"process": 2**30}, False)],
+    [({"process": os.getppid()}, True), ({}, False), ({"host": "node1"}, False), ({"process": 2**30}, False)],
 )
 def test_without_locks_the_note_decides(change, is_alive, run, monkeypatch):
     def refuse(*_: object) -> None:

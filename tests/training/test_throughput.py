@@ -49,7 +49,7 @@ class Run:
         self.trainer.global_step, self.trainer.log_every_n_steps = 0, log_every
         self.trainer.should_stop = False
         self.trainer.world_size, self.trainer.datamodule = processes, SimpleNamespace(**data)
-        self.module.log_dict = lambda figures, batch_size: self.logged.append(figures)
+        self.module.log_dict = lambda metrics, batch_size: self.logged.append(metrics)
         watch.on_train_start(self.trainer, self.module)
         if begins_an_epoch:
             watch.on_train_epoch_start(self.trainer, self.module)
@@ -80,20 +80,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     yield found
 
 
-def test_a_resumed_epoch_begins_with_a_set_clock(clock):
+def test_clock_is_set_and_others_do_not_count(clock):
     run = Run(clock, Throughput(), log_every=1, begins_an_epoch=False)
     run.batch(wait=1.0, work=2.0)
     assert run.logged == [{"train/images_per_second": 1.0, "train/data_wait": pytest.approx(1 / 3)}]
-
-
-def test_other_callbacks_are_not_waiting(clock):
     run = Run(clock, Throughput(), log_every=2)
     run.batch(wait=1.0, work=2.0, others=5.0)  # a checkpoint is written
     run.batch(wait=1.0, work=1.0)
     assert run.logged == [{"train/images_per_second": 0.6, "train/data_wait": 0.2}]
-
-
-def test_nothing_is_logged_every_0_steps(clock):
     run = Run(clock, Throughput(), log_every=0)
     run.batch(wait=1.0, work=2.0)
     assert run.logged == []
@@ -170,21 +164,9 @@ def test_cached_images_are_not_recommended_again(clock):
     assert len(told) == 1 and "cache_images" not in str(told[0].message)
 
 
-def test_a_run_logs_them_with_its_other_figures(arguments, tmp_path):
-    main(
-        [
-            "fit",
-            *arguments(
-                tmp_path / "run",
-                "--trainer.log_every_n_steps",
-                "2",
-                "--ema_decay",
-                "0.5",
-                "--trainer.callbacks",
-                "[]",
-            ),
-        ]
-    )
+def test_a_run_logs_them_with_other_metrics(arguments, tmp_path):
+    options = ["--trainer.log_every_n_steps", "2", "--ema_decay", "0.5", "--trainer.callbacks", "[]"]
+    main(["fit", *arguments(tmp_path / "run", *options)])
     metrics = pd.read_csv(tmp_path / "run/metrics.csv")
     rows = metrics[metrics["train/loss"].notna()]
     assert rows["step"].tolist() == [1, 3, 5]
