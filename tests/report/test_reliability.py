@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import brier_score_loss
 
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics import calibration
 from medclip_dcl.metrics.calibration import Calibration, fit_finding, perfect_error
@@ -151,7 +152,7 @@ def test_another_precision_of_the_test_is_said(run):
 def test_a_damaged_file_is_one_error(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "a")
     (copy / "calibration.json").write_text("{")
-    with pytest.raises(SavedResultsError, match="calibration.json is not a calibration"):
+    with pytest.raises(UserError, match="calibration.json is not a calibration"):
         render(copy)
 
 
