@@ -40,14 +40,14 @@ class ReportedExamples(Dataset):
         images: their grey levels; or features of images and sentences, in place of both.
         tokens: of every sentence that is not given by features.
         views: of each image in training: the image itself, then other images of its study, then itself again.
-        crop: augmentation; None shows each image once.
+        crop: augmentation; None shows each image once, the middle part of `seen` pixels.
+        seen: see `crop`.
         draws_one: True draws one sentence of the report, False takes all.
         seed: of all that is drawn.
         anchor: fields of sentences, by name and sentence_id.
         candidate: fields of images, by name; (image, ...).
         masking: masks tokens; None for no masked sentences.
         extra: entries of every batch.
-        seen: without augmentation, the side of the middle part that is shown, in pixels; None shows all.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class ReportedExamples(Dataset):
         *,
         views: int,
         crop: Crop | None,
+        seen: int,
         draws_one: bool,
         seed: int,
         anchor: Mapping[str, Mapping[int, Any]],
         candidate: Mapping[str, Tensor],
-        masking: Masking | None = None,
-        extra: Mapping[str, Any] | None = None,
-        seen: int | None = None,
+        masking: Masking | None,
+        extra: Mapping[str, Any],
     ) -> None:
         self.seen = seen
         self.dicom_ids = reported.images["dicom_id"].tolist()
@@ -72,7 +72,7 @@ class ReportedExamples(Dataset):
         self.sentence_ids = reported.sentence_ids
         self.images, self.tokens, self.views, self.crop = images, tokens, views, crop
         self.draws_one, self.seed = draws_one, seed
-        self.anchor, self.candidate, self.masking, self.extra = anchor, candidate, masking, dict(extra or {})
+        self.anchor, self.candidate, self.masking, self.extra = anchor, candidate, masking, extra
         self.of_study: dict[int, list[int]] = {}
         for index, study in enumerate(self.study_ids):
             self.of_study.setdefault(study, []).append(index)
@@ -98,7 +98,7 @@ class ReportedExamples(Dataset):
         if isinstance(self.images, Features):
             return []
         if self.crop is None:
-            return [to_input(centre_crop(self.images[index], self.seen or self.images.size))]
+            return [to_input(centre_crop(self.images[index], self.seen))]
         shown = [self.crop(self.images[index], generator)]
         others = [other for other in self.of_study[self.study_ids[index]] if other != index]
         if self.views > 1:

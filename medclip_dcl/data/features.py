@@ -1,15 +1,14 @@
-"""Features of frozen encoders that were computed once: the folder features/NAME of a prepared set.
+"""Features of frozen encoders, computed once by `data_prep.encode`: the folder features/NAME of a prepared set.
 
 Files: `images.npy`, float16 (image, channel, row, column), before the projection, in the order of images.parquet;
-`sentences.npy`, float32 (sentence, hidden), in the order of sentences.parquet; `features.json`, written last: all
-that they depend on, `FeaturesInfo`. `python -m data_prep.encode` writes them. They are mapped, not read as a whole.
+`sentences.npy`, float32 (sentence, hidden), in the order of sentences.parquet; `features.json`, written last.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,13 +49,7 @@ class FeaturesInfo:
 
     @classmethod
     def of(cls, encoders: dict[str, str], prepared: PreparedSet, view: View) -> FeaturesInfo:
-        """Description of a set's features in this view."""
         return cls(encoders, prepared.fingerprint, view.size, view.seen, *prepared.fitting)
-
-    def differences(self, other: FeaturesInfo) -> list[str]:
-        """Names of what differs."""
-        here, there = asdict(self), asdict(other)
-        return [name for name in here if here[name] != there[name]]
 
 
 class MappedRows:
@@ -70,7 +63,6 @@ class MappedRows:
 
     @cached_property
     def values(self) -> np.ndarray:
-        """All rows; unless they are in memory, a map of the file."""
         return np.load(self.file, mmap_mode=None if self.in_memory else "r", allow_pickle=False)
 
     def __getitem__(self, rows: Sequence[int]) -> Tensor:
@@ -78,13 +70,7 @@ class MappedRows:
 
 
 class Features:
-    """Features of a prepared set, opened for reading.
-
-    Args:
-        prepared: the set.
-        name: folder in its folder of features.
-        in_memory: True reads those of the images at once.
-    """
+    """Features of a prepared set, opened for reading; `in_memory` reads those of the images at once."""
 
     def __init__(self, prepared: PreparedSet, name: str, in_memory: bool = False) -> None:
         self.folder = prepared.folder / FOLDER / name
@@ -104,18 +90,14 @@ class Features:
             raise PreparedDataError(
                 f"{self.folder} is damaged ({error}); delete it and make it again: {MADE_BY}"
             ) from error
-        if self.info.dataset != prepared.fingerprint:
+        images, sentences = prepared.table("images")["dicom_id"], prepared.table("sentences")["sentence_id"]
+        if self.info.dataset != prepared.fingerprint or found != (len(images), len(sentences)):
             raise PreparedDataError(
                 f"{self.folder} was made of another content of {prepared.folder}, whose images or tables have changed "
                 f"since; delete it and make it again: {MADE_BY}"
             )
-        self._row_of_image = _rows(prepared.table("images")["dicom_id"].tolist())
-        self._row_of_sentence = _rows(prepared.table("sentences")["sentence_id"].tolist())
-        if (expected := (len(self._row_of_image), len(self._row_of_sentence))) != found:
-            raise PreparedDataError(
-                f"{self.folder}: expected {expected} rows of images and sentences, found {found}; delete it and make "
-                f"it again: {MADE_BY}"
-            )
+        self._row_of_image = {dicom_id: row for row, dicom_id in enumerate(images)}
+        self._row_of_sentence = {sentence: row for row, sentence in enumerate(sentences)}
 
     def of_images(self, dicom_ids: Sequence[str]) -> Float[Tensor, "image channel region_row region_column"]:
         """Input of the image encoder's projection, in float16."""
@@ -140,7 +122,3 @@ class EncodedImages(Dataset):
 
     def collate(self, dicom_ids: list[str]) -> dict[str, Any]:
         return {"features": self.features.of_images(dicom_ids), "dicom_id": dicom_ids}
-
-
-def _rows(keys: Sequence[Any]) -> dict[Any, int]:
-    return {key: row for row, key in enumerate(keys)}

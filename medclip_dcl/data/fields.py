@@ -1,7 +1,4 @@
-"""Fields of sentences and images that an objective asks for by name.
-
-They are the numeric columns of the tables of a prepared data set, and of one Parquet file of the user's.
-"""
+"""Fields that an objective asks for by name: numeric columns of a prepared set, and of a Parquet file of the user's."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ import torch
 from pandas.api.types import is_bool_dtype, is_integer_dtype
 from torch import Tensor
 
-from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, report_embedding
 
@@ -50,8 +47,6 @@ class OwnFields(NamedTuple):
 def read_own_fields(file: str | Path) -> OwnFields:
     """The numeric columns of a Parquet file with one row for each sentence_id, or each dicom_id."""
     file = Path(file).expanduser()
-    if not file.is_file():
-        raise MissingFileError(f"data.fields: no file {file}")
     try:
         frame = pd.read_parquet(file)
     except (pa.ArrowException, OSError) as error:
@@ -59,17 +54,14 @@ def read_own_fields(file: str | Path) -> OwnFields:
     if frame.index.name is not None:
         frame = frame.reset_index()
     keys = [key for key in ("sentence_id", "dicom_id") if key in frame]
-    if len(keys) != 1:
+    repeated = [value for key in keys for value in frame.loc[frame[key].duplicated(), key]]
+    if len(keys) != 1 or repeated:
+        found = f"{len(repeated)} that repeat one (first: {repeated[0]})" if repeated else list(frame.columns)
         raise UserError(
-            f"data.fields {file}: expected one key, a column sentence_id or a column dicom_id, found the columns "
-            f"{list(frame.columns)}"
+            f"data.fields {file}: expected one column sentence_id or dicom_id, and one row for each of its values, "
+            f"found {found}"
         )
     key = keys[0]
-    if (repeated := frame[key].duplicated()).any():
-        raise UserError(
-            f"data.fields {file}: expected one row for each {key}, {int(repeated.sum())} repeat one (first: "
-            f"{frame.loc[repeated, key].iloc[0]})"
-        )
     columns = frame.set_index(key).select_dtypes(["number", "bool"], exclude=["timedelta"])
     is_bool = {
         name: "Int64" if columns[name].isna().any() else "int64"
@@ -109,13 +101,6 @@ def sentence_fields(
     """Columns of the sentence tables and of the user's, by sentence_id.
 
     sentence_embedding: (dim,) arrays, not normalised. All others are numbers.
-
-    Args:
-        prepared: the set.
-        names: of `SENTENCE_FIELDS` or of the user's.
-        log_p: which scores; None for the only ones.
-        own: the user's.
-        text_embedding: which embeddings; None for the only ones.
     """
     columns = {}
     for name in names:
@@ -145,13 +130,6 @@ def image_fields(
     the set by its own name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings.
     image_classes: (image, class), 1 where the class is true of the image. All others are columns (image,): integers are
     int64, others float32.
-
-    Args:
-        prepared: the set.
-        names: of `IMAGE_FIELDS`, of the set's findings, or of the user's.
-        images: rows of images.parquet, of studies with a report.
-        text_embedding: which embeddings; None for the only ones.
-        own: the user's.
     """
     fields = {}
     for name in names:
@@ -195,8 +173,8 @@ def _labels(prepared: PreparedSet, images: pd.DataFrame, names: list[str]) -> Te
     if not rows.notna().any(axis=None):
         raise PreparedDataError(
             f"{prepared.folder}: labels.parquet has no {'CheXpert' if len(names) > 1 else names[0]} label for any of "
-            f"{len(rows)} images, and the objective "
-            "compares studies by their labels; prepare the set from a release with mimic-cxr-2.0.0-chexpert.csv"
+            f"{len(rows)} images, and the objective compares studies by their labels; prepare the set from a release "
+            "with mimic-cxr-2.0.0-chexpert.csv"
         )
     return torch.tensor(rows.to_numpy(), dtype=torch.float32)
 

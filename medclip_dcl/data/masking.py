@@ -22,10 +22,6 @@ class Masking:
 
     Of a sentence's tokens, [CLS] and [SEP] excluded, the share `probability` is chosen (at least one); of these 80%
     become [MASK], 10% a random token that is not a special one, 10% stay as they are.
-
-    Args:
-        vocabulary: of a BERT, token -> id.
-        probability: share of the tokens, in (0, 1).
     """
 
     def __init__(self, vocabulary: Mapping[str, int], probability: float) -> None:
