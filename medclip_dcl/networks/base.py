@@ -56,7 +56,7 @@ class ImageNetwork(DescribedNetwork):
         self.register_buffer("std", torch.tensor(list(std)).view(3, 1, 1), persistent=False)
 
     def set_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Replace mean and deviation of the channels, which no state dict holds."""
+        """Set mean and deviation of the channels, which no state dict holds."""
         self.mean.copy_(torch.tensor(mean).view(3, 1, 1))
         self.std.copy_(torch.tensor(std).view(3, 1, 1))
 

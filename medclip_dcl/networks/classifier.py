@@ -22,9 +22,8 @@ class FindingNetwork(ImageNetwork):
     """A logit for each finding, linear in the mean of the image's features over its regions.
 
     The features are those before the projection into the common space, on which linear probes of contrastive models do
-    better (Chen et al., SimCLR, ICML 2020, section 4.2): the last stage of a ResNet, average-pooled as in its own
-    classifier. They are shifted and scaled by `feature_mean` and `feature_std`, 0 and 1 until `standardise` sets them.
-    The linear layer starts at 0: every probability is one half, and training does not depend on a random draw.
+    better (Chen et al., SimCLR, ICML 2020, section 4.2), shifted and scaled by `feature_mean` and `feature_std`, which
+    `standardise` sets. The linear layer starts at 0.
 
     Args:
         image_encoder: images to regions; its projection is kept, but not used.
@@ -76,14 +75,10 @@ class FindingNetwork(ImageNetwork):
 
     @property
     def is_standardised(self) -> bool:
-        """False until `standardise` is called."""
         return bool(self.feature_mean.any()) or not bool((self.feature_std == 1).all())
 
     def standardise(self, features: Float[Tensor, "image channel"]) -> None:
-        """Normalise each channel of these features to mean 0 and deviation 1 before the linear layer.
-
-        Nearly constant channels are not amplified: see `metrics.linear_probe.standardisation`.
-        """
+        """Normalise each channel of these features to mean 0 and deviation 1, see `linear_probe.standardisation`."""
         mean, deviation = standardisation(features)
         self.feature_mean.copy_(mean)
         self.feature_std.copy_(deviation)

@@ -1,7 +1,4 @@
-"""The image-text network: encoders, similarity and tokenizer in one nn.Module that can describe and rebuild itself.
-
-It depends neither on Lightning nor on the format of a prepared set, so that a notebook can load it.
-"""
+"""The image-text network: encoders, similarity and tokenizer in one nn.Module that describes and rebuilds itself."""
 
 from __future__ import annotations
 
@@ -192,7 +189,7 @@ class ImageTextNetwork(ImageNetwork):
 
         Raises:
             MissingFileError: nothing there, or the folder is incomplete.
-            UserError: see `from_config`; a description that builds no network; weights that do not fit.
+            UserError: a description of another version or kind, or that builds no network; weights that do not fit.
         """
         saved = read_model(source)
         described = saved.require_network()
