@@ -1,4 +1,4 @@
-"""Heat maps of one image: in its own pixels, as pictures, and as a figure of all texts."""
+"""Heat maps of one image: in its own pixels, as pictures, and as a plot of all texts."""
 
 from __future__ import annotations
 
