@@ -141,7 +141,6 @@ class ReportedExamples(Dataset):
     def _inputs(
         self, examples: list[dict[str, Any]], dicom_ids: list[str], sentence_ids: list[int]
     ) -> dict[str, Any]:
-        """Inputs or features of the encoders, and the image of each view."""
         first = {sentence: place for place, sentence in reversed(list(enumerate(sentence_ids)))}
         if isinstance(self.images, Features):
             row = {sentence: row for row, sentence in enumerate(first)}

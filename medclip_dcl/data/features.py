@@ -29,15 +29,10 @@ MADE_BY = "python -m data_prep.encode --data SET --model SOURCE"
 
 @dataclass(frozen=True)
 class FeaturesInfo:
-    """Everything on which the features depend.
+    """Everything on which the features depend: fingerprints of encoders and set, and the view of the images.
 
-    Attributes:
-        encoders: `ImageTextNetwork.encoders_fingerprint`.
-        dataset: fingerprint of the prepared set.
-        image_size: side in pixels of the whole image.
-        evaluation_size: side of its middle square that the encoder saw.
-        geometry: how images were fitted to a square.
-        prepared_size: to which they were fitted before they were scaled, in pixels, if known.
+    `evaluation_size` is the side of the middle square that the encoder saw, in pixels; `prepared_size` the one to which
+    images were fitted before they were scaled, if known.
     """
 
     encoders: dict[str, str]
@@ -74,21 +69,17 @@ class Features:
 
     def __init__(self, prepared: PreparedSet, name: str, in_memory: bool = False) -> None:
         self.folder = prepared.folder / FOLDER / name
-        file = self.folder / INFO_FILE
-        if not file.is_file():
-            names = sorted(found.parent.name for found in (prepared.folder / FOLDER).glob(f"*/{INFO_FILE}"))
-            raise PreparedDataError(
-                f"data.features: {prepared.folder} has no finished features named {name} (there: "
-                f"{', '.join(names) or 'none'}); make them: {MADE_BY}; or set data.features: null"
-            )
         self._images = MappedRows(self.folder / IMAGES_FILE, in_memory)
         self._sentences = MappedRows(self.folder / SENTENCES_FILE)
         try:
-            self.info = FeaturesInfo(**json.loads(file.read_text(encoding="utf-8")))
+            self.info = FeaturesInfo(**json.loads((self.folder / INFO_FILE).read_text(encoding="utf-8")))
             found = len(self._images.values), len(self._sentences.values)
         except (OSError, ValueError, TypeError) as error:
+            names = sorted(file.parent.name for file in (prepared.folder / FOLDER).glob(f"*/{INFO_FILE}"))
             raise PreparedDataError(
-                f"{self.folder} is damaged ({error}); delete it and make it again: {MADE_BY}"
+                f"data.features: {prepared.folder} has no finished features named {name} (there: "
+                f"{', '.join(names) or 'none'}): {error}; make them, after deleting what there is: {MADE_BY}; or set "
+                "data.features: null"
             ) from error
         images, sentences = prepared.table("images")["dicom_id"], prepared.table("sentences")["sentence_id"]
         if self.info.dataset != prepared.fingerprint or found != (len(images), len(sentences)):
@@ -104,7 +95,6 @@ class Features:
         return self._images[[self._row_of_image[dicom_id] for dicom_id in dicom_ids]]
 
     def of_sentences(self, sentence_ids: Sequence[int]) -> Float[Tensor, "sentence hidden"]:
-        """Input of the text encoder's projection."""
         return self._sentences[[self._row_of_sentence[sentence] for sentence in sentence_ids]]
 
 

@@ -19,7 +19,6 @@ from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, re
 
 
 def _numeric(*tables: str) -> dict[str, str]:
-    """Numeric columns -> the table that they stand in."""
     return {column: table for table in tables for column, kind in TABLES[table].items() if kind != "str"}
 
 
@@ -153,18 +152,20 @@ def _own_column(own: OwnFields | None, name: str, keys: pd.Series) -> pd.Series:
     assert own is not None  # see `check_fields`
     missing = ~keys.isin(own.columns.index)
     column = own.columns[name].loc[keys[~missing]]
-    if is_integer_dtype(column) and len(column) and int(column.max()) > np.iinfo(np.int64).max:
-        raise UserError(f"data.fields {own.file}: {name!r} exceeds 64-bit integers; store it as float")
+    is_integer = is_integer_dtype(column)
     with np.errstate(over="ignore"):  # what float32 cannot hold is not finite there
         values = column.to_numpy(np.float64, na_value=np.nan).astype(np.float32)
-    bad = column.index[~np.isfinite(values)]
-    for problem, at in (("no row", keys[missing].tolist()), ("no finite value", bad.tolist())):
+    is_bad = ~np.isfinite(values) | (is_integer & (values >= 2.0**63))
+    for problem, at in (
+        ("no row", keys[missing].tolist()),
+        ("no finite value, or no 64-bit integer,", column.index[is_bad].tolist()),
+    ):
         if at:
             raise UserError(
                 f"data.fields {own.file}: {len(at):,} of {len(keys):,} {own.key} of the prepared set have {problem} "
                 f"for {name!r} (first: {at[0]})"
             )
-    return column.astype("int64" if is_integer_dtype(column) else "float64")
+    return column.astype("int64" if is_integer else "float64")
 
 
 def _labels(prepared: PreparedSet, images: pd.DataFrame, names: list[str]) -> Tensor:

@@ -208,9 +208,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self._require_no_augmentation(f"data.features {self.features_name} are of whole images")
         there = asdict(features.info)
         here = asdict(FeaturesInfo.of(features.info.encoders, self.prepared, self.view))
-        if others := [
-            f"{name} {there[name]} (here: {here[name]})" for name in there if there[name] != here[name]
-        ]:
+        others = [f"{name} {x} (here: {here[name]})" for name, x in there.items() if x != here[name]]
+        if others:
             raise UserError(
                 f"data.features {self.features_name} are of other images, with {', '.join(others)}; set the data's "
                 "options to these, or encode anew: python -m data_prep.encode"
@@ -227,30 +226,25 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             int(str(study)): list(dict.fromkeys(ids))
             for study, ids in reports.groupby("study_id")["sentence_id"].apply(list).items()
         }
-        images = (
-            images[images["study_id"].isin(list(by_study))].sort_values("dicom_id").reset_index(drop=True)
-        )
-        return Reported(images, [by_study[study] for study in images["study_id"]])
+        images = images[images["study_id"].isin(list(by_study))].sort_values("dicom_id")
+        return Reported(images.reset_index(drop=True), [by_study[study] for study in images["study_id"]])
 
     @cached_property
     def _tokens(self) -> dict[int, list[int]]:
-        """Tokens of every sentence of the set."""
         sentences = self.prepared.table("sentences")
         ids = self.requirements.tokenize(sentences["text"].tolist())
         return dict(zip(sentences["sentence_id"].tolist(), ids, strict=True))
 
     def sentence_fields(self, names: Sequence[str]) -> pd.DataFrame:
         """Fields of sentences by sentence_id, as the objective gets them."""
-        return sentence_fields(
-            self.prepared, names, self.log_p_name, self._own_fields, self.text_embedding_name
-        )
+        which = (self.log_p_name, self._own_fields, self.text_embedding_name)
+        return sentence_fields(self.prepared, names, *which)
 
     @cached_property
     def _own_fields(self) -> OwnFields | None:
         return None if self.fields_file is None else read_own_fields(self.fields_file)
 
     def _examples(self, reported: Reported, augmented: bool) -> ReportedExamples:
-        """Examples with all that the objective asks for."""
         required = self.requirements
         of_sentences, of_images = required.sentence_fields, required.image_fields
         findings = self.prepared.findings if of_images else []

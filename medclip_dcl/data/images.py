@@ -148,16 +148,13 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
 
     @property
     def varies(self) -> bool:
-        """True if training images are augmented."""
         return bool(self.crop_size < self.image_size or self.crop.brightness or self.crop.contrast)
 
     @cached_property
     def prepared(self) -> PreparedSet:
-        """The prepared data set, opened at first use."""
         return PreparedSet(self.folder)
 
     def image_settings(self) -> ImageSettings:
-        """Size and geometry at which images are served."""
         return ImageSettings(self.image_size, self.view.seen, self.crop_size, *self.prepared.fitting)
 
     @property

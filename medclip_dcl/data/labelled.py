@@ -165,7 +165,6 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         return Targets(images["dicom_id"].tolist(), images["subject_id"].to_numpy(), labels)
 
     def _training_targets(self) -> Targets:
-        """Targets of the drawn patients, without images that have no target."""
         self._train = None
         of_all = self._targets("train")
         drawn = draw_patients(of_all.subject_ids, self.label_fraction, self.label_seed)
@@ -209,7 +208,6 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         return DataLoader(dataset, sampler=ShardSampler(range(len(dataset))), **options)
 
     def _examples(self, use: str, batch_size: int) -> tuple[ImageExamples | FeatureExamples, dict[str, Any]]:
-        """Data set of a use, and the options of its loader."""
         targets = self._targets(use)
         if self.requirements.is_frozen:
             # In memory: no worker processes.
@@ -225,7 +223,6 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
     # Evaluation
 
     def evaluation(self, stage: str) -> LabelledImages:
-        """Images and labels of "validate" or "test"."""
         is_test = stage == "test"
         labelled = self._labelled(
             self.test_images if is_test else self.prepared.table("images").query("use == 'validate'")

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int
 
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.masked_language import IGNORED
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -25,8 +24,6 @@ class Masking:
     """
 
     def __init__(self, vocabulary: Mapping[str, int], probability: float) -> None:
-        if "[MASK]" not in vocabulary:
-            raise UserError("the vocabulary has no token [MASK]: its model is not a masked language model")
         special = {vocabulary[piece] for piece in SPECIAL_TOKENS if piece in vocabulary}
         ordinary = [number for number in sorted(vocabulary.values()) if number not in special]
         self.probability, self.mask_id, self.ordinary = probability, vocabulary["[MASK]"], np.array(ordinary)

@@ -90,7 +90,6 @@ def columns_of(table: str, frame: pd.DataFrame) -> dict[str, str]:
 
 
 def check_table(frame: pd.DataFrame, table: str) -> None:
-    """Refuse a table whose columns and types are not those of `TABLES`."""
     expected = columns_of(table, frame)
     if list(frame.columns) != list(expected):
         raise PreparedDataError(
@@ -148,7 +147,6 @@ def _balanced(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_table(file: Path, table: str) -> pd.DataFrame:
-    """A table of the prepared set, checked against `TABLES`; errors name the file."""
     try:
         frame = pd.read_parquet(file)
         check_table(frame, table)
@@ -244,7 +242,6 @@ def _read_text_embedding(file: Path) -> TextEmbedding:
 
 
 def _broken(file: Path, kind: str, problem: object) -> PreparedDataError:
-    """Error about a file of a language model."""
     return PreparedDataError(
         f"{file}: {problem}; correct the file, or delete it and make it again with: {_MADE_BY[kind]}"
     )
@@ -274,7 +271,6 @@ class PreparedSet:
 
     @cached_property
     def content(self) -> Content:
-        """Content of the set as it is now."""
         return current_content(self.folder, self.info, TABLES)
 
     @property
@@ -308,7 +304,6 @@ class PreparedSet:
         return self.info.get("phantom") is True
 
     def has(self, table: str) -> bool:
-        """True if the table was written."""
         return (self.folder / f"{table}.parquet").is_file()
 
     def table(self, table: str) -> pd.DataFrame:
@@ -337,7 +332,6 @@ class PreparedSet:
 
     @cached_property
     def findings(self) -> list[str]:
-        """Findings that the set labels, CheX5's first."""
         return labelled_findings(self.table("labels"))
 
     def studies(self, use: str) -> pd.Series:
@@ -367,7 +361,6 @@ class PreparedSet:
         return frame
 
     def log_p_file(self, name: str | None = None) -> Path:
-        """The file that `log_p` reads."""
         return self._file_of_model("log_p", name)
 
     def text_embedding(self, name: str | None = None) -> TextEmbedding:
@@ -387,14 +380,14 @@ class PreparedSet:
         return sorted(file.stem for file in files if not file.name.startswith("."))
 
     def _file_of_model(self, kind: str, name: str | None) -> Path:
-        """The named or the only file of a folder in which each language model has one."""
         names = self.models(kind)
         chosen = [found for found in names if name in (None, found)]
         if len(chosen) == 1:
             return self.folder / kind / f"{chosen[0]}.parquet"
+        what, named = _BY_MODEL[kind], f" named {name} in {kind}" if name else ""
+        others = f" (there: {', '.join(names)}); name one (the option {kind}), or" if names else ";"
         raise PreparedDataError(
-            f"{self.folder} has {'several' if chosen else 'no'} {_BY_MODEL[kind]}{f' named {name}' if name else ''} "
-            f"(there: {', '.join(names) or 'none'}); name one of them (the option {kind}), or create them with: "
+            f"{self.folder} has {'several' if chosen else 'no'} {what}{named}{others} create {what.split()[1]} with: "
             f"{_MADE_BY[kind]}"
         )
 
@@ -410,7 +403,6 @@ class PreparedSet:
         return options.get("geometry", "stretch"), options.get("size")
 
     def image_file(self, path: str) -> Path:
-        """File of an image's prepared JPEG; `path` as in images.parquet."""
         return self.folder / "images" / path
 
     @cached_property

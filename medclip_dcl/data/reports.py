@@ -96,7 +96,6 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
         return TokenizedSentences(self.tokenizer, self.max_tokens)
 
     def load(self, stage: str) -> None:
-        """Read the sentences, then load or train the tokenizer, then cut the sentences into word pieces."""
         if self._examples:
             return
         prepared = PreparedSet(self.folder)

@@ -37,7 +37,6 @@ class TrainingOrder(DistributedSampler):
 
     @property
     def batches(self) -> int:
-        """Number of global batches in an epoch."""
         return self.count // self.batch_size
 
     def start_at(self, epoch: int, batch: int) -> None:
@@ -165,7 +164,7 @@ class ShardSampler(DistributedSampler):
 
     def __init__(self, keys: Sequence[Any]) -> None:
         rank, processes = rank_and_size()
-        if len(keys) < processes:  # one without any would leave the others waiting
+        if 0 < len(keys) < processes:  # one without any would leave the others waiting
             raise UserError(
                 f"data.batch_size: expected evaluated images or batches for each of {processes} processes, found "
                 f"{len(keys)}; lower it, or use fewer processes"
@@ -189,6 +188,5 @@ class FixedBatches(Dataset):
         return -(-len(self.examples) // self.batch_size)
 
     def __getitem__(self, batch: int) -> Any:
-        first = batch * self.batch_size
-        last = min(first + self.batch_size, len(self.examples))
-        return self.examples.collate([self.examples[index] for index in range(first, last)])
+        indices = range(len(self.examples))[batch * self.batch_size :][: self.batch_size]
+        return self.examples.collate([self.examples[index] for index in indices])

@@ -152,7 +152,10 @@ class ImageTextInference:
     ) -> Float[np.ndarray, "image text"]:
         """Similarity of every image with every text, in [-1, 1] (the logits divided by gamma^2)."""
         sentences = self._sentences(texts)
-        parts = [self._similarity(inputs, sentences) for inputs in self._inputs(images, batch_size)]
+        parts = [
+            self._similarity(self._feature_map(inputs), sentences)
+            for inputs in self._inputs(images, batch_size)
+        ]
         return np.concatenate([np.empty((0, len(sentences)), np.float32), *parts])
 
     def heat_map(self, image: ImageLike, text: str) -> Float[np.ndarray, "height width"]:
@@ -169,7 +172,7 @@ class ImageTextInference:
         sentences = self._sentences(listed)
         encoded = image if isinstance(image, EncodedImage) else self.encode_image(image)
         regions = cosine_heat_maps(encoded.feature_map[0], sentences).cpu()
-        similarity = self._similarity_of(encoded.feature_map, sentences)[0]
+        similarity = self._similarity(encoded.feature_map, sentences)[0]
         return HeatMaps(encoded.grey, tuple(listed), similarity, regions, self.network.view)
 
     @torch.inference_mode()
@@ -246,7 +249,7 @@ class ImageTextInference:
         def score(
             inputs: UInt8[np.ndarray, "image side side"],
         ) -> Float[np.ndarray, "image finding"]:
-            scores = np.split(self._similarity(inputs, sentences), ends, axis=1)
+            scores = np.split(self._similarity(self._feature_map(inputs), sentences), ends, axis=1)
             means = np.stack([part.mean(axis=1) for part in scores], axis=1)
             return means[:, 1::2] - means[:, ::2]
 
@@ -297,11 +300,6 @@ class ImageTextInference:
 
     @torch.inference_mode()
     def _similarity(
-        self, inputs: UInt8[np.ndarray, "image side side"], sentences: Float[Tensor, "text dim"]
-    ) -> Float[np.ndarray, "image text"]:
-        return self._similarity_of(self._feature_map(inputs), sentences)
-
-    def _similarity_of(
         self, feature_map: Float[Tensor, "image dim row column"], sentences: Float[Tensor, "text dim"]
     ) -> Float[np.ndarray, "image text"]:
         similarity = self.network.similarity
@@ -310,6 +308,7 @@ class ImageTextInference:
             raise UserError(f"scores are not finite in {self.dtype}; use float32, or another checkpoint")
         return (logits / similarity.gamma2).T.cpu().numpy()
 
+    @torch.inference_mode()
     def _feature_map(
         self, inputs: UInt8[np.ndarray, "image side side"]
     ) -> Float[Tensor, "image dim row column"]:

@@ -61,13 +61,11 @@ class TrainedModel(LightningModule):
         self._validation = torch.zeros(2, dtype=widest_float(self.device), device=self.device)
 
     def add_validation_loss(self, total: Tensor, count: int) -> None:
-        """Add a batch: the sum of its losses and their number."""
         self._validation += torch.stack(
             [total.to(self._validation.dtype), self._validation.new_tensor(count)]
         )
 
     def on_validation_epoch_end(self) -> None:
-        """Log the mean over all batches and processes."""
         total, count = self.trainer.strategy.reduce(self._validation, reduce_op="sum")
         self.log_validation_loss(total / count)
 
@@ -138,13 +136,11 @@ class ImageModel(NetworkModel):
             self.use_images(images, stage)
 
     def use_images(self, images: ImageSettings, stage: str) -> None:
-        """Take over image size, training crop and geometry."""
         self.network.image_size, self.network.geometry = images.image_size, images.geometry
         if stage == "fit":
             self.network.crop_size = images.crop_size
 
     def start_from(self, network: Any, source: str, parts: list[str] | None) -> None:
-        """Take over the weights of another training."""
         if not Path(source).expanduser().exists():
             raise MissingFileError(f"model.init_args.init_from: no file and no folder {source}")
         self.initial_weights = take_over(network, source, parts)
@@ -156,7 +152,6 @@ class ImageModel(NetworkModel):
         return {**super().description(), **taken_over}
 
     def restored(self, network: ImageTextNetwork | FindingNetwork, saved: SavedModel) -> None:
-        """Take network and weights of a checkpoint, in evaluation mode."""
         self.network = network
         self.initial_weights = TakenOver.of_checkpoint(saved.checkpoint)
         load_exactly(self, saved.checkpoint["state_dict"], saved.path)

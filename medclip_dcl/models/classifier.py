@@ -117,7 +117,6 @@ class Classifier(ImageModel):
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """One for each logit."""
         return self.network.findings
 
     @property
@@ -196,14 +195,12 @@ class Classifier(ImageModel):
             self.network.image_encoder.zero_grad(set_to_none=True)
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
-        """The logits for the callbacks; the loss is summed up."""
         logits = self._logits(batch)
         losses = finding_losses(logits, batch["labels"], self.positive_weight)
         self.add_validation_loss(losses.sum(), len(losses))
         return {"logits": logits, "dicom_id": batch["dicom_id"]}
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
-        """Logits for the evaluation callback."""
         return {"logits": self(batch["images"]), "dicom_id": batch["dicom_id"]}
 
     predict_step = test_step
@@ -225,7 +222,6 @@ class Classifier(ImageModel):
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
 
     def description(self) -> dict[str, Any]:
-        """The network and the options of the training in plain values."""
         options = {name: getattr(self, name) for name in _OPTIONS}
         return {**super().description(), "classifier": options}
 
@@ -233,7 +229,6 @@ class Classifier(ImageModel):
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, map_location: Any = "cpu"
     ) -> Classifier:
-        """The model of a checkpoint, wherever its encoder first came from, in evaluation mode."""
         saved = read_model(checkpoint_path, map_location)
         checkpoint = saved.require_checkpoint()
         network = FindingNetwork.from_config(checkpoint["network"])

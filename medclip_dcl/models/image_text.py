@@ -155,7 +155,6 @@ class ImageTextModel(ImageModel):
 
     @property
     def class_probability(self) -> ClassProbability:
-        """The rule that gives each sentence its eta."""
         return self.objective.class_probability
 
     def requirements(self) -> ImageTextRequirements:
@@ -259,7 +258,6 @@ class ImageTextModel(ImageModel):
         return {"loss": loss, "feature_map": feature_map.detach(), "dicom_id": batch["dicom_id"]}
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
-        """Features for the callbacks."""
         return {"feature_map": self._feature_map(batch), "dicom_id": batch["dicom_id"]}
 
     predict_step = test_step
@@ -281,7 +279,6 @@ class ImageTextModel(ImageModel):
         return loss, feature_map, metrics
 
     def _feature_map(self, batch: dict[str, Any]) -> Tensor:
-        """Projected regions of the images, or of their features."""
         if "features" in batch:
             return self.network.image_encoder.project(batch["features"].to(self.network.mean))
         images = batch["images"]
@@ -298,7 +295,6 @@ class ImageTextModel(ImageModel):
         return in_parts(self.network.encode_sentences, parts, "encode_at_once" not in batch)
 
     def _masked_language_losses(self, batch: dict[str, Any]) -> Tensor:
-        """-log P of each masked token, the sentences in pieces."""
         tokens, lengths, labels = batch["masked_tokens"], batch["lengths"], batch["masked_labels"]
         parts = [
             (tokens[places, :longest], lengths[places], labels[places, :longest], masked)
@@ -313,22 +309,15 @@ class ImageTextModel(ImageModel):
         self.network.similarity.clamp_gamma_()
 
     def configure_optimizers(self) -> Any:
-        """AdamW; linear warm-up, then cosine decay to 0, by optimiser step."""
         total = self.trainer.estimated_stepping_batches
         # Lists: the optimiser's state in a checkpoint goes by the order of parameters.
         transformer = list(self.network.text_encoder.transformer.parameters())
-        own = {id(p) for p in transformer}
+        own, rate = {id(p) for p in transformer}, self.text_learning_rate
         # An objective may learn, too: a class probability with parameters.
         every = [*self.network.parameters(), *self.objective.parameters()]
-        others = [p for p in every if id(p) not in own]
         groups = [
-            *parameter_groups(
-                transformer,
-                self.weight_decay,
-                self.text_learning_rate,
-                name=None if self.text_learning_rate is None else "text",
-            ),
-            *parameter_groups(others, self.weight_decay),
+            *parameter_groups(transformer, self.weight_decay, rate, None if rate is None else "text"),
+            *parameter_groups([p for p in every if id(p) not in own], self.weight_decay),
         ]
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total, self.beta2)
 
@@ -336,7 +325,6 @@ class ImageTextModel(ImageModel):
         return {**super().description(), "objective": self._objective_config()}
 
     def _objective_config(self) -> dict[str, Any]:
-        """Arguments of the model besides the network's parts, in plain values."""
         parts = {name: getattr(self.objective, name) for name in _OPTIONAL_PARTS}
         return {
             "class_probability": part_config(self.class_probability),
@@ -350,7 +338,6 @@ class ImageTextModel(ImageModel):
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, map_location: Any = "cpu"
     ) -> ImageTextModel:
-        """The model of a checkpoint, wherever its encoders first came from, in evaluation mode."""
         saved = read_model(checkpoint_path, map_location)
         checkpoint = saved.require_checkpoint()
         network = ImageTextNetwork.from_config(checkpoint["network"])

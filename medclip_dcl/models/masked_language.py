@@ -134,18 +134,15 @@ class MaskedLanguageModel(TrainedModel):
         self.add_validation_loss(losses.sum(), len(losses))
 
     def log_validation_loss(self, mean: Tensor) -> None:
-        """Log the mean over all masked tokens, and its exponential."""
         super().log_validation_loss(mean)
         self.log("validate/perplexity", mean.exp().float())
 
     def configure_optimizers(self) -> Any:
-        """AdamW; linear warm-up, then cosine decay to 0, by optimiser step."""
         total = self.trainer.estimated_stepping_batches
         groups = parameter_groups(self._model.parameters(), self.weight_decay)
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
 
     def description(self) -> dict[str, Any]:
-        """Model, tokenizer and options in plain values."""
         architecture = None if self.architecture is None else asdict(self.architecture)
         names = ("pretrained", "learning_rate", "weight_decay", "warmup_steps")
         options = {**{name: getattr(self, name) for name in names}, "architecture": architecture}
@@ -173,7 +170,6 @@ class MaskedLanguageModel(TrainedModel):
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, map_location: Any = "cpu"
     ) -> MaskedLanguageModel:
-        """The model of a checkpoint, wherever it first came from, in evaluation mode."""
         checkpoint = read_model(checkpoint_path, map_location).checkpoint
         options = dict(_described(checkpoint, str(checkpoint_path))["options"])
         size = options.pop("architecture", None)
@@ -183,7 +179,6 @@ class MaskedLanguageModel(TrainedModel):
         return model.eval()
 
     def next_command(self, run: Path) -> str:
-        """The command that uses the exported model, after training in the folder `run`."""
         data: Any = trainer_data(self.trainer)
         return f"python -m data_prep.score_sentences --data {data.folder} --model {run / _EXPORT}"
 
@@ -230,13 +225,11 @@ class MaskedLanguageModel(TrainedModel):
         return BertForMaskedLM(config).train()
 
     def _losses(self, batch: dict[str, Tensor]) -> Float[Tensor, " masked"]:
-        """-log P of each masked token."""
         hidden = self(batch["tokens"], batch["lengths"])
         return masked_language_losses(hidden, batch["labels"], batch["places"], self._model.cls)
 
     @property
     def _model(self) -> BertForMaskedLM:
-        """Built when the Trainer sets it up, or from a checkpoint."""
         if self.language_model is None:
             raise UserError("a language model needs a datamodule with a tokenizer, such as ReportsDataModule")
         return self.language_model

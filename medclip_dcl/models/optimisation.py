@@ -48,7 +48,6 @@ def adamw_warmup_cosine(
 
 
 def _factor_from(first: int, warmup: int, total: int) -> Callable[[int], float]:
-    """`warmup_cosine` that begins at the step `first`, 0 before it."""
     return lambda step: 0.0 if step < first else warmup_cosine(step - first, warmup, total - first)
 
 

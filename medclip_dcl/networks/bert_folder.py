@@ -91,16 +91,13 @@ def load_bert_config(folder: str | Path) -> BertConfig:
 
 def bert_config(raw: Mapping[str, Any], source: str) -> BertConfig:
     """BERT's configuration from the content of a config.json; `source` names it in errors."""
-    for name, values in _ONLY.items():
-        if (found := raw.get(name, values[0])) not in values:
-            raise ModelFolderError(
-                f"{source}: {name}: expected {values[0]!r}, found {found!r}; give a BERT folder"
-            )
+    wrong = {name: repr(x[0]) for name, x in _ONLY.items() if raw.get(name, x[0]) not in x}
     heads = raw.get("num_attention_heads")
     if type(heads) is not int or heads < 1:  # no tensor shows a wrong one
-        raise ModelFolderError(
-            f"{source}: num_attention_heads: expected an integer of at least 1, found {heads!r}"
-        )
+        wrong["num_attention_heads"] = "an integer of at least 1"
+    if wrong:
+        named = ", ".join(f"{name}: expected {x}, found {raw.get(name)!r}" for name, x in wrong.items())
+        raise ModelFolderError(f"{source}: {named}; give a BERT folder")
     return BertConfig(**{name: value for name, value in raw.items() if name not in _NOT_BERT_SETTINGS})
 
 
@@ -305,7 +302,6 @@ def _reason(error: Exception) -> str:
 
 
 def _drop_machine_settings(file: Path) -> None:
-    """Remove settings about remote code and this machine."""
     settings = _read_json(file)
     for name in ("auto_map", "is_local", "local_files_only", "name_or_path", "tokenizer_file"):
         settings.pop(name, None)

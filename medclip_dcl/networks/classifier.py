@@ -27,12 +27,7 @@ class FindingNetwork(ImageNetwork):
 
     Args:
         image_encoder: images to regions; its projection is kept, but not used.
-        findings: names, one logit each.
-        image_size: side of the network's input for a whole image in evaluation, in pixels.
-        mean: per channel, subtracted from images in [0, 1]; ImageNet's by default (choice, not from the paper).
-        std: per channel; divides what remains.
-        geometry: how images were fitted to a square in training, see `medclip_dcl.pictures.geometry`.
-        crop_size: side of the random crops in training, in pixels; None if unknown.
+        findings: names, one logit each; the other arguments are those of `ImageTextNetwork`.
     """
 
     feature_mean: Tensor
@@ -66,7 +61,6 @@ class FindingNetwork(ImageNetwork):
         return self.image_encoder.features(self.normalised(images)).flatten(2).mean(2)
 
     def classify(self, features: Float[Tensor, "image channel"]) -> Float[Tensor, "image finding"]:
-        """Logits from `features`."""
         return self.head((features - self.feature_mean) / self.feature_std)
 
     def forward(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image finding"]:
@@ -84,7 +78,6 @@ class FindingNetwork(ImageNetwork):
         self.feature_std.copy_(deviation)
 
     def config(self) -> dict[str, Any]:
-        """Plain values (JSON) from which `from_config` builds the same network without its weights."""
         return {
             VERSION_KEY: NETWORK.version,
             "image_encoder": part_config(self.image_encoder),
@@ -94,7 +87,6 @@ class FindingNetwork(ImageNetwork):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FindingNetwork:
-        """Build a network from the result of `config`."""
         require_kind(config, "a classifier")
         return cls(
             build_part(config["image_encoder"], RegionEncoder),

@@ -168,7 +168,6 @@ class ResNetRegions(RegionEncoder):
 
     @property
     def feature_dim(self) -> int:
-        """Channels of the last stage."""
         return self.width * (8 if self.stride == 32 else 4) * (4 if self.depth == 50 else 1)
 
     def config(self) -> dict[str, Any]:
@@ -201,7 +200,6 @@ class ResNetRegions(RegionEncoder):
 
 
 def _projection(kind: str, channels: int, dim: int) -> nn.Module:
-    """From features of the backbone to regions in the common space."""
     if kind == "linear":
         return nn.Conv2d(channels, dim, kernel_size=1)
     return nn.Sequential(
@@ -213,7 +211,6 @@ def _projection(kind: str, channels: int, dim: int) -> nn.Module:
 
 
 def _stem(width: int) -> list[nn.Module]:
-    """The layers before torchvision's first stage, with `width` channels."""
     convolution = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
     return [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)]
 

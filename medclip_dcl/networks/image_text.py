@@ -75,7 +75,6 @@ class ImageTextNetwork(ImageNetwork):
 
     @property
     def stride(self) -> int:
-        """Pixels for each region."""
         return self.image_encoder.stride
 
     @property
@@ -167,7 +166,6 @@ class ImageTextNetwork(ImageNetwork):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ImageTextNetwork:
-        """Build a network from the result of `config`."""
         require_kind(config, "an image-text model")
         return cls(
             build_part(config["image_encoder"], RegionEncoder),

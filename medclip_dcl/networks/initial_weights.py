@@ -234,13 +234,11 @@ def _described(config: dict[str, Any]) -> dict[str, Any]:
 
 def _differences(part: str, there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """Settings of the source's part that differ from the configured ones; not the tokenizer."""
-    if there["class_path"] != here["class_path"]:
-        return [f"{part}.class_path: {there['class_path']} (configured: {here['class_path']})"]
-    a, b = (_flat(config["init_args"]) for config in (there, here))
+    a, b = _flat(there), _flat(here)
     return [
-        f"{part}.init_args.{name}: {a.get(name)} (configured: {b.get(name)})"
+        f"{part}.{name}: {a.get(name)} (configured: {b.get(name)})"
         for name in sorted(a.keys() | b.keys())
-        if a.get(name) != b.get(name) and name != "tokenizer"
+        if a.get(name) != b.get(name) and name != "init_args.tokenizer"
     ]
 
 
@@ -259,7 +257,6 @@ def _splitting(tokenizer: str | None) -> list[Any]:
 
 
 def _in_groups(names: Sequence[str]) -> str:
-    """The names; beyond eight, the first two components of each with a count."""
     if len(names) <= 8:
         return ", ".join(names)
     groups = [".".join(name.split(".")[:2]) for name in names]

@@ -36,7 +36,6 @@ class MaskedLanguageHead(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*row width"], word_embeddings: Float[Tensor, "vocabulary width"]
     ) -> Float[Tensor, "*row vocabulary"]:
-        """Logits over the vocabulary from last hidden states."""
         weight = word_embeddings if self.weight is None else self.weight
         return linear(self.transform(hidden), weight, self.bias)
 

@@ -104,7 +104,6 @@ class Similarity(nn.Module):
         self.log_gamma2.clamp_(max=self._max_log_gamma2)
 
     def config(self) -> dict[str, Any]:
-        """Constructor arguments, for checkpoints."""
         return dict(self._initial)
 
     def forward(self, regions: Regions, sentences: Sentences) -> Logits:
@@ -202,7 +201,6 @@ class NonLocal(Similarity):
         return {**super().config(), "dim": self.dim, "attention": self.attention}
 
     def scores(self, regions: Regions, sentences: Sentences, critical: Critical | None = None) -> Logits:
-        """Scores of all pairs in [-1, 1]; `critical` is m where it is known."""
         smoothed = smoothed_regions(regions, self.q(regions))
         if self.attention == "mean":
             return pooled_score(smoothed, sentences)

@@ -223,7 +223,6 @@ class BertSentences(SentenceEncoder):
     def states(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence hidden"]:
-        """Pooled last hidden states."""
         hidden = last_hidden_states(self.bert, tokens, lengths)
         if self.pooling == "cls":
             return hidden[:, 0]
@@ -240,7 +239,6 @@ class BertSentences(SentenceEncoder):
         labels: Int[Tensor, "sentence token"],
         places: Int[Tensor, " masked"],
     ) -> Float[Tensor, " masked"]:
-        """-log P of each masked token (Devlin et al., NAACL 2019), not reduced, in float32, row by row."""
         head = self.masked_language_head
         assert head is not None
         words = self.bert.embeddings.word_embeddings.weight
@@ -281,12 +279,10 @@ def _trained_encoder(source: str) -> SavedModel | None:
 
 
 def _arguments(saved: SavedModel) -> dict[str, Any]:
-    """The text encoder's arguments in a description of a network; empty if it has none."""
     return saved.require_network().get("text_encoder", {}).get("init_args", {})
 
 
 def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
-    """Projection of the pooled hidden state into the common space."""
     if kind == "linear":
         return nn.Linear(hidden_size, dim)
     return nn.Sequential(

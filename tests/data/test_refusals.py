@@ -182,8 +182,8 @@ def table(name: str) -> Callable[[PreparedSet], object]:
         (edit("image_classes.parquet", lambda t: t.assign(class_id=-1)), table("image_classes"),
          r"image_classes\.parquet: class_id below 0: \d+ .first: -1"),
         (OTHER_SCORES, PreparedSet.log_p, r"several sentence scores \(there: other-9, small-0123\); name one"),
-        (OTHER_SCORES, lambda s: s.log_p("x"), r"no sentence scores named x \(there: other-9, small-0123\)"),
-        (delete("log_p"), PreparedSet.log_p, "has no sentence scores .*; name .*score_sentences"),
+        (OTHER_SCORES, lambda s: s.log_p("x"), r"no sentence scores named x in log_p \(there: other-9, small-0123\)"),
+        (delete("log_p"), PreparedSet.log_p, "has no sentence scores; create scores with: .*score_sentences"),
         (edit(SCORES, lambda t: t.iloc[3:]), PreparedSet.log_p, "3 of 9 sentences have no row; correct the file"),
         (log_p({2: np.inf, 4: -np.inf}), PreparedSet.log_p, "logarithms .* 2 of 9 rows .* 2, log_p inf"),
         (log_p({3: 3.0}), PreparedSet.log_p, "needs its sign changed.* 1 of 9 rows .* 3, log_p 3.; .*score_sentences"),
@@ -192,7 +192,7 @@ def table(name: str) -> Callable[[PreparedSet], object]:
         (sealed("log_p"), PreparedSet.log_p, "scores and texts as they were scored, .*score_sentences"),
         (sealed("text"), PreparedSet.log_p, "scores and texts as they were scored, .*score_sentences"),
         (two(embeddings(VECTORS), embeddings(VECTORS, name="b")), PreparedSet.text_embedding,
-         r"several sentence embeddings .*b, bert-1\); name one of them \(the option text_embedding\)"),
+         r"several sentence embeddings .*b, bert-1\); name one \(the option text_embedding\), or"),
         (embeddings(VECTORS[:7]), PreparedSet.text_embedding, "2 of 9 sentences have no row; .*embed_"),
         (embeddings(BROKEN), PreparedSet.text_embedding, r"finite embeddings, .* 2 of 9 rows \(first: .* 3\)"),
         (embeddings(VECTORS, np.arange(9)[::-1]), PreparedSet.text_embedding, "expected ascending sentence_id"),
@@ -231,7 +231,7 @@ EQUAL_VIEWS: dict[str, Any] = {"views": 2, "crop_size": 40, "brightness": 0.0, "
 @pytest.mark.parametrize(
     ("damage", "use", "message"),
     [
-        (delete("log_p"), fit("log_p"), "no sentence scores .*data_prep.score_sentences"),
+        (delete("log_p"), fit("log_p"), "no sentence scores; .*data_prep.score_sentences"),
         (delete("classes.parquet"), fit("rho"), "no table classes.parquet; .*phantom"),
         (delete("labels.parquet"), fit("labels"), "no table labels.parquet"),
         (NO_LABELS, fit("labels"), "no CheXpert label for any of 24 images"),

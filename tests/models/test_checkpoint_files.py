@@ -115,25 +115,18 @@ def edited(file: Path, folder: Path, **changes: Any) -> Path:
     return folder / "edited.ckpt"
 
 
-def test_newer_checkpoints_are_refused_with_both_versions(of_python, language_model, tmp_path):
+def test_newer_checkpoints_are_refused(of_python, language_model, small_set, tmp_path):
     message = f"expected a checkpoint of format version {CHECKPOINT.version}, found version 99"
-    file = edited(of_python[0], tmp_path, format_version=99)
-    for read in (load, ImageTextModel.load_from_checkpoint):
-        with pytest.raises(ValueError, match=f"edited.ckpt: {message}"):
-            read(file)
-    model = edited(language_model, tmp_path, format_version=99)
-    with pytest.raises(ValueError, match=message):
-        MaskedLanguageModel.load_from_checkpoint(model)
-
-
-def test_training_does_not_continue_from_a_newer_checkpoint(of_python, small_set, tmp_path):
-    file, model = of_python
-    data = ImageTextDataModule(str(small_set), image_size=48, crop_size=32, batch_size=8, num_workers=0)
+    file, _ = of_python
     newer = edited(file, tmp_path, format_version=99)
-    with pytest.raises(ValueError, match="the checkpoint: expected a checkpoint .* found version 99"):
-        quick(tmp_path, max_steps=2).fit(
-            ImageTextModel.load_from_checkpoint(file), data, ckpt_path=newer, weights_only=True
-        )
+    with pytest.raises(ValueError, match=f"edited.ckpt: {message}"):
+        load(newer)
+    data = ImageTextDataModule(str(small_set), image_size=48, crop_size=32, batch_size=8, num_workers=0)
+    model = ImageTextModel.load_from_checkpoint(file)
+    with pytest.raises(ValueError, match=f"the checkpoint: {message}"):
+        quick(tmp_path, max_steps=2).fit(model, data, ckpt_path=newer, weights_only=True)
+    with pytest.raises(ValueError, match=message):
+        MaskedLanguageModel.load_from_checkpoint(edited(language_model, tmp_path, format_version=99))
 
 
 class Code:

@@ -168,7 +168,9 @@ def test_features_know_their_set_and_their_files(encoded, tmp_path):
     (folder / "images.parquet").write_bytes(images)
     rows = folder / "features/once/images.npy"
     rows.write_bytes(rows.read_bytes()[:-1])
-    with pytest.raises(ValueError, match="features/once is damaged .*; delete it and make it again"):
+    with pytest.raises(
+        ValueError, match="no finished features named once .*mmap.*; make them, after deleting"
+    ):
         data(folder, features="once").provided()
 
 
