@@ -40,6 +40,8 @@ def copy(small_set: Path, tmp_path: Path) -> Path:
         (ImageTextDataModule, {"views": 0}, "data.views must be at least 1, got 0"),
         (ImageTextDataModule, {"evaluation_crop": 0}, r"evaluation_crop 0 must lie in \[1, image_size = 512\]"),
         (ImageTextDataModule, {"contrastive_batch": 100}, "contrastive_batch 100 must be a multiple of .* 64"),
+        (ImageTextDataModule, {"features": "x", "views": 2}, r"data.contrastive_batch: null \(got 2, None\)"),
+        (ImageTextDataModule, {"features": "x", "contrastive_batch": 64}, r"\(got 1, 64\)"),
         (ImageTextDataModule, {"mask_probability": 1.0}, r"data.mask_probability must lie in \(0, 1\), got 1.0"),
         (LabelledDataModule, {"label_fraction": 0.0}, r"data.label_fraction must lie in \(0, 1\], got 0.0"),
         (LabelledDataModule, {"contrast": 1.0}, r"data.contrast must lie in \[0, 1\), got 1.0"),

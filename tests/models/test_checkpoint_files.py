@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import Trainer
 
 from medclip_dcl import load
 from medclip_dcl.common.formats import CHECKPOINT
@@ -21,11 +20,7 @@ from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
-
-
-def quick(folder: Path, **options: Any) -> Trainer:
-    off: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return Trainer(default_root_dir=folder, accelerator="cpu", enable_checkpointing=False, **off, **options)
+from tests.models.test_image_text import trainer as quick
 
 
 def test_an_unsaid_default_is_not_a_difference(of_python, tmp_path):

@@ -21,28 +21,22 @@ from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.labelled import LabelledDataModule
 from medclip_dcl.models.classifier import Classifier, finding_losses
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
+from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.pictures.transforms import load_grey, to_input
+from tests.models.test_image_text import trainer as quick
+from tests.small import LinearPatches
 
 NAN = float("nan")
 WHOLE: dict[str, Any] = {"crop_size": None, "brightness": 0.0, "contrast": 0.0}
 
 
-class LinearRegions(RegionEncoder):
-    """Patches of 4 x 4 pixels, mapped linearly, squashed: no BatchNorm, no projection."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dim, self.stride = 6, 4
-        self.map = nn.Conv2d(3, 6, kernel_size=4, stride=4)
+class Squashed(LinearPatches):
+    """Bounded features."""
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.map(images).tanh()
-
-    def config(self) -> dict[str, Any]:
-        return {}
+        return super().forward(images).tanh()
 
 
 def datamodule(folder: Path, **options: Any) -> LabelledDataModule:
@@ -51,18 +45,7 @@ def datamodule(folder: Path, **options: Any) -> LabelledDataModule:
 
 
 def trainer(folder: Path, epochs: int, *callbacks: Callback, **options: Any) -> Trainer:
-    return Trainer(
-        max_epochs=epochs,
-        callbacks=list(callbacks),
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        accelerator="cpu",
-        **options,
-    )
+    return quick(folder, max_epochs=epochs, callbacks=list(callbacks), num_sanity_val_steps=0, **options)
 
 
 def resnet(**options: Any) -> ResNetRegions:
@@ -114,7 +97,7 @@ def test_losses_are_a_loop_over_the_labelled_entries():
 
 
 def test_a_batch_without_labels_teaches_nothing():
-    model = Classifier(["Edema", "Fracture"], LinearRegions())
+    model = Classifier(["Edema", "Fracture"], Squashed(6))
     loss = model._loss({"images": torch.rand(3, 3, 8, 8), "labels": torch.full((3, 2), NAN)})
     loss.backward()
     assert loss.item() == 0
@@ -167,7 +150,7 @@ def test_probed_features_are_the_images_standardised(probed, small_set):
 
 def test_a_probe_is_logistic_regression_on_the_features(small_set, tmp_path, monkeypatch):
     options: dict[str, Any] = {"frozen": True, "balanced": True, "learning_rate": 0.4, "weight_decay": 0.0}
-    model = Classifier(["Edema"], LinearRegions(), **options)
+    model = Classifier(["Edema"], Squashed(6), **options)
     data = datamodule(small_set, batch_size=24, **WHOLE)
     # Labels that have nothing to do with the images, with more negative ones: no plane separates them.
     labels = (torch.rand(42, generator=torch.Generator().manual_seed(2)) < 0.4).float()
@@ -279,7 +262,7 @@ def test_resumed_equals_uninterrupted(small_set, tmp_path, frozen):
 
 def double_model(**options: Any) -> Classifier:
     torch.manual_seed(3)
-    model = Classifier(["Edema", "Fracture", "Pneumonia"], LinearRegions(), **options).double()
+    model = Classifier(["Edema", "Fracture", "Pneumonia"], Squashed(6), **options).double()
     for parameter in model.network.head.parameters():
         nn.init.normal_(parameter)
     model.positive_weight.copy_(torch.tensor([0.5, 2.0, 1.0]))

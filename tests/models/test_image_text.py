@@ -22,7 +22,6 @@ from medclip_dcl.models.optimisation import (
     parameter_groups,
     warmup_cosine,
 )
-from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import (
@@ -33,7 +32,7 @@ from medclip_dcl.objectives import (
 )
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from tests.objectives.test_anchor_losses import Proud, Scaled
-from tests.small import PatchRegions
+from tests.small import LinearPatches, PatchRegions
 
 
 def build(small_bert, **options) -> ImageTextModel:
@@ -296,22 +295,6 @@ def test_warns_of_sentences_that_are_cut(small_bert):
         assert [len(ids) for ids in tokenize(["The lungs are clear.", "clear " * 200])] == [7, 128]
 
 
-class Patches(RegionEncoder):
-    """Patches of 16 x 16 pixels, mapped linearly: no BatchNorm, whose statistics would be those of a part."""
-
-    dim, stride = 16, 16
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = torch.nn.Conv2d(3, 16, kernel_size=16, stride=16)
-
-    def forward(self, images):
-        return self.map(images)
-
-    def config(self):
-        return {}
-
-
 def test_a_batch_in_parts_trains_like_a_whole(small_bert, small_set, tmp_path):
     options: dict[str, Any] = {"image_size": 48, "crop_size": 32, "num_workers": 0, "sentences": "all"}
     options["views"] = 2
@@ -319,7 +302,11 @@ def test_a_batch_in_parts_trains_like_a_whole(small_bert, small_set, tmp_path):
     states = []
     for batch_size, contrastive_batch in ((12, None), (4, 12)):
         torch.manual_seed(2)
-        parts = (Patches(), BertSentences(str(small_bert), dim=16, dropout=0.0), LSENonLocal(dim=16))
+        parts = (
+            LinearPatches(16, 16),
+            BertSentences(str(small_bert), dim=16, dropout=0.0),
+            LSENonLocal(dim=16),
+        )
         model = ImageTextModel(*parts, LanguageModelClassProbability(), learning_rate=1e-3, warmup_steps=0)
         seen: list[int] = []
         model.network.image_encoder.register_forward_pre_hook(

@@ -194,13 +194,6 @@ def test_another_tokenizer_than_the_checkpoints_is_refused(
         )
 
 
-def test_checkpoint_loads_without_trainer_and_data(finished: Path) -> None:
-    model = MaskedLanguageModel.load_from_checkpoint(finished / "checkpoints" / "last.ckpt")
-    assert model.architecture == SMALL and model.learning_rate == 5e-3
-    expected = checkpoint_weights(finished / "checkpoints" / "last.ckpt")
-    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
-
-
 def test_pretrained_keeps_its_tokenizer_and_improves(finished: Path, prepared: Path, tmp_path: Path) -> None:
     model, data = build(prepared, architecture=None, pretrained=str(finished / "language_model"))
     run = trainer(tmp_path, 1)

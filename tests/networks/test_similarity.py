@@ -9,7 +9,7 @@ import math
 
 import pytest
 import torch
-from torch.nn.functional import cosine_similarity, interpolate
+from torch.nn.functional import cosine_similarity
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from medclip_dcl.networks import similarity as similarity_module
@@ -268,17 +268,6 @@ def test_config_builds_the_same_similarity(kind):
     second.load_state_dict(first.state_dict())
     v, t = torch.randn(2, 5, 128), torch.randn(3, 128)
     torch.testing.assert_close(first(v, t), second(v, t), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    "rows, columns, height, width", [(3, 5, 31, 52), (7, 4, 7, 9), (1, 6, 11, 6), (16, 16, 9, 500)]
-)
-@pytest.mark.parametrize("mode", ["bilinear", "nearest"])
-def test_regions_in_the_middle_of_their_cells_are_torchs_interpolation(rows, columns, height, width, mode):
-    heat_map = torch.rand(rows, columns) * 2 - 1
-    options = {"mode": mode, "align_corners": False} if mode == "bilinear" else {"mode": "nearest-exact"}
-    expected = interpolate(heat_map[None, None], size=(height, width), **options)[0, 0]
-    assert torch.equal(at_image_size(heat_map, height, width, interpolation=mode), expected)
 
 
 def test_a_heat_map_is_right_at_the_regions_centres():
