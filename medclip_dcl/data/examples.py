@@ -32,47 +32,40 @@ class Reported:
     sentence_ids: list[list[int]]
 
 
+@dataclass(eq=False)
 class ReportedExamples(Dataset):
     """Images with sentences of their reports; what is random in an example is a function of (seed, epoch, index).
 
-    Args:
+    Attributes:
         reported: the images and their sentences.
         images: their grey levels; or features of images and sentences, in place of both.
         tokens: of every sentence that is not given by features.
         views: of each image in training: the image itself, then other images of its study, then itself again.
         crop: augmentation; None shows each image once, the middle part of `seen` pixels.
-        seen: see `crop`.
         draws_one: True draws one sentence of the report, False takes all.
-        seed: of all that is drawn.
         anchor: fields of sentences, by name and sentence_id.
         candidate: fields of images, by name; (image, ...).
         masking: masks tokens; None for no masked sentences.
         extra: entries of every batch.
     """
 
-    def __init__(
-        self,
-        reported: Reported,
-        images: Images | Features,
-        tokens: Mapping[int, list[int]],
-        *,
-        views: int,
-        crop: Crop | None,
-        seen: int,
-        draws_one: bool,
-        seed: int,
-        anchor: Mapping[str, Mapping[int, Any]],
-        candidate: Mapping[str, Tensor],
-        masking: Masking | None,
-        extra: Mapping[str, Any],
-    ) -> None:
-        self.seen = seen
-        self.dicom_ids = reported.images["dicom_id"].tolist()
-        self.study_ids = reported.images["study_id"].tolist()
-        self.sentence_ids = reported.sentence_ids
-        self.images, self.tokens, self.views, self.crop = images, tokens, views, crop
-        self.draws_one, self.seed = draws_one, seed
-        self.anchor, self.candidate, self.masking, self.extra = anchor, candidate, masking, extra
+    reported: Reported
+    images: Images | Features
+    tokens: Mapping[int, list[int]]
+    views: int
+    crop: Crop | None
+    seen: int
+    draws_one: bool
+    seed: int
+    anchor: Mapping[str, Mapping[int, Any]]
+    candidate: Mapping[str, Tensor]
+    masking: Masking | None
+    extra: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        self.dicom_ids = self.reported.images["dicom_id"].tolist()
+        self.study_ids = self.reported.images["study_id"].tolist()
+        self.sentence_ids = self.reported.sentence_ids
         self.of_study: dict[int, list[int]] = {}
         for index, study in enumerate(self.study_ids):
             self.of_study.setdefault(study, []).append(index)

@@ -98,11 +98,12 @@ class Features:
         return self._sentences[[self._row_of_sentence[sentence] for sentence in sentence_ids]]
 
 
+@dataclass(eq=False)
 class EncodedImages(Dataset):
     """Features of images; serves whole batches."""
 
-    def __init__(self, features: Features, dicom_ids: list[str]) -> None:
-        self.features, self.dicom_ids = features, dicom_ids
+    features: Features
+    dicom_ids: list[str]
 
     def __len__(self) -> int:
         return len(self.dicom_ids)

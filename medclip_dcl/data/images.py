@@ -65,20 +65,16 @@ class Crop:
         return augment(grey, self.size, self.brightness, self.contrast, generator)
 
 
+@dataclass(eq=False)
 class ImageExamples(Dataset):
     """Images, with labels (image, finding) for a classifier: cropped by `crop`, else the middle `seen` pixels."""
 
-    def __init__(
-        self,
-        images: Images,
-        dicom_ids: list[str],
-        seen: int,
-        labels: Tensor | None = None,
-        crop: Crop | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.images, self.dicom_ids, self.seen = images, dicom_ids, seen
-        self.labels, self.crop, self.seed = labels, crop, seed
+    images: Images
+    dicom_ids: list[str]
+    seen: int
+    labels: Tensor | None = None
+    crop: Crop | None = None
+    seed: int = 0
 
     def __len__(self) -> int:
         return len(self.dicom_ids)

@@ -253,11 +253,12 @@ class Targets:
         return Targets(ids, self.subject_ids[chosen], self.labels[torch.from_numpy(chosen)])
 
 
+@dataclass(eq=False)
 class FeatureExamples(Dataset):
     """Labelled features in memory; serves whole batches, which are slices of one tensor."""
 
-    def __init__(self, features: Tensor, targets: Targets) -> None:
-        self.features, self.targets = features, targets
+    features: Tensor
+    targets: Targets
 
     def __len__(self) -> int:
         return len(self.features)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -197,21 +198,19 @@ class LengthSampler(TrainingOrder):
         return iter([(self.epoch, batch[self.rank :: self.num_replicas].tolist()) for batch in batches])
 
 
+@dataclass(eq=False)
 class _MaskedSentences(Dataset):
     """Batches of masked sentences by (epoch, indices); an index is a mention of a sentence."""
 
-    def __init__(
-        self,
-        tokens: list[np.ndarray],
-        mentions: np.ndarray,
-        masking: Masking,
-        stream: list[int],
-        pad_id: int,
-        sentence_ids: np.ndarray,
-    ) -> None:
-        self.tokens, self.mentions, self.masking, self.stream = tokens, mentions, masking, stream
-        self.sentence_ids, self.pad_id = sentence_ids, pad_id
-        self.lengths = np.array([len(row) for row in tokens])[mentions]
+    tokens: list[np.ndarray]
+    mentions: np.ndarray
+    masking: Masking
+    stream: list[int]
+    pad_id: int
+    sentence_ids: np.ndarray
+
+    def __post_init__(self) -> None:
+        self.lengths = np.array([len(row) for row in self.tokens])[self.mentions]
 
     def __getitem__(self, key: tuple[int, list[int]]) -> dict[str, Tensor]:
         epoch, indices = key

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,7 @@ def require_whole_batches(count: int, batch_size: int, processes: int, unit: str
     if batch_size % processes or count < batch_size:
         raise UserError(
             f"data.batch_size (or contrastive_batch): expected a multiple of the number of processes, {processes}, and "
-            f"no more than the {count} training {unit}, found {batch_size}; lower it"
+            f"no more than the {count} training {unit}, found a batch of {batch_size}; lower it"
         )
 
 
@@ -178,11 +179,12 @@ class ShardSampler(DistributedSampler):
         return iter(self.own)
 
 
+@dataclass(eq=False)
 class FixedBatches(Dataset):
     """Examples in whole batches: the elements of this data set."""
 
-    def __init__(self, examples: Any, batch_size: int) -> None:
-        self.examples, self.batch_size = examples, batch_size
+    examples: Any
+    batch_size: int
 
     def __len__(self) -> int:
         return -(-len(self.examples) // self.batch_size)

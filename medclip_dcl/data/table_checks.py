@@ -48,12 +48,7 @@ def rows(frame: pd.DataFrame, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:
 
 
 def damage(name: str, tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Problems of a table by which training or evaluation fails, or leaves out rows without a word.
-
-    Args:
-        name: of the table.
-        tables: with that one and, as far as they are there, those that `REFERENCES` names beside it.
-    """
+    """Problems of a table, beside those of `REFERENCES`, by which training or evaluation fails or leaves out rows."""
     frame, file, problems = tables[name], f"{name}.parquet", []
     if key := _KEYS.get(name):
         problems += some(f"{file}: duplicate {' and '.join(key)}", rows(frame[frame.duplicated(key)], key))

@@ -183,10 +183,7 @@ class MaskedLanguageModel(TrainedModel):
         return f"python -m data_prep.score_sentences --data {data.folder} --model {run / _EXPORT}"
 
     def on_fit_end(self) -> None:
-        """Write the weights that were best on validate as a Hugging Face folder.
-
-        `on_train_end` is not called for a run that is resumed after its last step, killed before it could export.
-        """
+        """Write the weights that were best on validate, also for a run that is resumed after its last step."""
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self.trainer.is_global_zero:

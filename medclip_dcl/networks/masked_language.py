@@ -51,10 +51,7 @@ def last_hidden_states(
 
 
 def _attention(bert: BertModel, device: torch.device) -> AbstractContextManager[None]:
-    """By plain matrix products in training on a CPU below float32.
-
-    Torch's fused attention takes two to ten times as long backwards there (measured in bfloat16).
-    """
+    """By plain matrix products in training on a CPU below float32, where torch's fused attention is slower."""
     if device.type != "cpu" or not bert.training:
         return nullcontext()
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else bert.dtype

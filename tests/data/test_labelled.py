@@ -176,16 +176,6 @@ def test_weights_of_positive_cases_are_negatives_over_positives(labelled_set):
     assert data.positive_weight().unique().numel() > 1
 
 
-def test_a_linear_probe_refuses_augmentation(labelled_set):
-    whole = {"crop_size": None, "brightness": 0.0, "contrast": 0.0}
-    datamodule(labelled_set, frozen=True, **whole).setup("fit")
-    for option in ({"crop_size": 32}, {"brightness": 0.1}, {"contrast": 0.1}):
-        with pytest.raises(
-            ValueError, match="set data.crop_size: null, data.brightness: 0 and data.contrast: 0"
-        ):
-            datamodule(labelled_set, frozen=True, **(whole | option)).setup("fit")
-
-
 def test_findings_of_any_name_may_be_labelled(labelled_set, tmp_path):
     folder = shutil.copytree(labelled_set, tmp_path / "set")
     labels = pd.read_parquet(folder / "labels.parquet")

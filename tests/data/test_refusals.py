@@ -57,7 +57,7 @@ def test_a_setting_is_refused_by_name(kind, options, message, small_set):
     [
         ({}, {"mask_probability": 1.0}, r"data.mask_probability must lie in \(0, 1\), got 1.0"),
         ({}, {"max_tokens": 2}, "data.max_tokens must be at least 3, got 2"),
-        ({}, {"batch_size": 8}, "no more than the 7 training sentences, found 8"),
+        ({}, {"batch_size": 8}, "no more than the 7 training sentences, found a batch of 8"),
         ({}, {"vocabulary_size": 20}, r"vocabulary_size 20 is too small: special tokens and the \d+ characters"),
         ({}, {"vocabulary_size": None}, "vocabulary_size must be given for a model from scratch"),
         ({}, {"pretrained": "somewhere"}, "got vocabulary_size 90, pretrained 'somewhere'"),
@@ -79,11 +79,13 @@ def test_batches_that_cannot_be_are_refused(small_set, small_bert, monkeypatch):
         data.val_dataloader()
 
     for option in ({"batch_size": 25}, {"batch_size": 8, "contrastive_batch": 48}):
-        with pytest.raises(ValueError, match="no more than the 24 training images, found (25|48); lower it"):
+        with pytest.raises(
+            ValueError, match="no more than the 24 training images, found a batch of (25|48); lower it"
+        ):
             load(**option)
     for place in ("image_text", "samplers"):
         monkeypatch.setattr(f"medclip_dcl.data.{place}.rank_and_size", lambda: (0, 3))
-    with pytest.raises(ValueError, match="data.batch_size .* a multiple of .* processes, 3, .* found 8"):
+    with pytest.raises(ValueError, match="data.batch_size .* a multiple of .* processes, 3, .* a batch of 8"):
         load(contrastive_batch=24)
     with pytest.raises(ValueError, match="images or batches for each of 3 processes, found 1; lower it"):
         load(batch_size=12)
@@ -245,6 +247,8 @@ EQUAL_VIEWS: dict[str, Any] = {"views": 2, "crop_size": 40, "brightness": 0.0, "
         (moved("test"), fit_classifier, "1 patients are both in training and in evaluation .first: 100."),
         (NO_LABELS, lambda folder, _: labelled_datamodule(folder).evaluation("test"),
          "no labelled test images to evaluate a classifier of Pneumonia,"),
+        (lambda folder: None, lambda folder, _: labelled_datamodule(folder, frozen=True).setup("fit"),
+         "set data.crop_size: null, data.brightness: 0 and data.contrast: 0"),
         (shutil.rmtree, fit(), "does not exist; make it with: python -m data_prep.mimic_cxr"),
     ],
 )  # fmt: skip

@@ -122,33 +122,10 @@ def test_newer_checkpoints_are_refused(of_python, language_model, small_set, tmp
         quick(tmp_path, max_steps=2).fit(model, data, ckpt_path=newer, weights_only=True)
     with pytest.raises(ValueError, match=message):
         MaskedLanguageModel.load_from_checkpoint(edited(language_model, tmp_path, format_version=99))
-
-
-class Code:
-    def __reduce__(self):
-        return (print, ("code of the file ran",))
-
-
-READERS = (load, ImageTextModel.load_from_checkpoint, MaskedLanguageModel.load_from_checkpoint)
-
-
-@pytest.mark.parametrize("read", READERS, ids=("load", "image_text", "language_model"))
-def test_bad_files_are_refused(read, of_python, language_model, tmp_path, capsys):
-    whole = language_model if read is READERS[2] else of_python[0]
-    for length in (0, 100, whole.stat().st_size // 2, whole.stat().st_size - 1):
-        (tmp_path / "part.ckpt").write_bytes(whole.read_bytes()[:length])
-        with pytest.raises(
-            ValueError, match="part.ckpt is not a checkpoint that can be loaded safely, or it is trunc"
-        ):
-            read(tmp_path / "part.ckpt")
-    with pytest.raises(ValueError, match="files that hold Python objects are not opened"):
-        read(edited(whole, tmp_path, callbacks={"x": Code()}))
-    assert "code of the file ran" not in capsys.readouterr().out
-    torch.save({"epoch": 3, "state_dict": {"weight": torch.zeros(2)}}, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="other.ckpt is no.*it has no description of"):
-        read(tmp_path / "other.ckpt")
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        read(tmp_path / "nowhere.ckpt")
+    with pytest.raises(ValueError, match="a.ckpt is not of a language model: it has no description of one"):
+        MaskedLanguageModel.load_from_checkpoint(file)
+    with pytest.raises(ValueError, match="a.ckpt is not a checkpoint of an image-text model"):
+        ImageTextModel.load_from_checkpoint(language_model)
 
 
 def test_exported_folders_that_are_incomplete_are_refused(of_python, tmp_path):

@@ -50,7 +50,7 @@ def cxr_bert_weights(config: BertConfig, is_specialized: bool) -> dict[str, Tens
     return state
 
 
-@pytest.fixture(params=["general-bin", "general-safetensors", "specialized-bin", "specialized-safetensors"])
+@pytest.fixture(params=["general-bin", "specialized-safetensors"])
 def cxr_bert(request: pytest.FixtureRequest, real_data: Path, tmp_path: Path) -> Path:
     """A folder in CXR-BERT's format: its own config.json (smaller layers) and tokenizer, random weights."""
     kind, file_format = request.param.split("-")
