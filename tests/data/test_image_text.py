@@ -124,12 +124,12 @@ def test_evaluation_loaders_hold_every_image_once(small_set, small_bert):
     path = data.prepared.table("images").set_index("dicom_id")["path"][ids[0]]
     assert torch.equal(tested[0]["images"][0], to_input(load_grey(data.prepared.image_file(path), 40)))
     assert (data.load_image(ids[0]) == load_grey(data.prepared.image_file(path), 40)).all()
-    test, validate = data.evaluation("test"), data.evaluation("validate")
+    test, held_out = data.evaluation("test"), data.evaluation("validate")
     assert len(test.cases) == 30 and len(test.boxes) == 4
     assert set(test.images.columns) == {"dicom_id", "subject_id", "study_id", "height", "width"}
-    assert len(validate.boxes) == 0 and len(validate.images) == 8 and len(validate.cases) == 40
-    assert not validate.sentences.duplicated(["dicom_id", "sentence_id"]).any()
-    assert not set(validate.images["subject_id"]) & set(test.images["subject_id"])
+    assert len(held_out.boxes) == 0 and len(held_out.images) == 8 and len(held_out.cases) == 40
+    assert not held_out.sentences.duplicated(["dicom_id", "sentence_id"]).any()
+    assert not set(held_out.images["subject_id"]) & set(test.images["subject_id"])
 
 
 def test_evaluation_of_the_middle_shows_it_everywhere(small_set, small_bert):
