@@ -53,6 +53,21 @@ class PatchRegions(RegionEncoder):
         return {"dim": self.dim, "bias": self.bias, "dropout": self.dropout}
 
 
+class LinearPatches(RegionEncoder):
+    """Square patches, mapped linearly: no BatchNorm, no projection."""
+
+    def __init__(self, dim: int = 8, stride: int = 4) -> None:
+        super().__init__()
+        self.dim, self.stride = dim, stride
+        self.map = nn.Conv2d(3, dim, kernel_size=stride, stride=stride)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.map(images)
+
+    def config(self) -> dict[str, Any]:
+        return {"dim": self.dim, "stride": self.stride}
+
+
 def write_pixel(figure: object, file: Path) -> None:
     """In place of drawing a figure."""
     file.parent.mkdir(parents=True, exist_ok=True)

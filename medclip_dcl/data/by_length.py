@@ -19,12 +19,7 @@ Pieces = list[tuple[Tensor, int]]
 def pieces_by_length(lengths: Sequence[int], most: int | None = None) -> Pieces:
     """Cut the sentences of a batch into pieces of like length, at the least cost in padding and passes.
 
-    Args:
-        lengths: tokens of each sentence.
-        most: sentences of a piece; None for any number.
-
-    Returns:
-        The pieces, shortest first; every sentence is in one.
+    The shortest come first; `most` is the max number of sentences in a piece.
     """
     order = np.argsort(lengths, kind="stable")
     of_length, ends = np.unique(np.asarray(lengths)[order], return_index=True)

@@ -32,47 +32,40 @@ class Reported:
     sentence_ids: list[list[int]]
 
 
+@dataclass(eq=False)
 class ReportedExamples(Dataset):
     """Images with sentences of their reports; what is random in an example is a function of (seed, epoch, index).
 
-    Args:
+    Attributes:
         reported: the images and their sentences.
         images: their grey levels; or features of images and sentences, in place of both.
         tokens: of every sentence that is not given by features.
         views: of each image in training: the image itself, then other images of its study, then itself again.
-        crop: augmentation; None shows each image once.
+        crop: augmentation; None shows each image once, the middle part of `seen` pixels.
         draws_one: True draws one sentence of the report, False takes all.
-        seed: of all that is drawn.
         anchor: fields of sentences, by name and sentence_id.
         candidate: fields of images, by name; (image, ...).
         masking: masks tokens; None for no masked sentences.
         extra: entries of every batch.
-        seen: without augmentation, the side of the middle part that is shown, in pixels; None shows all.
     """
 
-    def __init__(
-        self,
-        reported: Reported,
-        images: Images | Features,
-        tokens: Mapping[int, list[int]],
-        *,
-        views: int,
-        crop: Crop | None,
-        draws_one: bool,
-        seed: int,
-        anchor: Mapping[str, Mapping[int, Any]],
-        candidate: Mapping[str, Tensor],
-        masking: Masking | None = None,
-        extra: Mapping[str, Any] | None = None,
-        seen: int | None = None,
-    ) -> None:
-        self.seen = seen
-        self.dicom_ids = reported.images["dicom_id"].tolist()
-        self.study_ids = reported.images["study_id"].tolist()
-        self.sentence_ids = reported.sentence_ids
-        self.images, self.tokens, self.views, self.crop = images, tokens, views, crop
-        self.draws_one, self.seed = draws_one, seed
-        self.anchor, self.candidate, self.masking, self.extra = anchor, candidate, masking, dict(extra or {})
+    reported: Reported
+    images: Images | Features
+    tokens: Mapping[int, list[int]]
+    views: int
+    crop: Crop | None
+    seen: int
+    draws_one: bool
+    seed: int
+    anchor: Mapping[str, Mapping[int, Any]]
+    candidate: Mapping[str, Tensor]
+    masking: Masking | None
+    extra: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        self.dicom_ids = self.reported.images["dicom_id"].tolist()
+        self.study_ids = self.reported.images["study_id"].tolist()
+        self.sentence_ids = self.reported.sentence_ids
         self.of_study: dict[int, list[int]] = {}
         for index, study in enumerate(self.study_ids):
             self.of_study.setdefault(study, []).append(index)
@@ -98,7 +91,7 @@ class ReportedExamples(Dataset):
         if isinstance(self.images, Features):
             return []
         if self.crop is None:
-            return [to_input(centre_crop(self.images[index], self.seen or self.images.size))]
+            return [to_input(centre_crop(self.images[index], self.seen))]
         shown = [self.crop(self.images[index], generator)]
         others = [other for other in self.of_study[self.study_ids[index]] if other != index]
         if self.views > 1:
@@ -141,7 +134,6 @@ class ReportedExamples(Dataset):
     def _inputs(
         self, examples: list[dict[str, Any]], dicom_ids: list[str], sentence_ids: list[int]
     ) -> dict[str, Any]:
-        """Inputs or features of the encoders, and the image of each view."""
         first = {sentence: place for place, sentence in reversed(list(enumerate(sentence_ids)))}
         if isinstance(self.images, Features):
             row = {sentence: row for row, sentence in enumerate(first)}

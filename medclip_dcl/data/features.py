@@ -1,15 +1,14 @@
-"""Features of frozen encoders that were computed once: the folder features/NAME of a prepared set.
+"""Features of frozen encoders, computed once by `data_prep.encode`: the folder features/NAME of a prepared set.
 
 Files: `images.npy`, float16 (image, channel, row, column), before the projection, in the order of images.parquet;
-`sentences.npy`, float32 (sentence, hidden), in the order of sentences.parquet; `features.json`, written last: all
-that they depend on, `FeaturesInfo`. `python -m data_prep.encode` writes them. They are mapped, not read as a whole.
+`sentences.npy`, float32 (sentence, hidden), in the order of sentences.parquet; `features.json`, written last.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,15 +29,10 @@ MADE_BY = "python -m data_prep.encode --data SET --model SOURCE"
 
 @dataclass(frozen=True)
 class FeaturesInfo:
-    """Everything on which the features depend.
+    """Everything on which the features depend: fingerprints of encoders and set, and the view of the images.
 
-    Attributes:
-        encoders: `ImageTextNetwork.encoders_fingerprint`.
-        dataset: fingerprint of the prepared set.
-        image_size: side in pixels of the whole image.
-        evaluation_size: side of its middle square that the encoder saw.
-        geometry: how images were fitted to a square.
-        prepared_size: to which they were fitted before they were scaled, in pixels, if known.
+    `evaluation_size` is the side of the middle square that the encoder saw, in pixels; `prepared_size` the one to which
+    images were fitted before they were scaled, if known.
     """
 
     encoders: dict[str, str]
@@ -50,13 +44,7 @@ class FeaturesInfo:
 
     @classmethod
     def of(cls, encoders: dict[str, str], prepared: PreparedSet, view: View) -> FeaturesInfo:
-        """Description of a set's features in this view."""
         return cls(encoders, prepared.fingerprint, view.size, view.seen, *prepared.fitting)
-
-    def differences(self, other: FeaturesInfo) -> list[str]:
-        """Names of what differs."""
-        here, there = asdict(self), asdict(other)
-        return [name for name in here if here[name] != there[name]]
 
 
 class MappedRows:
@@ -70,7 +58,6 @@ class MappedRows:
 
     @cached_property
     def values(self) -> np.ndarray:
-        """All rows; unless they are in memory, a map of the file."""
         return np.load(self.file, mmap_mode=None if self.in_memory else "r", allow_pickle=False)
 
     def __getitem__(self, rows: Sequence[int]) -> Tensor:
@@ -78,59 +65,45 @@ class MappedRows:
 
 
 class Features:
-    """Features of a prepared set, opened for reading.
-
-    Args:
-        prepared: the set.
-        name: folder in its folder of features.
-        in_memory: True reads those of the images at once.
-    """
+    """Features of a prepared set, opened for reading; `in_memory` reads those of the images at once."""
 
     def __init__(self, prepared: PreparedSet, name: str, in_memory: bool = False) -> None:
         self.folder = prepared.folder / FOLDER / name
-        file = self.folder / INFO_FILE
-        if not file.is_file():
-            names = sorted(found.parent.name for found in (prepared.folder / FOLDER).glob(f"*/{INFO_FILE}"))
-            raise PreparedDataError(
-                f"data.features: {prepared.folder} has no finished features named {name} (there: "
-                f"{', '.join(names) or 'none'}); make them: {MADE_BY}; or set data.features: null"
-            )
         self._images = MappedRows(self.folder / IMAGES_FILE, in_memory)
         self._sentences = MappedRows(self.folder / SENTENCES_FILE)
         try:
-            self.info = FeaturesInfo(**json.loads(file.read_text(encoding="utf-8")))
+            self.info = FeaturesInfo(**json.loads((self.folder / INFO_FILE).read_text(encoding="utf-8")))
             found = len(self._images.values), len(self._sentences.values)
         except (OSError, ValueError, TypeError) as error:
+            names = sorted(file.parent.name for file in (prepared.folder / FOLDER).glob(f"*/{INFO_FILE}"))
             raise PreparedDataError(
-                f"{self.folder} is damaged ({error}); delete it and make it again: {MADE_BY}"
+                f"data.features: {prepared.folder} has no finished features named {name} (there: "
+                f"{', '.join(names) or 'none'}): {error}; make them, after deleting what there is: {MADE_BY}; or set "
+                "data.features: null"
             ) from error
-        if self.info.dataset != prepared.fingerprint:
+        images, sentences = prepared.table("images")["dicom_id"], prepared.table("sentences")["sentence_id"]
+        if self.info.dataset != prepared.fingerprint or found != (len(images), len(sentences)):
             raise PreparedDataError(
                 f"{self.folder} was made of another content of {prepared.folder}, whose images or tables have changed "
                 f"since; delete it and make it again: {MADE_BY}"
             )
-        self._row_of_image = _rows(prepared.table("images")["dicom_id"].tolist())
-        self._row_of_sentence = _rows(prepared.table("sentences")["sentence_id"].tolist())
-        if (expected := (len(self._row_of_image), len(self._row_of_sentence))) != found:
-            raise PreparedDataError(
-                f"{self.folder}: expected {expected} rows of images and sentences, found {found}; delete it and make "
-                f"it again: {MADE_BY}"
-            )
+        self._row_of_image = {dicom_id: row for row, dicom_id in enumerate(images)}
+        self._row_of_sentence = {sentence: row for row, sentence in enumerate(sentences)}
 
     def of_images(self, dicom_ids: Sequence[str]) -> Float[Tensor, "image channel region_row region_column"]:
         """Input of the image encoder's projection, in float16."""
         return self._images[[self._row_of_image[dicom_id] for dicom_id in dicom_ids]]
 
     def of_sentences(self, sentence_ids: Sequence[int]) -> Float[Tensor, "sentence hidden"]:
-        """Input of the text encoder's projection."""
         return self._sentences[[self._row_of_sentence[sentence] for sentence in sentence_ids]]
 
 
+@dataclass(eq=False)
 class EncodedImages(Dataset):
     """Features of images; serves whole batches."""
 
-    def __init__(self, features: Features, dicom_ids: list[str]) -> None:
-        self.features, self.dicom_ids = features, dicom_ids
+    features: Features
+    dicom_ids: list[str]
 
     def __len__(self) -> int:
         return len(self.dicom_ids)
@@ -140,7 +113,3 @@ class EncodedImages(Dataset):
 
     def collate(self, dicom_ids: list[str]) -> dict[str, Any]:
         return {"features": self.features.of_images(dicom_ids), "dicom_id": dicom_ids}
-
-
-def _rows(keys: Sequence[Any]) -> dict[Any, int]:
-    return {key: row for row, key in enumerate(keys)}

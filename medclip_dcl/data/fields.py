@@ -1,7 +1,4 @@
-"""Fields of sentences and images that an objective asks for by name.
-
-They are the numeric columns of the tables of a prepared data set, and of one Parquet file of the user's.
-"""
+"""Fields that an objective asks for by name: numeric columns of a prepared set, and of a Parquet file of the user's."""
 
 from __future__ import annotations
 
@@ -16,13 +13,12 @@ import torch
 from pandas.api.types import is_bool_dtype, is_integer_dtype
 from torch import Tensor
 
-from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, report_embedding
 
 
 def _numeric(*tables: str) -> dict[str, str]:
-    """Numeric columns -> the table that they stand in."""
     return {column: table for table in tables for column, kind in TABLES[table].items() if kind != "str"}
 
 
@@ -50,8 +46,6 @@ class OwnFields(NamedTuple):
 def read_own_fields(file: str | Path) -> OwnFields:
     """The numeric columns of a Parquet file with one row for each sentence_id, or each dicom_id."""
     file = Path(file).expanduser()
-    if not file.is_file():
-        raise MissingFileError(f"data.fields: no file {file}")
     try:
         frame = pd.read_parquet(file)
     except (pa.ArrowException, OSError) as error:
@@ -59,17 +53,14 @@ def read_own_fields(file: str | Path) -> OwnFields:
     if frame.index.name is not None:
         frame = frame.reset_index()
     keys = [key for key in ("sentence_id", "dicom_id") if key in frame]
-    if len(keys) != 1:
+    repeated = [value for key in keys for value in frame.loc[frame[key].duplicated(), key]]
+    if len(keys) != 1 or repeated:
+        found = f"{len(repeated)} that repeat one (first: {repeated[0]})" if repeated else list(frame.columns)
         raise UserError(
-            f"data.fields {file}: expected one key, a column sentence_id or a column dicom_id, found the columns "
-            f"{list(frame.columns)}"
+            f"data.fields {file}: expected one column sentence_id or dicom_id, and one row for each of its values, "
+            f"found {found}"
         )
     key = keys[0]
-    if (repeated := frame[key].duplicated()).any():
-        raise UserError(
-            f"data.fields {file}: expected one row for each {key}, {int(repeated.sum())} repeat one (first: "
-            f"{frame.loc[repeated, key].iloc[0]})"
-        )
     columns = frame.set_index(key).select_dtypes(["number", "bool"], exclude=["timedelta"])
     is_bool = {
         name: "Int64" if columns[name].isna().any() else "int64"
@@ -109,13 +100,6 @@ def sentence_fields(
     """Columns of the sentence tables and of the user's, by sentence_id.
 
     sentence_embedding: (dim,) arrays, not normalised. All others are numbers.
-
-    Args:
-        prepared: the set.
-        names: of `SENTENCE_FIELDS` or of the user's.
-        log_p: which scores; None for the only ones.
-        own: the user's.
-        text_embedding: which embeddings; None for the only ones.
     """
     columns = {}
     for name in names:
@@ -145,13 +129,6 @@ def image_fields(
     the set by its own name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings.
     image_classes: (image, class), 1 where the class is true of the image. All others are columns (image,): integers are
     int64, others float32.
-
-    Args:
-        prepared: the set.
-        names: of `IMAGE_FIELDS`, of the set's findings, or of the user's.
-        images: rows of images.parquet, of studies with a report.
-        text_embedding: which embeddings; None for the only ones.
-        own: the user's.
     """
     fields = {}
     for name in names:
@@ -175,18 +152,20 @@ def _own_column(own: OwnFields | None, name: str, keys: pd.Series) -> pd.Series:
     assert own is not None  # see `check_fields`
     missing = ~keys.isin(own.columns.index)
     column = own.columns[name].loc[keys[~missing]]
-    if is_integer_dtype(column) and len(column) and int(column.max()) > np.iinfo(np.int64).max:
-        raise UserError(f"data.fields {own.file}: {name!r} exceeds 64-bit integers; store it as float")
+    is_integer = is_integer_dtype(column)
     with np.errstate(over="ignore"):  # what float32 cannot hold is not finite there
         values = column.to_numpy(np.float64, na_value=np.nan).astype(np.float32)
-    bad = column.index[~np.isfinite(values)]
-    for problem, at in (("no row", keys[missing].tolist()), ("no finite value", bad.tolist())):
+    is_bad = ~np.isfinite(values) | (is_integer & (values >= 2.0**63))
+    for problem, at in (
+        ("no row", keys[missing].tolist()),
+        ("no finite value, or no 64-bit integer,", column.index[is_bad].tolist()),
+    ):
         if at:
             raise UserError(
                 f"data.fields {own.file}: {len(at):,} of {len(keys):,} {own.key} of the prepared set have {problem} "
                 f"for {name!r} (first: {at[0]})"
             )
-    return column.astype("int64" if is_integer_dtype(column) else "float64")
+    return column.astype("int64" if is_integer else "float64")
 
 
 def _labels(prepared: PreparedSet, images: pd.DataFrame, names: list[str]) -> Tensor:
@@ -195,8 +174,8 @@ def _labels(prepared: PreparedSet, images: pd.DataFrame, names: list[str]) -> Te
     if not rows.notna().any(axis=None):
         raise PreparedDataError(
             f"{prepared.folder}: labels.parquet has no {'CheXpert' if len(names) > 1 else names[0]} label for any of "
-            f"{len(rows)} images, and the objective "
-            "compares studies by their labels; prepare the set from a release with mimic-cxr-2.0.0-chexpert.csv"
+            f"{len(rows)} images, and the objective compares studies by their labels; prepare the set from a release "
+            "with mimic-cxr-2.0.0-chexpert.csv"
         )
     return torch.tensor(rows.to_numpy(), dtype=torch.float32)
 

@@ -1,9 +1,8 @@
 """Identity of a prepared set: digests of its tables and image files, and the fingerprint of its content.
 
-The digests are kept when the set is written: those of images in the table "image_files", those of tables in
-dataset.json. Whoever opens the set hashes its tables again (60 MB for MIMIC-CXR) and asks for the state of each image
-file. An image is hashed again if its size differs or it is newer than dataset.json. A copy that changes times thus
-has every image hashed once: dataset.json then gets the time of the newest one, or a file in the user's cache does.
+The digests are written with the set. Opening it hashes the tables again (60 MB for MIMIC-CXR), and an image only if its
+size differs or it is newer than dataset.json. A copy that changes times thus has every image hashed once: dataset.json
+then gets the time of the newest one, or a file in the user's cache does.
 """
 
 from __future__ import annotations
@@ -49,13 +48,7 @@ def describe(folder: Path, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]
 
 
 def current_content(folder: Path, info: Mapping[str, Any], names: Iterable[str]) -> Content:
-    """Content of a set now.
-
-    Args:
-        folder: of the set.
-        info: its dataset.json.
-        names: of all tables that a set may have.
-    """
+    """Content of a set now; `info` is its dataset.json, `names` those of all tables that a set may have."""
     now = {name: digest_of_file(folder / f"{name}.parquet") for name in names}
     tables = {name: found for name, found in now.items() if found != info["digests"].get(name, "")}
     images = {} if IMAGE_FILES in tables or not now[IMAGE_FILES] else _changed_images(folder)

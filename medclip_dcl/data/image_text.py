@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -23,15 +23,16 @@ from medclip_dcl.data.fields import (
     read_own_fields,
     sentence_fields,
 )
-from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, usual_crop
+from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, require_part, usual_crop
 from medclip_dcl.data.link import ImageTextData, ImageTextRequirements
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import TABLES, PreparedDataError
-from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler
+from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler, require_whole_batches
 from medclip_dcl.pictures.geometry import View
 
 # Sentences of the training reports whose fields are checked.
 _CHECKED_SENTENCES = 10_000
+_CASE_COLUMNS = ["dicom_id", "finding", "label"]
 
 
 @dataclass(frozen=True)
@@ -139,16 +140,10 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             *(num_workers, cache_images, predict_use, seed),
             usual_crop=usual_crop if features is None else lambda side: side,
         )
-        check_least(
-            "data",
-            {"evaluation_crop": (evaluation_crop, 1), "test_reports": (test_reports, 1), "views": (views, 1)},
-        )
-        image_size = self.image_size
-        if evaluation_crop is not None and evaluation_crop > image_size:
-            raise UserError(
-                f"data.evaluation_crop {evaluation_crop} must lie in [1, image_size = {image_size}], or be null"
-            )
-        self.view = View(evaluation_crop or image_size, image_size)
+        check_least("data", {"test_reports": (test_reports, 1), "views": (views, 1)})
+        seen = self.image_size if evaluation_crop is None else evaluation_crop
+        require_part("evaluation_crop", seen, self.image_size)
+        self.view = View(seen, self.image_size)
         self.test_reports = test_reports
         check_choice("data.sentences", sentences, ("one", "all"))
         if contrastive_batch is not None and (contrastive_batch < 1 or contrastive_batch % batch_size):
@@ -162,13 +157,11 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
                 "data.features are of one view of each image, and need no batch that is encoded in parts: set "
                 f"data.views: 1 and data.contrastive_batch: null (got {views}, {contrastive_batch})"
             )
-        self.features_name = features
-        self.sentences, self.log_p_name = sentences, log_p
+        self.features_name, self.sentences, self.log_p_name = features, sentences, log_p
         self.contrastive_batch, self.views = contrastive_batch or batch_size, views
         self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
         self.fields_file = fields
         self._train: ReportedExamples | None = None
-        self._tokens: dict[int, list[int]] | None = None
         self._evaluation: dict[str, EvaluationTables] = {}
 
     def provided(self) -> ImageTextData:
@@ -194,17 +187,16 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         if stage != "fit":
             return
         self._require_images_to_fit()
-        if self.features is None:
-            self._token_table()
         reported = self._reported("train")
-        self._require_views_that_differ(reported)
-        self._train = self._examples(reported, augmented=True)
-        self._require_batches(len(self._train), len(self._reported("validate").images))
-        if self.contrastive_batch > len(self._train):
-            raise UserError(
-                f"{len(self._train)} training images do not fill one batch of {self.contrastive_batch}; lower "
-                "data.contrastive_batch"
+        has_several = reported.images["study_id"].duplicated().any()
+        if self.views > 1 and not self.varies and not has_several:
+            raise PreparedDataError(
+                f"data.views {self.views}: all views of an image would be equal, because nothing is augmented "
+                f"(crop_size = image_size, brightness = contrast = 0) and no study of {self.folder} has several "
+                "frontal images; lower crop_size, or set views: 1"
             )
+        self._train = self._examples(reported, augmented=True)
+        require_whole_batches(len(self._train), self.batch_size, rank_and_size()[1], "images")
 
     def _require_fitting_features(self, features: Features) -> None:
         """Refuse features of other images, or for a model or settings that need the images themselves."""
@@ -214,14 +206,13 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
                 "model.init_args.frozen: true, or data.features: null"
             )
         self._require_no_augmentation(f"data.features {self.features_name} are of whole images")
-        here = FeaturesInfo.of(features.info.encoders, self.prepared, self.view)
-        if differing := features.info.differences(here):
-            named = ", ".join(
-                f"{name} {getattr(features.info, name)} (here: {getattr(here, name)})" for name in differing
-            )
+        there = asdict(features.info)
+        here = asdict(FeaturesInfo.of(features.info.encoders, self.prepared, self.view))
+        others = [f"{name} {x} (here: {here[name]})" for name, x in there.items() if x != here[name]]
+        if others:
             raise UserError(
-                f"data.features {self.features_name} are of other images, with {named}; set the data's options to "
-                "these, or encode anew: python -m data_prep.encode"
+                f"data.features {self.features_name} are of other images, with {', '.join(others)}; set the data's "
+                "options to these, or encode anew: python -m data_prep.encode"
             )
 
     def _reported(self, use: str) -> Reported:
@@ -235,40 +226,25 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             int(str(study)): list(dict.fromkeys(ids))
             for study, ids in reports.groupby("study_id")["sentence_id"].apply(list).items()
         }
-        images = (
-            images[images["study_id"].isin(list(by_study))].sort_values("dicom_id").reset_index(drop=True)
-        )
-        return Reported(images, [by_study[study] for study in images["study_id"]])
+        images = images[images["study_id"].isin(list(by_study))].sort_values("dicom_id")
+        return Reported(images.reset_index(drop=True), [by_study[study] for study in images["study_id"]])
 
-    def _token_table(self) -> dict[int, list[int]]:
-        """Word pieces of every sentence of the set."""
-        if self._tokens is None:
-            sentences = self.prepared.table("sentences")
-            ids = self.requirements.tokenize(sentences["text"].tolist())
-            self._tokens = dict(zip(sentences["sentence_id"].tolist(), ids, strict=True))
-        return self._tokens
+    @cached_property
+    def _tokens(self) -> dict[int, list[int]]:
+        sentences = self.prepared.table("sentences")
+        ids = self.requirements.tokenize(sentences["text"].tolist())
+        return dict(zip(sentences["sentence_id"].tolist(), ids, strict=True))
 
     def sentence_fields(self, names: Sequence[str]) -> pd.DataFrame:
         """Fields of sentences by sentence_id, as the objective gets them."""
-        return sentence_fields(
-            self.prepared, names, self.log_p_name, self._own_fields, self.text_embedding_name
-        )
+        which = (self.log_p_name, self._own_fields, self.text_embedding_name)
+        return sentence_fields(self.prepared, names, *which)
 
     @cached_property
     def _own_fields(self) -> OwnFields | None:
         return None if self.fields_file is None else read_own_fields(self.fields_file)
 
-    def _require_views_that_differ(self, reported: Reported) -> None:
-        has_several = reported.images["study_id"].duplicated().any()
-        if self.views > 1 and not self.varies and not has_several:
-            raise PreparedDataError(
-                f"data.views {self.views}: all views of an image would be equal, because nothing is augmented "
-                f"(crop_size = image_size, brightness = contrast = 0) and no study of {self.folder} has several "
-                "frontal images; lower crop_size, or set views: 1"
-            )
-
     def _examples(self, reported: Reported, augmented: bool) -> ReportedExamples:
-        """Examples with all that the objective asks for."""
         required = self.requirements
         of_sentences, of_images = required.sentence_fields, required.image_fields
         findings = self.prepared.findings if of_images else []
@@ -293,7 +269,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         return ReportedExamples(
             reported,
             self.features or self._cached(reported.images["dicom_id"].tolist()),
-            {} if self.features else self._token_table(),
+            {} if self.features else self._tokens,
             views=self.views,
             crop=self.crop if augmented else None,
             draws_one=self.sentences == "one",
@@ -332,8 +308,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         """Tables of the evaluations on "validate" or "test".
 
         Test: the images of cases (official test split), every image with a box, and, for the retrieval of reports, the
-        images of the official test split whose report has a sentence, as for cases whether they have a box or not: the
-        candidates are the same with and without boxes. Images of other splits that serve grounding are none of them.
+        images of the official test split whose report has a sentence, with a box or without.
         Validate: the images of validate patients whose report has a sentence.
         """
         if stage not in self._evaluation:
@@ -343,13 +318,12 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def _evaluation_tables(self, stage: str) -> EvaluationTables:
         cases = self.prepared.table("cases").query("use == @stage")
         images = self.prepared.table("images")
-        no_boxes = pd.DataFrame(columns=list(TABLES["boxes"]))
+        boxes = pd.DataFrame(columns=list(TABLES["boxes"]))
         if stage == "validate":
-            boxes = no_boxes
             reported = measured = self._reported("validate").images
             in_words = "all"
         else:
-            boxes = self.prepared.table("boxes") if self.prepared.has("boxes") else no_boxes
+            boxes = self.prepared.table("boxes") if self.prepared.has("boxes") else boxes
             measured = pd.concat([cases["dicom_id"], boxes["dicom_id"]]).to_frame()
             reported, in_words = self._retrieved()
             if measured.empty and reported.empty:
@@ -359,7 +333,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
                     "data_prep.folder; the split file of MIMIC-CXR)"
                 )
         evaluated = set(measured["dicom_id"]) | set(reported["dicom_id"])
-        # Images of CheX5 and of boxes first: whatever other findings and reports there are, they stand alike.
+        # Images of CheX5 and of boxes first, so that their order does not depend on other findings and reports.
         of_chex5 = cases.loc[cases["finding"].isin(CHEX5), "dicom_id"]
         is_later = ~images["dicom_id"].isin({*of_chex5, *boxes["dicom_id"]}) & (stage == "test")
         images = images.assign(_later=is_later)[images["dicom_id"].isin(evaluated)]
@@ -372,9 +346,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         )
         return EvaluationTables(
             images=images[["dicom_id", "subject_id", "study_id", "height", "width"]],
-            cases=cases.loc[cases["dicom_id"].isin(evaluated), ["dicom_id", "finding", "label"]].reset_index(
-                drop=True
-            ),
+            cases=cases.loc[cases["dicom_id"].isin(evaluated), _CASE_COLUMNS].reset_index(drop=True),
             findings=self.prepared.findings,
             boxes=boxes.reset_index(drop=True),
             sentences=sentences[["dicom_id", "sentence_id", "text"]],
@@ -384,10 +356,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     def _retrieved(self) -> tuple[pd.DataFrame, str]:
         """Test images whose reports are retrieved, and which these are."""
-        images = self.prepared.table("images").query(
-            "official_split == 'test' and use in ('test', 'grounding')"
-        )
-        images = self._with_reports(images).images
+        images = self._with_reports(self.test_images).images
         studies = np.sort(images["study_id"].unique())
         if len(studies) <= self.test_reports:
             return images, "all"

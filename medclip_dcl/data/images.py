@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic
 
@@ -11,15 +12,13 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import UInt8
-from pytorch_lightning import Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.common.distributed import rank_and_size
 from medclip_dcl.common.errors import UserError, check_least
-from medclip_dcl.data.link import ImageSettings, LinkedDataModule, Requirements, trainer_data
+from medclip_dcl.data.link import ImageSettings, LinkedDataModule, Requirements
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
-from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, require_whole_batches, worker_options
+from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, worker_options
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.transforms import augment, centre_crop, load_grey, to_input
 
@@ -37,11 +36,13 @@ class Images:
 
     def __init__(self, files: list[Path], size: int, in_memory: bool) -> None:
         self.files, self.size = files, size
-        self.cache: list[np.ndarray] | None = None
+        self.cache: list[np.ndarray] = []
         if in_memory:
-            self.cache = [self._read(index) for index in range(len(files))]
+            self.cache = [self[index] for index in range(len(files))]
 
-    def _read(self, index: int) -> UInt8[np.ndarray, "height width"]:
+    def __getitem__(self, index: int) -> UInt8[np.ndarray, "height width"]:
+        if self.cache:
+            return self.cache[index]
         file = self.files[index]
         try:
             return load_grey(file, self.size)
@@ -50,9 +51,6 @@ class Images:
                 f"prepared image {file} cannot be read ({error}); delete it and run the data_prep command that made "
                 "the set again"
             ) from error
-
-    def __getitem__(self, index: int) -> UInt8[np.ndarray, "height width"]:
-        return self._read(index) if self.cache is None else self.cache[index]
 
 
 @dataclass(frozen=True)
@@ -67,23 +65,16 @@ class Crop:
         return augment(grey, self.size, self.brightness, self.contrast, generator)
 
 
+@dataclass(eq=False)
 class ImageExamples(Dataset):
-    """Images, with labels (image, finding) for a classifier: cropped at random by `crop`, else their middle.
+    """Images, with labels (image, finding) for a classifier: cropped by `crop`, else the middle `seen` pixels."""
 
-    The middle is a square of `seen` pixels.
-    """
-
-    def __init__(
-        self,
-        images: Images,
-        dicom_ids: list[str],
-        seen: int,
-        labels: Tensor | None = None,
-        crop: Crop | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.images, self.dicom_ids, self.seen = images, dicom_ids, seen
-        self.labels, self.crop, self.seed = labels, crop, seed
+    images: Images
+    dicom_ids: list[str]
+    seen: int
+    labels: Tensor | None = None
+    crop: Crop | None = None
+    seed: int = 0
 
     def __len__(self) -> int:
         return len(self.dicom_ids)
@@ -113,8 +104,7 @@ class EvaluatedImages:
 class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[Requirements]):
     """Base class of datamodules that serve images of a prepared set.
 
-    The arguments are those of its subclasses; `usual_crop` is the crop_size for an image_size where it is null. `view`
-    is the part of an image that evaluation sees, by default all of it.
+    `usual_crop` is the crop_size for an image_size where it is null; `view` the part of an image that evaluation sees.
     """
 
     def __init__(
@@ -132,22 +122,16 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
         usual_crop: Callable[[int], int],
     ) -> None:
         super().__init__()
-        check_least(
-            "data",
-            {
-                "image_size": (image_size, 1),
-                "crop_size": (crop_size, 1),
-                "batch_size": (batch_size, 1),
-                "num_workers": (num_workers, 0),
-            },
-        )
-        self.folder, self.batch_size = folder, batch_size
         image_size = USUAL_SIZE if image_size is None else image_size
+        at_least = {
+            "image_size": (image_size, 1),
+            "batch_size": (batch_size, 1),
+            "num_workers": (num_workers, 0),
+        }
+        check_least("data", at_least)
+        self.folder, self.batch_size = folder, batch_size
         crop_size = usual_crop(image_size) if crop_size is None else crop_size
-        if not 1 <= crop_size <= image_size:
-            raise UserError(
-                f"data.crop_size {crop_size} must lie in [1, image_size = {image_size}], or be null"
-            )
+        require_part("crop_size", crop_size, image_size)
         for name, value in (("brightness", brightness), ("contrast", contrast)):
             if not 0 <= value < 1:
                 raise UserError(f"data.{name} must lie in [0, 1), got {value}")
@@ -156,23 +140,17 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
         self.num_workers, self.cache_images = num_workers, cache_images
         self.predict_use, self.seed = predict_use, seed
         self.view = View(self.image_size, self.image_size)
-        self._prepared: PreparedSet | None = None
         self._images: dict[str, Images] = {}
 
     @property
     def varies(self) -> bool:
-        """True if training images are augmented."""
         return bool(self.crop_size < self.image_size or self.crop.brightness or self.crop.contrast)
 
-    @property
+    @cached_property
     def prepared(self) -> PreparedSet:
-        """The prepared data set, opened at first use."""
-        if self._prepared is None:
-            self._prepared = PreparedSet(self.folder)
-        return self._prepared
+        return PreparedSet(self.folder)
 
     def image_settings(self) -> ImageSettings:
-        """Size and geometry at which images are served."""
         return ImageSettings(self.image_size, self.view.seen, self.crop_size, *self.prepared.fitting)
 
     @property
@@ -182,6 +160,12 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
         return (
             self.view if geometry == "stretch" else replace(self.view, geometry=geometry, prepared=prepared)
         )
+
+    @property
+    def test_images(self) -> pd.DataFrame:
+        """Images of the official test split, which grounding may have too."""
+        images = self.prepared.table("images")
+        return images.query("official_split == 'test' and use in ('test', 'grounding')")
 
     def evaluation(self, stage: str) -> EvaluatedImages:
         """Tables of the evaluations on "validate" or "test"."""
@@ -210,15 +194,13 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
     def _require_images_to_fit(self) -> None:
         """Refuse a set with a damaged table, without training or validate images, or with patients in both."""
         images = self.prepared.table("images")
-        if images.empty:
-            raise PreparedDataError(
-                f"{self.folder} has no images: it holds reports alone, which serve language models, scores and "
-                "embeddings of sentences, but no model of images"
-            )
         self.prepared.require_separate_patients()
         for use in ("train", "validate"):
             if not (images["use"] == use).any():
-                raise PreparedDataError(f"{self.folder} has no {use} images; fit needs train and validate")
+                raise PreparedDataError(
+                    f"{self.folder} has no {use} images; fit needs train and validate (a set of reports alone serves "
+                    "language models, scores and embeddings of sentences)"
+                )
         for name in ("reports", "labels", "cases"):  # before the first epoch, not at its validation
             if self.prepared.has(name):
                 self.prepared.table(name)
@@ -228,16 +210,6 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
             raise UserError(
                 f"{reason}, so nothing can vary them; set data.crop_size: null, data.brightness: 0 and "
                 "data.contrast: 0"
-            )
-
-    def _require_batches(self, train: int, validate: int) -> None:
-        """Validate batch sizes at setup."""
-        processes = rank_and_size()[1]
-        require_whole_batches(train, self.batch_size, processes, "images")
-        if -(-validate // self.batch_size) < processes:
-            raise UserError(
-                f"{validate} validate images are {-(-validate // self.batch_size)} batches of {self.batch_size}, fewer "
-                f"than the {processes} processes; lower data.batch_size or use fewer processes"
             )
 
     def _image_loader(self, dicom_ids: list[str]) -> DataLoader:
@@ -259,19 +231,18 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
         return {"batch_size": batch_size, "collate_fn": collate, **worker_options(self.num_workers)}
 
 
+def require_part(name: str, side: int, image_size: int) -> None:
+    """Refuse the side of a part of an image, in pixels, that is not in it."""
+    if not 1 <= side <= image_size:
+        raise UserError(f"data.{name} {side} must lie in [1, image_size = {image_size}], or be null")
+
+
 def image_settings(data: object) -> ImageSettings | None:
     """Geometry of the images of any datamodule, of a user's own by its `image_size`; None without images."""
     if isinstance(data, ImagesDataModule):
         return data.image_settings()
     size = getattr(data, "image_size", None)
     return None if size is None else ImageSettings(size, size)
-
-
-def images_of_other_data(trainer: Trainer) -> ImageSettings | None:
-    """`image_settings` of a datamodule that gives the model nothing itself: a user's own, or one for other models."""
-    data = trainer_data(trainer)
-    is_linked = isinstance(data, ImagesDataModule) and data.is_linked
-    return None if is_linked else image_settings(data)
 
 
 def shown_images(data: object) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from medclip_dcl.common.findings import require_labelled
 from medclip_dcl.data.images import EvaluatedImages, ImageExamples, ImagesDataModule
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
 from medclip_dcl.data.prepared import PreparedDataError
-from medclip_dcl.data.samplers import EpochSampler, ShardSampler, as_it_is, require_whole_batches
+from medclip_dcl.data.samplers import EpochSampler, ShardSampler, as_it_is
 from medclip_dcl.pictures.geometry import View
 
 UNCERTAIN, BLANK = -1.0, float("nan")
@@ -128,32 +128,22 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
                 f"{self.folder}: none of the validate images has a label of {', '.join(self.requirements.findings)}"
             )
         self._batch_size = self._training_batch(len(self._train.dicom_ids))
-        processes = rank_and_size()[1]
-        require_whole_batches(len(self._train.dicom_ids), self._batch_size, processes, "images")
-        if len(validate.dicom_ids) < processes:
-            raise UserError(
-                f"{len(validate.dicom_ids)} validate images cannot be shared by {processes} processes"
-            )
 
     def positive_weight(self) -> Float[Tensor, " finding"]:
         """Negatives over positives of each finding among the training labels."""
         labels = self._targets("train").labels
         return (labels == 0).sum(0).float() / (labels == 1).sum(0)
 
-    def features(self, use: str, most: int | None = None) -> Float[Tensor, "image channel"]:
-        """The model's features of the whole images of "train" or "validate", or of the first `most` of them.
-
-        Those of all images are computed at the first call and kept.
-        """
-        if most is not None:
-            return self._computed(self._targets(use).dicom_ids[:most])
-        if use not in self._features:
-            self._features[use] = self._computed(self._targets(use).dicom_ids)
-        return self._features[use]
-
-    def _computed(self, dicom_ids: list[str]) -> Float[Tensor, "image channel"]:
-        found = self.requirements.features_of(self._image_loader(dicom_ids))
-        return torch.stack([found[dicom_id] for dicom_id in dicom_ids])
+    def features(self, use: str, count: int | None = None) -> Float[Tensor, "image channel"]:
+        """The model's features of the whole images of "train" or "validate", kept, or of the first `count`."""
+        if count is None and use in self._features:
+            return self._features[use]
+        dicom_ids = self._targets(use).dicom_ids[:count]
+        computed = self.requirements.features_of(self._image_loader(dicom_ids))
+        found = torch.stack([computed[dicom_id] for dicom_id in dicom_ids])
+        if count is None:
+            self._features[use] = found
+        return found
 
     # Labels
 
@@ -175,34 +165,24 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         return Targets(images["dicom_id"].tolist(), images["subject_id"].to_numpy(), labels)
 
     def _training_targets(self) -> Targets:
-        """Targets of the drawn patients, without images that have no target."""
         self._train = None
         of_all = self._targets("train")
-        if not of_all.dicom_ids:
-            raise PreparedDataError(
-                f"{self.folder}: labels.parquet has no label of any training image; prepare the set from a "
-                "release with mimic-cxr-2.0.0-chexpert.csv, or a table with label columns"
-            )
         drawn = draw_patients(of_all.subject_ids, self.label_fraction, self.label_seed)
-        is_used = np.isin(of_all.subject_ids, drawn) & ~of_all.labels.isnan().all(1).numpy()
-        chosen = of_all.rows(is_used)
-        self._require_both_classes(chosen)
-        return chosen
-
-    def _require_both_classes(self, targets: Targets) -> None:
-        problems = []
-        for finding, column in zip(self.requirements.findings, targets.labels.T, strict=True):
-            missing = [
-                kind for kind, value in (("positive", 1), ("negative", 0)) if not (column == value).any()
-            ]
-            problems += [f"{finding} (no {kind} one)" for kind in missing]
+        chosen = of_all.rows(np.isin(of_all.subject_ids, drawn) & ~of_all.labels.isnan().all(1).numpy())
+        problems = [
+            f"{finding} (no {kind} one)"
+            for finding, column in zip(self.requirements.findings, chosen.labels.T, strict=True)
+            for kind, value in (("positive", 1), ("negative", 0))
+            if not (column == value).any()
+        ]
         if problems:
             raise PreparedDataError(
-                f"{self.folder}: the labels of {len(targets.dicom_ids)} training images (data.label_fraction "
+                f"{self.folder}: the labels of {len(chosen.dicom_ids)} training images (data.label_fraction "
                 f"{self.label_fraction}, label_seed {self.label_seed}) have none of one kind for "
                 f"{', '.join(problems)}; raise label_fraction, choose another label_seed, leave the finding out of "
                 "model.findings, or take blanks or uncertain labels for something (data.blank, data.uncertain)"
             )
+        return chosen
 
     def _training_batch(self, images: int) -> int:
         """data.batch_size, or all images where they are fewer, of all processes together."""
@@ -228,7 +208,6 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         return DataLoader(dataset, sampler=ShardSampler(range(len(dataset))), **options)
 
     def _examples(self, use: str, batch_size: int) -> tuple[ImageExamples | FeatureExamples, dict[str, Any]]:
-        """Data set of a use, and the options of its loader."""
         targets = self._targets(use)
         if self.requirements.is_frozen:
             # In memory: no worker processes.
@@ -244,13 +223,10 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
     # Evaluation
 
     def evaluation(self, stage: str) -> LabelledImages:
-        """Images and labels of "validate" or "test"."""
-        images = self.prepared.table("images")
-        if stage == "validate":
-            images = images.query("use == 'validate'")
-        else:
-            images = images.query("official_split == 'test' and use in ('test', 'grounding')")
-        labelled = self._labelled(images)
+        is_test = stage == "test"
+        labelled = self._labelled(
+            self.test_images if is_test else self.prepared.table("images").query("use == 'validate'")
+        )
         findings = [finding for finding in self.requirements.findings if finding in self.prepared.findings]
         if labelled.empty or not findings:
             there = f"; it labels {', '.join(self.prepared.findings)}" if self.prepared.findings else ""
@@ -273,16 +249,16 @@ class Targets:
     labels: Tensor
 
     def rows(self, chosen: np.ndarray) -> Targets:
-        """Those where `chosen` (image,) is True."""
         ids = [dicom_id for dicom_id, is_chosen in zip(self.dicom_ids, chosen, strict=True) if is_chosen]
         return Targets(ids, self.subject_ids[chosen], self.labels[torch.from_numpy(chosen)])
 
 
+@dataclass(eq=False)
 class FeatureExamples(Dataset):
     """Labelled features in memory; serves whole batches, which are slices of one tensor."""
 
-    def __init__(self, features: Tensor, targets: Targets) -> None:
-        self.features, self.targets = features, targets
+    features: Tensor
+    targets: Targets
 
     def __len__(self) -> int:
         return len(self.features)

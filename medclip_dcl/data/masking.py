@@ -7,7 +7,6 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Int
 
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.masked_language import IGNORED
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -22,15 +21,9 @@ class Masking:
 
     Of a sentence's tokens, [CLS] and [SEP] excluded, the share `probability` is chosen (at least one); of these 80%
     become [MASK], 10% a random token that is not a special one, 10% stay as they are.
-
-    Args:
-        vocabulary: of a BERT, token -> id.
-        probability: share of the tokens, in (0, 1).
     """
 
     def __init__(self, vocabulary: Mapping[str, int], probability: float) -> None:
-        if "[MASK]" not in vocabulary:
-            raise UserError("the vocabulary has no token [MASK]: its model is not a masked language model")
         special = {vocabulary[piece] for piece in SPECIAL_TOKENS if piece in vocabulary}
         ordinary = [number for number in sorted(vocabulary.values()) if number not in special]
         self.probability, self.mask_id, self.ordinary = probability, vocabulary["[MASK]"], np.array(ordinary)

@@ -1,8 +1,7 @@
 """The format of a prepared data set: one folder that `data_prep` writes and everything later reads.
 
-The tables and their columns are listed in `TABLES`; sentence embeddings, one Arrow column of vectors, are
-`TextEmbedding`. `dataset.json` names the format version, the source, every option that the content depends on, counts,
-and the digests and the fingerprint of the content (`medclip_dcl.data.identity`).
+`TABLES` lists the tables; dataset.json has the format version, the source, the options, counts, and the digests and the
+fingerprint of the content (`medclip_dcl.data.identity`).
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ _MADE_BY = {
     "log_p": "python -m data_prep.score_sentences --data SET --model FOLDER",
     "text_embedding": "python -m data_prep.embed_sentences --data SET --model FOLDER",
 }
-# Folders with one file for each language model: what the files hold, and in short.
-_BY_MODEL = {"log_p": ("sentence scores", "scores"), "text_embedding": ("sentence embeddings", "embeddings")}
+# Folder with one file for each language model -> what the files hold.
+_BY_MODEL = {"log_p": "sentence scores", "text_embedding": "sentence embeddings"}
 # Rows written at a time: 200 MB of BERT-base's embeddings.
 _EMBEDDING_ROWS = 65_536
 _SEAL = "medclip_dcl_seal"
@@ -83,7 +82,7 @@ class PreparedDataError(UserError):
 
 
 def columns_of(table: str, frame: pd.DataFrame) -> dict[str, str]:
-    """Columns and types of a table, with the optional ones that the frame has, and findings of "labels"."""
+    """Expected columns and types: with the optional ones that the frame has, and findings of "labels"."""
     expected = TABLES[table]
     if table == "labels":
         return expected | {str(name): "float64" for name in frame if name not in expected}
@@ -91,7 +90,6 @@ def columns_of(table: str, frame: pd.DataFrame) -> dict[str, str]:
 
 
 def check_table(frame: pd.DataFrame, table: str) -> None:
-    """Refuse a table whose columns and types are not those of `TABLES`."""
     expected = columns_of(table, frame)
     if list(frame.columns) != list(expected):
         raise PreparedDataError(
@@ -149,15 +147,11 @@ def _balanced(cases: pd.DataFrame) -> pd.DataFrame:
 
 
 def _read_table(file: Path, table: str) -> pd.DataFrame:
-    """A table of the prepared set, checked against `TABLES`; errors name the file."""
-    again = f"make it again: {_command_for(table)}"
     try:
         frame = pd.read_parquet(file)
         check_table(frame, table)
-    except (pa.ArrowException, OSError) as error:
-        raise PreparedDataError(f"{file}: not readable as Parquet ({error}); {again}") from error
-    except PreparedDataError as error:
-        raise PreparedDataError(f"{file}: {error}; {again}") from error
+    except (pa.ArrowException, OSError, PreparedDataError) as error:
+        raise PreparedDataError(f"{file}: {error}; make it again: {_command_for(table)}") from error
     return frame
 
 
@@ -192,7 +186,7 @@ class ReportEmbedding(NamedTuple):
 
 
 def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> ReportEmbedding:
-    """Mean of the embeddings of a report's distinct sentences, for each study of a table "reports"."""
+    """Mean over a report's distinct sentences, for each study of a table "reports"."""
     from scipy.sparse import csr_matrix
 
     said = reports[["study_id", "sentence_id"]].drop_duplicates()
@@ -220,23 +214,17 @@ def write_text_embedding(embedding: TextEmbedding, file: Path, metadata: Mapping
 
 
 def _read_text_embedding(file: Path) -> TextEmbedding:
-    """Read and check what `write_text_embedding` wrote."""
-    again = f"delete the file and make it again with: {_MADE_BY['text_embedding']}"
-    try:
-        # Folder names such as a=b are not columns.
-        table = pq.read_table(file, partitioning=None)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise PreparedDataError(f"{file}: not readable as Parquet ({error}); {again}") from error
+    """What `write_text_embedding` wrote; a ValueError says what is wrong with the file."""
+    # Folder names such as a=b are not columns.
+    table = pq.read_table(file, partitioning=None)
     dim = getattr(table.schema.types[-1], "list_size", 0)
     expected = {"sentence_id": pa.int64(), "embedding": pa.list_(pa.float32(), dim)}
     if dict(zip(table.schema.names, table.schema.types, strict=True)) != expected:
         found = str(table.schema.remove_metadata()).replace("\n", ", ")
-        raise PreparedDataError(
-            f"{file}: expected sentence_id: int64, embedding: list of float32 of a fixed size, found {found}; {again}"
+        raise ValueError(
+            f"expected sentence_id: int64, embedding: list of float32 of a fixed size, found {found}"
         )
     ids = table["sentence_id"].to_numpy()
-    if table["sentence_id"].null_count or table["embedding"].null_count or (np.diff(ids) <= 0).any():
-        raise PreparedDataError(f"{file}: expected ascending sentence_id and no missing value; {again}")
     embedding = np.empty((len(ids), dim), dtype=np.float32)
     start = 0
     for chunk in table["embedding"].chunks:
@@ -244,13 +232,19 @@ def _read_text_embedding(file: Path) -> TextEmbedding:
             chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), -1)
         )
         start += len(chunk)
-    is_finite = np.isfinite(embedding).all(axis=1)
-    if not is_finite.all():
-        raise PreparedDataError(
-            f"{file}: {int((~is_finite).sum()):,} of {len(ids):,} embeddings hold NaN or infinity (first: sentence_id "
-            f"{ids[~is_finite][0]}); {again}"
+    is_bad = ~(np.isfinite(embedding).all(axis=1) & np.append(True, np.diff(ids) > 0))
+    if is_bad.any():
+        raise ValueError(
+            f"expected ascending sentence_id and finite embeddings, found others in {int(is_bad.sum()):,} of "
+            f"{len(ids):,} rows (first: sentence_id {ids[is_bad][0]})"
         )
     return TextEmbedding(ids, embedding)
+
+
+def _broken(file: Path, kind: str, problem: object) -> PreparedDataError:
+    return PreparedDataError(
+        f"{file}: {problem}; correct the file, or delete it and make it again with: {_MADE_BY[kind]}"
+    )
 
 
 class PreparedSet:
@@ -266,21 +260,17 @@ class PreparedSet:
                 f"prepared data set {self.folder} {state}; make it with: "
                 f"python -m data_prep.mimic_cxr --source RAW --output {self.folder} (or data_prep.folder, openi)"
             )
-        again = "prepare the set again into a new folder"
         try:
             info = json.loads(file.read_text(encoding="utf-8"))
-            PREPARED_SET.check(info, str(file))
-        except UserError as error:
-            raise PreparedDataError(f"{error}; or {again}") from error
-        except ValueError as error:
-            raise PreparedDataError(f"{file} is not JSON ({error}); {again}") from error
+            PREPARED_SET.check(info, "format")
+        except ValueError as error:  # a UserError is one
+            raise PreparedDataError(f"{file}: {error}; prepare the set again into a new folder") from error
         self.info: dict[str, Any] = {**_INFO, **info}
         self._tables: dict[str, pd.DataFrame] = {}
         self._sound: set[str] = set()
 
     @cached_property
     def content(self) -> Content:
-        """Content of the set as it is now."""
         return current_content(self.folder, self.info, TABLES)
 
     @property
@@ -314,7 +304,6 @@ class PreparedSet:
         return self.info.get("phantom") is True
 
     def has(self, table: str) -> bool:
-        """True if the table was written."""
         return (self.folder / f"{table}.parquet").is_file()
 
     def table(self, table: str) -> pd.DataFrame:
@@ -343,7 +332,6 @@ class PreparedSet:
 
     @cached_property
     def findings(self) -> list[str]:
-        """Findings that the set labels, CheX5's first."""
         return labelled_findings(self.table("labels"))
 
     def studies(self, use: str) -> pd.Series:
@@ -361,27 +349,29 @@ class PreparedSet:
         NaN, which the caller refuses.
         """
         frame = _read_table(file := self.log_p_file(name), "log_p")
-        self._require_all_sentences(frame["sentence_id"], file, "log_p", "score")
-        if problem := score_problem(frame):
-            raise PreparedDataError(
-                f"{file}: {problem}; correct the file, or delete it and make it again with: {_MADE_BY['log_p']}"
-            )
+        problem = self._without_row(frame["sentence_id"]) or score_problem(frame)
         kept = frame.attrs.get(_SEAL)
-        if kept is not None and kept != seal(frame, self.table("sentences"))[_SEAL]:
-            raise PreparedDataError(
-                f"{file}: expected scores and texts as they were scored, found that one was changed since; delete the "
-                f"file and make it again with: {_MADE_BY['log_p']} (a file of your own needs no attribute {_SEAL})"
+        if not problem and kept is not None and kept != seal(frame, self.table("sentences"))[_SEAL]:
+            problem = (
+                "expected scores and texts as they were scored, found that one was changed since (a file of your own "
+                f"needs no attribute {_SEAL})"
             )
+        if problem:
+            raise _broken(file, "log_p", problem)
         return frame
 
     def log_p_file(self, name: str | None = None) -> Path:
-        """The file that `log_p` reads."""
         return self._file_of_model("log_p", name)
 
     def text_embedding(self, name: str | None = None) -> TextEmbedding:
         """Sentence embeddings by one frozen text encoder, of the named or the only file in ``text_embedding/``."""
-        found = _read_text_embedding(file := self._file_of_model("text_embedding", name))
-        self._require_all_sentences(found.sentence_id, file, "text_embedding", "embedding")
+        file = self._file_of_model("text_embedding", name)
+        try:
+            found = _read_text_embedding(file)
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise _broken(file, "text_embedding", error) from error
+        if problem := self._without_row(found.sentence_id):
+            raise _broken(file, "text_embedding", problem)
         return found
 
     def models(self, kind: str) -> list[str]:
@@ -390,31 +380,21 @@ class PreparedSet:
         return sorted(file.stem for file in files if not file.name.startswith("."))
 
     def _file_of_model(self, kind: str, name: str | None) -> Path:
-        """The named or the only file of a folder in which each language model has one."""
-        folder = self.folder / kind
-        what, short = _BY_MODEL[kind]
         names = self.models(kind)
-        if name is None and len(names) == 1:
-            return folder / f"{names[0]}.parquet"
-        if name is not None and name in names:
-            return folder / f"{name}.parquet"
-        there = ", ".join(names) if names else "none"
-        if name is not None:
-            problem = f"no {what} named {name} in {folder} (there: {there})"
-        elif names:
-            problem = f"{folder} holds several {what} ({there}); name one of them (the option {kind})"
-        else:
-            problem = f"{self.folder} has no {what}"
-        raise PreparedDataError(f"{problem}; create {short} with: {_MADE_BY[kind]}")
+        chosen = [found for found in names if name in (None, found)]
+        if len(chosen) == 1:
+            return self.folder / kind / f"{chosen[0]}.parquet"
+        what, named = _BY_MODEL[kind], f" named {name} in {kind}" if name else ""
+        others = f" (there: {', '.join(names)}); name one (the option {kind}), or" if names else ";"
+        raise PreparedDataError(
+            f"{self.folder} has {'several' if chosen else 'no'} {what}{named}{others} create {what.split()[1]} with: "
+            f"{_MADE_BY[kind]}"
+        )
 
-    def _require_all_sentences(self, ids: pd.Series | np.ndarray, file: Path, kind: str, what: str) -> None:
-        """Refuse a file in which a sentence of the set has no row."""
+    def _without_row(self, ids: pd.Series | np.ndarray) -> str:
+        """A problem with the sentences of the set that have no row in a file; "" for none."""
         missing = ~self.table("sentences")["sentence_id"].isin(ids)
-        if missing.any():
-            raise PreparedDataError(
-                f"{file}: {int(missing.sum())} of {len(missing)} sentences have no {what}; "
-                f"delete the file and make it again with: {_MADE_BY[kind]}"
-            )
+        return f"{int(missing.sum())} of {len(missing)} sentences have no row" if missing.any() else ""
 
     @property
     def fitting(self) -> tuple[str, int | None]:
@@ -423,7 +403,6 @@ class PreparedSet:
         return options.get("geometry", "stretch"), options.get("size")
 
     def image_file(self, path: str) -> Path:
-        """File of an image's prepared JPEG; `path` as in images.parquet."""
         return self.folder / "images" / path
 
     @cached_property

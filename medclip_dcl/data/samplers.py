@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,6 @@ class TrainingOrder(DistributedSampler):
 
     @property
     def batches(self) -> int:
-        """Number of global batches in an epoch."""
         return self.count // self.batch_size
 
     def start_at(self, epoch: int, batch: int) -> None:
@@ -53,17 +53,17 @@ class TrainingOrder(DistributedSampler):
 
 
 class ResumableLoader(DataLoader):
-    """A training loader that may resume in the middle of an epoch.
+    """A training loader of which Lightning may resume an epoch in the middle.
 
-    Its methods only tell Lightning so: the datamodule keeps the position, because Lightning restores the state of
-    loaders after the model has asked for `estimated_stepping_batches`.
+    `EpochDataModule` keeps the position: Lightning restores loaders after the model has asked for
+    `estimated_stepping_batches`.
     """
 
     def state_dict(self) -> dict[str, Any]:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Nothing to do: `EpochDataModule.training_loader` has set the start."""
+        pass
 
 
 def as_it_is(batch: Any) -> Any:
@@ -82,13 +82,10 @@ def worker_options(num_workers: int) -> dict[str, Any]:
 
 
 def outlast_stop_signals(worker: int) -> None:
-    """Keep a worker alive when a terminal or batch system signals all processes, until the checkpoint is written.
-
-    It dies of a SIGTERM some minutes later, because a parent also ends its children that way.
-    """
+    """Keep a worker alive when a terminal or batch system signals all processes, until the checkpoint is written."""
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _die_later)
+    signal.signal(signal.SIGTERM, _die_later)  # a parent also ends its children by it
 
 
 def _die_later(number: int, frame: Any) -> None:
@@ -140,13 +137,10 @@ class EpochDataModule(LightningDataModule):
 
 def require_whole_batches(count: int, batch_size: int, processes: int, unit: str) -> None:
     """Refuse a global batch that the examples do not fill, or that the processes cannot share equally."""
-    if batch_size % processes:
+    if batch_size % processes or count < batch_size:
         raise UserError(
-            f"data.batch_size {batch_size} (of all processes together) must be a multiple of their number, {processes}"
-        )
-    if count < batch_size:
-        raise UserError(
-            f"{count} training {unit} do not fill one batch of {batch_size}; lower data.batch_size"
+            f"data.batch_size (or contrastive_batch): expected a multiple of the number of processes, {processes}, and "
+            f"no more than the {count} training {unit}, found a batch of {batch_size}; lower it"
         )
 
 
@@ -154,8 +148,7 @@ class EpochSampler(TrainingOrder):
     """Training order: (epoch, index) pairs, shuffled by (seed, epoch), in whole global batches.
 
     Global batch b holds the examples perm[b * batch_size : (b + 1) * batch_size] whatever the number of processes;
-    each rank takes an equal slice of it. An incomplete last batch is left out. The epoch travels with the index, so
-    that a worker can draw its random numbers from (seed, epoch, index).
+    each rank takes an equal slice of it. Workers draw random numbers from (seed, epoch, index).
     """
 
     def __len__(self) -> int:
@@ -172,6 +165,11 @@ class ShardSampler(DistributedSampler):
 
     def __init__(self, keys: Sequence[Any]) -> None:
         rank, processes = rank_and_size()
+        if 0 < len(keys) < processes:  # one without any would leave the others waiting
+            raise UserError(
+                f"data.batch_size: expected evaluated images or batches for each of {processes} processes, found "
+                f"{len(keys)}; lower it, or use fewer processes"
+            )
         self.own, self.epoch = keys[rank::processes], 0
 
     def __len__(self) -> int:
@@ -181,16 +179,16 @@ class ShardSampler(DistributedSampler):
         return iter(self.own)
 
 
+@dataclass(eq=False)
 class FixedBatches(Dataset):
-    """Examples in whole batches, each the same in every run; the elements of this data set are batches."""
+    """Examples in whole batches: the elements of this data set."""
 
-    def __init__(self, examples: Any, batch_size: int) -> None:
-        self.examples, self.batch_size = examples, batch_size
+    examples: Any
+    batch_size: int
 
     def __len__(self) -> int:
         return -(-len(self.examples) // self.batch_size)
 
     def __getitem__(self, batch: int) -> Any:
-        first = batch * self.batch_size
-        last = min(first + self.batch_size, len(self.examples))
-        return self.examples.collate([self.examples[index] for index in range(first, last)])
+        indices = range(len(self.examples))[batch * self.batch_size :][: self.batch_size]
+        return self.examples.collate([self.examples[index] for index in indices])

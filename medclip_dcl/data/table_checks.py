@@ -48,12 +48,7 @@ def rows(frame: pd.DataFrame, keys: Sequence[str]) -> Iterator[tuple[Any, ...]]:
 
 
 def damage(name: str, tables: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Problems of a table by which training or evaluation fails, or leaves out rows without a word.
-
-    Args:
-        name: of the table.
-        tables: with that one and, as far as they are there, those that `REFERENCES` names beside it.
-    """
+    """Problems of a table, beside those of `REFERENCES`, by which training or evaluation fails or leaves out rows."""
     frame, file, problems = tables[name], f"{name}.parquet", []
     if key := _KEYS.get(name):
         problems += some(f"{file}: duplicate {' and '.join(key)}", rows(frame[frame.duplicated(key)], key))
@@ -81,20 +76,12 @@ def lost(name: str, first: str, column: str, other: str, tables: Mapping[str, pd
 def score_problem(scores: pd.DataFrame) -> str:
     """The first problem of the sentence scores of a language model, "" for none; NaN is allowed."""
     log_p = scores["log_p"]
-    problems = {
-        "repeat a sentence_id; expected one row for each sentence": scores["sentence_id"].duplicated(),
-        "hold an infinite log_p; expected finite natural logarithms (NaN only for an empty sentence)": np.isinf(
-            log_p
-        ),
-        "hold a log_p above 0; expected natural logarithms of probabilities (-log p needs its sign changed)": (
-            log_p > _LARGEST_LOG_P
-        ),
-    }
-    for problem, is_bad in problems.items():
-        if is_bad.any():
-            first = scores[is_bad].iloc[0]
-            return (
-                f"{int(is_bad.sum()):,} of {len(scores):,} rows {problem}; the first has sentence_id "
-                f"{int(first['sentence_id'])} and log_p {first['log_p']:g}"
-            )
-    return ""
+    is_bad = scores["sentence_id"].duplicated() | np.isinf(log_p) | (log_p > _LARGEST_LOG_P)
+    if not is_bad.any():
+        return ""
+    first = scores[is_bad].iloc[0]
+    return (
+        "expected one row for each sentence, and finite natural logarithms of probabilities (NaN only for an empty "
+        f"sentence; -log p needs its sign changed), found others in {int(is_bad.sum()):,} of {len(scores):,} rows "
+        f"(first: sentence_id {int(first['sentence_id'])}, log_p {first['log_p']:g})"
+    )

@@ -1,4 +1,4 @@
-"""Heat maps of one image: in its own pixels, as pictures, and as a figure of all texts."""
+"""Heat maps of one image: in its own pixels, as pictures, and as a plot of all texts."""
 
 from __future__ import annotations
 
@@ -21,15 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeatMaps:
-    """Heat maps and similarities of several texts in one image.
-
-    Attributes:
-        grey: the image.
-        texts: that were asked.
-        similarity: of the image with each text, in [-1, 1].
-        regions: cosine of each text with each region, in [-1, 1].
-        view: the part of the image that the regions cover.
-    """
+    """Similarities of several texts with one image and, by `regions`, with the part of it that `view` covers."""
 
     grey: Image.Image
     texts: tuple[str, ...]

@@ -63,8 +63,6 @@ def load(
     path = folder = Path(os.path.expanduser(source))
     if (path / "checkpoints").is_dir() and not is_exported(path):
         path = _checkpoint_of_run(path)
-    if path.suffix in (".yaml", ".json") or (path / "dataset.json").is_file():
-        raise UserError(f"{path} is not a model: give a run folder, a checkpoint or an exported folder")
     device = usable_device(device)
     if not path.exists():
         path = folder = _download(str(source))
@@ -116,12 +114,7 @@ def _download(repository: str) -> Path:
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """Regions of an image, from which `ImageTextInference.heat_maps` draws without encoding the image again.
-
-    Attributes:
-        grey: the image; `dataclasses.replace` it by a smaller copy for smaller heat maps.
-        feature_map: projected regions in their places.
-    """
+    """An image, which may be replaced by a smaller copy for smaller heat maps, and its projected regions."""
 
     grey: Image.Image
     feature_map: Float[Tensor, "1 dim region_row region_column"]
@@ -130,10 +123,9 @@ class EncodedImage:
 class ImageTextInference:
     """A trained image-text network applied to paths (also of DICOM files), PIL images or uint8 arrays.
 
-    Methods take one or several images, and return an empty result for an empty list. Several may be any iterable: they
-    are read `batch_size` at a time, and only results are kept. Images are converted to grey and fitted to the network's
-    evaluation size like its training images (`medclip_dcl.pictures.geometry`); with geometry "shortest" the model sees
-    the middle square. An image of one grey level gets its result and a ConstantImageWarning.
+    Methods take one or several images (any iterable, read `batch_size` at a time). Images are converted to grey and
+    fitted to the network's evaluation size like its training images (`medclip_dcl.pictures.geometry`); with geometry
+    "shortest" the model sees the middle square. An image of one grey level gets its result and a ConstantImageWarning.
 
     Args:
         network: in evaluation mode.
@@ -160,7 +152,10 @@ class ImageTextInference:
     ) -> Float[np.ndarray, "image text"]:
         """Similarity of every image with every text, in [-1, 1] (the logits divided by gamma^2)."""
         sentences = self._sentences(texts)
-        parts = [self._similarity(inputs, sentences) for inputs in self._inputs(images, batch_size)]
+        parts = [
+            self._similarity(self._feature_map(inputs), sentences)
+            for inputs in self._inputs(images, batch_size)
+        ]
         return np.concatenate([np.empty((0, len(sentences)), np.float32), *parts])
 
     def heat_map(self, image: ImageLike, text: str) -> Float[np.ndarray, "height width"]:
@@ -174,12 +169,10 @@ class ImageTextInference:
     def heat_maps(self, image: ImageLike | EncodedImage, texts: str | Sequence[str]) -> HeatMaps:
         """Heat maps and similarities of several texts in one image, encoding it once unless it is an EncodedImage."""
         listed = _texts(texts)
-        if not listed:
-            raise UserError("no text was given to draw; give at least one sentence")
         sentences = self._sentences(listed)
         encoded = image if isinstance(image, EncodedImage) else self.encode_image(image)
         regions = cosine_heat_maps(encoded.feature_map[0], sentences).cpu()
-        similarity = self._similarity_of(encoded.feature_map, sentences)[0]
+        similarity = self._similarity(encoded.feature_map, sentences)[0]
         return HeatMaps(encoded.grey, tuple(listed), similarity, regions, self.network.view)
 
     @torch.inference_mode()
@@ -225,7 +218,6 @@ class ImageTextInference:
             UserError: invalid prompts, see `findings.read_prompts`; `calibrated` without a calibration,
                 with prompts that it was not fitted to, or with findings of which none is calibrated.
         """
-        calibration = self.require_calibration() if calibrated else None
         index: list[str | int] = []
 
         def named() -> Iterator[ImageLike]:
@@ -233,11 +225,11 @@ class ImageTextInference:
                 index.append(str(image) if isinstance(image, (str, Path)) else place)
                 yield image
 
-        pairs = (
-            calibration.prompts(prompts)
-            if calibration
-            else read_prompts(CHEX5 if prompts is None else prompts)
-        )
+        calibration = self.require_calibration() if calibrated else None
+        if calibration:
+            pairs = calibration.prompts(prompts)
+        else:
+            pairs = read_prompts(CHEX5 if prompts is None else prompts)
         parts = list(map(self.scorer(pairs), self._inputs(named(), batch_size)))
         differences = np.concatenate([np.empty((0, len(pairs)), np.float32), *parts])
         table = pd.DataFrame(differences, index=index, columns=list(pairs))
@@ -257,7 +249,7 @@ class ImageTextInference:
         def score(
             inputs: UInt8[np.ndarray, "image side side"],
         ) -> Float[np.ndarray, "image finding"]:
-            scores = np.split(self._similarity(inputs, sentences), ends, axis=1)
+            scores = np.split(self._similarity(self._feature_map(inputs), sentences), ends, axis=1)
             means = np.stack([part.mean(axis=1) for part in scores], axis=1)
             return means[:, 1::2] - means[:, ::2]
 
@@ -283,7 +275,6 @@ class ImageTextInference:
     def save_pretrained(self, folder: str | Path) -> None:
         """Export config.json (with the tokenizer), model.safetensors and calibration.json (if any) for `load`.
 
-        `python -m medclip_dcl.export` also writes a model card, made from the run folder.
         Vocabulary and weights derive from the training reports: share the folder only as their terms allow.
         """
         file = Path(folder) / CALIBRATION_FILE
@@ -293,7 +284,6 @@ class ImageTextInference:
             self.calibration.write(file)
 
     def require_calibration(self) -> Calibration:
-        """The model's calibration."""
         if self.calibration is None:
             raise UserError(
                 "this model has no calibration: run python -m medclip_dcl.evaluation.calibrate RUN, and load RUN again"
@@ -310,11 +300,6 @@ class ImageTextInference:
 
     @torch.inference_mode()
     def _similarity(
-        self, inputs: UInt8[np.ndarray, "image side side"], sentences: Float[Tensor, "text dim"]
-    ) -> Float[np.ndarray, "image text"]:
-        return self._similarity_of(self._feature_map(inputs), sentences)
-
-    def _similarity_of(
         self, feature_map: Float[Tensor, "image dim row column"], sentences: Float[Tensor, "text dim"]
     ) -> Float[np.ndarray, "image text"]:
         similarity = self.network.similarity
@@ -323,6 +308,7 @@ class ImageTextInference:
             raise UserError(f"scores are not finite in {self.dtype}; use float32, or another checkpoint")
         return (logits / similarity.gamma2).T.cpu().numpy()
 
+    @torch.inference_mode()
     def _feature_map(
         self, inputs: UInt8[np.ndarray, "image side side"]
     ) -> Float[Tensor, "image dim row column"]:
@@ -355,8 +341,6 @@ def _texts(texts: str | Sequence[str]) -> list[str]:
     """One text or several, as a list."""
     listed = [texts] if isinstance(texts, str) else list(texts)
     for place, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise TypeError(f"the text at position {place}: expected a string, found {type(text).__name__}")
         if not text.strip():
             raise UserError(
                 f"the text at position {place} is empty; give a sentence, such as 'No pneumothorax.'"

@@ -17,8 +17,9 @@ from medclip_dcl.common.devices import widest_float
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
 from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.data.images import images_of_other_data
-from medclip_dcl.data.link import ImageSettings
+from medclip_dcl.common.weight_files import SavedModel, load_exactly
+from medclip_dcl.data.images import ImagesDataModule, image_settings
+from medclip_dcl.data.link import ImageSettings, trainer_data
 from medclip_dcl.models.optimisation import learning_rates
 from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.networks.base import DescribedNetwork
@@ -49,10 +50,10 @@ class TrainedModel(LightningModule):
             checkpoint.pop(f"datamodule_{key}", None)
         checkpoint.update(self.description())
 
-    def log_training(self, loss: Tensor, count: int, figures: Mapping[str, Any]) -> None:
-        """Log a batch's figures, learning rates and loss, of which each process has its share of the sum."""
-        figures = {**figures, **learning_rates(self.trainer.optimizers[0])}
-        self.log_dict({f"train/{name}": value for name, value in figures.items()}, batch_size=count)
+    def log_training(self, loss: Tensor, count: int, metrics: Mapping[str, Any] | None = None) -> None:
+        """Log a batch's metrics, learning rates and loss, of which each process has its share of the sum."""
+        metrics = {**(metrics or {}), **learning_rates(self.trainer.optimizers[0])}
+        self.log_dict({f"train/{name}": value for name, value in metrics.items()}, batch_size=count)
         self.log("train/loss", loss.detach(), prog_bar=True, sync_dist=True, batch_size=count)
 
     def on_validation_epoch_start(self) -> None:
@@ -60,13 +61,11 @@ class TrainedModel(LightningModule):
         self._validation = torch.zeros(2, dtype=widest_float(self.device), device=self.device)
 
     def add_validation_loss(self, total: Tensor, count: int) -> None:
-        """Add a batch: the sum of its losses and their number."""
         self._validation += torch.stack(
             [total.to(self._validation.dtype), self._validation.new_tensor(count)]
         )
 
     def on_validation_epoch_end(self) -> None:
-        """Log the mean over all batches and processes."""
         total, count = self.trainer.strategy.reduce(self._validation, reduce_op="sum")
         self.log_validation_loss(total / count)
 
@@ -130,18 +129,18 @@ class ImageModel(NetworkModel):
             )
 
     def setup(self, stage: str) -> None:
-        """Take the geometry of the images of a datamodule that is not made for this model."""
-        if images := images_of_other_data(self.trainer):
+        """Take the geometry of the images of a datamodule that gives the model nothing itself."""
+        data = trainer_data(self.trainer)
+        is_linked = isinstance(data, ImagesDataModule) and data.is_linked
+        if not is_linked and (images := image_settings(data)):
             self.use_images(images, stage)
 
     def use_images(self, images: ImageSettings, stage: str) -> None:
-        """Take over image size, training crop and geometry."""
         self.network.image_size, self.network.geometry = images.image_size, images.geometry
         if stage == "fit":
             self.network.crop_size = images.crop_size
 
     def start_from(self, network: Any, source: str, parts: list[str] | None) -> None:
-        """Take over the weights of another training and say which these are."""
         if not Path(source).expanduser().exists():
             raise MissingFileError(f"model.init_args.init_from: no file and no folder {source}")
         self.initial_weights = take_over(network, source, parts)
@@ -151,6 +150,12 @@ class ImageModel(NetworkModel):
         start = self.initial_weights
         taken_over = {} if start is None else {"initial_weights": asdict(start)}
         return {**super().description(), **taken_over}
+
+    def restored(self, network: ImageTextNetwork | FindingNetwork, saved: SavedModel) -> None:
+        self.network = network
+        self.initial_weights = TakenOver.of_checkpoint(saved.checkpoint)
+        load_exactly(self, saved.checkpoint["state_dict"], saved.path)
+        self.eval()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)

@@ -22,13 +22,12 @@ from medclip_dcl.common.distributed import (
 from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.common.parts import build_part
-from medclip_dcl.common.weight_files import load_exactly, read_model
+from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
 from medclip_dcl.models.base import ImageModel
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder
-from medclip_dcl.networks.initial_weights import TakenOver
 
 _OPTIONS = (
     *("frozen", "learning_rate", "encoder_learning_rate", "layer_decay"),
@@ -44,9 +43,9 @@ class Classifier(ImageModel):
 
     Two kinds of training. Linear probe (`frozen: true`): the encoder stays as it is, in evaluation mode; its features
     are computed once, of whole images, and the linear layer is trained upon them from memory. Fine-tuning (`frozen:
-    false`): the encoder is trained as well, at a rate of its own. See `FindingNetwork` for which features these are.
-    In both, the linear layer sees them standardised by the mean and deviation that they have among training images
-    before the first step (in fine-tuning, among 1,000 of them): a contrastive objective leaves their scale free.
+    false`): the encoder is trained as well, at a rate of its own. In both, the linear layer sees features standardised
+    by their mean and deviation among training images before the first step (in fine-tuning, among 1,000 of them): a
+    contrastive objective leaves their scale free.
 
     The loss is the binary cross entropy, averaged over all labelled (image, finding) entries of the batch and of all
     processes; entries that the data leaves out (see `LabelledDataModule`) count for nothing.
@@ -101,32 +100,24 @@ class Classifier(ImageModel):
                 "model.frozen: expected encoder_learning_rate null, layer_decay 1.0 and frozen_steps 0 with it, since "
                 f"it trains no encoder; found {encoder_learning_rate}, {layer_decay} and {frozen_steps}"
             )
-        network = FindingNetwork(
-            image_encoder or _described_encoder(init_from), list(CHEX5) if findings is None else findings
-        )
+        image_encoder = image_encoder or _described_encoder(init_from)
+        self.network = FindingNetwork(image_encoder, list(CHEX5) if findings is None else findings)
         if init_from is not None:
-            self.start_from(network, init_from, ["image_encoder"])
+            self.start_from(self.network, init_from, ["image_encoder"])
         self.frozen, self.frozen_steps = frozen, frozen_steps
         self.learning_rate, self.encoder_learning_rate = learning_rate, encoder_learning_rate
         self.layer_decay, self.warmup_steps, self.weight_decay = layer_decay, warmup_steps, weight_decay
         self.balanced = balanced
-        self.use(network)
+        # What has no part in the logits, or is frozen, gets no gradient.
+        image_encoder.requires_grad_(False)
+        for parameter in [] if frozen else [p for layer in image_encoder.feature_layers() for p in layer]:
+            parameter.requires_grad_(True)
+        self.train()
         self.register_buffer("positive_weight", torch.ones(len(self.findings)))
 
     @property
     def findings(self) -> tuple[str, ...]:
-        """One for each logit."""
         return self.network.findings
-
-    def use(self, network: FindingNetwork) -> None:
-        """Train this network; what has no part in the logits, or is frozen, gets no gradient."""
-        self.network = network
-        encoder = network.image_encoder
-        trained = [] if self.frozen else [p for layer in encoder.feature_layers() for p in layer]
-        encoder.requires_grad_(False)
-        for parameter in trained:
-            parameter.requires_grad_(True)
-        self.train(self.training)
 
     @property
     def encoder_is_frozen(self) -> bool:
@@ -137,12 +128,10 @@ class Classifier(ImageModel):
         return [self.network.image_encoder] if self.encoder_is_frozen else []
 
     def use_data(self, data: LabelledData, stage: str) -> None:
-        """Take over the geometry of the images; weights and features are computed when training starts."""
         self._data = data
         self.use_images(data.images, stage)
 
     def requirements(self) -> LabelledRequirements:
-        """Requirements of the datamodule: the findings, and features for a linear probe."""
         return LabelledRequirements(self.findings, self.features_of, self.frozen)
 
     def on_fit_start(self) -> None:
@@ -176,13 +165,12 @@ class Classifier(ImageModel):
         return self.network(images)
 
     def on_train_batch_start(self, batch: dict[str, Any], batch_index: int) -> None:
-        """The encoder's mode at this step."""
         if self.network.image_encoder.training == self.encoder_is_frozen:
             self.network.image_encoder.train(not self.encoder_is_frozen)
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
         loss = self._loss(batch)
-        self.log_training(loss, len(batch["labels"]), {})
+        self.log_training(loss, len(batch["labels"]))
         return loss
 
     def _loss(self, batch: dict[str, Any]) -> Tensor:
@@ -203,20 +191,17 @@ class Classifier(ImageModel):
         return self.network.classify(features)
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
-        """A frozen encoder has no gradients, not even zeros, which AdamW would answer with weight decay."""
-        if self.encoder_is_frozen:
+        if self.encoder_is_frozen:  # AdamW would answer gradients of zero with weight decay
             self.network.image_encoder.zero_grad(set_to_none=True)
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
-        """The logits for the callbacks; the loss is summed up."""
         logits = self._logits(batch)
         losses = finding_losses(logits, batch["labels"], self.positive_weight)
         self.add_validation_loss(losses.sum(), len(losses))
         return {"logits": logits, "dicom_id": batch["dicom_id"]}
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
-        """Logits for the evaluation callback."""
-        return {"logits": self.network(batch["images"]), "dicom_id": batch["dicom_id"]}
+        return {"logits": self(batch["images"]), "dicom_id": batch["dicom_id"]}
 
     predict_step = test_step
 
@@ -237,7 +222,6 @@ class Classifier(ImageModel):
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
 
     def description(self) -> dict[str, Any]:
-        """The network and the options of the training in plain values."""
         options = {name: getattr(self, name) for name in _OPTIONS}
         return {**super().description(), "classifier": options}
 
@@ -245,14 +229,12 @@ class Classifier(ImageModel):
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, map_location: Any = "cpu"
     ) -> Classifier:
-        """The model of a checkpoint, wherever its encoder first came from, in evaluation mode."""
-        checkpoint = read_model(checkpoint_path, map_location).require_checkpoint()
+        saved = read_model(checkpoint_path, map_location)
+        checkpoint = saved.require_checkpoint()
         network = FindingNetwork.from_config(checkpoint["network"])
         model = cls(list(network.findings), network.image_encoder, **checkpoint["classifier"])
-        model.use(network)
-        model.initial_weights = TakenOver.of_checkpoint(checkpoint)
-        load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
-        return model.eval()
+        model.restored(network, saved)
+        return model
 
 
 def finding_losses(

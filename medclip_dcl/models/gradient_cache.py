@@ -14,13 +14,11 @@ from torch.utils.checkpoint import checkpoint
 def in_parts(
     encode: Callable[..., Tensor], parts: Sequence[tuple[Tensor, ...]], keeps_activations: bool
 ) -> Tensor:
-    """`encode` of each part, one after the other; or with only one part's activations in memory at a time (GradCache).
+    """`encode`, a method of an nn.Module, of one part after the other.
 
-    The result and its gradient are those of one part after the other (Gao et al., RepL4NLP 2021): without keeping
-    activations each part is encoded again when the gradient of its result is known, with the same random numbers.
-    BatchNorm normalises each part by its own statistics, and its running statistics are updated once for each part, as
-    if the parts were batches.
-    `encode` is a method of an nn.Module, whose rows belong to those of its arguments.
+    Without keeping activations (GradCache, Gao et al., RepL4NLP 2021) each part is encoded again when the gradient of
+    its result is known, with the same random numbers. BatchNorm normalises each part by its own statistics, and its
+    running statistics are updated once for each part.
     """
     if keeps_activations or not torch.is_grad_enabled():
         return torch.cat([encode(*part) for part in parts])

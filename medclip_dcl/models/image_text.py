@@ -13,14 +13,14 @@ from torch.compiler import set_stance
 from medclip_dcl.common.distributed import global_mean
 from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import load_exactly, read_model
+from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
 from medclip_dcl.models.base import ImageModel
 from medclip_dcl.models.gradient_cache import in_parts
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.initial_weights import PARTS, TakenOver
+from medclip_dcl.networks.initial_weights import PARTS
 from medclip_dcl.networks.similarity import Similarity
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.objectives import AnchorLoss, ClassProbability, NearTexts, NegativeWeights
@@ -65,8 +65,8 @@ class ImageTextModel(ImageModel):
             (BioViL); above 0 the text encoder needs `masked_language_head: true`.
         init_from: weights to start from: a checkpoint of this program, a folder of `save_pretrained`, or a state dict
             of torchvision's ResNet, whichever objective, resolution and data they were trained with; null for what
-            the encoders' own options say. What is not taken over is listed (see `initial_weights.take_over`). A run
-            that continues from its own checkpoint does not need it any more.
+            the encoders' own options say. The log lists what is not taken over. A run that continues from its own
+            checkpoint does not need it any more.
         init_parts: of image_encoder, text_encoder and similarity, those that `init_from` gives; image_encoder.backbone
             and text_encoder.transformer are the encoders without their projections; null for all it has.
         loss: of each anchor; null for the debiased contrastive loss.
@@ -121,10 +121,11 @@ class ImageTextModel(ImageModel):
                 "model.frozen: expected text_learning_rate null, masked_language_weight 0 and compile false with it, "
                 f"since it trains no encoder; found {text_learning_rate}, {masked_language_weight} and {compile}"
             )
-        if not 0 <= image_to_text <= 1:
-            raise UserError(f"model: image_to_text must lie in [0, 1], got {image_to_text}")
-        if not 0 <= beta2 < 1:  # AdamW would say it after the run folder is made
-            raise UserError(f"model: beta2 must lie in [0, 1), got {beta2}")
+        # AdamW would say the latter after the run folder is made.
+        if not (0 <= image_to_text <= 1 and 0 <= beta2 < 1):
+            raise UserError(
+                f"model: expected image_to_text in [0, 1] and beta2 in [0, 1), found {image_to_text} and {beta2}"
+            )
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
         self.objective = InBatchObjective(
             class_probability, negative_weights, image_to_text, same_text, loss, near_texts
@@ -141,9 +142,9 @@ class ImageTextModel(ImageModel):
         self.frozen, self.is_compiled = frozen, compile
         for part in self.frozen_parts():
             part.requires_grad_(False).eval()
-        if not masked_language_weight and text_encoder.has_masked_language_head:
-            # Without its loss the head has no gradient, for which processes would wait.
-            text_encoder.freeze_masked_language_head()
+        head = getattr(text_encoder, "masked_language_head", None)
+        if not masked_language_weight and head is not None:
+            head.requires_grad_(False)  # processes would wait for its gradient
         # Fails now, not at the first checkpoint, for a rule that cannot describe itself.
         self._objective_config()
         if init_parts is not None and init_from is None:
@@ -154,11 +155,9 @@ class ImageTextModel(ImageModel):
 
     @property
     def class_probability(self) -> ClassProbability:
-        """The rule that gives each sentence its eta."""
         return self.objective.class_probability
 
     def requirements(self) -> ImageTextRequirements:
-        """Requirements of the datamodule: the tokenizer and the fields of the objective."""
         encoder, is_masked = self.network.text_encoder, self.masked_language_weight > 0
         return ImageTextRequirements(
             self._tokenize,
@@ -202,8 +201,7 @@ class ImageTextModel(ImageModel):
         self._check_weights()
         if self.is_compiled:
             set_stance("default")  # an earlier fit may have ended within its validation
-            # In place, which keeps the names of the weights. Beyond torch's limit of recompilations, which all parts
-            # share, `fullgraph` is an error, where torch would go on uncompiled.
+            # In place keeps the names of the weights. `fullgraph`: an error beyond torch's limit of recompilations.
             image, *text = self._compiled_parts()
             image.compile(fullgraph=True)
             for part in text:
@@ -214,14 +212,12 @@ class ImageTextModel(ImageModel):
             part._compiled_call_impl = None  # what `compile` sets and nothing public takes back
 
     def _compiled_parts(self) -> list[nn.Module]:
-        """The image encoder's, then the text encoder's."""
         transformer = self.network.text_encoder.transformer
         text = list(transformer) if isinstance(transformer, nn.ModuleList) else [transformer]
         return [self.network.image_encoder.trunk, *text]
 
     def _check_weights(self) -> None:
-        """Check weights that may have come from a checkpoint, after `setup`."""
-        # Once for each `setup`: frozen encoders do not change.
+        """Refuse features of other encoders, once for each `setup`, after a checkpoint is loaded."""
         expected, self._encoded_by = self._encoded_by, None
         if expected is None:
             return
@@ -249,9 +245,9 @@ class ImageTextModel(ImageModel):
         return self.network(images, tokens, lengths)
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
-        loss, _, figures = self._losses(batch, step=self.global_step)
-        figures["gamma2"] = self.network.similarity.gamma2.detach()
-        self.log_training(loss, len(batch["sentence_id"]), figures)
+        loss, _, metrics = self._losses(batch, step=self.global_step)
+        metrics["gamma2"] = self.network.similarity.gamma2.detach()
+        self.log_training(loss, len(batch["sentence_id"]), metrics)
         return loss
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
@@ -262,7 +258,6 @@ class ImageTextModel(ImageModel):
         return {"loss": loss, "feature_map": feature_map.detach(), "dicom_id": batch["dicom_id"]}
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
-        """Features for the callbacks."""
         return {"feature_map": self._feature_map(batch), "dicom_id": batch["dicom_id"]}
 
     predict_step = test_step
@@ -270,21 +265,20 @@ class ImageTextModel(ImageModel):
     def _losses(
         self, batch: dict[str, Any], across_processes: bool = True, step: int = 0
     ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Loss of this process's sentences, the feature map of its images, and figures to watch (of the sentences)."""
+        """Loss of this process's sentences, the feature map of its images, and metrics of the sentences."""
         feature_map, sentences = self._feature_map(batch), self._sentences(batch)
         regions = self.network.regions(feature_map)
-        loss, figures = self.objective(
+        loss, metrics = self.objective(
             self.network.similarity, regions, sentences, batch, across_processes, step
         )
         if "masked_tokens" in batch:
             losses = self._masked_language_losses(batch)
             of_language = global_mean(losses) if across_processes else losses.mean()
-            figures["masked_language_loss"] = of_language.detach()
+            metrics["masked_language_loss"] = of_language.detach()
             loss = loss + self.masked_language_weight * of_language
-        return loss, feature_map, figures
+        return loss, feature_map, metrics
 
     def _feature_map(self, batch: dict[str, Any]) -> Tensor:
-        """Projected regions of the images, or of their features."""
         if "features" in batch:
             return self.network.image_encoder.project(batch["features"].to(self.network.mean))
         images = batch["images"]
@@ -292,10 +286,7 @@ class ImageTextModel(ImageModel):
         return in_parts(self.network.feature_map, parts, len(parts) == 1)
 
     def _sentences(self, batch: dict[str, Any]) -> Tensor:
-        """Embeddings of the distinct sentences, or of their states: the rows of `row_of_sentence`.
-
-        A batch that does not say which sentences are equal and of like length is encoded as it is.
-        """
+        """Embeddings of the distinct sentences, or of their states; without `by_length` of all sentences."""
         if "states" in batch:
             return self.network.text_encoder.project(batch["states"].to(self.network.mean))
         tokens, lengths = batch["tokens"], batch["lengths"]
@@ -304,7 +295,6 @@ class ImageTextModel(ImageModel):
         return in_parts(self.network.encode_sentences, parts, "encode_at_once" not in batch)
 
     def _masked_language_losses(self, batch: dict[str, Any]) -> Tensor:
-        """-log P of each masked token, the sentences in pieces."""
         tokens, lengths, labels = batch["masked_tokens"], batch["lengths"], batch["masked_labels"]
         parts = [
             (tokens[places, :longest], lengths[places], labels[places, :longest], masked)
@@ -319,31 +309,22 @@ class ImageTextModel(ImageModel):
         self.network.similarity.clamp_gamma_()
 
     def configure_optimizers(self) -> Any:
-        """AdamW; linear warm-up, then cosine decay to 0, by optimiser step."""
         total = self.trainer.estimated_stepping_batches
         # Lists: the optimiser's state in a checkpoint goes by the order of parameters.
         transformer = list(self.network.text_encoder.transformer.parameters())
-        own = {id(p) for p in transformer}
+        own, rate = {id(p) for p in transformer}, self.text_learning_rate
         # An objective may learn, too: a class probability with parameters.
         every = [*self.network.parameters(), *self.objective.parameters()]
-        others = [p for p in every if id(p) not in own]
         groups = [
-            *parameter_groups(
-                transformer,
-                self.weight_decay,
-                self.text_learning_rate,
-                name=None if self.text_learning_rate is None else "text",
-            ),
-            *parameter_groups(others, self.weight_decay),
+            *parameter_groups(transformer, self.weight_decay, rate, None if rate is None else "text"),
+            *parameter_groups([p for p in every if id(p) not in own], self.weight_decay),
         ]
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total, self.beta2)
 
     def description(self) -> dict[str, Any]:
-        """The network (tokenizer included) and the objective in plain values."""
         return {**super().description(), "objective": self._objective_config()}
 
     def _objective_config(self) -> dict[str, Any]:
-        """Arguments of the model besides the network's parts, in plain values."""
         parts = {name: getattr(self.objective, name) for name in _OPTIONAL_PARTS}
         return {
             "class_probability": part_config(self.class_probability),
@@ -357,15 +338,14 @@ class ImageTextModel(ImageModel):
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, map_location: Any = "cpu"
     ) -> ImageTextModel:
-        """The model of a checkpoint, wherever its encoders first came from, in evaluation mode."""
-        checkpoint = read_model(checkpoint_path, map_location).require_checkpoint()
+        saved = read_model(checkpoint_path, map_location)
+        checkpoint = saved.require_checkpoint()
         network = ImageTextNetwork.from_config(checkpoint["network"])
         objective = dict(checkpoint["objective"])
         class_probability = build_part(objective.pop("class_probability"), ClassProbability)
-        configs = {name: objective.pop(name) for name in _OPTIONAL_PARTS}
         parts: dict[str, Any] = {
-            name: None if config is None else build_part(config, _OPTIONAL_PARTS[name])
-            for name, config in configs.items()
+            name: None if (config := objective.pop(name)) is None else build_part(config, base)
+            for name, base in _OPTIONAL_PARTS.items()
         }
         model = cls(
             network.image_encoder,
@@ -375,7 +355,5 @@ class ImageTextModel(ImageModel):
             **parts,
             **objective,
         )
-        model.network = network
-        model.initial_weights = TakenOver.of_checkpoint(checkpoint)
-        load_exactly(model, checkpoint["state_dict"], str(checkpoint_path))
-        return model.eval()
+        model.restored(network, saved)
+        return model

@@ -29,6 +29,7 @@ from medclip_dcl.networks.bert_folder import (
 from medclip_dcl.networks.masked_language import last_hidden_states, masked_language_losses
 
 _WEIGHTS_PREFIX = "language_model."
+_EXPORT = "language_model"
 
 
 def _described(checkpoint: Any, source: str) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class MaskedLanguageModel(TrainedModel):
     """BERT trained to predict masked tokens of report sentences (Devlin et al., NAACL 2019).
 
     SSD (section 2.4) states that sentence scores get better when the language model is fine-tuned on the reports: this
-    is that step. When fit ends, the weights that were best on validate are written to RUN/`export_name` as a plain
+    is that step. When fit ends, the weights that were best on validate are written to RUN/language_model as a plain
     Hugging Face folder (RUN = trainer.default_root_dir), which the text encoder and the sentence scorer load.
 
     Args:
@@ -78,7 +79,6 @@ class MaskedLanguageModel(TrainedModel):
         learning_rate: of AdamW after the warm-up.
         weight_decay: on weight matrices only.
         warmup_steps: optimiser steps of linear warm-up; cosine decay to 0 follows.
-        export_name: name of the exported folder in the run folder.
     """
 
     def __init__(
@@ -88,7 +88,6 @@ class MaskedLanguageModel(TrainedModel):
         learning_rate: float = 5e-5,
         weight_decay: float = 0.01,
         warmup_steps: int = 1000,
-        export_name: str = "language_model",
     ) -> None:
         super().__init__()
         if (pretrained is None) == (architecture is None):
@@ -99,14 +98,14 @@ class MaskedLanguageModel(TrainedModel):
         check_options(
             {"learning_rate": learning_rate}, {"weight_decay": weight_decay, "warmup_steps": warmup_steps}
         )
-        self.pretrained, self.architecture, self.export_name = pretrained, architecture, export_name
+        self.pretrained, self.architecture = pretrained, architecture
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.language_model: BertForMaskedLM | None = None
-        self._tokenizer: BertTokenizer | None = None
+        self.tokenizer: BertTokenizer  # the datamodule's, after `setup`
 
     def use_data(self, data: TokenizedSentences, stage: str) -> None:
         """Take the tokenizer, and build the model for its vocabulary."""
-        self._tokenizer = data.tokenizer
+        self.tokenizer = data.tokenizer
         if self.language_model is None:
             self.language_model = self._build()
         positions = self.language_model.config.max_position_embeddings
@@ -116,7 +115,6 @@ class MaskedLanguageModel(TrainedModel):
             )
 
     def requirements(self) -> ReportsRequirements:
-        """Requirements of the datamodule: the source of the tokenizer."""
         return ReportsRequirements(self.pretrained)
 
     def forward(
@@ -128,7 +126,7 @@ class MaskedLanguageModel(TrainedModel):
     def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
         losses = self._losses(batch)
         loss = global_mean(losses)
-        self.log_training(loss, len(losses), {})
+        self.log_training(loss, len(losses))
         return loss
 
     def validation_step(self, batch: dict[str, Tensor], batch_index: int) -> None:
@@ -136,20 +134,17 @@ class MaskedLanguageModel(TrainedModel):
         self.add_validation_loss(losses.sum(), len(losses))
 
     def log_validation_loss(self, mean: Tensor) -> None:
-        """Log the mean over all masked tokens, and its exponential."""
         super().log_validation_loss(mean)
         self.log("validate/perplexity", mean.exp().float())
 
     def configure_optimizers(self) -> Any:
-        """AdamW; linear warm-up, then cosine decay to 0, by optimiser step."""
         total = self.trainer.estimated_stepping_batches
         groups = parameter_groups(self._model.parameters(), self.weight_decay)
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total)
 
     def description(self) -> dict[str, Any]:
-        """Model, tokenizer and options in plain values."""
         architecture = None if self.architecture is None else asdict(self.architecture)
-        names = ("pretrained", "learning_rate", "weight_decay", "warmup_steps", "export_name")
+        names = ("pretrained", "learning_rate", "weight_decay", "warmup_steps")
         options = {**{name: getattr(self, name) for name in names}, "architecture": architecture}
         return {
             "language_model": {
@@ -175,7 +170,6 @@ class MaskedLanguageModel(TrainedModel):
     def load_from_checkpoint(  # type: ignore[override]
         cls, checkpoint_path: str | Path, map_location: Any = "cpu"
     ) -> MaskedLanguageModel:
-        """The model of a checkpoint, wherever it first came from, in evaluation mode."""
         checkpoint = read_model(checkpoint_path, map_location).checkpoint
         options = dict(_described(checkpoint, str(checkpoint_path))["options"])
         size = options.pop("architecture", None)
@@ -185,42 +179,31 @@ class MaskedLanguageModel(TrainedModel):
         return model.eval()
 
     def next_command(self, run: Path) -> str:
-        """The command that uses the exported model, after training in the folder `run`."""
         data: Any = trainer_data(self.trainer)
-        return f"python -m data_prep.score_sentences --data {data.folder} --model {run / self.export_name}"
+        return f"python -m data_prep.score_sentences --data {data.folder} --model {run / _EXPORT}"
 
     def on_fit_end(self) -> None:
-        """Write the weights that were best on validate as a Hugging Face folder.
-
-        `on_train_end` is not called for a run that is resumed after its last step, killed before it could export.
-        """
+        """Write the weights that were best on validate, also for a run that is resumed after its last step."""
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self.trainer.is_global_zero:
-            folder = Path(self.trainer.default_root_dir) / self.export_name
+            folder = Path(self.trainer.default_root_dir) / _EXPORT
             save_language_model(self._best(), self.tokenizer, folder)
         self.trainer.strategy.barrier("language model exported")
 
     def _best(self) -> BertForMaskedLM:
         """A model with the weights of the best checkpoint (ModelCheckpoint remembers it when a run resumes)."""
-        checkpoint = self._best_checkpoint()
-        if checkpoint is None:
-            warnings.warn(
-                "no checkpoint was selected: the last weights are exported, not the best", stacklevel=2
-            )
-            return self._model
-        state = read_model(checkpoint).state
-        best = BertForMaskedLM(self._model.config)
-        best.load_state_dict({name.removeprefix(_WEIGHTS_PREFIX): value for name, value in state.items()})
-        return best
-
-    def _best_checkpoint(self) -> Path | None:
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.best_model_path:
                 # A run folder that was moved resumes with the path of its old place.
                 file = Path(callback.dirpath or "", Path(callback.best_model_path).name)
-                return file if file.is_file() else None
-        return None
+                if file.is_file():
+                    state = read_model(file).state.items()
+                    best = BertForMaskedLM(self._model.config)
+                    best.load_state_dict({name.removeprefix(_WEIGHTS_PREFIX): x for name, x in state})
+                    return best
+        warnings.warn("no checkpoint was selected: the last weights are exported, not the best", stacklevel=2)
+        return self._model
 
     def _build(self) -> BertForMaskedLM:
         if self.pretrained is not None:
@@ -239,22 +222,14 @@ class MaskedLanguageModel(TrainedModel):
         return BertForMaskedLM(config).train()
 
     def _losses(self, batch: dict[str, Tensor]) -> Float[Tensor, " masked"]:
-        """-log P of each masked token."""
         hidden = self(batch["tokens"], batch["lengths"])
         return masked_language_losses(hidden, batch["labels"], batch["places"], self._model.cls)
 
     @property
     def _model(self) -> BertForMaskedLM:
-        """Built when the Trainer sets it up, or from a checkpoint."""
         if self.language_model is None:
             raise UserError("a language model needs a datamodule with a tokenizer, such as ReportsDataModule")
         return self.language_model
-
-    @property
-    def tokenizer(self) -> BertTokenizer:
-        """The datamodule's tokenizer; there after `setup`."""
-        assert self._tokenizer is not None
-        return self._tokenizer
 
     def _tokenizer_json(self) -> str:
         return str(self.tokenizer.backend_tokenizer.to_str())

@@ -24,13 +24,8 @@ def adamw_warmup_cosine(
 ) -> dict[str, Any]:
     """For `configure_optimizers`: AdamW whose rates follow `warmup_cosine` by optimiser step.
 
-    Args:
-        groups: of `parameter_groups`; a group with an "lr" of its own keeps it instead of `learning_rate`. One with a
-            "first_step" has rate 0 before it, and its own warm-up and decay to the same end from there.
-        learning_rate: after the warm-up.
-        warmup_steps: optimiser steps; a warning if the run has no more than these.
-        total_steps: optimiser steps of the whole run.
-        beta2: of AdamW; a lower one forgets old gradients sooner, which tames spikes of the loss.
+    A group of `parameter_groups` with an "lr" keeps it instead of `learning_rate`; one with a "first_step" has rate 0
+    before it, and its own warm-up and decay to the same end from there.
     """
     if math.isinf(total_steps):
         raise UserError(
@@ -38,25 +33,21 @@ def adamw_warmup_cosine(
         )
     total_steps = int(total_steps)
     optimizer = AdamW(groups, lr=learning_rate, betas=(0.9, beta2))
-    if warmup_steps >= total_steps:
-        warnings.warn(
-            f"model.warmup_steps {warmup_steps} is not less than the run's {total_steps} optimiser steps: "
-            "the learning rate never reaches model.learning_rate",
-            stacklevel=2,
-        )
-    if late := [group["first_step"] for group in groups if group.get("first_step", 0) >= total_steps]:
-        warnings.warn(
-            f"model.frozen_steps {late[0]} is not less than the run's {total_steps} optimiser steps: what is frozen so "
-            "long is never trained",
-            stacklevel=2,
-        )
     firsts = [group.get("first_step", 0) for group in groups]
+    for name, steps, result in (
+        ("warmup_steps", warmup_steps, "the learning rate never reaches model.learning_rate"),
+        ("frozen_steps", max(firsts), "what is frozen is never trained"),
+    ):
+        if steps >= total_steps:
+            warnings.warn(
+                f"model.{name} {steps} is not less than the run's {total_steps} optimiser steps: {result}",
+                stacklevel=2,
+            )
     schedule = LambdaLR(optimizer, [_factor_from(first, warmup_steps, total_steps) for first in firsts])
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def _factor_from(first: int, warmup: int, total: int) -> Callable[[int], float]:
-    """`warmup_cosine` that begins at the step `first`, 0 before it."""
     return lambda step: 0.0 if step < first else warmup_cosine(step - first, warmup, total - first)
 
 
@@ -69,9 +60,9 @@ def warmup_cosine(step: int, warmup: int, total: int) -> float:
 
 
 def learning_rates(optimizer: Optimizer) -> dict[str, Tensor]:
-    """Figures to log: learning_rate, that of the last group, and learning_rate_NAME of each name among the groups.
+    """Metrics to log: learning_rate, that of the last group, and learning_rate_NAME of each name among the groups.
 
-    Tensors of the host: Lightning copies a number that is logged to the device, which waits for a GPU at each step.
+    On the host: Lightning copies a number that is logged to the device, which waits for a GPU at each step.
     """
     named = {f"_{group['name']}": group["lr"] for group in optimizer.param_groups if "name" in group}
     rates = {"": optimizer.param_groups[-1]["lr"], **named}
@@ -85,10 +76,7 @@ def parameter_groups(
     learning_rate: float | None = None,
     name: str | None = None,
 ) -> list[dict[str, Any]]:
-    """Those that need a gradient: matrices and kernels with weight decay; biases, norms and gamma without.
-
-    The learning rate of both groups is the optimiser's where None is given, and logged under `name`.
-    """
+    """Those that need a gradient: matrices and kernels with weight decay; biases, norms and gamma without."""
     trained = [p for p in parameters if p.requires_grad]
     own: dict[str, Any] = {} if learning_rate is None else {"lr": learning_rate}
     groups = [

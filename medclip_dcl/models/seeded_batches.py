@@ -13,9 +13,8 @@ from torch import Tensor
 class SeededBatches(Callback):
     """Seeds torch for each training batch by (seed, epoch, batch, process).
 
-    Lightning's checkpoints hold no random-number state, and so need none. The seed is torch's own when training starts
-    (`seed_everything`); a checkpoint keeps it. The global generators of the CPU and of the model's device are seeded
-    (not Python's and NumPy's) and restored when training ends.
+    The seed is torch's own when training starts (`seed_everything`); a checkpoint keeps it. The global generators of
+    the CPU and of the model's device are restored when training ends.
     """
 
     def __init__(self) -> None:
@@ -42,8 +41,7 @@ class SeededBatches(Callback):
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if self._seed is None:
-            raise RuntimeError("the seed is chosen when training starts")
+        assert self._seed is not None
         progress: Any = trainer.fit_loop.epoch_progress
         # The epoch by which Lightning sets the sampler's order.
         epoch = progress.current.processed
@@ -53,13 +51,10 @@ class SeededBatches(Callback):
         if self._device.type != "cpu":
             torch.get_device_module(self._device).manual_seed(seed)
 
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._put_back()
-
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._put_back()
+        self.on_train_end(trainer, pl_module)
 
-    def _put_back(self) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if "cpu" in self._before:
             torch.set_rng_state(self._before["cpu"])
         if "device" in self._before:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,14 +48,12 @@ class ImageNetwork(DescribedNetwork):
         super().__init__()
         check_choice("geometry", geometry, GEOMETRIES)
         check_side("image_size", image_size)
-        if not (len(mean) == len(std) == 3 and all(map(math.isfinite, [*mean, *std])) and min(std) > 0):
-            raise UserError(f"mean and std: expected three numbers each, std above 0, found {mean} and {std}")
         self.image_size, self.crop_size, self.geometry = image_size, crop_size, geometry
         self.register_buffer("mean", torch.tensor(list(mean)).view(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.tensor(list(std)).view(3, 1, 1), persistent=False)
 
     def set_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Replace mean and deviation of the channels, which no state dict holds."""
+        """Set mean and deviation of the channels, which no state dict holds."""
         self.mean.copy_(torch.tensor(mean).view(3, 1, 1))
         self.std.copy_(torch.tensor(std).view(3, 1, 1))
 
@@ -67,7 +64,6 @@ class ImageNetwork(DescribedNetwork):
         return (images - self.mean) / self.std
 
     def image_config(self) -> dict[str, Any]:
-        """What `config` says of the images, in plain values."""
         return {
             "image_size": self.image_size,
             "mean": self.mean.flatten().tolist(),
@@ -78,5 +74,4 @@ class ImageNetwork(DescribedNetwork):
 
     @staticmethod
     def image_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments that `image_config` describes."""
         return {name: config[name] for name in ("image_size", "mean", "std", "geometry", "crop_size")}

@@ -1,8 +1,4 @@
-"""BioViL (Boecking et al., ECCV 2022) as an `ImageTextNetwork`, from its published weights.
-
-The user provides the files: the state dict of the image model, and the folder of CXR-BERT-specialized. They are read
-as data, without running their code, and must hold exactly the network's tensors.
-"""
+"""BioViL (Boecking et al., ECCV 2022) as an `ImageTextNetwork`, from its published weights."""
 
 from __future__ import annotations
 
@@ -71,7 +67,8 @@ def load_biovil(
 def _image_state(file: Path) -> tuple[dict[str, Tensor], Literal[18, 34, 50]]:
     """The image weights under the names of `ResNetRegions`, and the depth of the ResNet."""
     state = read_state_dict(file)
-    resnet = {name.removeprefix(_RESNET): x for name, x in state.items() if name.startswith(_RESNET)}
+    of_resnet = [name for name in state if name.startswith(_RESNET)]
+    resnet = {name.removeprefix(_RESNET): state[name] for name in of_resnet}
     depth = resnet_depth(resnet)
     if depth is None or f"{_PROJECTOR}3.weight" not in state:
         raise UserError(
@@ -79,8 +76,6 @@ def _image_state(file: Path) -> tuple[dict[str, Tensor], Literal[18, 34, 50]]:
             f"found {some_of(sorted(state))}; give biovil_image_resnet50_proj_size_128.pt"
         )
     others = {
-        name.replace(_PROJECTOR, "projection."): x
-        for name, x in state.items()
-        if not name.startswith(_RESNET)
+        name.replace(_PROJECTOR, "projection."): x for name, x in state.items() if name not in of_resnet
     }
     return {**from_torchvision_names(resnet), **others}, depth

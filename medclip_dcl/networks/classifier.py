@@ -22,18 +22,12 @@ class FindingNetwork(ImageNetwork):
     """A logit for each finding, linear in the mean of the image's features over its regions.
 
     The features are those before the projection into the common space, on which linear probes of contrastive models do
-    better (Chen et al., SimCLR, ICML 2020, section 4.2): the last stage of a ResNet, average-pooled as in its own
-    classifier. They are shifted and scaled by `feature_mean` and `feature_std`, 0 and 1 until `standardise` sets them.
-    The linear layer starts at 0: every probability is one half, and training does not depend on a random draw.
+    better (Chen et al., SimCLR, ICML 2020, section 4.2), shifted and scaled by `feature_mean` and `feature_std`, which
+    `standardise` sets. The linear layer starts at 0.
 
     Args:
         image_encoder: images to regions; its projection is kept, but not used.
-        findings: names, one logit each.
-        image_size: side of the network's input for a whole image in evaluation, in pixels.
-        mean: per channel, subtracted from images in [0, 1]; ImageNet's by default (choice, not from the paper).
-        std: per channel; divides what remains.
-        geometry: how images were fitted to a square in training, see `medclip_dcl.pictures.geometry`.
-        crop_size: side of the random crops in training, in pixels; None if unknown.
+        findings: names, one logit each; the other arguments are those of `ImageTextNetwork`.
     """
 
     feature_mean: Tensor
@@ -67,7 +61,6 @@ class FindingNetwork(ImageNetwork):
         return self.image_encoder.features(self.normalised(images)).flatten(2).mean(2)
 
     def classify(self, features: Float[Tensor, "image channel"]) -> Float[Tensor, "image finding"]:
-        """Logits from `features`."""
         return self.head((features - self.feature_mean) / self.feature_std)
 
     def forward(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image finding"]:
@@ -76,20 +69,15 @@ class FindingNetwork(ImageNetwork):
 
     @property
     def is_standardised(self) -> bool:
-        """False until `standardise` is called."""
         return bool(self.feature_mean.any()) or not bool((self.feature_std == 1).all())
 
     def standardise(self, features: Float[Tensor, "image channel"]) -> None:
-        """Normalise each channel of these features to mean 0 and deviation 1 before the linear layer.
-
-        Nearly constant channels are not amplified: see `metrics.linear_probe.standardisation`.
-        """
+        """Normalise each channel of these features to mean 0 and deviation 1, see `linear_probe.standardisation`."""
         mean, deviation = standardisation(features)
         self.feature_mean.copy_(mean)
         self.feature_std.copy_(deviation)
 
     def config(self) -> dict[str, Any]:
-        """Plain values (JSON) from which `from_config` builds the same network without its weights."""
         return {
             VERSION_KEY: NETWORK.version,
             "image_encoder": part_config(self.image_encoder),
@@ -99,7 +87,6 @@ class FindingNetwork(ImageNetwork):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FindingNetwork:
-        """Build a network from the result of `config`."""
         require_kind(config, "a classifier")
         return cls(
             build_part(config["image_encoder"], RegionEncoder),

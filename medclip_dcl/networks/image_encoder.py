@@ -38,7 +38,7 @@ RESNET_STAGES: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] 
 
 
 class RegionEncoder(nn.Module):
-    """Base class: images to a map of region embeddings.
+    """Base class: normalised images (image, 3, H, W) to region embeddings (image, dim, row, column), not normalised.
 
     Attributes:
         dim: size of a region's embedding.
@@ -75,25 +75,18 @@ class RegionEncoder(nn.Module):
     def project(
         self, features: Float[Tensor, "image channel region_row region_column"]
     ) -> Float[Tensor, "image dim region_row region_column"]:
-        """Region embeddings from `features`, which are these themselves where there is no projection."""
+        """Region embeddings from `features`."""
         return features
 
     def feature_layers(self) -> list[list[nn.Parameter]]:
         """Parameters that compute `features`, by layer from the input on; one layer unless a subclass overrides it."""
         return [list(self.parameters())]
 
-    def forward(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image dim region_row region_column"]:
-        """Region embeddings, not normalised; `images` are normalised by the network's mean and deviation."""
-        raise NotImplementedError
-
 
 class _Centred(nn.Sequential):
-    """A backbone whose last stage has its input without the first row and column.
+    """A backbone whose last stage leaves out the first row and column of its input.
 
-    Beginning at the second of an even number, its strided kernels are centred half a cell further down and right, and
-    pad both sides alike.
+    Its strided kernels are then centred half a cell further down and right, and pad both sides alike.
     """
 
     def forward(
@@ -119,19 +112,17 @@ class ResNetRegions(RegionEncoder):
             torchvision), or the path of a torchvision state dict (.pth or .safetensors, also of
             `python -m medclip_dcl.export --image_encoder`). ImageNet is a choice, not from the paper.
         projection: "linear" maps each region linearly, as SSD does; "mlp" is BioViL's projection (Boecking et al.,
-            ECCV 2022): 1 x 1 convolution to `dim`, BatchNorm, ReLU, 1 x 1 convolution. Its layers have the names and
-            biases of BioViL's published weights (``projector.model.{0,1,3}``: no bias before BatchNorm).
+            ECCV 2022): 1 x 1 convolution to `dim`, BatchNorm, ReLU, 1 x 1 convolution, with the names and biases of
+            its published weights (``projector.model.{0,1,3}``: no bias before BatchNorm).
         width: channels of the first stage; those of the others and the features grow with it. 64 is torchvision's
             ResNet; with fewer, which suit a CPU and small data, initial weights are random.
         centred: true: the receptive field of a region is centred in the middle of its cell of stride x stride pixels,
             where heat maps show the region; the last stage has its input without the first row and column, and the
             sides of the images must be multiples of the stride. false: torchvision's ResNet, centred on the cell's
-            first pixel, half a cell further up and left (choice, not from the paper; how much of that training makes
-            up for is chance: docs/results.md).
+            first pixel, half a cell further up and left (choice, not from the paper: docs/results.md).
 
     Raises:
-        UserError: an unknown depth, stride or projection; a width below 1; `weights` with a width other than 64; a
-            weight file whose tensors do not fit.
+        UserError: a setting out of range; `weights` with a width other than 64; a weight file that does not fit.
         MissingFileError: no file at `weights`.
     """
 
@@ -177,7 +168,6 @@ class ResNetRegions(RegionEncoder):
 
     @property
     def feature_dim(self) -> int:
-        """Channels of the last stage."""
         return self.width * (8 if self.stride == 32 else 4) * (4 if self.depth == 50 else 1)
 
     def config(self) -> dict[str, Any]:
@@ -210,7 +200,6 @@ class ResNetRegions(RegionEncoder):
 
 
 def _projection(kind: str, channels: int, dim: int) -> nn.Module:
-    """From features of the backbone to regions in the common space."""
     if kind == "linear":
         return nn.Conv2d(channels, dim, kernel_size=1)
     return nn.Sequential(
@@ -222,16 +211,12 @@ def _projection(kind: str, channels: int, dim: int) -> nn.Module:
 
 
 def _stem(width: int) -> list[nn.Module]:
-    """The layers before torchvision's first stage, with `width` channels."""
     convolution = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
     return [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)]
 
 
 def resnet_stages(depth: int, width: int) -> list[nn.Sequential]:
-    """The four stages of torchvision's ResNet, with `width` channels in the blocks of the first.
-
-    Parameters have torchvision's names; `draw_kernels` gives them its initial values.
-    """
+    """The four stages of torchvision's ResNet under its names, with `width` channels in the blocks of the first."""
     block, counts = RESNET_STAGES[depth]
     stages, inputs = [], width
     for place, count in enumerate(counts):
@@ -282,11 +267,7 @@ def _resnet(depth: int, weights: str | None, stride: int) -> ResNet:
 def as_torchvision_resnet(
     state: dict[str, Tensor], source: str | Path, depth: int | None = None
 ) -> dict[str, Tensor]:
-    """`state` if it is that of torchvision's ResNet.
-
-    Its classifier may have any number of classes. Classifier and last stage may be absent, as in the file of an encoder
-    of regions.
-    """
+    """`state` if it is that of torchvision's ResNet, perhaps without its classifier and last stage."""
     depth = depth or resnet_depth(state)
     with torch.device("meta"):
         expected = getattr(torchvision.models, f"resnet{depth or 18}")(weights=None).state_dict()
@@ -304,7 +285,11 @@ def as_torchvision_resnet(
 
 def from_torchvision_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A torchvision state dict under the names of `ResNetRegions`, without its classifier."""
-    return {_backbone_name(name): value for name, value in state.items() if name not in CLASSIFIER}
+    split = {name: name.partition(".") for name in state if name not in CLASSIFIER}
+    return {
+        f"backbone.{BACKBONE[part]}.{rest}" if part in BACKBONE else name: state[name]
+        for name, (part, _, rest) in split.items()
+    }
 
 
 def to_torchvision_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -316,11 +301,6 @@ def to_torchvision_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
             _, place, rest = name.split(".", maxsplit=2)
             found[f"{parts[place]}.{rest}"] = value
     return found
-
-
-def _backbone_name(name: str) -> str:
-    part, _, rest = name.partition(".")
-    return f"backbone.{BACKBONE[part]}.{rest}" if part in BACKBONE else name
 
 
 def resnet_depth(names: Iterable[str]) -> Literal[18, 34, 50] | None:

@@ -1,7 +1,4 @@
-"""The image-text network: encoders, similarity and tokenizer in one nn.Module that can describe and rebuild itself.
-
-It depends neither on Lightning nor on the format of a prepared set, so that a notebook can load it.
-"""
+"""The image-text network: encoders, similarity and tokenizer in one nn.Module that describes and rebuilds itself."""
 
 from __future__ import annotations
 
@@ -78,7 +75,6 @@ class ImageTextNetwork(ImageNetwork):
 
     @property
     def stride(self) -> int:
-        """Pixels for each region."""
         return self.image_encoder.stride
 
     @property
@@ -170,7 +166,6 @@ class ImageTextNetwork(ImageNetwork):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ImageTextNetwork:
-        """Build a network from the result of `config`."""
         require_kind(config, "an image-text model")
         return cls(
             build_part(config["image_encoder"], RegionEncoder),
@@ -192,7 +187,7 @@ class ImageTextNetwork(ImageNetwork):
 
         Raises:
             MissingFileError: nothing there, or the folder is incomplete.
-            UserError: see `from_config`; a description that builds no network; weights that do not fit.
+            UserError: a description of another version or kind, or that builds no network; weights that do not fit.
         """
         saved = read_model(source)
         described = saved.require_network()

@@ -38,7 +38,6 @@ _Fit: TypeAlias = tuple[dict[str, Tensor], list[str]]
 _HEAD = "masked_language_head."
 _PROJECTION = "projection."
 _TOKENIZER_PARTS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")
-_SAME_BERT = "set text_encoder.init_args.pretrained to the BERT that the source was trained with"
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class TakenOver:
         kept: the network's tensors that start as configured: random, or from `pretrained`.
         left_out: the source's tensors that are not used.
         settings: differences between the two configurations that change no tensor.
-        image_size: side in pixels of the images that the source was trained on, if known.
+        image_size: side in pixels of the source's images, if known.
     """
 
     source: str
@@ -73,12 +72,10 @@ class TakenOver:
             kept, taken = (
                 [name for name in names if name.startswith(f"{part}.")] for names in (self.kept, self.taken)
             )
-            if taken and not kept:
-                lines.append(f"  {part}: all {len(taken)}")
+            if kept:
+                lines.append(f"  {part}: {len(taken) or 'none'}; as configured start {_in_groups(kept)}")
             elif taken:
-                lines.append(f"  {part}: {len(taken)}; these start as configured: {', '.join(kept)}")
-            elif kept:
-                lines.append(f"  {part}: none, it starts as configured: {_in_groups(kept)}")
+                lines.append(f"  {part}: all {len(taken)}")
         if self.left_out:
             lines.append(f"  of the source, not used: {_in_groups(self.left_out)}")
         if self.settings:
@@ -93,8 +90,7 @@ def take_over(
 
     Weights that the source cannot have start as configured: text encoder and similarity if it has an image encoder
     only, the projection if it is torchvision's ResNet, the masked-language-model head if it was trained without one,
-    and a similarity of another class. Everything else fits exactly or is refused, and then nothing is changed. The
-    image encoder brings the mean and deviation by which its images are normalised.
+    and a similarity of another class. Everything else fits exactly or is refused, and then nothing is changed.
 
     Args:
         network: gets the weights.
@@ -168,15 +164,12 @@ def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
     """Parts to take over, in the network's order, and whether with their projections."""
     if names is None:
         return dict.fromkeys(found.parts, True)
-    known = (*PARTS, *WITHOUT_PROJECTION)
-    if not names or (unknown := sorted(set(names) - set(known))):
-        raise UserError(f"init_parts must name some of {known}, got {unknown if names else 'none'}")
-    parts = [WITHOUT_PROJECTION.get(name, name) for name in names]
-    if missing := sorted(set(parts) - set(found.parts)):
+    there = [*found.parts, *(name for name, part in WITHOUT_PROJECTION.items() if part in found.parts)]
+    if not names or (others := sorted(set(names) - set(there))):
         raise UserError(
-            f"{found.path} has no {' and no '.join(missing)}: remove it from init_parts; available: "
-            f"{', '.join(found.parts)}"
+            f"init_parts must name some of {', '.join(there)} (of {found.path}), got {others if names else 'none'}"
         )
+    parts = [WITHOUT_PROJECTION.get(name, name) for name in names]
     return {part: part in names for part in PARTS if part in parts}
 
 
@@ -201,19 +194,13 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool) -> 
         if not any(name.startswith(_HEAD) for name in state):  # keep that of the configured BERT, if any
             expected = {name: x for name, x in expected.items() if not name.startswith(_HEAD)}
     if problems := compare_state_dicts(expected, state):
-        remedy = (
-            f"set what differs: {', '.join(settings)}"
-            if settings
-            else "the settings agree, the code does not"
-        )
-        raise UserError(f"{part}: {problems}; {remedy}")
+        raise UserError(f"{part}: {problems}; set what differs: {', '.join(settings)}")
     return state, settings
 
 
 def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> _Fit:
     last = f"backbone.{BACKBONE['layer4']}."
-    if not any(name.startswith(last) for name in expected):
-        # An encoder of stride 16 ends before the last stage.
+    if not any(name.startswith(last) for name in expected):  # stride 16
         state = {name: value for name, value in state.items() if not name.startswith(last)}
     backbone = {name: x for name, x in expected.items() if not name.startswith(_PROJECTION)}
     if problems := compare_state_dicts(backbone, state):
@@ -226,13 +213,15 @@ def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -
 
 def _check_text_encoder(there: dict[str, Any], here: dict[str, Any], settings: list[str]) -> None:
     """Refuse another tokenization, and settings of a BERT that its tensors do not show."""
-    if _splitting(there.get("tokenizer")) != _splitting(here.get("tokenizer")):
-        raise UserError(
-            f"text_encoder: another tokenizer, so that its weights belong to other tokens; {_SAME_BERT}"
-        )
     functional = tuple(f"text_encoder.init_args.bert.{name}: " for name in FUNCTION_OF_BERT)
-    if others := [line for line in settings if line.startswith(functional)]:
-        raise UserError(f"text_encoder: another BERT, with {', '.join(others)}; {_SAME_BERT}")
+    others = [line for line in settings if line.startswith(functional)]
+    if _splitting(there.get("tokenizer")) != _splitting(here.get("tokenizer")):
+        others.append("another tokenizer, so that its weights belong to other tokens")
+    if others:
+        raise UserError(
+            f"text_encoder: another BERT, with {', '.join(others)}; set text_encoder.init_args.pretrained to the BERT "
+            "that the source was trained with"
+        )
 
 
 def _described(config: dict[str, Any]) -> dict[str, Any]:
@@ -245,13 +234,11 @@ def _described(config: dict[str, Any]) -> dict[str, Any]:
 
 def _differences(part: str, there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     """Settings of the source's part that differ from the configured ones; not the tokenizer."""
-    if there["class_path"] != here["class_path"]:
-        return [f"{part}.class_path: {there['class_path']} (configured: {here['class_path']})"]
-    a, b = (_flat(config["init_args"]) for config in (there, here))
+    a, b = _flat(there), _flat(here)
     return [
-        f"{part}.init_args.{name}: {a.get(name)} (configured: {b.get(name)})"
+        f"{part}.{name}: {a.get(name)} (configured: {b.get(name)})"
         for name in sorted(a.keys() | b.keys())
-        if a.get(name) != b.get(name) and name != "tokenizer"
+        if a.get(name) != b.get(name) and name != "init_args.tokenizer"
     ]
 
 
@@ -269,9 +256,8 @@ def _splitting(tokenizer: str | None) -> list[Any]:
     return [raw.get(name) for name in _TOKENIZER_PARTS]
 
 
-def _in_groups(names: Sequence[str], most: int = 8) -> str:
-    """The names; where they are many, the first two components of each with a count."""
-    if len(names) <= most:
+def _in_groups(names: Sequence[str]) -> str:
+    if len(names) <= 8:
         return ", ".join(names)
     groups = [".".join(name.split(".")[:2]) for name in names]
     return ", ".join(f"{group}.* ({groups.count(group)})" for group in dict.fromkeys(groups))

@@ -19,11 +19,8 @@ IGNORED = -100
 class MaskedLanguageHead(nn.Module):
     """BERT's masked-language-model head (Devlin et al., NAACL 2019), tied to the word embeddings by construction.
 
-    It computes what transformers' head computes, but takes the word embeddings as an argument of `forward`. So no
-    state dict holds them twice (safetensors refuses that), and copying or loading cannot untie them.
-
-    Args:
-        model: source of the head. A decoder that is not tied to the word embeddings is kept as `weight`.
+    `forward` takes the word embeddings, so that no state dict holds them twice, and copying or loading cannot untie
+    them. A decoder that is not tied to them is kept as `weight`.
     """
 
     weight: nn.Parameter | None
@@ -39,7 +36,6 @@ class MaskedLanguageHead(nn.Module):
     def forward(
         self, hidden: Float[Tensor, "*row width"], word_embeddings: Float[Tensor, "vocabulary width"]
     ) -> Float[Tensor, "*row vocabulary"]:
-        """Logits over the vocabulary from last hidden states."""
         weight = word_embeddings if self.weight is None else self.weight
         return linear(self.transform(hidden), weight, self.bias)
 
@@ -55,10 +51,7 @@ def last_hidden_states(
 
 
 def _attention(bert: BertModel, device: torch.device) -> AbstractContextManager[None]:
-    """By plain matrix products in training on a CPU below float32.
-
-    Torch's fused attention takes two to ten times as long backwards there (measured in bfloat16).
-    """
+    """By plain matrix products in training on a CPU below float32, where torch's fused attention is slower."""
     if device.type != "cpu" or not bert.training:
         return nullcontext()
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else bert.dtype
@@ -85,11 +78,8 @@ def masked_language_losses(
 ) -> Float[Tensor, " masked"]:
     """-log P of each masked token in float32, row by row; the vocabulary head runs at these positions only.
 
-    Args:
-        hidden: last hidden states of the masked sentences.
-        labels: the token to be predicted; -100 elsewhere.
-        places: of the masked tokens, `masked_places(labels)`.
-        head: hidden states (masked, width) to logits (masked, vocabulary).
+    `hidden` are last hidden states of the masked sentences, `labels` -100 at unmasked tokens, `places` those of
+    `masked_places(labels)`; `head` maps hidden states (masked, width) to logits (masked, vocabulary).
     """
     logits = head(hidden.flatten(0, 1)[places])
     return cross_entropy(logits.float(), labels.flatten()[places], reduction="none")

@@ -57,8 +57,7 @@ def at_image_size(
 ) -> Float[Tensor, "height width"]:
     """Resize a heat map of regions to the image that they cover; constant beyond the outermost centres.
 
-    Regions lie in the middle of their cells, as in torch's ``interpolate`` with ``align_corners=False``.
-    `interpolation` is "bilinear" between the regions' centres, or of the "nearest" centre.
+    Regions lie in the middle of their cells. `interpolation` is "bilinear" between the centres, or "nearest".
     """
     mode = {"nearest": "nearest-exact", "bilinear": "bilinear"}[interpolation]
     return interpolate(heat_map[None, None], size=(height, width), mode=mode)[0, 0]
@@ -73,9 +72,9 @@ class Similarity(nn.Module):
         max_gamma2: cap of gamma^2.
 
     Attributes:
-        log_gamma2: the learned parameter; log space keeps gamma^2 positive (choice, not from the paper).
-        map_budget: images are processed in parts of at most this many sentences x images x regions, but at least one
-            image; None for all images at once, which torch.func.grad needs.
+        log_gamma2: the learned parameter.
+        map_budget: max sentences x images x regions that are computed at once, in parts of at least one image; None for
+            all images at once, which torch.func.grad needs.
 
     Raises:
         ValueError: not 0 < gamma2 <= max_gamma2.
@@ -95,7 +94,7 @@ class Similarity(nn.Module):
     @property
     def gamma2(self) -> Float[Tensor, ""]:
         """gamma^2, the largest possible logit; -gamma^2 is the floor of the debiased loss."""
-        # Unlike a clamp, this lets the gradient through, so that a parameter at the cap can come back.
+        # A clamp would stop the gradient, and a parameter at the cap could not come back.
         excess = (self.log_gamma2 - self.log_gamma2.clamp(max=self._max_log_gamma2)).detach()
         return (self.log_gamma2 - excess).exp()
 
@@ -105,7 +104,6 @@ class Similarity(nn.Module):
         self.log_gamma2.clamp_(max=self._max_log_gamma2)
 
     def config(self) -> dict[str, Any]:
-        """Constructor arguments, for checkpoints."""
         return dict(self._initial)
 
     def forward(self, regions: Regions, sentences: Sentences) -> Logits:
@@ -202,13 +200,7 @@ class NonLocal(Similarity):
     def config(self) -> dict[str, Any]:
         return {**super().config(), "dim": self.dim, "attention": self.attention}
 
-    def scores(self, regions: Regions, sentences: Sentences) -> Logits:
-        return self.non_local_scores(regions, sentences)
-
-    def non_local_scores(
-        self, regions: Regions, sentences: Sentences, critical: Critical | None = None
-    ) -> Logits:
-        """Scores as above; `critical` is m where it is known."""
+    def scores(self, regions: Regions, sentences: Sentences, critical: Critical | None = None) -> Logits:
         smoothed = smoothed_regions(regions, self.q(regions))
         if self.attention == "mean":
             return pooled_score(smoothed, sentences)
@@ -241,9 +233,9 @@ class LSENonLocal(NonLocal):
     def config(self) -> dict[str, Any]:
         return {**super().config(), "sharpness": self.sharpness}
 
-    def scores(self, regions: Regions, sentences: Sentences) -> Logits:
+    def scores(self, regions: Regions, sentences: Sentences, critical: Critical | None = None) -> Logits:
         soft, critical = soft_maximum(regions, sentences, self.sharpness)
-        return (soft + self.non_local_scores(regions, sentences, critical)) / 2
+        return (soft + super().scores(regions, sentences, critical)) / 2
 
 
 def _checked(sharpness: float) -> float:
@@ -255,8 +247,7 @@ def _checked(sharpness: float) -> float:
 class _LogSumExp(torch.autograd.Function):
     """log sum_n exp(r c_n) over the cosines of unit vectors, and argmax_n c_n; backward makes the maps again.
 
-    By hand because autograd would keep the whole (sentence, image, region) map and read it from memory: 1.5 times the
-    time at 512 sentences x 64 images x 225 regions on a CPU.
+    Autograd would keep the (sentence, image, region) map: 1.5 times the time at 512 x 64 x 225 on a CPU.
     """
 
     generate_vmap_rule = True

@@ -32,7 +32,7 @@ FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps", "posi
 
 
 class SentenceEncoder(nn.Module):
-    """Base class: tokens of sentences to one embedding per sentence.
+    """Base class: tokens (sentence, token) and lengths (sentence,) to embeddings (sentence, dim), not normalised.
 
     Attributes:
         dim: size of an embedding.
@@ -62,7 +62,7 @@ class SentenceEncoder(nn.Module):
         raise NotImplementedError
 
     def are_truncated(self, texts: Sequence[str]) -> list[bool]:
-        """True for each text that is longer than the encoder takes, so that `tokenize` drops its end."""
+        """True for each text whose end `tokenize` drops."""
         if not hasattr(self, "tokenizer"):
             return [False] * len(texts)
         return [bool(encoding.overflowing) for encoding in self.tokenizer.encode_batch(list(texts))]
@@ -70,12 +70,6 @@ class SentenceEncoder(nn.Module):
     def truncated_share(self, texts: Sequence[str]) -> str:
         """Number and share of the texts that `tokenize` cuts, for a warning; "" for none."""
         return share_of_truncated(sum(self.are_truncated(texts)), len(texts))
-
-    def forward(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence dim"]:
-        """Sentence embeddings, not normalised; `tokens` beyond `lengths` are padding."""
-        raise NotImplementedError
 
     def states(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
@@ -97,17 +91,12 @@ class SentenceEncoder(nn.Module):
         """-log P of each masked token; `labels` are -100 at unmasked tokens, `places` those of the others."""
         raise NotImplementedError
 
-    def freeze_masked_language_head(self) -> None:
-        """Exclude the head from training."""
-        raise NotImplementedError
-
 
 class BertSentences(SentenceEncoder):
     """BERT (CXR-BERT), pooled last hidden state, projection to `dim`.
 
-    Give either `pretrained`, or `bert` and `tokenizer` as returned by `config` (weights are then random until they are
-    loaded). The configurations take CXR-BERT-general as `pretrained` (choice, not from the paper, which names
-    CXR-BERT alone).
+    Give either `pretrained`, or `bert` and `tokenizer` as returned by `config`, for random weights. The configurations
+    take CXR-BERT-general as `pretrained` (choice, not from the paper, which names CXR-BERT alone).
 
     Args:
         pretrained: a Hugging Face folder or repository id of a BERT, e.g.
@@ -121,16 +110,15 @@ class BertSentences(SentenceEncoder):
         pooling: "cls" takes the hidden state of [CLS] (choice, not from the paper); "mean" the mean over all
             tokens, [CLS] and [SEP] included, which suits a BERT whose [CLS] was never trained for a task.
         projection: "linear", as in SSD; "mlp" is BioViL's projection (Boecking et al., ECCV 2022): linear map to `dim`,
-            GELU, LayerNorm, linear map. Its layers have the names, biases and epsilon of the published
-            ``cls_projection_head``. It starts from random weights.
+            GELU, LayerNorm, linear map, with the names, biases and epsilon of the published ``cls_projection_head``.
+            Its initial weights are random.
         masked_language_head: True also loads the folder's masked-language-model head, for `masked_language_loss`
             (BioViL's joint loss). Only that loss trains the head, so that every training step must include it.
         bert: configuration of the transformer (BertConfig fields).
         tokenizer: content of tokenizer.json.
 
     Raises:
-        UserError: both or neither source; an unknown pooling or projection; max_tokens above the model's number of
-            positions; a folder that does not fit, or lacks a requested head (see encoders.pretrained).
+        UserError: a setting out of range; a folder that does not fit, or lacks a requested head.
     """
 
     masked_language_head: MaskedLanguageHead | None
@@ -160,23 +148,25 @@ class BertSentences(SentenceEncoder):
         trained = None if pretrained is None else _trained_encoder(pretrained)
         if trained is not None:
             bert, tokenizer = (_arguments(trained)[name] for name in ("bert", "tokenizer"))
-        if pretrained is not None and trained is None:
-            folder = resolve_folder(pretrained)
+        if bert is None:
+            folder = resolve_folder(str(pretrained))
             model = load_masked_language_model(folder) if masked_language_head else load_bert(folder)
-            self.tokenizer = Tokenizer.from_str(load_tokenizer(folder).backend_tokenizer.to_str())
+            tokenizer = load_tokenizer(folder).backend_tokenizer.to_str()
+        elif masked_language_head:
+            model = BertForMaskedLM(BertConfig(**bert))
         else:
-            config = BertConfig(**(bert or {}))
-            model = (
-                BertForMaskedLM(config)
-                if masked_language_head
-                else BertModel(config, add_pooling_layer=False)
-            )
-            self.tokenizer = Tokenizer.from_str(str(tokenizer))
+            model = BertModel(BertConfig(**bert), add_pooling_layer=False)
+        self.tokenizer = Tokenizer.from_str(str(tokenizer))
         self.bert = model.bert if masked_language_head else model
         self.masked_language_head = MaskedLanguageHead(model) if masked_language_head else None
         self.has_masked_language_head = masked_language_head
         if dropout is not None:
-            _set_dropout(self.bert, dropout)
+            if not 0 <= dropout < 1:
+                raise UserError(f"dropout must lie in [0, 1), got {dropout}")
+            self.bert.config.hidden_dropout_prob = self.bert.config.attention_probs_dropout_prob = dropout
+            for module in self.bert.modules():
+                if isinstance(module, nn.Dropout):
+                    module.p = dropout
         positions = self.bert.config.max_position_embeddings
         if not 3 <= max_tokens <= positions:
             raise UserError(
@@ -233,7 +223,6 @@ class BertSentences(SentenceEncoder):
     def states(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence hidden"]:
-        """Pooled last hidden states."""
         hidden = last_hidden_states(self.bert, tokens, lengths)
         if self.pooling == "cls":
             return hidden[:, 0]
@@ -250,16 +239,11 @@ class BertSentences(SentenceEncoder):
         labels: Int[Tensor, "sentence token"],
         places: Int[Tensor, " masked"],
     ) -> Float[Tensor, " masked"]:
-        """-log P of each masked token (Devlin et al., NAACL 2019), not reduced, in float32, row by row."""
         head = self.masked_language_head
         assert head is not None
         words = self.bert.embeddings.word_embeddings.weight
         hidden = last_hidden_states(self.bert, tokens, lengths)
         return masked_language_losses(hidden, labels, places, lambda rows: head(rows, words))
-
-    def freeze_masked_language_head(self) -> None:
-        if self.masked_language_head is not None:
-            self.masked_language_head.requires_grad_(False)
 
     def _closed(self, texts: Sequence[str]) -> list[str]:
         return [with_final_period(text) for text in texts] if self.final_period else list(texts)
@@ -295,12 +279,10 @@ def _trained_encoder(source: str) -> SavedModel | None:
 
 
 def _arguments(saved: SavedModel) -> dict[str, Any]:
-    """The text encoder's arguments in a description of a network; empty if it has none."""
     return saved.require_network().get("text_encoder", {}).get("init_args", {})
 
 
 def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
-    """Projection of the pooled hidden state into the common space."""
     if kind == "linear":
         return nn.Linear(hidden_size, dim)
     return nn.Sequential(
@@ -317,13 +299,3 @@ def with_final_period(text: str) -> str:
     """The text with a final period, unless it ends with punctuation."""
     stripped = text.rstrip()
     return stripped if stripped.endswith((".", "?", "!", ":", ";")) else stripped + "."
-
-
-def _set_dropout(bert: BertModel, dropout: float) -> None:
-    """Set one dropout probability in all modules of the transformer and in its configuration."""
-    if not 0 <= dropout < 1:
-        raise UserError(f"dropout must lie in [0, 1), got {dropout}")
-    bert.config.hidden_dropout_prob = bert.config.attention_probs_dropout_prob = dropout
-    for module in bert.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = dropout

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from medclip_dcl.data import by_length
-from medclip_dcl.data.by_length import pieces_by_length, rows_of
-from medclip_dcl.networks.image_text import pad_tokens
-from medclip_dcl.networks.text_encoder import BertSentences
+from medclip_dcl.data.by_length import pieces_by_length
 
 
 def cost(lengths, cuts):
@@ -39,20 +37,3 @@ def test_every_sentence_is_in_one_piece(most):
     assert len(pieces) > 1 and max(len(places) for places, _ in pieces) <= (most or 50)
     assert sorted(torch.cat([places for places, _ in pieces]).tolist()) == list(range(50))
     assert all(longest == max(lengths[i] for i in places.tolist()) for places, longest in pieces)
-
-
-def test_pieces_encode_as_the_whole(small_bert):
-    encoder = BertSentences(str(small_bert), dim=8).eval()
-    texts = [
-        "No pneumothorax.",
-        "The lungs are clear " * 9,
-        "Normal.",
-        "Small left pleural effusion " * 4,
-    ] * 3
-    tokens, lengths = pad_tokens(encoder.tokenize(texts))
-    pieces = pieces_by_length(lengths.tolist(), 4)
-    parts = [encoder(tokens[places, :longest], lengths[places]) for places, longest in pieces]
-    assert len(parts) == 3 and pieces[0][1] < pieces[-1][1]
-    rows = rows_of(pieces)
-    order = [rows[place] for place in range(len(texts))]
-    torch.testing.assert_close(torch.cat(parts)[order], encoder(tokens, lengths))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -72,16 +71,6 @@ def test_labels_become_targets_by_the_policy(labelled_set, uncertain, blank):
     assert len(expected) == 24 or "ignore" in (uncertain, blank)
 
 
-def test_evaluation_knows_the_seen_part(labelled_set, tmp_path):
-    assert str(datamodule(labelled_set).evaluation("test").view) == "whole image"
-    folder = shutil.copytree(labelled_set, tmp_path / "set")
-    info = json.loads((folder / "dataset.json").read_text())
-    info["options"] = {**info.get("options", {}), "geometry": "shortest", "size": 64}
-    (folder / "dataset.json").write_text(json.dumps(info))
-    view = datamodule(folder).evaluation("test").view
-    assert view.geometry == "shortest" and str(view) != "whole image"
-
-
 def test_an_unlabelled_study_is_not_healthy(labelled_set):
     data = datamodule(labelled_set, blank="zeros")
     data.setup("fit")
@@ -147,10 +136,13 @@ def test_crops_vary_and_validation_sees_whole_images(labelled_set):
     assert torch.equal(batch["images"][0], to_input(load_grey(data.prepared.image_file(path), 40)))
 
 
-def test_evaluation_has_raw_labels_of_the_test_split(labelled_set):
-    data = datamodule(labelled_set, uncertain="ones", blank="ignore")
+@pytest.mark.parametrize("use", ["test", "grounding"])
+def test_evaluation_has_raw_labels_of_the_test_split(labelled_set, tmp_path, use):
+    folder = shutil.copytree(labelled_set, tmp_path / "set")
+    images = pd.read_parquet(folder / "images.parquet").replace({"use": {"test": use}})
+    write_table(images, folder / "images.parquet", "images")
+    data = datamodule(folder, uncertain="ones", blank="ignore")
     tables = data.evaluation("test")
-    images = data.prepared.table("images")
     expected = images.query("official_split == 'test'")
     assert set(tables.images["dicom_id"]) == set(expected["dicom_id"]) and len(tables.images) == 6
     labels = data.prepared.table("labels").set_index("study_id")
@@ -159,16 +151,6 @@ def test_evaluation_has_raw_labels_of_the_test_split(labelled_set):
     for dicom_id, finding, label in tables.labels[["dicom_id", "finding", "label"]].to_numpy().tolist():
         value = labels.loc[study[dicom_id], finding]
         assert label == value or (np.isnan(label) and np.isnan(value))
-
-
-def test_grounding_images_of_the_test_split_are_tested(labelled_set, tmp_path):
-    folder = shutil.copytree(labelled_set, tmp_path / "set")
-    images = pd.read_parquet(folder / "images.parquet")
-    moved = images["use"] == "test"
-    write_table(
-        images.assign(use=images["use"].mask(moved, "grounding")), folder / "images.parquet", "images"
-    )
-    assert len(datamodule(folder).evaluation("test").images) == 6
 
 
 def test_findings_without_a_class_are_named(labelled_set):
@@ -192,16 +174,6 @@ def test_weights_of_positive_cases_are_negatives_over_positives(labelled_set):
     for weight, column in zip(data.positive_weight().tolist(), labels.T.tolist(), strict=True):
         assert weight == pytest.approx(column.count(0.0) / column.count(1.0))
     assert data.positive_weight().unique().numel() > 1
-
-
-def test_a_linear_probe_refuses_augmentation(labelled_set):
-    whole = {"crop_size": None, "brightness": 0.0, "contrast": 0.0}
-    datamodule(labelled_set, frozen=True, **whole).setup("fit")
-    for option in ({"crop_size": 32}, {"brightness": 0.1}, {"contrast": 0.1}):
-        with pytest.raises(
-            ValueError, match="set data.crop_size: null, data.brightness: 0 and data.contrast: 0"
-        ):
-            datamodule(labelled_set, frozen=True, **(whole | option)).setup("fit")
 
 
 def test_findings_of_any_name_may_be_labelled(labelled_set, tmp_path):

@@ -21,7 +21,6 @@ from medclip_dcl.data.prepared import (
     write_table,
     write_text_embedding,
 )
-from medclip_dcl.data.samplers import EpochSampler
 from tests.data.test_image_text import batches, datamodule, require
 from tests.data.test_labelled import datamodule as labelled_datamodule
 from tests.data.test_reports import USE, set_up, write_set
@@ -38,14 +37,13 @@ def copy(small_set: Path, tmp_path: Path) -> Path:
     [
         (ImageTextDataModule, {"crop_size": 600}, r"crop_size 600 must lie in \[1, image_size = 512\], or be null"),
         (ImageTextDataModule, {"brightness": 1.5}, r"data.brightness must lie in \[0, 1\), got 1.5"),
-        (ImageTextDataModule, {"test_reports": 0}, "data.test_reports must be at least 1, got 0"),
         (ImageTextDataModule, {"views": 0}, "data.views must be at least 1, got 0"),
-        (ImageTextDataModule, {"evaluation_crop": 0}, "data.evaluation_crop must be at least 1, got 0"),
-        (ImageTextDataModule, {"evaluation_crop": 513}, r"evaluation_crop 513 must lie in \[1, image_size = 512\]"),
+        (ImageTextDataModule, {"evaluation_crop": 0}, r"evaluation_crop 0 must lie in \[1, image_size = 512\]"),
         (ImageTextDataModule, {"contrastive_batch": 100}, "contrastive_batch 100 must be a multiple of .* 64"),
+        (ImageTextDataModule, {"features": "x", "views": 2}, r"data.contrastive_batch: null \(got 2, None\)"),
+        (ImageTextDataModule, {"features": "x", "contrastive_batch": 64}, r"\(got 1, 64\)"),
         (ImageTextDataModule, {"mask_probability": 1.0}, r"data.mask_probability must lie in \(0, 1\), got 1.0"),
         (LabelledDataModule, {"label_fraction": 0.0}, r"data.label_fraction must lie in \(0, 1\], got 0.0"),
-        (LabelledDataModule, {"label_fraction": 1.5}, r"data.label_fraction must lie in \(0, 1\], got 1.5"),
         (LabelledDataModule, {"contrast": 1.0}, r"data.contrast must lie in \[0, 1\), got 1.0"),
     ],
 )  # fmt: skip
@@ -55,49 +53,42 @@ def test_a_setting_is_refused_by_name(kind, options, message, small_set):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("written", "options", "message"),
     [
-        ({"mask_probability": 1.0}, r"data.mask_probability must lie in \(0, 1\), got 1.0"),
-        ({"max_tokens": 2}, "data.max_tokens must be at least 3, got 2"),
-        ({"batch_size": 8}, "7 training sentences do not fill one batch of 8"),
-        ({"vocabulary_size": 20}, r"vocabulary_size 20 is too small: special tokens and the \d+ characters"),
-        ({"vocabulary_size": None}, "vocabulary_size must be given for a model from scratch"),
-        ({"pretrained": "somewhere"}, "got vocabulary_size 90, pretrained 'somewhere'"),
-        ({"extra_text": "/no/such.txt"}, "data.extra_text: /no/such.txt is not a file"),
+        ({}, {"mask_probability": 1.0}, r"data.mask_probability must lie in \(0, 1\), got 1.0"),
+        ({}, {"max_tokens": 2}, "data.max_tokens must be at least 3, got 2"),
+        ({}, {"batch_size": 8}, "no more than the 7 training sentences, found a batch of 8"),
+        ({}, {"vocabulary_size": 20}, r"vocabulary_size 20 is too small: special tokens and the \d+ characters"),
+        ({}, {"vocabulary_size": None}, "vocabulary_size must be given for a model from scratch"),
+        ({}, {"pretrained": "somewhere"}, "got vocabulary_size 90, pretrained 'somewhere'"),
+        ({}, {"extra_text": "/no/such.txt"}, "no file /no/such.txt"),
+        ({"patients": {11: 2}}, {}, r"1 patients are both in training and in evaluation \(first: 2\)"),
+        ({"uses": {**USE, 11: "excluded"}}, {}, r"has no validate sentences \(0 studies of use validate\)"),
     ],
-)
-def test_settings_of_sentences_are_refused(options, message, tmp_path):
+)  # fmt: skip
+def test_settings_and_sets_of_sentences_are_refused(written, options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        set_up(write_set(tmp_path), **options)
-
-
-@pytest.mark.parametrize(
-    ("written", "message"),
-    [
-        ({"patients": {11: 2}}, r"1 patients are both in training and in evaluation \(first: 2\)"),
-        ({"uses": {**USE, 11: "excluded"}}, r"has no validate sentences \(0 studies of use validate\)"),
-    ],
-)
-def test_sets_of_sentences_are_refused(written, message, tmp_path):
-    with pytest.raises(PreparedDataError, match=message):
-        set_up(write_set(tmp_path, **written))
+        set_up(write_set(tmp_path, **written), **options).train_dataloader()
 
 
 def test_batches_that_cannot_be_are_refused(small_set, small_bert, monkeypatch):
-    with pytest.raises(
-        ValueError, match="24 training images do not fill one batch of 48; lower .*contrastive_"
-    ):
-        datamodule(small_set, small_bert, contrastive_batch=48).setup("fit")
-    with pytest.raises(ValueError, match="24 training images do not fill one batch of 25"):
-        datamodule(small_set, small_bert, batch_size=25).setup("fit")
-    for place in ("images", "samplers"):
+    def load(**options: Any) -> None:
+        data = datamodule(small_set, small_bert, **options)
+        data.setup("fit")
+        data.train_dataloader()
+        data.val_dataloader()
+
+    for option in ({"batch_size": 25}, {"batch_size": 8, "contrastive_batch": 48}):
+        with pytest.raises(
+            ValueError, match="no more than the 24 training images, found a batch of (25|48); lower it"
+        ):
+            load(**option)
+    for place in ("image_text", "samplers"):
         monkeypatch.setattr(f"medclip_dcl.data.{place}.rank_and_size", lambda: (0, 3))
-    with pytest.raises(ValueError, match="data.batch_size 8 .* must be a multiple of their number, 3"):
-        datamodule(small_set, small_bert, contrastive_batch=24).setup("fit")
-    with pytest.raises(ValueError, match="8 validate images are 1 batches of 12, fewer than the 3 processes"):
-        datamodule(small_set, small_bert, batch_size=12).setup("fit")
-    with pytest.raises(ValueError, match="batch_size 4 .* must be a multiple of their number, 3"):
-        EpochSampler(10, 4, 0)
+    with pytest.raises(ValueError, match="data.batch_size .* a multiple of .* processes, 3, .* a batch of 8"):
+        load(contrastive_batch=24)
+    with pytest.raises(ValueError, match="images or batches for each of 3 processes, found 1; lower it"):
+        load(batch_size=12)
 
 
 # Damaged sets
@@ -170,7 +161,7 @@ def table(name: str) -> Callable[[PreparedSet], object]:
     ("damage", "read", "message"),
     [
         (delete("dataset.json"), PreparedSet.log_p, "holds no dataset.json"),
-        (write("dataset.json", b"{"), PreparedSet.log_p, "dataset.json is not JSON .*; prepare the set again"),
+        (write("dataset.json", b"{"), PreparedSet.log_p, "dataset.json: Expecting .*; prepare the set again"),
         (write("dataset.json", b"[]"), PreparedSet.log_p, "expected a prepared data set .*, found version none"),
         (info(format_version=99), PreparedSet.log_p, "format version 3, found version 99; .* prepare"),
         (delete("boxes.parquet"), table("boxes"), "no table boxes.parquet; create it with: .*--ms_cxr FILE"),
@@ -194,25 +185,25 @@ def table(name: str) -> Callable[[PreparedSet], object]:
          "sentence_id of sentences.parquet without a row: 1 .first: 0"),
         (edit("image_classes.parquet", lambda t: t.assign(class_id=-1)), table("image_classes"),
          r"image_classes\.parquet: class_id below 0: \d+ .first: -1"),
-        (OTHER_SCORES, PreparedSet.log_p, r"several sentence scores \(other-9, small-0123\); name one"),
-        (OTHER_SCORES, lambda s: s.log_p("x"), r"no sentence scores named x in .*\(there: other-9, small-0123\)"),
+        (OTHER_SCORES, PreparedSet.log_p, r"several sentence scores \(there: other-9, small-0123\); name one"),
+        (OTHER_SCORES, lambda s: s.log_p("x"), r"no sentence scores named x in log_p \(there: other-9, small-0123\)"),
         (delete("log_p"), PreparedSet.log_p, "has no sentence scores; create scores with: .*score_sentences"),
-        (edit(SCORES, lambda t: t.iloc[3:]), PreparedSet.log_p, "3 of 9 sentences have no score; delete the file"),
-        (log_p({2: np.inf, 4: -np.inf}), PreparedSet.log_p, "2 of 9 rows hold an infinite log_p; .* 2 and log_p inf; "),
-        (log_p({3: 3.0}), PreparedSet.log_p, "1 of 9 rows hold a log_p above 0; .* 3 and log_p 3; .*score_sentences"),
+        (edit(SCORES, lambda t: t.iloc[3:]), PreparedSet.log_p, "3 of 9 sentences have no row; correct the file"),
+        (log_p({2: np.inf, 4: -np.inf}), PreparedSet.log_p, "logarithms .* 2 of 9 rows .* 2, log_p inf"),
+        (log_p({3: 3.0}), PreparedSet.log_p, "needs its sign changed.* 1 of 9 rows .* 3, log_p 3.; .*score_sentences"),
         (edit(SCORES, lambda t: pd.concat([t, t.iloc[4:6].assign(log_p=-1.0)], ignore_index=True)), PreparedSet.log_p,
-         "2 of 11 rows repeat a sentence_id; expected one row .* sentence_id 4 and log_p -1"),
+         "expected one row for each sentence, .* 2 of 11 rows .* 4, log_p -1"),
         (sealed("log_p"), PreparedSet.log_p, "scores and texts as they were scored, .*score_sentences"),
         (sealed("text"), PreparedSet.log_p, "scores and texts as they were scored, .*score_sentences"),
         (two(embeddings(VECTORS), embeddings(VECTORS, name="b")), PreparedSet.text_embedding,
-         r"several sentence embeddings \(b, bert-1\); name one of them \(the option text_embedding\)"),
-        (embeddings(VECTORS[:7]), PreparedSet.text_embedding, "2 of 9 sentences have no embedding; delete .*embed_"),
-        (embeddings(BROKEN), PreparedSet.text_embedding, r"2 of 9 embeddings hold NaN or infinity \(first: .* 3\)"),
+         r"several sentence embeddings .*b, bert-1\); name one \(the option text_embedding\), or"),
+        (embeddings(VECTORS[:7]), PreparedSet.text_embedding, "2 of 9 sentences have no row; .*embed_"),
+        (embeddings(BROKEN), PreparedSet.text_embedding, r"finite embeddings, .* 2 of 9 rows \(first: .* 3\)"),
         (embeddings(VECTORS, np.arange(9)[::-1]), PreparedSet.text_embedding, "expected ascending sentence_id"),
         (two(embeddings(VECTORS), lambda x: write_parquet(LISTS, x / "text_embedding/bert-1.parquet")),
          PreparedSet.text_embedding, "expected .*a fixed size, found .*embedding: list<"),
         (two(embeddings(VECTORS), write("text_embedding/bert-1.parquet", b"nothing")), PreparedSet.text_embedding,
-         "bert-1.parquet: not readable as Parquet .*; delete the file and make"),
+         "bert-1.parquet: .*; correct the file, or delete it"),
     ],
 )  # fmt: skip
 def test_damage_to_a_set_is_one_line(damage, read, message, copy):
@@ -230,47 +221,41 @@ def moved(use: str) -> Damage:
 NO_LABELS = edit("labels.parquet", lambda t: t.assign(**dict.fromkeys(t.columns[1:], np.nan)))
 
 
-@pytest.mark.parametrize(
-    ("damage", "fields", "message"),
-    [
-        (delete("log_p"), ("log_p",), "no sentence scores; .*data_prep.score_sentences"),
-        (delete("classes.parquet"), ("rho",), "no table classes.parquet; .*phantom"),
-        (delete("labels.parquet"), ("labels",), "no table labels.parquet"),
-        (NO_LABELS, ("labels",), "no CheXpert label for any of 24 images"),
-        (moved("grounding"), (), "1 patients are both in training and in evaluation .first: 100."),
-        (
-            edit("images.parquet", lambda t: t[t["use"] != "validate"]),
-            (),
-            "has no validate images",
-        ),
-    ],
-)
-def test_damage_is_found_before_training(damage, fields, message, copy, small_bert):
-    damage(copy)
-    with pytest.raises(PreparedDataError, match=message):
-        datamodule(copy, small_bert, fields=fields).setup("fit")
+def fit(*fields: str, **options: Any) -> Callable[[Path, Path], object]:
+    return lambda folder, bert: datamodule(folder, bert, fields, **options).setup("fit")
+
+
+def fit_classifier(folder: Path, bert: Path) -> None:
+    labelled_datamodule(folder).setup("fit")
+
+
+EQUAL_VIEWS: dict[str, Any] = {"views": 2, "crop_size": 40, "brightness": 0.0, "contrast": 0.0}
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    ("damage", "use", "message"),
     [
-        (delete("labels.parquet"), "no table labels.parquet; create it with: python -m data_prep.mimic_cxr"),
-        (NO_LABELS, "model.findings: .* does not label 'Pneumonia'; it labels no finding at all"),
-        (moved("test"), "1 patients are both in training and in evaluation .first: 100."),
+        (delete("log_p"), fit("log_p"), "no sentence scores; .*data_prep.score_sentences"),
+        (delete("classes.parquet"), fit("rho"), "no table classes.parquet; .*phantom"),
+        (delete("labels.parquet"), fit("labels"), "no table labels.parquet"),
+        (NO_LABELS, fit("labels"), "no CheXpert label for any of 24 images"),
+        (moved("grounding"), fit(), "1 patients are both in training and in evaluation .first: 100."),
+        (edit("images.parquet", lambda t: t[t["use"] != "validate"]), fit(), "has no validate images"),
+        (lambda folder: None, fit(**EQUAL_VIEWS), "data.views 2: all views of an image would be equal"),
+        (delete("labels.parquet"), fit_classifier, "create it with: python -m data_prep.mimic_cxr"),
+        (NO_LABELS, fit_classifier, "model.findings: .* does not label 'Pneumonia'; it labels no finding"),
+        (moved("test"), fit_classifier, "1 patients are both in training and in evaluation .first: 100."),
+        (NO_LABELS, lambda folder, _: labelled_datamodule(folder).evaluation("test"),
+         "no labelled test images to evaluate a classifier of Pneumonia,"),
+        (lambda folder: None, lambda folder, _: labelled_datamodule(folder, frozen=True).setup("fit"),
+         "set data.crop_size: null, data.brightness: 0 and data.contrast: 0"),
+        (shutil.rmtree, fit(), "does not exist; make it with: python -m data_prep.mimic_cxr"),
     ],
-)
-def test_damage_is_found_before_training_a_classifier(damage, message, copy):
+)  # fmt: skip
+def test_damage_is_found_before_training(damage, use, message, copy, small_bert):
     damage(copy)
     with pytest.raises(ValueError, match=message):
-        labelled_datamodule(copy).setup("fit")
-
-
-def test_a_set_without_labels_tests_no_classifier(copy):
-    NO_LABELS(copy)
-    with pytest.raises(
-        PreparedDataError, match="no labelled test images to evaluate a classifier of Pneumonia,"
-    ):
-        labelled_datamodule(copy).evaluation("test")
+        use(copy, small_bert)
 
 
 def test_a_damaged_image_is_named(copy, small_bert):
@@ -282,13 +267,6 @@ def test_a_damaged_image_is_named(copy, small_bert):
         PreparedDataError, match=f"prepared image .*{path} cannot be read .* run the data_prep"
     ):
         batches(data.train_dataloader())
-
-
-def test_a_missing_set_names_its_command(tmp_path):
-    with pytest.raises(
-        PreparedDataError, match="does not exist; make it with: python -m data_prep.mimic_cxr"
-    ):
-        PreparedSet(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize(

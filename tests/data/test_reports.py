@@ -86,58 +86,43 @@ def lowered(*sentence_ids: int) -> list[str]:
     return sorted(TEXTS[i].lower() for i in sentence_ids)
 
 
-def test_frequency_serves_each_mention_of_training_reports(prepared: Path) -> None:
-    data = set_up(prepared, batch_size=1)
+# Study 1 has two images and says sentence 0 twice: two mentions, not four.
+@pytest.mark.parametrize(
+    ("sampling", "expected"), [("frequency", (0, 0, 0, 0, 1, 1, 2)), ("distinct", (0, 1, 2))]
+)
+def test_each_mention_or_sentence_is_served(prepared: Path, sampling, expected) -> None:
+    data = set_up(prepared, batch_size=1, sampling=sampling)
     served = [text for batch in epoch(data, 0) for text in originals(data, batch)]
-    # Study 1 has two images and says sentence 0 twice: two mentions, not four.
-    assert sorted(served) == lowered(0, 0, 0, 0, 1, 1, 2)
-
-
-def test_distinct_serves_each_sentence_once(prepared: Path) -> None:
-    data = set_up(prepared, batch_size=1, sampling="distinct")
-    served = [text for batch in epoch(data, 0) for text in originals(data, batch)]
-    assert sorted(served) == lowered(0, 1, 2)
+    assert sorted(served) == lowered(*expected)
 
 
 def test_validation_is_the_validate_reports_alone(prepared: Path) -> None:
     data = set_up(prepared, vocabulary_size=120)
-    served = [text for batch in data.val_dataloader() for text in originals(data, batch)]
+    first, second = (list(data.val_dataloader()) for _ in range(2))
+    served = [text for batch in first for text in originals(data, batch)]
     assert len(served) == 2 and lowered(0)[0] in served
+    assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(first, second, strict=True))
 
 
 def test_vocabulary_is_of_the_training_sentences_alone(prepared: Path) -> None:
     data = set_up(prepared, vocabulary_size=300)
-    assert data.tokenizer.convert_ids_to_tokens([0, 1, 2, 3, 4]) == [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-    ]
+    assert data.tokenizer.convert_ids_to_tokens([0, 1, 2, 3, 4]) == list(SPECIAL_TOKENS)
     vocabulary = data.tokenizer.get_vocab()
     assert "pneumothorax" in vocabulary and "effusion" in vocabulary
     assert not {"cardiomegaly", "secret", "grounding", "today"} & set(vocabulary)
 
 
 def test_batches_say_which_sentences_they_hold(prepared: Path, tmp_path: Path) -> None:
-    (tmp_path / "more.txt").write_text("Lungs are clear.\n", encoding="utf-8")
-    data = set_up(prepared, batch_size=3, extra_text=str(tmp_path / "more.txt"))
-    pairs = {
+    (tmp_path / "more.txt").write_text("Lungs are clear.\n\n  No pneumothorax.\n", encoding="utf-8")
+    data = set_up(prepared, batch_size=1, extra_text=str(tmp_path / "more.txt"))
+    pairs = [
         (sentence, text)
         for batch in epoch(data, 0)
         for sentence, text in zip(batch["sentence_id"].tolist(), originals(data, batch), strict=True)
-    }
-    known = {(sentence, TEXTS[sentence].lower()) for sentence in (0, 1, 2)} | {(-1, "lungs are clear.")}
-    assert pairs <= known and len(pairs) >= 3
-    (validated,) = [batch["sentence_id"].tolist() for batch in data.val_dataloader()][:1]
-    assert all(sentence >= 0 for sentence in validated)
-
-
-def test_extra_text_joins_training(prepared: Path, tmp_path: Path) -> None:
-    (tmp_path / "more.txt").write_text("Lungs are clear.\n\n  No pneumothorax.\n", encoding="utf-8")
-    data = set_up(prepared, batch_size=1, extra_text=str(tmp_path / "more.txt"))
-    served = [text for batch in epoch(data, 0) for text in originals(data, batch)]
-    assert sorted(served) == sorted([*lowered(0, 0, 0, 0, 0, 1, 1, 2), "lungs are clear."])
+    ]
+    known = [(sentence, TEXTS[sentence].lower()) for sentence in (0, 0, 0, 0, 1, 1, 2)]
+    assert sorted(pairs) == sorted([*known, (-1, "lungs are clear."), (-1, lowered(0)[0])])
+    assert all(batch["sentence_id"].min() >= 0 for batch in data.val_dataloader())
 
 
 def test_masking_follows_seed_epoch_sentence(prepared: Path) -> None:
@@ -149,12 +134,6 @@ def test_masking_follows_seed_epoch_sentence(prepared: Path) -> None:
     assert batches(3) == batches(3, num_workers=1)
     assert batches(3) != batches(4)
     assert batches(3) != batches(3, seed=1)
-
-
-def test_validation_masks_are_fixed(prepared: Path) -> None:
-    data = set_up(prepared)
-    first, second = (list(data.val_dataloader()) for _ in range(2))
-    assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(first, second, strict=True))
 
 
 def vocabulary(size: int) -> dict[str, int]:

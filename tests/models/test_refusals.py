@@ -44,7 +44,6 @@ def test_an_image_text_model(options: dict[str, Any], words: str, small_bert) ->
         ({"findings": []}, "model.findings: expected distinct names"),
         ({"findings": ["Edema", "Edema"]}, "model.findings: expected distinct names"),
         ({"learning_rate": 0.0}, "learning_rate .* 0.0"),
-        ({"encoder_learning_rate": -1.0}, "encoder_learning_rate .* -1.0"),
         ({"frozen_steps": -1}, "frozen_steps .* -1"),
         ({"layer_decay": 0.0}, "layer_decay .* 0.0"),
         ({**FROZEN, "layer_decay": 0.5}, "frozen: .*layer_decay.* 0.5"),

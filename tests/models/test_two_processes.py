@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 
 from medclip_dcl.data.by_length import pieces_by_length, rows_of
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.masked_language import masked_places
 from medclip_dcl.networks.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
 from medclip_dcl.networks.text_encoder import SentenceEncoder
@@ -40,6 +39,7 @@ from tests.models import test_classifier as classifier
 from tests.models import test_image_text as image_text
 from tests.models import test_resuming as resuming
 from tests.processes import in_processes
+from tests.small import LinearPatches
 from tests.unimodal import test_model as image_only
 from tests.unimodal import test_views as views
 
@@ -94,21 +94,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
 OF_BATCH = ("views", "encode_at_once")
 
 
-class LinearRegions(RegionEncoder):
-    """Patches of 4 x 4 pixels, mapped linearly: no BatchNorm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dim, self.stride = 8, 4
-        self.map = nn.Conv2d(3, 8, kernel_size=4, stride=4)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.map(images)
-
-    def config(self) -> dict[str, Any]:
-        return {}
-
-
 class MeanOfTokens(SentenceEncoder):
     """Mean embedding of the tokens: no dropout."""
 
@@ -139,7 +124,7 @@ def build(name: str) -> ImageTextModel:
     similarity = options.pop("similarity", partial(LSENonLocal, dim=8))()
     encoder = MeanOfTokens("masked_language_weight" in options)
     # A copy: losses have parameters and a state.
-    model = ImageTextModel(LinearRegions(), encoder, similarity, **copy.deepcopy(options)).double()
+    model = ImageTextModel(LinearPatches(), encoder, similarity, **copy.deepcopy(options)).double()
     for table in (x for name, x in model.objective.named_buffers() if "is_seen" not in name):
         torch.nn.init.uniform_(table, 0.05, 0.1)
     for table in (x for name, x in model.objective.named_buffers() if "is_seen" in name):

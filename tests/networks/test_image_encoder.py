@@ -14,13 +14,6 @@ from medclip_dcl.networks import image_encoder as image
 from medclip_dcl.networks.image_encoder import ResNetRegions
 
 
-@pytest.mark.parametrize("depth, stride, side, grid", [(18, 32, 96, 3), (50, 16, 64, 4)])
-@torch.no_grad()
-def test_grid_is_the_image_over_the_stride(depth, stride, side, grid):
-    encoder = ResNetRegions(depth=depth, stride=stride, dim=8).eval()
-    assert encoder(torch.rand(2, 3, side, side)).shape == (2, 8, grid, grid)
-
-
 @torch.no_grad()
 def test_features_are_torchvisions(tmp_path):
     resnet = torchvision.models.resnet18(weights=None).eval()
@@ -58,16 +51,8 @@ def test_mlp_is_biovils_two_layers():
         torch.testing.assert_close(found[1, :, row, column], expected, rtol=1e-4, atol=1e-5)
 
 
-def test_mlp_normalises_over_the_batch_while_training():
-    encoder = ResNetRegions(stride=16, dim=5, projection="mlp")
-    projection: Any = encoder.projection
-    hidden = projection[:2](encoder.backbone(torch.rand(4, 3, 48, 48)))
-    torch.testing.assert_close(hidden.mean(dim=(0, 2, 3)), torch.zeros(5), rtol=0, atol=1e-4)
-    assert projection[1].num_batches_tracked == 1
-
-
 @pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("depth, stride, row", [(18, 16, 7), (18, 32, 3), (50, 16, 7)])
+@pytest.mark.parametrize("depth, stride, row", [(18, 32, 3), (50, 16, 7)])
 def test_a_receptive_field_is_centred_in_its_cell_or_at_the_cells_beginning(depth, stride, row, centred):
     centres = []
     for seed in range(2):
@@ -84,7 +69,7 @@ def test_a_receptive_field_is_centred_in_its_cell_or_at_the_cells_beginning(dept
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("depth, stride, width", [(18, 16, 64), (50, 32, 64), (18, 16, 8)])
+@pytest.mark.parametrize("depth, stride, width", [(18, 16, 64), (18, 32, 8)])
 def test_the_last_stage_of_a_centred_encoder_treats_both_sides_alike(depth, stride, width):
     """Of mirrored maps, by mirrored kernels, come mirrored features, without what the encoder leaves out."""
     plain, centred = (
@@ -114,10 +99,10 @@ def test_the_last_stage_of_a_centred_encoder_treats_both_sides_alike(depth, stri
 def test_a_width_of_64_by_its_own_layers_would_be_torchvisions_resnet(monkeypatch):
     """The narrow network's layers, built with 64 channels, hold torchvision's weights and give its features."""
     for depth in (18, 50):
-        theirs = ResNetRegions(depth=depth, stride=32, dim=8).eval()
+        theirs = ResNetRegions(depth=depth, dim=8).eval()
         with monkeypatch.context() as other:
             other.setattr(image, "TORCHVISION_WIDTH", 0)
-            ours = ResNetRegions(depth=depth, stride=32, dim=8).eval()
+            ours = ResNetRegions(depth=depth, dim=8).eval()
         ours.load_state_dict(theirs.state_dict())
         images = torch.rand(1, 3, 64, 64)
         assert torch.equal(ours(images), theirs(images))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -46,16 +44,6 @@ def test_embedding_texts_does_not_depend_on_the_batch(network):
 
 
 @torch.no_grad()
-def test_saved_and_loaded_it_gives_the_same_logits(network, tmp_path):
-    network.save_pretrained(tmp_path / "export")
-    json.loads((tmp_path / "export" / "config.json").read_text())
-    loaded = ImageTextNetwork.from_pretrained(tmp_path / "export")
-    assert loaded.image_size == 64 and not loaded.training
-    images, (tokens, lengths) = torch.rand(2, 3, 64, 64), network.tokenize(["No pneumothorax.", "Clear."])
-    assert torch.equal(network(images, tokens, lengths), loaded(images, tokens, lengths))
-
-
-@torch.no_grad()
 def test_biovils_projections_survive_saving(small_bert, tmp_path):
     text = BertSentences(str(small_bert), dim=16, projection="mlp")
     image = ResNetRegions(dim=16, stride=16, projection="mlp", width=8)
@@ -63,7 +51,7 @@ def test_biovils_projections_survive_saving(small_bert, tmp_path):
     network.feature_map(torch.rand(3, 3, 64, 64))  # in train mode: moves the running mean
     network.eval().save_pretrained(tmp_path / "export")
     loaded = ImageTextNetwork.from_pretrained(tmp_path / "export")
-    assert loaded.config() == network.config()
+    assert loaded.config() == network.config() and not loaded.training
     images, (tokens, lengths) = torch.rand(2, 3, 64, 64), network.tokenize(["No pneumothorax.", "Clear."])
     assert torch.equal(network(images, tokens, lengths), loaded(images, tokens, lengths))
 
@@ -88,13 +76,7 @@ def test_loading_refuses_what_does_not_fit(network, tmp_path):
 
 @pytest.mark.parametrize(
     "path",
-    [
-        "os.system",
-        "torch.nn.Linear",
-        "medclip_dcl.networks.LSE",
-        "medclip_dcl.nowhere.X",
-        "nothing",
-    ],
+    ["os.system", "torch.nn.Linear", "medclip_dcl.networks.LSE", "medclip_dcl.nowhere.X", "nothing"],
 )
 def test_a_configuration_can_name_only_known_encoders(network, path):
     config = network.config()

@@ -19,6 +19,7 @@ from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import ConstantClassProbability
+from tests.models.test_image_text import trainer as quick
 from tests.small import PatchRegions
 
 
@@ -50,20 +51,9 @@ def data(small_set) -> ImageTextDataModule:
     return ImageTextDataModule(str(small_set), image_size=48, crop_size=32, batch_size=8, num_workers=0)
 
 
-def trainer(folder, epochs=2, **options) -> Trainer:
-    off: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    return Trainer(
-        default_root_dir=folder, accelerator="cpu", enable_checkpointing=False, limit_val_batches=0,
-        limit_train_batches=1, limit_test_batches=1, max_epochs=epochs, **off, **options,
-    )  # fmt: skip
-
-
-def test_the_weights_are_there_when_the_model_is_built(small_bert, source):
-    model, expected = build(small_bert, source), load(source).network
-    assert model.initial_weights is not None and model.initial_weights.source == str(source)
-    for name, value in expected.state_dict().items():
-        assert torch.equal(model.network.state_dict()[name], value), name
-    assert torch.equal(model.network.std, expected.std)
+def trainer(folder, epochs=2) -> Trainer:
+    limits = {"limit_val_batches": 0, "limit_train_batches": 1, "limit_test_batches": 1}
+    return quick(folder, max_epochs=epochs, **limits)
 
 
 def test_what_is_not_taken_over_is_what_it_is_without_the_source(small_bert, source):
@@ -88,6 +78,7 @@ def test_encoders_are_taken_without_their_projections(small_bert, tmp_path):
         is_new = "projection" in name or name.startswith("similarity")
         there = (alone.network if is_new else expected).state_dict()[name]
         assert torch.equal(value, there), name
+    assert model.initial_weights is not None and model.initial_weights.source == str(source)
     assert torch.equal(model.network.std, expected.std)
 
 
@@ -114,16 +105,3 @@ def test_checkpoints_do_not_need_their_source(small_bert, small_set, source, tmp
     trainer(tmp_path).test(loaded, data(small_set), verbose=False)
     with pytest.raises(FileNotFoundError, match="model.init_args.init_from: no file and no folder .*source"):
         build(small_bert, source)
-
-
-def test_an_objective_may_differ_and_a_network_may_not(small_bert, source):
-    build(small_bert, source, image_to_text=0.5, same_text="ignore")
-    with pytest.raises(ValueError, match="init_parts says what to take from init_from, which is null"):
-        build(small_bert, source, init_from=None, init_parts=["image_encoder"])
-    with pytest.raises(ValueError, match="similarity: of another shape"):
-        ImageTextModel(
-            PatchRegions(dim=4),
-            BertSentences(str(small_bert), dim=4),
-            init_from=str(source),
-            init_parts=["similarity"],
-        )

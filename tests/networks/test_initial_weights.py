@@ -162,7 +162,7 @@ def test_another_similarity_starts_as_configured_and_is_listed(network, small_be
     said = str(taken_over).splitlines()
     assert said[0].endswith(f"tensors taken over from {source}")
     assert said[1] == f"  image_encoder: all {len(network.image_encoder.state_dict())}"
-    assert said[3] == "  similarity: none, it starts as configured: similarity.log_gamma2"
+    assert said[3] == "  similarity: none; as configured start similarity.log_gamma2"
     assert said[4] == f"  of the source, not used: {', '.join(left_out)}"
     assert said[5].startswith(
         "  settings that differ: similarity.class_path: medclip_dcl.networks.LSENonLocal (con"
@@ -180,10 +180,10 @@ def test_of_a_classifier_the_image_encoder_is_taken(network, small_bert, tmp_pat
     assert taken_over.kept == others
     assert all(torch.equal(mine.state_dict()[name], before[name]) for name in others)
     said = str(taken_over)
-    assert "text_encoder: none, it starts as configured: text_encoder.bert.* (" in said
+    assert "text_encoder: none; as configured start text_encoder.bert.* (" in said
 
 
-def test_a_head_of_the_source_needs_a_place(small_bert, tmp_path):
+def test_a_head_of_the_source_needs_a_place(small_bert, source, tmp_path):
     with_head = build(small_bert, masked_language_head=True)
     with_head.save_pretrained(tmp_path / "export")
     mine = build(small_bert)
@@ -195,13 +195,9 @@ def test_a_head_of_the_source_needs_a_place(small_bert, tmp_path):
     assert take_over(build(small_bert, masked_language_head=True), tmp_path / "export").kept == []
     without = take_over(mine, tmp_path / "export", ["image_encoder", "similarity"])
     assert all(name.startswith("text_encoder.") for name in [*without.kept, *without.left_out])
-
-
-def test_a_head_that_the_source_lacks_is_listed(network, small_bert, source):
-    mine = build(small_bert, masked_language_head=True)
-    kept = take_over(mine, source).kept
-    heads = [name for name in mine.state_dict() if "masked_language_head" in name]
-    assert kept == heads and len(heads) == 5
+    # A head that the source lacks is listed.
+    heads = [name for name in with_head.state_dict() if "masked_language_head" in name]
+    assert take_over(with_head, source).kept == heads and len(heads) == 5
 
 
 def changed_bert(small_bert, folder, change) -> Path:
@@ -224,10 +220,7 @@ def more_heads(folder) -> None:
 @pytest.mark.parametrize(
     "change, message",
     [
-        (
-            swap_words,
-            "another tokenizer, so that its weights belong to other tokens",
-        ),
+        (swap_words, "another tokenizer, so that its weights belong to other tokens"),
         (more_heads, r"another BERT, with .*num_attention_heads: 2 \(configured: 4\)"),
     ],
 )
@@ -243,16 +236,6 @@ def test_another_text_encoder_is_refused_with_the_reason(change, message, small_
     take_over(mine, source, ["image_encoder", "similarity"])
 
 
-def test_another_way_of_splitting_text_is_refused(network, small_bert, tmp_path):
-    content = checkpoint(network)
-    arguments = content["network"]["text_encoder"]["init_args"]
-    assert '"lowercase":true' in arguments["tokenizer"]
-    arguments["tokenizer"] = arguments["tokenizer"].replace('"lowercase":true', '"lowercase":false')
-    torch.save(content, tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match="another tokenizer"):
-        take_over(build(small_bert), tmp_path / "a.ckpt")
-
-
 def test_all_that_does_not_fit_is_said_at_once(small_bert, source):
     mine = build(small_bert, LSENonLocal(dim=4), ResNetRegions(dim=4, stride=16, width=8), dim=4)
     with pytest.raises(ValueError) as error:
@@ -263,17 +246,6 @@ def test_all_that_does_not_fit_is_said_at_once(small_bert, source):
         assert f"{part}.init_args.dim: 6 (configured: 4)" in str(error.value)
 
 
-class Own(ResNetRegions):
-    pass
-
-
-def test_an_encoder_of_another_class_is_refused(small_bert, source):
-    with pytest.raises(
-        ValueError, match="image_encoder is of another class; set image_encoder.class_path: medclip"
-    ):
-        take_over(build(small_bert, image=Own(dim=6, stride=16)), source)
-
-
 def test_parts_are_named_as_they_are(network, small_bert, tmp_path, source):
     mine = build(small_bert)
     with pytest.raises(ValueError, match=r"init_parts must name some of .*got \['eyes'\]"):
@@ -281,7 +253,9 @@ def test_parts_are_named_as_they_are(network, small_bert, tmp_path, source):
     with pytest.raises(ValueError, match="init_parts must name some of .*got none"):
         take_over(mine, source, [])
     torch.save(classifier(network, ""), tmp_path / "c.ckpt")
-    with pytest.raises(ValueError, match="has no similarity and no text_encoder: remove it from init_parts"):
+    with pytest.raises(
+        ValueError, match=r"some of image_encoder, .*c.ckpt.*got \['similarity', 'text_encoder'\]"
+    ):
         take_over(mine, tmp_path / "c.ckpt", ["similarity", "text_encoder"])
     before = copied(mine)
     text = take_over(mine, source, ["text_encoder"])
@@ -297,33 +271,20 @@ class Code:
         return (print, ("code of the file ran",))
 
 
+STATE = {"state_dict": {"w": torch.zeros(1)}}
+
+
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.ckpt", {"state_dict": {"w": torch.zeros(1)}}, "no description of its network"),
-        (
-            "a.ckpt",
-            {"format_version": 2, "network": {"x": 1}, "state_dict": {"w": torch.zeros(1)}},
-            "no description of its network",
-        ),
+        ("a.ckpt", STATE, "no description of its network"),
+        ("a.ckpt", {"format_version": 2, "network": {"x": 1}, **STATE}, "no description of its network"),
         ("a.ckpt", {"format_version": 2, "network": {"image_encoder": {}}}, "is not a state dict"),
-        (
-            "a.pth",
-            {"epoch": 3, "model": {}},
-            r"not a state dict \(names and tensors\): it holds \['epoch', 'model'\]",
-        ),
+        ("a.pth", {"epoch": 3, "model": {}}, r"not a state dict .*: it holds \['epoch', 'model'\]"),
         ("a.pth", [1], "it holds list"),
-        (
-            "a.pth",
-            {"conv1.weight": torch.zeros(1)},
-            r"not a torchvision ResNet-18, -34 or -50 .* missing \['bn1",
-        ),
+        ("a.pth", {"conv1.weight": torch.zeros(1)}, r"not a torchvision ResNet-18, .* missing \['bn1"),
         ("a.pth", Code(), "copy the file again, or give one of tensors"),
-        (
-            "a.ckpt",
-            {"format_version": 2, "network": {}, "state_dict": {"w": torch.zeros(1)}, "x": Code()},
-            "Python objects are not",
-        ),
+        ("a.ckpt", {"format_version": 2, "network": {}, **STATE, "x": Code()}, "Python objects are not"),
     ],
 )
 def test_foreign_files_are_refused(name, content, message, tmp_path, capsys):
@@ -342,12 +303,8 @@ def test_truncated_files_are_refused(name, tmp_path):
         torch.save(state, tmp_path / name, _use_new_zipfile_serialization=name != "old.pth")
     whole = (tmp_path / name).read_bytes()
     generator = torch.Generator().manual_seed(0)
-    lengths = [
-        *range(0, 40),
-        *torch.randint(40, len(whole) - 1, (20,), generator=generator).tolist(),
-        len(whole) - 1,
-    ]
-    for length in lengths:
+    some = torch.randint(40, len(whole) - 1, (20,), generator=generator).tolist()
+    for length in (*range(0, 40), *some, len(whole) - 1):
         (tmp_path / name).write_bytes(whole[:length])
         with pytest.raises(ValueError, match="truncated"):
             read_model(tmp_path / name).state  # noqa: B018
@@ -362,7 +319,7 @@ def test_bytes_of_anything_else_are_refused(tmp_path):
             read_model(tmp_path / "a.ckpt")
 
 
-def test_nothing_there(network, tmp_path):
+def test_nothing_there(tmp_path):
     mine = finding_network()
     with pytest.raises(FileNotFoundError, match="no file .*nowhere"):
         take_over(mine, tmp_path / "nowhere")
@@ -370,10 +327,6 @@ def test_nothing_there(network, tmp_path):
         take_over(mine, tmp_path / "nowhere.safetensors")
     with pytest.raises(FileNotFoundError, match="config.json is missing"):
         take_over(mine, tmp_path)
-    network.save_pretrained(tmp_path / "export")
-    (tmp_path / "export/model.safetensors").unlink()
-    with pytest.raises(FileNotFoundError, match="model.safetensors is missing"):
-        take_over(mine, tmp_path / "export")
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "exported"])

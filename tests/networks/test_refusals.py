@@ -32,10 +32,6 @@ def rebuilt(bert: Path, **changes: object) -> ImageTextNetwork:
     return ImageTextNetwork.from_config({**network(bert).config(), **changes})
 
 
-def classifier(findings: list[str]) -> FindingNetwork:
-    return FindingNetwork(ResNetRegions(width=8), findings)
-
-
 @pytest.mark.parametrize(
     ("build", "words"),
     [
@@ -43,30 +39,19 @@ def classifier(findings: list[str]) -> FindingNetwork:
         (lambda bert: ResNetRegions(width=12, weights="imagenet"), "of width 64, not of 12; leave width out"),
         (lambda bert: ResNetRegions(weights=str(bert / "nowhere.pth")), "no file .*nowhere.pth"),
         (lambda bert: BertSentences(), "give either pretrained"),
-        (
-            lambda bert: BertSentences(str(bert), max_tokens=200),
-            r"max_tokens must lie in \[3, 128\] .* got 200",
-        ),
-        (lambda bert: BertSentences(str(bert), max_tokens=2), r"max_tokens must lie in \[3, 128\] .* got 2"),
+        (lambda bert: BertSentences(str(bert), max_tokens=200), r"max_tokens must lie in \[3, 128\] .* got 200"),
         (lambda bert: BertSentences(str(bert), dropout=1.0), r"dropout must lie in \[0, 1\), got 1.0"),
         (lambda bert: LSE(sharpness=0.0), "sharpness: expected a finite number above 0, found 0.0"),
         (lambda bert: GlobalCosine(gamma2=0.0), "gamma2 must lie in"),
-        (lambda bert: GlobalCosine(gamma2=101.0), "max_gamma2 = 100.0"),
         (lambda bert: network(bert, 16), "must agree, got {'image_encoder': 16, 'text_encoder': 8"),
         (lambda bert: network(bert, similarity=LSENonLocal(dim=128)), "'similarity': 128"),
         (lambda bert: network(bert, image_size=0), "image_size: expected a whole number of pixels"),
-        (lambda bert: network(bert, std=(1.0, 0.0, 1.0)), "std above 0, found"),
         (lambda bert: rebuilt(bert, format_version=7), "format version 2, found version 7"),
         (lambda bert: rebuilt(bert, geometry="crop"), "geometry must be one of"),
         (lambda bert: rebuilt(bert, findings=["Edema"]), "expected an image-text model, found a classifier"),
-        (
-            lambda bert: FindingNetwork.from_config(network(bert).config()),
-            "expected a classifier, found an image-t",
-        ),
-        (lambda bert: classifier([]), "model.findings: expected distinct names"),
-        (lambda bert: classifier(["Edema", "Edema"]), "model.findings: expected distinct names"),
+        (lambda bert: FindingNetwork.from_config(network(bert).config()), "expected a classifier, found an image-t"),
     ],
-)
+)  # fmt: skip
 def test_settings_out_of_range_are_refused(
     small_bert: Path, build: Callable[[Path], object], words: str
 ) -> None:
