@@ -37,7 +37,7 @@ from data_prep.sources.preparation import Source
 from data_prep.sources.releases import ReleaseError, is_placeholder, read_label_table, read_table, require
 from data_prep.sources.rows import TableCheck, rows_source, with_image_paths
 from data_prep.sources.tables import Reject
-from data_prep.text.reports import MOST_BYTES
+from data_prep.text.reports import MAX_BYTES
 from data_prep.text.sections import OWN_RULES_VERSION
 from medclip_dcl.common.command_line import option, parse_options, run_command
 
@@ -210,8 +210,8 @@ def parse_report(content: bytes, name: str) -> OpeniReport | str:
 
     ElementTree opens nothing outside the file, and expat stops at entities that expand to much.
     """
-    if len(content) > MOST_BYTES:
-        return f"report has more than {MOST_BYTES:,} bytes"
+    if len(content) > MAX_BYTES:
+        return f"report has more than {MAX_BYTES:,} bytes"
     try:
         root = ElementTree.fromstring(content)
     # ValueError: an encoding is declared that the parser does not know.
@@ -242,7 +242,7 @@ def _uid(root: ElementTree.Element, name: str) -> str | None:
 def _folder_members(folder: Path) -> Iterator[tuple[str, bytes]]:
     for file in sorted(folder.glob("*.xml")):
         with file.open("rb") as stream:
-            yield file.name, stream.read(MOST_BYTES + 1)
+            yield file.name, stream.read(MAX_BYTES + 1)
 
 
 def _archive_members(archive: Path) -> Iterator[tuple[str, bytes]]:
@@ -253,7 +253,7 @@ def _archive_members(archive: Path) -> Iterator[tuple[str, bytes]]:
                 if member.isfile() and member.name.endswith(".xml"):
                     stream = members.extractfile(member)
                     assert stream is not None  # it is a file
-                    yield member.name.split("/")[-1], stream.read(MOST_BYTES + 1)
+                    yield member.name.split("/")[-1], stream.read(MAX_BYTES + 1)
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:
         raise ReleaseError(f"{archive} cannot be read ({error}); download it again") from error
 

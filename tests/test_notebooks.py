@@ -42,8 +42,8 @@ EVALUATIONS = [
     {"class_path": "medclip_dcl.evaluation.Retrieval"},
 ]
 """The demo's, without heat maps."""
-MOST_LINES = 15
-MOST_BYTES = 1_500_000
+MAX_LINES = 15
+MAX_BYTES = 1_500_000
 
 
 def cells(file: Path, kind: str) -> list[dict[str, Any]]:
@@ -166,13 +166,13 @@ def test_notebooks_are_short_and_open_with_questions(file):
         for link in re.findall(r"\]\(((?!http)[^)#]+)", cell["source"]):
             assert (file.parent / link).exists(), link
     for cell in cells(file, "code"):
-        assert len(cell["source"].splitlines()) <= MOST_LINES, cell["source"]
+        assert len(cell["source"].splitlines()) <= MAX_LINES, cell["source"]
         assert not re.search(r"(?<![\w.])_[a-z]|\._[a-z]", cell["source"]), "public names alone"
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
 def test_a_notebook_is_kept_as_it_was_executed(file):
-    assert file.stat().st_size < MOST_BYTES
+    assert file.stat().st_size < MAX_BYTES
     found = cells(file, "code")
     assert [cell["execution_count"] for cell in found] == list(range(1, len(found) + 1))
     assert not any("execution" in cell["metadata"] for cell in found)  # times, which differ in each run

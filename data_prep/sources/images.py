@@ -26,10 +26,10 @@ QUALITY = 95
 FILTER = "bilinear"
 """Antialiased: the triangle filter grows with the reduction."""
 
-LEAST_SIDE = 16
+MIN_SIDE = 16
 """Pixels; an image with a shorter side is a thumbnail or an icon."""
 
-MOST_TIMES_LONGER = 8
+MAX_TIMES_LONGER = 8
 """One side than the other; a film of a whole spine is 3 times as long as wide."""
 
 # Comment of a prepared file: how and from what it was made, and its checksum with zeros in the checksum's place.
@@ -81,11 +81,11 @@ def prepare_image(job: Job) -> Outcome:
     except OSError as error:
         return Outcome(reason=f"image file cannot be read: {error.strerror}")
     width, height = grey.size
-    if max(width, height) > MOST_TIMES_LONGER * min(width, height):
+    if max(width, height) > MAX_TIMES_LONGER * min(width, height):
         return Outcome(reason=f"image of {width} x {height} pixels is a strip and no radiograph")
-    if min(width, height) < LEAST_SIDE:
+    if min(width, height) < MIN_SIDE:
         return Outcome(
-            reason=f"image of {width} x {height} pixels; expected at least {LEAST_SIDE} on each side"
+            reason=f"image of {width} x {height} pixels; expected at least {MIN_SIDE} on each side"
         )
     prepared = fit(grey, job.geometry, job.size, Image.Resampling.BILINEAR)
     darkest, brightest = (prepared if job.geometry != "pad" else grey).getextrema()

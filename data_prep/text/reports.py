@@ -22,10 +22,10 @@ from data_prep.text.sentences import has_letter, passages, split_sentences, with
 ARCHIVE = "mimic-cxr-reports.zip"
 """The download that holds all reports of MIMIC-CXR."""
 
-MOST_BYTES = 2**22
+MAX_BYTES = 2**22
 """A longer file is not a report (the longest of MIMIC-CXR have some ten thousand bytes)."""
 
-MOST_CHARACTERS = 2**18
+MAX_CHARACTERS = 2**18
 """The same of a text in a table: a longer one could take minutes to cut into sentences."""
 
 # Raised by `zipfile`: damaged content, an encrypted member (RuntimeError), a version or a compression unknown to it.
@@ -127,7 +127,7 @@ def _with_content(report: Report, archive: zipfile.ZipFile, member: str | None) 
     try:
         # A damaged or malicious archive may promise little and unpack to much.
         with archive.open(member) as stream:
-            content = stream.read(MOST_BYTES + 1)
+            content = stream.read(MAX_BYTES + 1)
     except _DAMAGED_ZIP as error:
         return report._replace(reason=f"report cannot be read from {ARCHIVE}: {error}")
     return report._replace(content=content)
@@ -170,8 +170,8 @@ def _own_passages(given: Sequence[Section], wanted: Sequence[str]) -> Passages:
     plain = [section._replace(text=plain_text(section.text)) for section in given]
     if not any(has_letter(section.text) for section in plain):
         return Passages(reason=_NOTHING, is_unreadable=True)
-    if sum(len(section.text) for section in plain) > MOST_CHARACTERS:
-        return Passages(reason=f"report has more than {MOST_CHARACTERS:,} characters", is_unreadable=True)
+    if sum(len(section.text) for section in plain) > MAX_CHARACTERS:
+        return Passages(reason=f"report has more than {MAX_CHARACTERS:,} characters", is_unreadable=True)
     sections = own_sections(plain, wanted)
     taken = " + ".join(dict.fromkeys(section.name for section in sections)) or "nothing"
     if plain != list(given):
@@ -201,7 +201,7 @@ def _text(report: Report) -> str | Passages:
     for file in report.files:
         try:
             with file.open("rb") as stream:
-                content = stream.read(MOST_BYTES + 1)
+                content = stream.read(MAX_BYTES + 1)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
@@ -209,8 +209,8 @@ def _text(report: Report) -> str | Passages:
         break
     if content is None:
         return Passages(reason=report.reason or "report file is missing", is_unreadable=True)
-    if len(content) > MOST_BYTES:
-        return Passages(reason=f"report has more than {MOST_BYTES:,} bytes", is_unreadable=True)
+    if len(content) > MAX_BYTES:
+        return Passages(reason=f"report has more than {MAX_BYTES:,} bytes", is_unreadable=True)
     if not content.strip():
         return Passages(reason="report file is empty", is_unreadable=True)
     try:

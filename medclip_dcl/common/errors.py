@@ -30,14 +30,14 @@ class WorseResultError(UserError):
 def check_choice(setting: str, value: object, choices: Collection[object]) -> None:
     """Refuse a value of a setting, e.g. "data.sampling", that is not among its choices."""
     if value not in choices:
-        raise UserError(f"{setting} must be one of {', '.join(map(str, choices))}, got {value!r}")
+        raise UserError(f"{setting}: expected one of {', '.join(map(str, choices))}, found {value!r}")
 
 
-def check_least(part: str, values: Mapping[str, tuple[int | float | None, int]]) -> None:
+def check_min(part: str, values: Mapping[str, tuple[int | float | None, int]]) -> None:
     """Refuse settings of a part, name -> (value, least value), below their least value; None is allowed."""
     for name, (value, least) in values.items():
         if value is not None and not least <= value < math.inf:
-            raise UserError(f"{part}.{name} must be at least {least}, got {value}")
+            raise UserError(f"{part}.{name}: expected at least {least}, found {value}")
 
 
 def check_options(above_0: Mapping[str, float | None], at_least_0: Mapping[str, float]) -> None:
@@ -45,4 +45,4 @@ def check_options(above_0: Mapping[str, float | None], at_least_0: Mapping[str, 
     for names, least in ((above_0, "above"), (at_least_0, "at least")):
         for name, value in names.items():
             if value is not None and not (value > 0 or (value == 0 and least == "at least")):
-                raise UserError(f"model: {name} must be {least} 0, got {value}")
+                raise UserError(f"model.{name}: expected {least} 0, found {value}")

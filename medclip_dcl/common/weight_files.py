@@ -29,7 +29,7 @@ _SAFETENSORS = ".safetensors"
 _SETTINGS = "medclip_dcl"
 _MODULE = "network."
 # Names in an error; a wrong architecture differs in hundreds.
-_MOST_NAMES = 20
+_MAX_NAMES = 20
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ def check_numbers(state: Mapping[str, Tensor], source: str | Path) -> None:
 
 def some_of(names: list[str]) -> str:
     """The first names, and the number of others."""
-    rest = len(names) - _MOST_NAMES
-    return f"{names[:_MOST_NAMES]} and {rest} more" if rest > 0 else str(names)
+    rest = len(names) - _MAX_NAMES
+    return f"{names[:_MAX_NAMES]} and {rest} more" if rest > 0 else str(names)
 
 
 def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:

@@ -12,7 +12,7 @@ import pandas as pd
 from torch.utils.data import DataLoader
 
 from medclip_dcl.common.distributed import rank_and_size
-from medclip_dcl.common.errors import UserError, check_choice, check_least
+from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.examples import Reported, ReportedExamples, column
 from medclip_dcl.data.features import EncodedImages, Features, FeaturesInfo
@@ -140,7 +140,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             *(num_workers, cache_images, predict_use, seed),
             usual_crop=usual_crop if features is None else lambda side: side,
         )
-        check_least("data", {"test_reports": (test_reports, 1), "views": (views, 1)})
+        check_min("data", {"test_reports": (test_reports, 1), "views": (views, 1)})
         seen = self.image_size if evaluation_crop is None else evaluation_crop
         require_part("evaluation_crop", seen, self.image_size)
         self.view = View(seen, self.image_size)
@@ -151,7 +151,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
                 f"data.contrastive_batch {contrastive_batch} must be a multiple of data.batch_size {batch_size}"
             )
         if not 0 < mask_probability < 1:
-            raise UserError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
+            raise UserError(f"data.mask_probability: expected a number in (0, 1), found {mask_probability}")
         if features is not None and (views > 1 or contrastive_batch is not None):
             raise UserError(
                 "data.features are of one view of each image, and need no batch that is encoded in parts: set "

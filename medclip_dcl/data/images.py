@@ -15,7 +15,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.common.errors import UserError, check_least
+from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.data.link import ImageSettings, LinkedDataModule, Requirements
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, worker_options
@@ -128,13 +128,13 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
             "batch_size": (batch_size, 1),
             "num_workers": (num_workers, 0),
         }
-        check_least("data", at_least)
+        check_min("data", at_least)
         self.folder, self.batch_size = folder, batch_size
         crop_size = usual_crop(image_size) if crop_size is None else crop_size
         require_part("crop_size", crop_size, image_size)
         for name, value in (("brightness", brightness), ("contrast", contrast)):
             if not 0 <= value < 1:
-                raise UserError(f"data.{name} must lie in [0, 1), got {value}")
+                raise UserError(f"data.{name}: expected a number in [0, 1), found {value}")
         self.image_size, self.crop_size = image_size, crop_size
         self.crop = Crop(crop_size, brightness, contrast)
         self.num_workers, self.cache_images = num_workers, cache_images
@@ -234,7 +234,9 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
 def require_part(name: str, side: int, image_size: int) -> None:
     """Refuse the side of a part of an image, in pixels, that is not in it."""
     if not 1 <= side <= image_size:
-        raise UserError(f"data.{name} {side} must lie in [1, image_size = {image_size}], or be null")
+        raise UserError(
+            f"data.{name}: expected null or a number in [1, image_size = {image_size}], found {side}"
+        )
 
 
 def image_settings(data: object) -> ImageSettings | None:

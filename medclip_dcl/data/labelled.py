@@ -98,7 +98,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
             usual_crop=lambda side: side,
         )
         if not 0 < label_fraction <= 1:
-            raise UserError(f"data.label_fraction must lie in (0, 1], got {label_fraction}")
+            raise UserError(f"data.label_fraction: expected a number in (0, 1], found {label_fraction}")
         check_choice("data.uncertain", uncertain, MEANINGS)
         check_choice("data.blank", blank, ("zeros", "ignore"))
         self.meaning = {"uncertain": MEANINGS[uncertain], "blank": MEANINGS[blank]}

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import BertTokenizer
 
 from medclip_dcl.common.distributed import gather_objects
-from medclip_dcl.common.errors import UserError, check_choice, check_least
+from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.files import read_text
 from medclip_dcl.data.link import LinkedDataModule, ReportsRequirements, TokenizedSentences
 from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
@@ -80,8 +80,8 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
         super().__init__()
         check_choice("data.sampling", sampling, ("frequency", "distinct"))
         if not 0 < mask_probability < 1:
-            raise UserError(f"data.mask_probability must lie in (0, 1), got {mask_probability}")
-        check_least(
+            raise UserError(f"data.mask_probability: expected a number in (0, 1), found {mask_probability}")
+        check_min(
             "data",
             {"batch_size": (batch_size, 1), "max_tokens": (max_tokens, 3), "num_workers": (num_workers, 0)},
         )

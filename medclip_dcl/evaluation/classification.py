@@ -15,7 +15,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import check_choice, check_least
+from medclip_dcl.common.errors import check_choice, check_min
 from medclip_dcl.common.findings import CHEX5, read_prompts, require_labelled
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.data.images import EvaluatedImages
@@ -41,7 +41,7 @@ class Classification(EvaluationCallback):
 
     def __init__(self, min_cases: int) -> None:
         super().__init__()
-        check_least(type(self).__name__, {"min_cases": (min_cases, 1)})
+        check_min(type(self).__name__, {"min_cases": (min_cases, 1)})
         self.min_cases = min_cases
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:

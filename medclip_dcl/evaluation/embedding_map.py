@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import check_least
+from medclip_dcl.common.errors import check_min
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, FeatureMaps, subject_ids
@@ -41,7 +41,7 @@ class EmbeddingMap(EvaluationCallback):
 
     def __init__(self, max_images: int = 3000) -> None:
         super().__init__()
-        check_least("EmbeddingMap", {"max_images": (max_images, 1)})
+        check_min("EmbeddingMap", {"max_images": (max_images, 1)})
         self.max_images = max_images
         self._drawn: set[str] = set()
 

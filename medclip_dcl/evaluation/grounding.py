@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
-from medclip_dcl.common.errors import UserError, check_choice, check_least
+from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
@@ -87,7 +87,7 @@ class Grounding(EvaluationCallback):
         smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        check_least("Grounding", {"examples": (examples, 0), "smoothing": (smoothing, 0)})
+        check_min("Grounding", {"examples": (examples, 0), "smoothing": (smoothing, 0)})
         self.examples = examples
         check_choice("Grounding.heat_map_size", heat_map_size, ("original", "model"))
         check_choice("Grounding.interpolation", interpolation, ("bilinear", "nearest"))

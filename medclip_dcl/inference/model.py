@@ -292,7 +292,7 @@ class ImageTextInference:
 
     def _inputs(self, images: Images, batch_size: int) -> Iterator[UInt8[np.ndarray, "image side side"]]:
         if batch_size < 1:
-            raise UserError(f"batch_size must be at least 1, got {batch_size}")
+            raise UserError(f"batch_size: expected at least 1, found {batch_size}")
         view = self.network.view
         squares = (network_input(as_grey(image), view) for image in each_image(images))
         while batch := list(islice(squares, batch_size)):

@@ -2,7 +2,7 @@
 
 Each section function takes the rows of one evaluation and weights (draw, row), and returns its section of results.json
 with an array (draw,) in the place of each number; NaN where a draw has no case, or where a number rests on fewer than
-``least_patients`` patients. Weights of 1 give a test's result, weights that count draws a bootstrap. Without torch.
+``min_patients`` patients. Weights of 1 give a test's result, weights that count draws a bootstrap. Without torch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def classification(
     min_cases: int = 5,
     *,
     findings: Iterable[str] | None = None,
-    least_patients: int = 1,
+    min_patients: int = 1,
     dtype: type = np.float64,
 ) -> Numbers:
     """AUC and accuracy of each finding and their averages; of logits the average precision, too.
@@ -68,7 +68,7 @@ def classification(
         min_cases: positive and negative cases, each, that a finding needs; others have no number and are left out of
             the averages. A draw without a case of either class has no number of this finding and no average.
         findings: default: those of the cases.
-        least_patients: with a positive case, and with a negative one.
+        min_patients: with a positive case, and with a negative one.
         dtype: precision of AUC and average precision.
     """
     cases = cases.reset_index(drop=True)
@@ -88,7 +88,7 @@ def classification(
             continue
         counted.append(finding)
         n_patients = (rows.loc[is_class, "subject_id"].nunique() for is_class in (positive, ~positive))
-        if min(n_patients) < least_patients:
+        if min(n_patients) < min_patients:
             continue
         of_finding = scores[rows.index].to_numpy(dtype="float64")
         of_rows = weights.take(rows.index, axis=1)
@@ -105,12 +105,12 @@ def classification(
     return {**averages, "by_finding": by_finding}
 
 
-def grounding(boxes: pd.DataFrame, weights: Weights, *, least_patients: int = 1) -> Numbers:
+def grounding(boxes: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
     """Mean CNR and mIoU over boxes, over those of each category, and over image-phrase pairs (`pair_` columns)."""
     boxes = boxes.reset_index(drop=True)
 
     def means(rows: pd.DataFrame) -> Numbers:
-        return box_means(rows, weights.take(rows.index, axis=1), least_patients=least_patients)
+        return box_means(rows, weights.take(rows.index, axis=1), min_patients=min_patients)
 
     found = means(boxes)
     found["by_category"] = {str(category): means(rows) for category, rows in boxes.groupby("category")}
@@ -120,36 +120,36 @@ def grounding(boxes: pd.DataFrame, weights: Weights, *, least_patients: int = 1)
     return found
 
 
-def box_means(boxes: pd.DataFrame, weights: Weights, *, least_patients: int = 1) -> Numbers:
+def box_means(boxes: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
     """Mean CNR, signed CNR and mIoU."""
     found = {}
     for name in GROUNDING:
         values = boxes[name].to_numpy(dtype="float64")
         mean = weighted_mean(values, weights)
-        found[name] = _of_patients(boxes[np.isfinite(values)], mean, least_patients)
+        found[name] = _of_patients(boxes[np.isfinite(values)], mean, min_patients)
     return found
 
 
-def retrieval(queries: pd.DataFrame, weights: Weights, *, least_patients: int = 1) -> Numbers:
+def retrieval(queries: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
     """Numbers of :func:`recalls` by the ranks, and "tolerant" of duplicates."""
     return {
-        **recalls(queries, weights, least_patients=least_patients),
-        "tolerant": recalls(queries, weights, "rank_tolerant", least_patients=least_patients),
+        **recalls(queries, weights, min_patients=min_patients),
+        "tolerant": recalls(queries, weights, "rank_tolerant", min_patients=min_patients),
     }
 
 
-def report_retrieval(queries: pd.DataFrame, weights: Weights, *, least_patients: int = 1) -> Numbers:
+def report_retrieval(queries: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
     """Retrieval between images and reports, of which several may say the same, and between images and sentences."""
     queries = queries.reset_index(drop=True)
     found = {}
     for task, rows in queries.groupby("task"):
         summarise = retrieval if task == "image_report" else recalls
-        found[str(task)] = summarise(rows, weights.take(rows.index, axis=1), least_patients=least_patients)
+        found[str(task)] = summarise(rows, weights.take(rows.index, axis=1), min_patients=min_patients)
     return found
 
 
 def recalls(
-    queries: pd.DataFrame, weights: Weights, column: str = "rank", *, least_patients: int = 1
+    queries: pd.DataFrame, weights: Weights, column: str = "rank", *, min_patients: int = 1
 ) -> Numbers:
     """R@10, R@50, R@100 and MedR of both directions, the mean of the six recalls and that of the two medians."""
     queries = queries.reset_index(drop=True)
@@ -161,7 +161,7 @@ def recalls(
             **{f"R@{k}": weighted_mean(ranks <= k, of_rows) for k in KS},
             "MedR": weighted_median(ranks, of_rows),
         }
-        found[direction] = {name: _of_patients(rows, x, least_patients) for name, x in numbers.items()}
+        found[direction] = {name: _of_patients(rows, x, min_patients) for name, x in numbers.items()}
     return {
         "recall": _mean([found[direction][f"R@{k}"] for direction in DIRECTIONS for k in KS]),
         "medr": _mean([found[direction]["MedR"] for direction in DIRECTIONS]),
@@ -169,11 +169,11 @@ def recalls(
     }
 
 
-def calibration(cases: pd.DataFrame, weights: Weights, *, least_patients: int = 1) -> Numbers:
+def calibration(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
     """Calibration of each finding before and after it was fitted, and its sensitivity and specificity.
 
     Cases have subject_id, finding, label, before and after (probabilities), threshold (positive from there on).
-    `least_patients` with a positive case, with a negative one, and in a bin.
+    `min_patients` with a positive case, with a negative one, and in a bin.
     """
     cases = cases.reset_index(drop=True)
     by_finding: Numbers = {}
@@ -190,14 +190,14 @@ def calibration(cases: pd.DataFrame, weights: Weights, *, least_patients: int = 
             for place, in_bin in rows.groupby(bins_of(p)):
                 of_bin = weights.take(in_bin.index, axis=1)
                 observed = weighted_mean(in_bin["label"].to_numpy(dtype="float64"), of_bin)
-                found[name]["bins"][str(place)] = _of_patients(in_bin, observed, least_patients)
+                found[name]["bins"][str(place)] = _of_patients(in_bin, observed, min_patients)
         is_above = rows["after"].to_numpy() >= rows["threshold"].to_numpy()
         for name, is_class, is_right in (
             ("sensitivity", positive, is_above),
             ("specificity", ~positive, ~is_above),
         ):
             share = weighted_mean(is_right[is_class].astype("float64"), of_rows.compress(is_class, axis=1))
-            found[name] = _of_patients(rows[is_class], share, least_patients)
+            found[name] = _of_patients(rows[is_class], share, min_patients)
         by_finding[str(finding)] = found
     return {"by_finding": by_finding}
 
@@ -283,8 +283,8 @@ def _mean(numbers: list[Float[np.ndarray, "draw"]]) -> Float[np.ndarray, "draw"]
 
 
 def _of_patients(
-    rows: pd.DataFrame, numbers: Float[np.ndarray, "draw"], least_patients: int
+    rows: pd.DataFrame, numbers: Float[np.ndarray, "draw"], min_patients: int
 ) -> Float[np.ndarray, "draw"]:
     """NaN where the rows are of too few patients."""
-    is_enough = least_patients <= 1 or rows["subject_id"].nunique() >= least_patients
+    is_enough = min_patients <= 1 or rows["subject_id"].nunique() >= min_patients
     return numbers if is_enough else np.full_like(numbers, np.nan)

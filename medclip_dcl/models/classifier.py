@@ -94,7 +94,7 @@ class Classifier(ImageModel):
             {"weight_decay": weight_decay, "warmup_steps": warmup_steps, "frozen_steps": frozen_steps},
         )
         if not 0 < layer_decay <= 1:
-            raise UserError(f"model: layer_decay must lie in (0, 1], got {layer_decay}")
+            raise UserError(f"model.layer_decay: expected a number in (0, 1], found {layer_decay}")
         if frozen and (encoder_learning_rate is not None or layer_decay != 1 or frozen_steps):
             raise UserError(
                 "model.frozen: expected encoder_learning_rate null, layer_decay 1.0 and frozen_steps 0 with it, since "

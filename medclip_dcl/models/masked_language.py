@@ -62,7 +62,7 @@ class BertArchitecture:
 
     def __post_init__(self) -> None:
         if not 0 <= self.dropout < 1:  # torch takes 1, and trains on zeros
-            raise UserError(f"model.architecture: dropout must lie in [0, 1), got {self.dropout}")
+            raise UserError(f"model.architecture.dropout: expected a number in [0, 1), found {self.dropout}")
 
 
 class MaskedLanguageModel(TrainedModel):

@@ -68,7 +68,7 @@ class ImageTextNetwork(ImageNetwork):
         sizes = {"image_encoder": image_encoder.dim, "text_encoder": text_encoder.dim}
         sizes["similarity"] = getattr(self.similarity, "dim", image_encoder.dim)
         if len(set(sizes.values())) > 1:
-            raise UserError(f"embedding sizes (dim) must agree, got {sizes}")
+            raise UserError(f"dim: expected equal embedding sizes, found {sizes}")
         if prepared_size is not None:
             check_side("prepared_size", prepared_size)
         self.prepared_size = prepared_size

@@ -167,7 +167,7 @@ def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
     there = [*found.parts, *(name for name, part in WITHOUT_PROJECTION.items() if part in found.parts)]
     if not names or (others := sorted(set(names) - set(there))):
         raise UserError(
-            f"init_parts must name some of {', '.join(there)} (of {found.path}), got {others if names else 'none'}"
+            f"init_parts: expected some of {', '.join(there)} (of {found.path}), found {others if names else 'none'}"
         )
     parts = [WITHOUT_PROJECTION.get(name, name) for name in names]
     return {part: part in names for part in PARTS if part in parts}

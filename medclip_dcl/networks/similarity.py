@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, interpolate, normalize
 from torch.utils.checkpoint import checkpoint
 
-from medclip_dcl.common.errors import UserError, check_choice, check_least
+from medclip_dcl.common.errors import UserError, check_choice, check_min
 
 Regions = Float[Tensor, "image region dim"]
 Sentences = Float[Tensor, "sentence dim"]
@@ -86,7 +86,7 @@ class Similarity(nn.Module):
     def __init__(self, gamma2: float = 14.0, learn_gamma: bool = True, max_gamma2: float = 100.0) -> None:
         super().__init__()
         if not 0 < gamma2 <= max_gamma2:
-            raise UserError(f"gamma2 must lie in (0, max_gamma2 = {max_gamma2}], got {gamma2}")
+            raise UserError(f"gamma2: expected a number in (0, max_gamma2 = {max_gamma2}], found {gamma2}")
         self._initial = {"gamma2": gamma2, "learn_gamma": learn_gamma, "max_gamma2": max_gamma2}
         self._max_log_gamma2 = math.log(max_gamma2)
         self.log_gamma2 = nn.Parameter(torch.tensor(math.log(gamma2)), requires_grad=learn_gamma)
@@ -191,7 +191,7 @@ class NonLocal(Similarity):
         max_gamma2: float = 100.0,
     ) -> None:
         super().__init__(gamma2, learn_gamma, max_gamma2)
-        check_least("similarity", {"dim": (dim, 1)})
+        check_min("similarity", {"dim": (dim, 1)})
         self.dim = dim
         check_choice("similarity.attention", attention, ("critical", "mean"))
         self.attention = attention

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertModel
 
-from medclip_dcl.common.errors import UserError, check_choice, check_least
+from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import SavedModel, is_exported, read_model
 from medclip_dcl.networks.bert_folder import (
     load_bert,
@@ -142,7 +142,7 @@ class BertSentences(SentenceEncoder):
             raise UserError(
                 "text encoder: give either pretrained (a folder or repository id), or bert and tokenizer"
             )
-        check_least("text_encoder", {"dim": (dim, 1)})
+        check_min("text_encoder", {"dim": (dim, 1)})
         check_choice("text_encoder.pooling", pooling, ("cls", "mean"))
         check_choice("text_encoder.projection", projection, ("linear", "mlp"))
         trained = None if pretrained is None else _trained_encoder(pretrained)
@@ -162,7 +162,7 @@ class BertSentences(SentenceEncoder):
         self.has_masked_language_head = masked_language_head
         if dropout is not None:
             if not 0 <= dropout < 1:
-                raise UserError(f"dropout must lie in [0, 1), got {dropout}")
+                raise UserError(f"dropout: expected a number in [0, 1), found {dropout}")
             self.bert.config.hidden_dropout_prob = self.bert.config.attention_probs_dropout_prob = dropout
             for module in self.bert.modules():
                 if isinstance(module, nn.Dropout):
@@ -170,7 +170,7 @@ class BertSentences(SentenceEncoder):
         positions = self.bert.config.max_position_embeddings
         if not 3 <= max_tokens <= positions:
             raise UserError(
-                f"max_tokens must lie in [3, {positions}] for this text encoder, got {max_tokens}"
+                f"max_tokens: expected a number in [3, {positions}] for this text encoder, found {max_tokens}"
             )
         self.dim, self.max_tokens = dim, max_tokens
         self.final_period, self.pooling, self.projection_kind = final_period, pooling, projection

@@ -149,7 +149,7 @@ def statistics_of_rows(
 def reduce_losses(losses: Float[Tensor, "anchor"], reduction: str) -> Tensor:
     """Mean or sum of the anchors' losses, or the losses themselves."""
     if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+        raise ValueError(f'reduction: expected "mean", "sum" or "none", found {reduction!r}')
     return losses if reduction == "none" else getattr(losses, reduction)()
 
 
@@ -161,15 +161,15 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 def _rows(logits: Tensor, positives: Tensor, weights: Tensor | None) -> Rows:
     if logits.dim() != 2 or not logits.is_floating_point() or not len(logits):
         raise ValueError(
-            "logits must be floating point of shape (anchor, candidate) with at least one anchor, got "
+            "logits: expected floating point of shape (anchor, candidate) with at least one anchor, found "
             f"{logits.dtype} {tuple(logits.shape)}"
         )
     is_mask = positives.dtype == torch.bool
     is_number = positives.is_floating_point() or positives.is_complex()
     if is_number or positives.shape != (logits.shape if is_mask else logits.shape[:1]):
         raise ValueError(
-            f"positives must be integers of shape ({len(logits)},) or bool of the logits' shape "
-            f"{tuple(logits.shape)}, got {positives.dtype} {tuple(positives.shape)}"
+            f"positives: expected integers of shape ({len(logits)},) or bool of the logits' shape "
+            f"{tuple(logits.shape)}, found {positives.dtype} {tuple(positives.shape)}"
         )
     logits = at_least_float32(logits)
     positives = positives.to(logits.device)
@@ -218,10 +218,10 @@ def weights_of_negatives(weights: Tensor, is_positive: Tensor, like: Tensor) -> 
     """Weights in the logits' precision, 0 at the positives."""
     if weights.shape != like.shape:
         raise ValueError(
-            f"weights must have the logits' shape {tuple(like.shape)}, got {tuple(weights.shape)}"
+            f"weights: expected the logits' shape {tuple(like.shape)}, found {tuple(weights.shape)}"
         )
     weights = weights.to(like.dtype).masked_fill(is_positive, 0.0)
-    error = ValueError("weights of negatives must be finite and at least 0")
+    error = ValueError("weights: expected finite numbers of at least 0 for the negatives")
     return checked(weights, ~((weights.amin() >= 0) & (weights.amax() < math.inf)), lambda: error)
 
 
@@ -268,7 +268,7 @@ def eta_of_anchors(
     eta = torch.as_tensor(class_probability, dtype=like.dtype, device=like.device)
     if eta.shape not in ((), like.shape):
         raise ValueError(
-            f"class_probability must be a number or of shape ({len(like)},), got {tuple(eta.shape)}"
+            f"class_probability: expected a number or the shape ({len(like)},), found {tuple(eta.shape)}"
         )
     eta = eta.expand(like.shape)
     is_wrong = ~((eta >= 0) & (eta < 1))

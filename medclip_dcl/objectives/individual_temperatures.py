@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from medclip_dcl.common.distributed import gather_with_grad
-from medclip_dcl.common.errors import UserError, check_least
+from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 
 
@@ -88,7 +88,7 @@ class IndividualTemperatures(AnchorLoss):
                 "loss: expected rho above 0, temperature_rate of at least 0, moving_average and temperature_momentum "
                 f"in (0, 1], found {rho}, {temperature_rate}, {moving_average}, {temperature_momentum}"
             )
-        check_least("loss", {"sentences": (sentences, 1), "images": (images, 1)})
+        check_min("loss", {"sentences": (sentences, 1), "images": (images, 1)})
         self.temperature, self.rho, self.moving_average = temperature, rho, moving_average
         self.temperature_rate, self.temperature_momentum = temperature_rate, temperature_momentum
         self.min_temperature, self.max_temperature = min_temperature, max_temperature
@@ -137,7 +137,7 @@ class IndividualTemperatures(AnchorLoss):
         divergence = (inner.mean_exponent - inner.log_g).where(inner.has_negatives, 0)
         return {
             "temperature": tau.mean(),
-            "temperature_least": tau.amin(),
+            "temperature_min": tau.amin(),
             "temperature_greatest": tau.amax(),
             "divergence": divergence.sum() / inner.has_negatives.sum().clamp(min=1),
         }

@@ -16,7 +16,7 @@ from medclip_dcl.objectives.negative_weights import cosines, share_above
 
 # Shares of the pairs of texts above which a threshold is refused, and warned of: an image has several sentences, and is
 # near if one of them is.
-_MOST, _MANY = 0.9, 0.1
+_MAX, _MANY = 0.9, 0.1
 
 
 class NearTexts(Described):
@@ -54,7 +54,7 @@ class NearTexts(Described):
             f"near_texts.threshold: {self.threshold} takes {share:.0%} of the pairs of {self.compare} for near; choose "
             "a higher one by: python -m data_prep.text_similarity --data SET"
         )
-        if share > _MOST:
+        if share > _MAX:
             raise UserError(message)
         if share > _MANY:
             warnings.warn(message, stacklevel=2)

@@ -237,16 +237,16 @@ class ResampleByTextSimilarity(_TextSimilarity):
         # MPS has no float64.
         place = torch.device("cpu") if weights.device.type == "mps" else weights.device
         chances = weights.masked_fill(~is_negative, 0.0).to(place, torch.float64)
-        upto = chances.cumsum(1)
+        until = chances.cumsum(1)
         most = chances.shape[1] if self.draws is None else self.draws
         # Inverse transform sampling: chances that differ in the last digit, as between one process and several, give
         # the same counts.
-        places = uniform(keys.to(place), most, self.seed, step) * upto[:, -1:]
-        drawn = torch.searchsorted(upto, places, right=True)
+        places = uniform(keys.to(place), most, self.seed, step) * until[:, -1:]
+        drawn = torch.searchsorted(until, places, right=True)
         numbers = torch.arange(chances.shape[1], device=place)
         last = (numbers * (chances > 0)).amax(1, keepdim=True)
         counts = is_negative.to(place).sum(1, keepdim=True) if self.draws is None else self.draws
-        is_drawn = (torch.arange(most, device=place) < counts) & (upto[:, -1:] > 0)
+        is_drawn = (torch.arange(most, device=place) < counts) & (until[:, -1:] > 0)
         found = torch.zeros_like(chances).scatter_add(1, drawn.minimum(last), is_drawn.double())
         return found.to(weights)
 

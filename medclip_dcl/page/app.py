@@ -68,8 +68,8 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
         calibration=viewer.calibration,
         examples=_EXAMPLES,
         colours=_png_url(_colour_bar()),
-        most_sentences=MAX_SENTENCES,
-        most_bytes=MAX_BYTES,
+        max_sentences=MAX_SENTENCES,
+        max_bytes=MAX_BYTES,
     )
 
     async def show_page(request: Request) -> Response:

@@ -17,7 +17,7 @@ from PIL import Image
 
 from medclip_dcl.pictures import code_stream
 from medclip_dcl.pictures.grey import (
-    MOST_PIXELS,
+    MAX_PIXELS,
     UnusableImageError,
     eight_bits,
     finite_range,
@@ -39,8 +39,8 @@ HEAD = _PREAMBLE + len(_MAGIC)
 _BARE = re.compile(rb"[\x02\x08]\0.\0(?:[A-Z]{2}|[^\0]\0\0\0)", re.DOTALL)
 
 # What is beyond is cut off.
-_MOST_INFLATED = 2 * MOST_PIXELS + 2**24
-_LEAST_WINDOW = 1
+_MAX_INFLATED = 2 * MAX_PIXELS + 2**24
+_MIN_WINDOW = 1
 _MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
 
 # No other element is read, so that names and dates of patients enter neither memory nor messages.
@@ -86,7 +86,7 @@ def _read(file: io.BufferedReader | io.BytesIO) -> Dataset:
     meta = pydicom.filereader.read_dataset(file, False, True, stop_when=lambda tag, *_: tag >> 16 != 2)
     syntax = meta.get("TransferSyntaxUID")
     if syntax == uid.DeflatedExplicitVRLittleEndian:
-        content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(file.read(), _MOST_INFLATED)
+        content = zlib.decompressobj(-zlib.MAX_WBITS).decompress(file.read(), _MAX_INFLATED)
         tags = [pydicom.tag.Tag(name) for name in _ELEMENTS.split()]
         dataset = pydicom.filereader.read_dataset(io.BytesIO(content), False, True, specific_tags=tags)
         dataset.file_meta = pydicom.dataset.FileMetaDataset()
@@ -168,7 +168,7 @@ def _transformed(
     if mapped := _by_table(dataset, "VOILUTSequence", values):
         return eight_bits(mapped[0], *finite_range(mapped[1]))
     centre, width = _number(dataset, "WindowCenter"), _number(dataset, "WindowWidth")
-    if centre is None or width is None or width < _LEAST_WINDOW:
+    if centre is None or width is None or width < _MIN_WINDOW:
         return eight_bits(values, *finite_range(_rescaled(dataset, _without_padding(dataset, present))))
     function = dataset.get("VOILUTFunction") or "LINEAR"
     if function == "SIGMOID":

@@ -10,7 +10,7 @@ from PIL import Image
 
 from medclip_dcl.common.errors import UserError
 
-MOST_PIXELS = 100_000_000
+MAX_PIXELS = 100_000_000
 """Larger images are refused before they are decoded, as decompression bombs; radiographs have at most a quarter."""
 
 _BLOCK = 2**20  # pixels
@@ -36,10 +36,10 @@ class UnusableImageError(UserError):
 
 
 def require_readable_size(width: int, height: int) -> None:
-    """Refuse an image of more than `MOST_PIXELS`."""
-    if width * height > MOST_PIXELS:
+    """Refuse an image of more than `MAX_PIXELS`."""
+    if width * height > MAX_PIXELS:
         raise UnusableImageError(
-            f"image of {width:,} x {height:,} pixels; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
+            f"image of {width:,} x {height:,} pixels; at most {MAX_PIXELS:,} pixels are read: give a smaller copy"
         )
 
 

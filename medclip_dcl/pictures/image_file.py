@@ -10,7 +10,7 @@ from pathlib import Path
 from PIL import Image, UnidentifiedImageError
 
 from medclip_dcl.pictures.dicom import HEAD, is_dicom, read_dicom
-from medclip_dcl.pictures.grey import MOST_PIXELS, UnusableImageError, require_readable_size, to_grey
+from medclip_dcl.pictures.grey import MAX_PIXELS, UnusableImageError, require_readable_size, to_grey
 
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "JPEG2000", "GIF", "WEBP", "PPM")
 """Formats read besides DICOM. PIL has more, some of which start other programs."""
@@ -53,7 +53,7 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
         raise UnusableImageError("not an image file of a known format") from error
     except Image.DecompressionBombError as error:
         raise UnusableImageError(
-            f"image is too large; at most {MOST_PIXELS:,} pixels are read: give a smaller copy"
+            f"image is too large; at most {MAX_PIXELS:,} pixels are read: give a smaller copy"
         ) from error
     # Damaged files make PIL and pydicom raise almost any exception. Its text may quote the file.
     except Exception as error:

@@ -21,7 +21,7 @@ from medclip_dcl.pictures.transforms import centre_crop, scaled
 ImageLike: TypeAlias = "str | Path | Image.Image | np.ndarray"
 Images: TypeAlias = "ImageLike | Sequence[ImageLike] | Iterable[ImageLike]"
 
-LEAST_SIDE = 8
+MIN_SIDE = 8
 """Images with a shorter side, in pixels, are refused (choice): a radiograph has hundreds."""
 
 
@@ -43,9 +43,9 @@ def as_grey(image: ImageLike) -> Image.Image:
             grey = read_grey(Path(os.path.expanduser(image)))
         else:
             grey = to_grey(_opened(image))
-        if min(grey.size) < LEAST_SIDE:
+        if min(grey.size) < MIN_SIDE:
             raise UnusableImageError(
-                f"image of {grey.width:,} x {grey.height:,} pixels; a radiograph has at least {LEAST_SIDE} on each "
+                f"image of {grey.width:,} x {grey.height:,} pixels; a radiograph has at least {MIN_SIDE} on each "
                 "side: give the original"
             )
     except UnusableImageError as error:
@@ -66,11 +66,11 @@ def constant(grey: Image.Image) -> str:
 def _opened(image: Any) -> Image.Image:
     if isinstance(image, np.ndarray) and image.dtype == np.uint8:
         if not _has_shape_of_image(image) or not image.size:
-            raise UserError(f"image arrays must have the shape (H, W) or (H, W, 3), got {image.shape}")
+            raise UserError(f"image: expected an array of shape (H, W) or (H, W, 3), found {image.shape}")
         return Image.fromarray(image)
     if not isinstance(image, Image.Image):
         kind = getattr(image, "dtype", type(image).__name__)
-        raise TypeError(f"an image must be a path, a PIL image or a uint8 array of 0..255, got {kind}")
+        raise TypeError(f"image: expected a path, a PIL image or a uint8 array of 0..255, found {kind}")
     return image
 
 

@@ -32,7 +32,7 @@ _STYLE: dict[str, Any] = {
     **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), "none"),
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _TEXT),
 }
-_MOST_POINTS = 400
+_MAX_POINTS = 400
 
 ETA = "mean η of the anchors"
 CURVES: dict[str, tuple[str, ...]] = {
@@ -50,7 +50,7 @@ CURVES: dict[str, tuple[str, ...]] = {
     "mean target of the positives": ("train/positive_target",),
     "temperatures of the anchors": (
         "train/temperature",
-        "train/temperature_least",
+        "train/temperature_min",
         "train/temperature_greatest",
     ),
     "mean divergence of the weights of negatives, nats": ("train/divergence",),
@@ -110,8 +110,8 @@ def chart(name: str, size: tuple[float, float], draw: Callable[..., None], *argu
 
 def _draw_curves(axes: Axes, title: str, series: Mapping[str, pd.DataFrame]) -> None:
     for colour, (name, points) in zip(COLOURS, series.items(), strict=False):
-        if len(points) > _MOST_POINTS:  # means of consecutive points
-            points = points.groupby(np.arange(len(points)) * _MOST_POINTS // len(points)).mean()
+        if len(points) > _MAX_POINTS:  # means of consecutive points
+            points = points.groupby(np.arange(len(points)) * _MAX_POINTS // len(points)).mean()
         marker = "o" if len(points) < 40 else None
         axes.plot(
             points["step"], points[name], color=colour, lw=1.3, marker=marker, markersize=2.5, label=name

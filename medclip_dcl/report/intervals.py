@@ -176,12 +176,12 @@ def numbers_of_draws(
     table: pd.DataFrame,
     counts: Float[np.ndarray, "draw patient"],
     patient: Int[np.ndarray, "row"],
-    least_patients: int,
+    min_patients: int,
 ) -> Numbers:
     """Path -> number in each draw: rows count as often as their patient (a column of `counts`) was drawn."""
     size = max(1, _ELEMENTS_PER_CHUNK // max(1, len(table)))
     chunks = (counts[first : first + size].take(patient, axis=1) for first in range(0, len(counts), size))
-    found = (compute(table, weights, least_patients=least_patients) for weights in chunks)
+    found = (compute(table, weights, min_patients=min_patients) for weights in chunks)
     parts = [dict(summaries.by_path(part, prefix)) for part in found]
     return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
 

@@ -279,7 +279,7 @@ def describe(table: pd.DataFrame) -> dict[str, Any] | None:
             for row in found.to_dict("records")
         ],
         "level": FOUND,
-        "least_patients": MIN_PATIENTS,
+        "min_patients": MIN_PATIENTS,
         "n_draws": N_DRAWS,
         "tables": [_table(rows, str(name)) for name, rows in table.groupby("attribute", sort=False)],
     }

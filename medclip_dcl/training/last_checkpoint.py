@@ -106,7 +106,7 @@ class LastCheckpoint(Checkpoint):
 
     def __init__(self, folder: str | Path, minutes: float = 15.0) -> None:
         if not minutes >= 0:
-            raise UserError(f"checkpoint_minutes must be at least 0, got {minutes}")
+            raise UserError(f"checkpoint_minutes: expected at least 0, found {minutes}")
         self.folder, self.seconds = Path(folder), 60 * minutes
         self._signals = StopSignals()
         self._saved_at = 0.0

@@ -102,5 +102,5 @@ def dcl_error_bound(tau_plus: float, *, n_negatives: int, n_positives: int) -> E
 def _checked_probability(value: float | Tensor, name: str) -> Tensor:
     probability = torch.as_tensor(value, dtype=torch.float64).detach().cpu()
     if not ((probability >= 0) & (probability < 1)).all():
-        raise ValueError(f"{name} must lie in [0, 1), got {probability.tolist()}")
+        raise ValueError(f"{name}: expected a number in [0, 1), found {probability.tolist()}")
     return probability

@@ -31,7 +31,7 @@ def margin_loss(margins: Float[Tensor, "*batch rival"], loss: str = "logistic") 
         0.5
     """
     if loss not in ("hinge", "logistic"):
-        raise ValueError(f'loss must be "hinge" or "logistic", got {loss!r}')
+        raise ValueError(f'loss: expected "hinge" or "logistic", found {loss!r}')
     margins = at_least_float32(margins)
     if loss == "hinge":
         return (1 - margins.amin(-1)).clamp(min=0)
@@ -120,7 +120,7 @@ class Blocks(ViewsObjective):
         if size < 1 or k < 1:
             raise UserError(f"objective: expected size and k of at least 1, found {size} and {k}")
         self.size, self.k, self.loss = size, k, loss
-        self.n_views, self.least_images = size + 1, k + 1
+        self.n_views, self.min_images = size + 1, k + 1
 
     def loss_of_batch(
         self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.common.distributed import rank_and_size
-from medclip_dcl.common.errors import UserError, check_least
+from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.data.link import LinkedDataModule, ViewsProvided, ViewsRequirements
 from medclip_dcl.data.samplers import (
     EpochDataModule,
@@ -87,7 +87,7 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
             )
         if not 0 < fraction <= 1:
             raise UserError(f"data.fraction: expected a share in (0, 1], found {fraction}")
-        check_least(
+        check_min(
             "data",
             {
                 "batch_size": (batch_size, 1),

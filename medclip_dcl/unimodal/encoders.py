@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medclip_dcl.common.errors import check_least
+from medclip_dcl.common.errors import check_min
 from medclip_dcl.networks.image_encoder import RESNET_STAGES, draw_kernels, resnet_stages
 from medclip_dcl.objectives.described import Described
 
@@ -46,7 +46,7 @@ class SmallImageResNet(SmallImageEncoder):
 
     def __init__(self, depth: Literal[18, 50] = 18, width: int = 64, channels: int = 3) -> None:
         super().__init__()
-        check_least("image_encoder", {"width": (width, 1), "channels": (channels, 1)})
+        check_min("image_encoder", {"width": (width, 1), "channels": (channels, 1)})
         self.depth, self.width, self.channels = depth, width, channels
         self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -75,7 +75,7 @@ class SmallConvNet(SmallImageEncoder):
 
     def __init__(self, width: int = 16, channels: int = 1) -> None:
         super().__init__()
-        check_least("image_encoder", {"width": (width, 1), "channels": (channels, 1)})
+        check_min("image_encoder", {"width": (width, 1), "channels": (channels, 1)})
         self.width, self.channels, self.feature_dim = width, channels, 4 * width
         sizes = (channels, width, 2 * width, 4 * width)
         self.layers = nn.Sequential(

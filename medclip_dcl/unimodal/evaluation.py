@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.common.distributed import gather_with_grad
-from medclip_dcl.common.errors import UserError, check_least
+from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.evaluation.base import Evaluation, EvaluationResult
 from medclip_dcl.evaluation.embedding_map import embedding_map
@@ -77,7 +77,7 @@ class ImageOnlyEvaluation(Evaluation):
         map_perplexity: float = 30.0,
     ) -> None:
         super().__init__()
-        check_least(
+        check_min(
             "ImageOnlyEvaluation",
             {
                 "label_draws": (label_draws, 1),

@@ -66,7 +66,7 @@ class ImageOnlyModel(NetworkModel):
                 f"model.init_args.image_encoder.init_args.channels: expected {data.channels}, those of the images, "
                 f"found {channels}"
             )
-        if stage == "fit" and data.batch_size < (least := self.objective.least_images):
+        if stage == "fit" and data.batch_size < (least := self.objective.min_images):
             raise UserError(
                 f"data.batch_size: expected at least {least}, as {type(self.objective).__name__} needs, found "
                 f"{data.batch_size}"

@@ -8,7 +8,7 @@ from typing import Any
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medclip_dcl.common.errors import check_least
+from medclip_dcl.common.errors import check_min
 from medclip_dcl.common.formats import NETWORK, VERSION_KEY
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import load_exactly, read_model
@@ -34,7 +34,7 @@ class ImageOnlyNetwork(DescribedNetwork):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        check_least("model", {"projection_dim": (projection_dim, 1), "hidden": (hidden, 1)})
+        check_min("model", {"projection_dim": (projection_dim, 1), "hidden": (hidden, 1)})
         self.image_encoder = image_encoder
         self.projection_dim, self.hidden, self.batch_norm = projection_dim, hidden, batch_norm
         self.projection: nn.Module = nn.Identity()

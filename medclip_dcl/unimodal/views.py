@@ -21,11 +21,11 @@ class ViewsObjective(nn.Module):
     Attributes:
         n_views: views of each image that `forward` takes.
         requires: names of the images' fields, (image,) each, that it takes.
-        least_images: images that a batch must have.
+        min_images: images that a batch must have.
     """
 
     n_views: int = 2
-    least_images: int = 1
+    min_images: int = 1
     requires: tuple[str, ...] = ()
 
     def forward(
@@ -35,9 +35,9 @@ class ViewsObjective(nn.Module):
         with torch.autocast(device_type=embeddings.device.type, enabled=False):
             embeddings = at_least_float32(embeddings)
             embeddings = gather_with_grad(embeddings.transpose(0, 1)).transpose(0, 1)
-            if len(embeddings) != self.n_views or embeddings.shape[1] < self.least_images:
+            if len(embeddings) != self.n_views or embeddings.shape[1] < self.min_images:
                 raise ValueError(
-                    f"{type(self).__name__}: expected {self.n_views} views of {self.least_images}+ images, found "
+                    f"{type(self).__name__}: expected {self.n_views} views of {self.min_images}+ images, found "
                     f"{len(embeddings)} of {embeddings.shape[1]}"
                 )
             required = {name: gather_with_grad(fields[name]) for name in self.requires}

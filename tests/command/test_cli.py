@@ -465,7 +465,7 @@ def test_initial_weights_of_another_run_may_go(finished, small_set, small_bert, 
             ["--model.init_args.image_encoder.init_args.bias", "false"],
             "set what differs: image_encoder.init_args.bias: True (configured: False)",
         ),
-        (["--model.init_args.init_parts", "[eyes]"], "init_parts must name some of"),
+        (["--model.init_args.init_parts", "[eyes]"], "init_parts: expected some of"),
         (["--model.init_args.init_from", "nowhere.ckpt"], "init_from: no file and no folder nowhere.ckpt"),
     ],
 )

@@ -95,7 +95,7 @@ PROBABILITY, CALLBACK = "--model.init_args.class_probability", "--trainer.callba
     ("option", "name", "kind", "words", "line"),
     [
         (PROBABILITY, "WrongShape", ValueError, "WrongShape returned a class probability of shape", None),
-        (PROBABILITY, "WrongCall", ValueError, "positives must be", "contrastive_loss(torch.zeros(2, 3)"),
+        (PROBABILITY, "WrongCall", ValueError, "positives: expected", "contrastive_loss(torch.zeros(2, 3)"),
         (PROBABILITY, "Raises", ValueError, "eta of mine", 'raise ValueError("eta of mine")'),
         (PROBABILITY, "Looks", AttributeError, "nothing_of_this_name", "torch.nothing_of_this_name"),
         (CALLBACK, "Listens", ValueError, "could not convert string to float", 'float("abc")'),

@@ -312,6 +312,6 @@ def test_weights_of_a_calibration_are_repeated_cases():
 def test_one_patients_class_has_no_number():
     cases = rows().assign(label=0)
     cases.loc[[0, 3], ["label", "subject_id"]] = [[1, 99], [1, 99]]
-    found = summaries.calibration(cases, summaries.once(cases), least_patients=2)["by_finding"]
+    found = summaries.calibration(cases, summaries.once(cases), min_patients=2)["by_finding"]
     assert np.isnan(found["a"]["sensitivity"]).all() and np.isfinite(found["a"]["specificity"]).all()
     assert np.isnan(found["b"]["sensitivity"]).all(), "there is no positive case"

@@ -19,10 +19,10 @@ FROZEN = {"frozen": True}
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"learning_rate": 0.0}, "learning_rate .* 0.0"),
+        ({"learning_rate": 0.0}, "learning_rate: .* 0.0"),
         ({"image_to_text": 1.5}, "image_to_text .* 1.5"),
         ({"beta2": 1.5}, "beta2 .* 1.5"),
-        ({"masked_language_weight": -1.0}, "masked_language_weight .* -1"),
+        ({"masked_language_weight": -1.0}, "masked_language_weight: .* -1"),
         ({"masked_language_weight": 1.0}, "masked_language_weight .*masked_language_head: true"),
         ({"init_parts": ["similarity"]}, "init_parts .* init_from"),
         ({"init_from": "gone.ckpt"}, "gone.ckpt"),
@@ -43,9 +43,9 @@ def test_an_image_text_model(options: dict[str, Any], words: str, small_bert) ->
         ({"image_encoder": None, "init_from": "gone.ckpt"}, "gone.ckpt"),
         ({"findings": []}, "model.findings: expected distinct names"),
         ({"findings": ["Edema", "Edema"]}, "model.findings: expected distinct names"),
-        ({"learning_rate": 0.0}, "learning_rate .* 0.0"),
-        ({"frozen_steps": -1}, "frozen_steps .* -1"),
-        ({"layer_decay": 0.0}, "layer_decay .* 0.0"),
+        ({"learning_rate": 0.0}, "learning_rate: .* 0.0"),
+        ({"frozen_steps": -1}, "frozen_steps: .* -1"),
+        ({"layer_decay": 0.0}, "layer_decay: .* 0.0"),
         ({**FROZEN, "layer_decay": 0.5}, "frozen: .*layer_decay.* 0.5"),
         ({**FROZEN, "encoder_learning_rate": 1e-3}, "frozen: .*encoder_learning_rate.* 0.001"),
         ({**FROZEN, "frozen_steps": 2}, "frozen: .*frozen_steps.* 2"),
@@ -61,8 +61,8 @@ def test_a_classifier(options: dict[str, Any], words: str) -> None:
     [
         ({"architecture": None}, "either pretrained .* or architecture"),
         ({"pretrained": "x"}, "either pretrained .* or architecture"),
-        ({"learning_rate": 0.0}, "learning_rate .* 0.0"),
-        ({"warmup_steps": -1}, "warmup_steps .* -1"),
+        ({"learning_rate": 0.0}, "learning_rate: .* 0.0"),
+        ({"warmup_steps": -1}, "warmup_steps: .* -1"),
     ],
 )
 def test_a_language_model(options: dict[str, Any], words: str) -> None:
@@ -71,5 +71,5 @@ def test_a_language_model(options: dict[str, Any], words: str) -> None:
 
 
 def test_dropout_of_everything_is_refused() -> None:
-    with pytest.raises(UserError, match="dropout must lie in .* 1.0"):
+    with pytest.raises(UserError, match="dropout: expected a number in .* 1.0"):
         BertArchitecture(dropout=1.0)

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torchvision
 
+from medclip_dcl.command.config_files import allow_imports
 from medclip_dcl.networks import image_encoder as image
 from medclip_dcl.networks.image_encoder import ResNetRegions
 
@@ -123,6 +124,7 @@ class Holder:
 
 def test_null_on_the_command_line_means_random_weights():
     """As classes of the configuration are nested: a class of the module's."""
+    allow_imports([__name__])  # a command run before in this process allows only its own
     parser = jsonargparse.ArgumentParser()
     parser.add_subclass_arguments(Holder, "model")
     encoder = ["--model.init_args.encoder", f"{ResNetRegions.__module__}.ResNetRegions"]

@@ -248,13 +248,13 @@ def test_all_that_does_not_fit_is_said_at_once(small_bert, source):
 
 def test_parts_are_named_as_they_are(network, small_bert, tmp_path, source):
     mine = build(small_bert)
-    with pytest.raises(ValueError, match=r"init_parts must name some of .*got \['eyes'\]"):
+    with pytest.raises(ValueError, match=r"init_parts: expected some of .*found \['eyes'\]"):
         take_over(mine, source, ["image_encoder", "eyes"])
-    with pytest.raises(ValueError, match="init_parts must name some of .*got none"):
+    with pytest.raises(ValueError, match="init_parts: expected some of .*found none"):
         take_over(mine, source, [])
     torch.save(classifier(network, ""), tmp_path / "c.ckpt")
     with pytest.raises(
-        ValueError, match=r"some of image_encoder, .*c.ckpt.*got \['similarity', 'text_encoder'\]"
+        ValueError, match=r"some of image_encoder, .*c.ckpt.*found \['similarity', 'text_encoder'\]"
     ):
         take_over(mine, tmp_path / "c.ckpt", ["similarity", "text_encoder"])
     before = copied(mine)

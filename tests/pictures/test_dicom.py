@@ -261,7 +261,7 @@ def test_deflated_data_are_read_within_a_limit(tmp_path: Path, monkeypatch: pyte
     made = dataset()
     made.file_meta.TransferSyntaxUID = DEFLATED
     assert grey(tmp_path, made) == linear(VALUES, 0, 1000)
-    monkeypatch.setattr(dicom, "_MOST_INFLATED", 2**20)
+    monkeypatch.setattr(dicom, "_MAX_INFLATED", 2**20)
     made.PixelData = bytes(2**24)
     with pytest.raises(UnusableImageError):
         read_grey(write(made, tmp_path))

@@ -104,5 +104,5 @@ def test_the_shorter_side_decides() -> None:
 
 
 def test_an_unknown_geometry_is_refused() -> None:
-    with pytest.raises(ValueError, match="one of stretch, shortest, pad, got 'crop'"):
+    with pytest.raises(ValueError, match="one of stretch, shortest, pad, found 'crop'"):
         fitted_axes("crop", 3, 4, 2)

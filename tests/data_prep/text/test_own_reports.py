@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.text.languages import CAPITALISED, HEADER_WORDS
-from data_prep.text.reports import MOST_CHARACTERS, Report, read_passages
+from data_prep.text.reports import MAX_CHARACTERS, Report, read_passages
 from data_prep.text.sections import BOTH, NO_HEADER, SECTIONS, Section, own_sections, study_sections
 from tests.data_prep.text.test_sections import SHAPES
 
@@ -87,7 +87,7 @@ def test_columns_of_sections_lose_marks_and_signatures() -> None:
 
 
 def test_a_text_of_absurd_length_is_named() -> None:
-    report = Report(1, sections=(Section("text", "Clear. " * MOST_CHARACTERS),))
+    report = Report(1, sections=(Section("text", "Clear. " * MAX_CHARACTERS),))
     assert read_passages(report, SECTIONS).reason == "report has more than 262,144 characters"
 
 
