@@ -85,7 +85,7 @@ def stages(small_set: Path, small_bert: Path, exported: Path, run: Path, compare
     return done.stdout.split(STAGE)
 
 
-def test_the_lower_floors_load_and_ask_work_without_lightning(stages):
+def test_lower_floors_work_without_lightning(stages):
     """The process has ended well: it looks for Lightning after each import and each answer."""
     assert {"medclip_dcl.scoring", "medclip_dcl.networks.initial_weights"} < set(LOWER)
     assert len(stages) == 5
@@ -102,7 +102,7 @@ def test_comparison_and_report_are_those_of_any_process(stages, compared, tmp_pa
     assert written.startswith(f"written: {out}") and "".join(lines) == said
 
 
-def test_fit_and_test_say_what_matters_and_each_warning_once(stages, run):
+def test_fit_and_test_say_each_warning_once(stages, run):
     *_, fit, test, _ = stages
     advertisements = ("litlogger", "💡", "GPU available", "TPU available", "LeafSpec", "does not have many")
     for text in (fit, test):

@@ -56,7 +56,7 @@ def wait_for(file: Path) -> None:
 WAITING = "for _ in $(seq 300); do sleep 0.1; done"
 
 
-def test_a_job_at_its_time_limit_saves_and_is_queued_again(tmp_path):
+def test_job_at_its_time_limit_is_queued_again(tmp_path):
     job = submit(tmp_path, WAITING)
     wait_for(tmp_path / "started")
     job.send_signal(signal.SIGUSR1)
@@ -66,7 +66,7 @@ def test_a_job_at_its_time_limit_saves_and_is_queued_again(tmp_path):
     assert "--data.init_args.seed 3" in (tmp_path / "arguments").read_text()
 
 
-def test_a_job_that_finished_at_the_last_moment_is_not_queued_again(tmp_path):
+def test_job_finished_at_last_moment_is_not_queued(tmp_path):
     (tmp_path / "run").mkdir()
     job = submit(tmp_path, WAITING, status=0, finish='touch "$FOLDER/run/fit.json"; ')
     wait_for(tmp_path / "started")
@@ -75,7 +75,7 @@ def test_a_job_that_finished_at_the_last_moment_is_not_queued_again(tmp_path):
 
 
 @pytest.mark.parametrize("status", [0, 1, 2])
-def test_a_job_that_ends_by_itself_is_not_queued_again(status, tmp_path):
+def test_job_that_ends_is_not_queued_again(status, tmp_path):
     assert submit(tmp_path, f"exit {status}").wait(timeout=20) == status
     assert not (tmp_path / "requeued").exists()
 

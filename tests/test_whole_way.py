@@ -92,7 +92,7 @@ def phantom_run(tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_the_phantom_goes_the_same_way_and_brings_its_truth(phantom_run):
+def test_phantom_goes_same_way_with_its_truth(phantom_run):
     results = json.loads((phantom_run / "results.json").read_text())
     assert results["dataset"]["phantom"] is True
     assert results["metrics"]["classification"]["n_findings"] >= 1

@@ -59,7 +59,7 @@ def asking_texts(texts):
     return [part for text in texts for part in ("--text", text)]
 
 
-def test_heat_maps_lie_over_the_image_in_common_colours(exported, model, files, tmp_path, capsys):
+def test_heat_maps_cover_image_in_common_colours(exported, model, files, tmp_path, capsys):
     output = tmp_path / "out"
     images = [files / "a.jpg", files / "deep/a.jpg", files / "a_image1.png"]
     images[-1].write_bytes((files / "b.png").read_bytes())
@@ -81,7 +81,7 @@ def test_heat_maps_lie_over_the_image_in_common_colours(exported, model, files, 
     assert TEXTS[0] in capsys.readouterr().out
 
 
-def test_an_unusable_image_is_a_row_among_others_and_an_error_alone(exported, files, tmp_path, capsys):
+def test_unusable_image_is_a_row_or_an_error(exported, files, tmp_path, capsys):
     rest = (*asking_texts(TEXTS), "--output", tmp_path / "out")
     run("--model", exported, files / "lost.jpg", files / "flat.png", *rest)
     table = pd.read_csv(tmp_path / "out/scores.csv")
@@ -114,9 +114,7 @@ def test_scores_of_a_folder_are_those_of_classify(exported, model, files, tmp_pa
     assert sorted(file.name for file in output.parent.iterdir()) == [output.name, f"{output.name}.json"]
 
 
-def test_a_calibrated_table_has_the_probabilities_of_classify_and_the_side_of_their_threshold(
-    small_bert, files, tmp_path, capsys
-):
+def test_calibrated_table_has_probabilities_and_threshold_sides(small_bert, files, tmp_path, capsys):
     folder = export_network(small_bert, tmp_path / "model")
     calibration = platt_calibration(load(folder).network, 0.02, 0.1, 0.5, ["Edema"])
     asked = ["--model", folder, files / "a.jpg", files / "lost.jpg", "--classify", "--calibrated"]
@@ -134,7 +132,7 @@ def test_a_calibrated_table_has_the_probabilities_of_classify_and_the_side_of_th
     assert "another calibration" in refused(capsys, *asked[:-1], "--output", table)
 
 
-def test_prompts_of_a_file_and_a_list_of_images(exported, model, files, tmp_path):
+def test_prompts_of_file_and_list_of_images(exported, model, files, tmp_path):
     prompts = {"wet": ["no edema", ["edema", "pulmonary edema"]], "air": ["No pneumothorax", "pneumothorax"]}
     (tmp_path / "prompts.yaml").write_text(yaml.safe_dump(prompts))
     (tmp_path / "list.txt").write_text(
@@ -164,7 +162,7 @@ def reads(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_a_killed_run_continues_and_a_finished_one_does_nothing(
+def test_killed_run_continues_finished_one_does_nothing(
     exported, files, tmp_path, reads, kind, monkeypatch, capsys
 ):
     whole, output = tmp_path / f"whole.{kind}", tmp_path / f"scores.{kind}"
@@ -238,7 +236,7 @@ def test_scores_of_something_else_are_never_mixed(exported, small_bert, files, t
         assert message in refused(capsys, "--model", exported, files, *new)
 
 
-def test_two_commands_that_begin_one_table_at_once_do_not_mix_their_rows(tmp_path):
+def test_two_commands_do_not_mix_their_rows(tmp_path):
     file = tmp_path / "scores.csv"
     row = {"image": "a.jpg", "x": 0.5, "error": None, "warning": None}
     first, second = (ScoreTable(file, ["x"], {"model": name}) for name in ("first", "second"))
@@ -326,7 +324,7 @@ def test_odd_files_have_their_rows_among_others(exported, odd, tmp_path, monkeyp
     assert "is finished: 10 images" in capsys.readouterr().err
 
 
-def test_heat_maps_of_odd_files_have_names_of_their_own(exported, odd, files, tmp_path):
+def test_heat_maps_of_odd_files_have_own_names(exported, odd, files, tmp_path):
     images = [files / "b.png", tmp_path / "B.png", tmp_path / "b_1.png"]
     for image in images[1:]:
         image.write_bytes(images[0].read_bytes())
@@ -361,7 +359,7 @@ def test_a_full_disk_is_one_line(exported, files, tmp_path, monkeypatch, capsys)
     assert "cannot be written (No space left on device)" in refused(capsys, *options)
 
 
-def test_a_table_of_scores_is_not_replaced_by_heat_maps(exported, files, tmp_path, capsys):
+def test_score_table_is_not_replaced_by_heat_maps(exported, files, tmp_path, capsys):
     (tmp_path / "scores.csv").write_text("image,Edema\n")
     options = ("--model", exported, files / "a.jpg", "--text", "x", "--output", tmp_path)
     assert "scores.csv is not a table of heat maps" in refused(capsys, *options)

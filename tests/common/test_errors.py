@@ -42,7 +42,7 @@ from medclip_dcl.objectives.in_batch import InBatchObjective
         (Grounding, "Grounding.interpolation"),
     ],
 )
-def test_a_value_that_is_not_among_the_choices_is_refused(build: Callable[..., Any], setting: str) -> None:
+def test_value_outside_the_choices_is_refused(build: Callable[..., Any], setting: str) -> None:
     name = setting.partition(".")[2]
     with pytest.raises(UserError, match=rf"^{setting}: expected one of .*, found 'else'$"):
         build(**{name: "else"})

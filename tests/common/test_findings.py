@@ -13,7 +13,7 @@ from medclip_dcl.common.findings import CHEX5, CHEXPERT, read_prompts
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_file_of_chexperts_findings_has_them_all_and_ssds_five():
+def test_chexpert_file_has_all_findings_and_ssds_five():
     file = ROOT / "configs/prompts/chexpert14.yaml"
     prompts = read_prompts(file)
     assert set(prompts) == set(CHEXPERT)

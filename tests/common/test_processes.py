@@ -25,7 +25,7 @@ def unset(monkeypatch):
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
-def test_a_command_lets_its_threads_sleep_and_a_library_does_not(package, monkeypatch):
+def test_commands_let_threads_sleep_libraries_do_not(package, monkeypatch):
     importlib.reload(package)
     assert WAIT_POLICY not in os.environ
     monkeypatch.setattr(sys, "argv", ["-m", "fit"])

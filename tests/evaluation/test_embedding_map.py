@@ -98,7 +98,7 @@ def test_images_of_a_finding_lie_together():
     assert sum(np.asarray(points.get_offsets()).shape[0] for points in axes.collections) == 60
 
 
-def test_of_many_images_the_same_are_drawn_and_placed():
+def test_same_images_are_drawn_and_placed():
     torch.manual_seed(1)
     callback = evaluate(50, max_images=20)
     torch.manual_seed(1)

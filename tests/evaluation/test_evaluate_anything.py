@@ -117,7 +117,7 @@ def test_a_set_of_reports_alone_is_tested(exported, small_set, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:test. ")
-def test_another_image_size_is_said_and_the_networks_the_default(exported, small_set, tmp_path):
+def test_image_size_defaults_to_the_networks(exported, small_set, tmp_path):
     config = json.loads((exported / "config.json").read_text())
     again = shutil.copytree(exported, tmp_path / "again")
     with pytest.warns(UserWarning, match="trained on images of 64 pixels, data.image_size is 96"):

@@ -16,7 +16,7 @@ TEXTS = ["No pneumothorax.", "Mild pulmonary edema.", "The lungs are clear."]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-def test_a_loaded_model_gives_what_it_gives_on_the_cpu(dtype, device, exported):
+def test_loaded_model_gives_the_cpus_values(dtype, device, exported):
     images = list(np.random.default_rng(0).integers(0, 256, (5, 90, 70)).astype(np.uint8))
     expected, found = load(exported), load(exported, device, dtype)
     assert {p.device.type for p in found.network.parameters()} == {device.type}

@@ -78,7 +78,7 @@ def test_evaluation_is_that_of_the_cpu(kind, accelerator, trained, tmp_path):
         ("language_model", "16-mixed"),
     ],
 )
-def test_a_run_that_is_killed_ends_as_the_whole_one(
+def test_killed_run_ends_as_the_whole_one(
     name, precision, device, accelerator, embedded_set, small_bert, tmp_path, request
 ):
     """Bit for bit but for operations that sum in any order on a GPU; a CPU takes bfloat16 for mixed float16."""
@@ -102,7 +102,7 @@ def test_a_run_that_is_killed_ends_as_the_whole_one(
         torch.testing.assert_close(states[1]["state_dict"][key], value, rtol=1e-2, atol=1e-4, msg=key)
 
 
-def test_a_run_of_the_device_is_loaded_on_the_cpu(device, accelerator, small_set, small_bert, tmp_path):
+def test_run_of_device_loads_on_the_cpu(device, accelerator, small_set, small_bert, tmp_path):
     options = [
         "--trainer.accelerator",
         accelerator,

@@ -38,7 +38,7 @@ def of_two_processes(device: torch.device, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_a_step_is_that_of_one_process_on_the_cpu(name, of_two_processes):
+def test_step_equals_one_process_on_the_cpu(name, of_two_processes):
     found = torch.load(of_two_processes / f"{name}.pt", weights_only=True)
     expected = step(build(name), batch(name))
     assert found.keys() == expected.keys()

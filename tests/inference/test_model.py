@@ -57,7 +57,7 @@ def test_paths_images_and_arrays_are_the_same_image(model, grey, tmp_path):
     assert model.similarity(grey, TEXTS).shape == (1, 3)
 
 
-def test_heat_map_has_the_images_own_pixels_and_regions_values(model, grey):
+def test_heat_map_has_image_pixels_and_region_values(model, grey):
     heat_map = model.heat_map(grey, TEXTS[0])
     assert heat_map.shape == (90, 70) and np.abs(heat_map).max() <= 1
     with torch.no_grad():
@@ -70,7 +70,7 @@ def test_heat_map_has_the_images_own_pixels_and_regions_values(model, grey):
     np.testing.assert_allclose(corners, cosines[[0, 0, -1, -1], [0, -1, 0, -1]], atol=1e-5)
 
 
-def test_heat_maps_of_an_encoded_image_are_those_of_the_image(model, grey):
+def test_encoded_image_has_the_images_heat_maps(model, grey):
     encoded = model.encode_image(grey)
     found, expected = model.heat_maps(encoded, TEXTS), model.heat_maps(grey, TEXTS)
     np.testing.assert_allclose(found.in_image(2), expected.in_image(2), atol=1e-6)
@@ -95,7 +95,7 @@ def test_classify_is_positive_minus_negative(model, grey, tmp_path):
     np.testing.assert_allclose(frame.to_numpy(), np.stack(expected, axis=1), atol=1e-6)
 
 
-def test_deep_files_and_images_are_scaled_from_their_own_range_as_in_preparation(model, grey, tmp_path):
+def test_deep_images_are_scaled_as_in_preparation(model, grey, tmp_path):
     whole_range = np.asarray(Image.fromarray(grey)).astype(np.uint16)
     whole_range[0, :2] = 0, 255
     deep = Image.fromarray(whole_range * 37 + 900)
@@ -151,7 +151,7 @@ def test_images_are_fitted_as_they_were_for_training(model, geometry, tmp_path):
         assert np.abs(network_input(as_grey(job.source), model.network.view) - trained).mean() > 10
 
 
-def test_a_run_folder_loads_its_best_checkpoint_else_its_last(model, grey, tmp_path):
+def test_run_folder_loads_best_checkpoint_else_last(model, grey, tmp_path):
     checkpoints = tmp_path / "run/checkpoints"
     checkpoints.mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match="holds neither best.ckpt nor last.ckpt"):
@@ -171,7 +171,7 @@ def test_a_run_folder_loads_its_best_checkpoint_else_its_last(model, grey, tmp_p
         load(tmp_path / "run")
 
 
-def test_images_of_all_sizes_give_the_same_in_batches_as_one_by_one(model):
+def test_batches_of_all_sizes_equal_one_by_one(model):
     generator = np.random.default_rng(1)
     sizes = [(90, 70), (64, 64), (31, 200), (90, 70), (64, 64)]
     images = [generator.integers(0, 256, size).astype(np.uint8) for size in sizes]
@@ -216,7 +216,7 @@ def test_bfloat16_is_close_and_leaves_the_weights_alone(model, exported, grey, t
     assert np.array_equal(load(tmp_path / "again").similarity(grey, TEXTS), model.similarity(grey, TEXTS))
 
 
-def test_heat_maps_of_several_texts_are_those_of_each_in_common_colours(model, grey):
+def test_heat_maps_of_texts_share_colours(model, grey):
     maps = model.heat_maps(grey, TEXTS)
     np.testing.assert_allclose(maps.similarity, model.similarity(grey, TEXTS)[0], atol=1e-6)
     each = np.stack([model.heat_map(grey, text) for text in TEXTS])
@@ -225,7 +225,7 @@ def test_heat_maps_of_several_texts_are_those_of_each_in_common_colours(model, g
     assert np.array_equal(maps.overlay(1), overlay(grey, maps.in_image(1), limits=maps.limits))
 
 
-def test_a_figure_shows_itself_and_pyplot_does_not_know_it(model, grey):
+def test_figure_shows_itself_unknown_to_pyplot(model, grey):
     figure = model.show_all(grey, TEXTS)
     titles = [axes.get_title() for axes in figure.axes if axes.get_title()]
     scores = model.similarity(grey, TEXTS)[0]
@@ -237,7 +237,7 @@ def test_a_figure_shows_itself_and_pyplot_does_not_know_it(model, grey):
     assert one._repr_png_() and pyplot.get_fignums() == []
 
 
-def test_a_constant_image_gives_a_result_and_a_warning(model, tmp_path):
+def test_constant_image_gives_result_and_warning(model, tmp_path):
     Image.new("L", (40, 30), 7).save(tmp_path / "flat.png")
     with pytest.warns(ConstantImageWarning, match="flat.png: all pixels have grey level 7"):
         assert np.isfinite(model.classify(tmp_path / "flat.png").to_numpy()).all()

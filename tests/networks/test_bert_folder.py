@@ -97,7 +97,7 @@ def edit_json(file: Path, **changes: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def test_cxr_bert_encoder_and_head_hold_the_files_values(cxr_bert: Path) -> None:
+def test_cxr_bert_encoder_and_head_hold_file_values(cxr_bert: Path) -> None:
     state = stored(cxr_bert)
     encoder, language_model = load_bert(cxr_bert), load_masked_language_model(cxr_bert)
     assert encoder.training and language_model.training
@@ -109,7 +109,7 @@ def test_cxr_bert_encoder_and_head_hold_the_files_values(cxr_bert: Path) -> None
         assert torch.equal(value, state[name]), name
 
 
-def test_cxr_bert_tokenizer_is_built_without_its_remote_class(cxr_bert: Path) -> None:
+def test_cxr_bert_tokenizer_needs_no_remote_class(cxr_bert: Path) -> None:
     tokenizer = load_tokenizer(cxr_bert)
     assert len(tokenizer) == 30522
     special = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
@@ -364,7 +364,7 @@ def test_folders_that_do_not_fit_are_refused(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_a_loaded_model_does_not_change_with_its_file(small: Path, name: str) -> None:
+def test_loaded_model_does_not_change_with_file(small: Path, name: str) -> None:
     if name == "pytorch_model.bin":
         torch.save(load_file(small / "model.safetensors"), small / name)
         (small / "model.safetensors").unlink()

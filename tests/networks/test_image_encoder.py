@@ -54,7 +54,7 @@ def test_mlp_is_biovils_two_layers():
 
 @pytest.mark.parametrize("centred", [False, True])
 @pytest.mark.parametrize("depth, stride, row", [(18, 32, 3), (50, 16, 7)])
-def test_a_receptive_field_is_centred_in_its_cell_or_at_the_cells_beginning(depth, stride, row, centred):
+def test_receptive_field_is_centred_or_at_cell_start(depth, stride, row, centred):
     centres = []
     for seed in range(2):
         torch.manual_seed(seed)
@@ -71,7 +71,7 @@ def test_a_receptive_field_is_centred_in_its_cell_or_at_the_cells_beginning(dept
 
 @torch.no_grad()
 @pytest.mark.parametrize("depth, stride, width", [(18, 16, 64), (18, 32, 8)])
-def test_the_last_stage_of_a_centred_encoder_treats_both_sides_alike(depth, stride, width):
+def test_centred_encoder_treats_both_sides_alike(depth, stride, width):
     """Of mirrored maps, by mirrored kernels, come mirrored features, without what the encoder leaves out."""
     plain, centred = (
         ResNetRegions(depth=depth, stride=stride, dim=8, width=width, centred=centred).eval()
@@ -97,7 +97,7 @@ def test_the_last_stage_of_a_centred_encoder_treats_both_sides_alike(depth, stri
 
 
 @torch.no_grad()
-def test_a_width_of_64_by_its_own_layers_would_be_torchvisions_resnet(monkeypatch):
+def test_own_layers_of_width_64_equal_torchvision(monkeypatch):
     """The narrow network's layers, built with 64 channels, hold torchvision's weights and give its features."""
     for depth in (18, 50):
         theirs = ResNetRegions(depth=depth, dim=8).eval()

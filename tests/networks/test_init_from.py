@@ -56,7 +56,7 @@ def trainer(folder, epochs=2) -> Trainer:
     return quick(folder, max_epochs=epochs, **limits)
 
 
-def test_what_is_not_taken_over_is_what_it_is_without_the_source(small_bert, source):
+def test_other_parts_are_as_without_the_source(small_bert, source):
     """Its random numbers do not depend on whether there is a source."""
     model = build(small_bert, source, init_parts=["image_encoder"])
     alone = build(small_bert, source, init_from=None)

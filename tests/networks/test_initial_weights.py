@@ -132,7 +132,7 @@ def source(network, tmp_path_factory):
     return file
 
 
-def test_all_of_a_network_is_taken_over_and_settings_that_differ_are_said(network, small_bert, source):
+def test_whole_network_is_taken_differing_settings_are_said(network, small_bert, source):
     mine = build(small_bert, max_tokens=40, dropout=0.3)
     taken_over = take_over(mine, source)
     assert same(mine.state_dict(), network.state_dict())
@@ -236,7 +236,7 @@ def test_another_text_encoder_is_refused_with_the_reason(change, message, small_
     take_over(mine, source, ["image_encoder", "similarity"])
 
 
-def test_all_that_does_not_fit_is_said_at_once(small_bert, source):
+def test_all_misfits_are_said_at_once(small_bert, source):
     mine = build(small_bert, LSENonLocal(dim=4), ResNetRegions(dim=4, stride=16, width=8), dim=4)
     with pytest.raises(ValueError) as error:
         take_over(mine, source)

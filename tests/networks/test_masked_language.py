@@ -67,7 +67,7 @@ def test_losses_are_those_of_transformers(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_training_on_a_cpu_below_float32_leaves_out_fused_attention(small_bert: Path, precision) -> None:
+def test_cpu_training_below_float32_avoids_fused_attention(small_bert: Path, precision) -> None:
     """Its backward pass is several times slower there."""
     encoder = BertSentences(str(small_bert), dropout=0.0)
     assert "FlashAttention" in names_of_graph(encoder.double()(*pad_tokens(encoder.tokenize(TEXTS))))

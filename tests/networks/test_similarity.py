@@ -63,7 +63,7 @@ def test_every_similarity_equals_its_loop(images, regions, sentences, dim):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_logits_are_bounded_by_gamma2_and_shaped_sentence_image(kind):
+def test_logits_are_bounded_and_shaped_sentence_image(kind):
     similarity = kind()
     v = torch.randn(3, 9, 128)
     t = torch.cat([v[0, :1], torch.randn(4, 128)])
@@ -185,7 +185,7 @@ class _Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", WITH_MAPS)
 @pytest.mark.parametrize("dim", [4, 16])
-def test_parts_of_the_images_change_no_value_and_no_gradient(name, dim):
+def test_parts_of_images_change_no_value_or_gradient(name, dim):
     dtype, tolerance = torch.float64, 1e-12
     similarity = WITH_MAPS[name](dim).to(dtype)
     v, t = torch.randn(7, 9, dim, dtype=dtype), torch.randn(11, dim, dtype=dtype)
@@ -213,7 +213,7 @@ def test_parts_of_the_images_bound_every_tensor(name, dim):
     assert largest.elements <= budget < 24 * 100 * 30
 
 
-def test_without_parts_no_tensor_is_larger_than_sentences_x_images_x_regions():
+def test_tensors_are_bounded_without_parts():
     v, t = torch.randn(6, 30, 64, requires_grad=True), torch.randn(100, 64, requires_grad=True)
     with _Largest() as largest:
         LSENonLocal(dim=64)(v, t).sum().backward()
@@ -264,7 +264,7 @@ def test_config_builds_the_same_similarity(kind):
     torch.testing.assert_close(first(v, t), second(v, t), rtol=0, atol=0)
 
 
-def test_a_heat_map_is_right_at_the_regions_centres():
+def test_heat_map_is_right_at_region_centres():
     heat_map = torch.rand(3, 4)
     # 9 pixels a region: region (i, j) is seen at (9 i + 4, 9 j + 4).
     found = at_image_size(heat_map, 27, 36)

@@ -42,7 +42,7 @@ def test_texts_and_prompts_end_alike(small_bert):
     assert len(plain.tokenize(["No pneumothorax"])[0]) == len(encoder.tokenize(["No pneumothorax"])[0]) - 1
 
 
-def test_special_tokens_in_a_text_are_text_and_long_texts_are_cut(small_bert):
+def test_special_tokens_are_text_long_texts_are_cut(small_bert):
     encoder = BertSentences(str(small_bert), max_tokens=12)
     (ids,) = encoder.tokenize(["clear [SEP] clear"])
     assert ids.count(3) == 1 and ids[-1] == 3

@@ -67,7 +67,7 @@ def test_the_page_blends_what_overlay_draws(url, model, image_file):
         assert np.abs(blended - expected).max() <= 1
 
 
-def test_a_sentence_that_cannot_be_read_does_not_hide_the_others(url, image_file):
+def test_unreadable_sentence_does_not_hide_others(url, image_file):
     image = ask(f"{url}/image", image_file.read_bytes())["image"]
     question = {"image": image, "sentences": ["", "Mild pulmonary edema.", "a " * 40], "threshold": None}
     empty, drawn, long = ask(f"{url}/maps", question)["maps"]
@@ -77,7 +77,7 @@ def test_a_sentence_that_cannot_be_read_does_not_hide_the_others(url, image_file
     assert "low" not in ask(f"{url}/maps", {**question, "sentences": [""]})
 
 
-def test_the_saved_picture_holds_all_sentences_side_by_side(url, image_file):
+def test_saved_picture_holds_all_sentences_side_by_side(url, image_file):
     image = ask(f"{url}/image", image_file.read_bytes())["image"]
     sizes = []
     for sentences in (["No edema."], ["No edema.", "Costs $5 and $6"]):
@@ -187,7 +187,7 @@ def test_a_refused_image_leaves_the_memory():
     assert response.status_code == 422 and seen[0]() is None
 
 
-def test_the_page_names_no_other_host_and_is_not_cached(url):
+def test_page_names_no_other_host(url):
     with urllib.request.urlopen(f"{url}/") as response:
         page, headers = response.read().decode(), response.headers
     files = [(app.FOLDER / "files" / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")]

@@ -116,7 +116,7 @@ def set_slider(page: Any, name: str, value: int) -> None:
     )
 
 
-def test_drop_an_image_type_sentences_and_save_the_picture(page, image_file, downloads):
+def test_drop_image_type_sentences_save_picture(page, image_file, downloads):
     assert one(page, ".empty").is_displayed() and not one(page, "#save").is_enabled()
     drop(page, "chest.png", image_file.read_bytes())
     until(lambda: one(page, ".grey").is_displayed())
@@ -174,7 +174,7 @@ def test_after_a_wrong_file_the_page_stays_usable(page, image_file):
     assert not one(page, "#message").is_displayed()
 
 
-def test_an_image_that_the_server_has_forgotten_is_sent_again(page, url, image_file, monkeypatch):
+def test_forgotten_image_is_sent_again(page, url, image_file, monkeypatch):
     drop(page, "chest.png", image_file.read_bytes())
     write(page, "Mild pulmonary edema.")
     before = until(lambda: drawn(page))

@@ -26,7 +26,7 @@ def viewer(model):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "BMP"])
-def test_an_image_is_shown_scored_and_drawn_like_by_the_model(viewer, model, image_file, kind):
+def test_image_is_scored_and_drawn_like_by_model(viewer, model, image_file, kind):
     grey = np.asarray(Image.open(image_file))
     token, shown, scores = viewer.open(file_of(grey, kind))
     assert viewer.image(token) is shown
@@ -53,7 +53,7 @@ def test_a_calibrated_model_shows_probabilities_and_thresholds(calibrated, image
         assert scores[finding].threshold == 0.5
 
 
-def test_a_large_image_is_shown_smaller_but_seen_by_the_model_as_it_is(viewer, model):
+def test_large_image_is_shown_smaller_but_seen_whole(viewer, model):
     waves = np.add.outer(np.sin(np.arange(1536) / 90), np.cos(np.arange(2048) / 70))
     grey = (127 + 60 * waves).astype(np.uint8)
     _, shown, _ = viewer.open(file_of(grey))

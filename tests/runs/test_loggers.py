@@ -112,7 +112,7 @@ def assert_same_figures(found: dict[tuple[int, str], float], expected: dict[tupl
         assert math.isclose(value, expected[key], rel_tol=1e-6), key
 
 
-def test_every_logger_gets_the_figures_of_metrics_csv_and_a_phantoms_pictures(fit_and_test, remote):
+def test_every_logger_gets_metrics_and_phantom_pictures(fit_and_test, remote):
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -167,7 +167,7 @@ def test_checkpoints_of_patients_are_uploaded_only_when_told(arguments, patients
     assert not (tmp_path / "run").exists()
 
 
-def test_folders_of_loggers_lie_in_the_run_folder_unless_they_are_absolute(tmp_path):
+def test_relative_logger_folders_lie_in_run_folder(tmp_path):
     def prepared(folder: str) -> str:
         logger = Namespace(class_path="a.CSVLogger", init_args=Namespace(save_dir=folder))
         place_loggers([logger, None, True], tmp_path)
@@ -178,6 +178,6 @@ def test_folders_of_loggers_lie_in_the_run_folder_unless_they_are_absolute(tmp_p
     ]  # fmt: skip
 
 
-def test_only_what_writes_to_this_machines_disk_is_local(tmp_path):
+def test_only_writers_to_this_disk_are_local(tmp_path):
     assert not is_networked(MetricsFile(tmp_path)) and not is_networked(CSVLogger(tmp_path))
     assert is_networked(CSVLogger("memory://bucket")) and is_networked(RemoteLogger())

@@ -112,7 +112,7 @@ def test_parts_of_a_batch_equal_the_whole(
     torch.testing.assert_close(found, whole, rtol=1e-12, atol=0)
 
 
-def test_a_piece_that_is_certain_has_at_most_probability_one() -> None:
+def test_certain_piece_has_at_most_probability_one() -> None:
     """Rounding would give half of these rows a little more."""
     torch.manual_seed(0)
     decoder = torch.nn.Linear(21, VOCABULARY)

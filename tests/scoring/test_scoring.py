@@ -133,9 +133,7 @@ def test_budget_bounds_the_batches(model: BertForMaskedLM, tokenizer: BertTokeni
     assert {length for _, length in sizes} == {3, 6, 7, 9, 12, 19}
 
 
-def test_a_sentences_score_does_not_depend_on_its_company(
-    model: BertForMaskedLM, tokenizer: BertTokenizer
-) -> None:
+def test_score_does_not_depend_on_other_sentences(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
     together = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
     reversed_order = pseudo_log_likelihood(model, tokenizer, SENTENCES[::-1])["log_p"][::-1]
     alone = [pseudo_log_likelihood(model, tokenizer, [text])["log_p"][0] for text in SENTENCES]
@@ -143,7 +141,7 @@ def test_a_sentences_score_does_not_depend_on_its_company(
     assert reversed_order.tolist() == pytest.approx(together.tolist(), rel=1e-5, nan_ok=True)
 
 
-def test_within_word_l2r_masks_the_rest_of_the_word(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
+def test_within_word_l2r_masks_rest_of_word(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
     # [CLS] no pneumo ##thor ##ax ##s . heart effusion ##s [SEP]
     ids = [
         tokenizer.convert_tokens_to_ids(piece)
@@ -172,7 +170,7 @@ def test_a_literal_special_token_is_text(model: BertForMaskedLM, tokenizer: Bert
     assert found["log_p"][0] == pytest.approx(naive(model, tokenizer, ids, lambda t: {t}), rel=1e-5)
 
 
-def test_model_is_scored_in_eval_mode_and_left_as_it_was(
+def test_model_is_scored_in_eval_mode_left_unchanged(
     model: BertForMaskedLM, tokenizer: BertTokenizer
 ) -> None:
     expected = pseudo_log_likelihood(model, tokenizer, SENTENCES)
@@ -193,9 +191,7 @@ def test_model_is_scored_in_eval_mode_and_left_as_it_was(
     pd.testing.assert_frame_equal(found, expected)
 
 
-def test_dtype_computes_in_another_type_and_leaves_the_model(
-    model: BertForMaskedLM, tokenizer: BertTokenizer
-) -> None:
+def test_dtype_of_scoring_leaves_the_model(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
     exact = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
     expected = pseudo_log_likelihood(copy.deepcopy(model).bfloat16(), tokenizer, SENTENCES)["log_p"]
     found = pseudo_log_likelihood(model, tokenizer, SENTENCES, dtype=torch.bfloat16)["log_p"]
@@ -346,9 +342,7 @@ def test_shared_work_changes_nothing(tokenizer: BertTokenizer, layers: int, opti
     pd.testing.assert_frame_equal(shared, whole, rtol=1e-12)
 
 
-def test_batches_are_fixed_by_the_list_and_their_order_does_not_matter(
-    model: BertForMaskedLM, tokenizer: BertTokenizer
-) -> None:
+def test_order_of_batches_does_not_matter(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
     plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=30)
     values = plan.empty_values()
     order = list(range(len(plan.batches)))[::-1]
@@ -434,7 +428,7 @@ def test_few_batches_share_all_threads(
     assert torch.get_num_threads() == threads_of_a_new_thread() == 5
 
 
-def test_threads_end_and_leave_torchs_number_as_it_was(
+def test_threads_end_and_leave_torchs_number(
     model: BertForMaskedLM,
     tokenizer: BertTokenizer,
     threads: Callable[[int], None],
@@ -466,7 +460,7 @@ def test_an_autocast_of_the_callers_changes_nothing(
         pd.testing.assert_frame_equal(pseudo_log_likelihood(model, tokenizer, SENTENCES), expected)
 
 
-def test_a_model_of_other_parts_is_called_by_one_thread(
+def test_model_of_other_parts_is_called_once(
     model: BertForMaskedLM, tokenizer: BertTokenizer, threads: Callable[[int], None]
 ) -> None:
     threads(3)
@@ -484,7 +478,7 @@ def test_nothing_and_only_empty_sentences(model: BertForMaskedLM, tokenizer: Ber
     assert empty["n_tokens"].tolist() == [0, 0] and empty["log_p"].isna().all()
 
 
-def test_longest_sentence_is_scored_and_one_more_is_refused(
+def test_longest_sentence_is_scored_longer_is_refused(
     model: BertForMaskedLM, tokenizer: BertTokenizer
 ) -> None:
     longest = "heart " * (POSITIONS - 2)
@@ -522,9 +516,7 @@ def test_a_hook_for_all_modules_is_respected(model: BertForMaskedLM, tokenizer: 
     assert abs(found[0] - plain[0]) > 1e-3
 
 
-def test_a_model_of_several_types_is_converted_as_a_whole(
-    model: BertForMaskedLM, tokenizer: BertTokenizer
-) -> None:
+def test_model_of_several_types_is_converted_whole(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
     mixed = copy.deepcopy(model).bfloat16()
     mixed.bert.encoder.float()
     expected = pseudo_log_likelihood(copy.deepcopy(mixed).bfloat16(), tokenizer, SENTENCES)["log_p"]
@@ -532,7 +524,7 @@ def test_a_model_of_several_types_is_converted_as_a_whole(
     assert found.equals(expected)
 
 
-def test_progress_goes_to_standard_error_and_shows_no_text(
+def test_progress_on_standard_error_shows_no_text(
     model: BertForMaskedLM, tokenizer: BertTokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pseudo_log_likelihood(model, tokenizer, ["heart size", "heart", "heart"], progress=True)

@@ -42,7 +42,7 @@ def rows_in(partial: Path) -> int:
     return partial.read_bytes().count(b"\n") - 1 if partial.is_file() else 0
 
 
-def test_killed_again_and_again_the_table_is_that_of_one_run(small_bert, tmp_path):
+def test_repeated_kills_give_table_of_one_run(small_bert, tmp_path):
     torch.manual_seed(0)
     parts = (
         ResNetRegions(dim=16, stride=16, width=8),

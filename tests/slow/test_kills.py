@@ -127,7 +127,7 @@ def whole(small_set, small_bert, tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_training_killed_five_times_ends_as_if_never_killed(workers, whole, small_set, small_bert, tmp_path):
+def test_five_kills_end_as_if_never_killed(workers, whole, small_set, small_bert, tmp_path):
     run = tmp_path / "killed"
     arguments = fit_arguments(run, small_set, small_bert, "--data.init_args.num_workers", workers)
     random = np.random.default_rng(int(workers))
@@ -164,9 +164,7 @@ def test_training_that_was_asked_to_stop_loses_nothing(
     assert_same_run(whole, run)
 
 
-def test_under_slurm_a_signal_saves_into_the_run_folder_and_nowhere_else(
-    whole, small_set, small_bert, tmp_path, monkeypatch
-):
+def test_slurm_signal_saves_only_into_run_folder(whole, small_set, small_bert, tmp_path, monkeypatch):
     """Lightning's own answer to SIGUSR1 there would save in the middle of a step, queue the job again and go on."""
     names = {
         "SLURM_NTASKS": "1",
@@ -225,9 +223,7 @@ def is_alive(pid: int) -> bool:
     return status.is_file() and status.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-def test_a_signal_to_the_first_process_within_a_validation_ends_the_one_that_it_started(
-    small_set, small_bert, tmp_path, monkeypatch
-):
+def test_signal_within_validation_ends_both_processes(small_set, small_bert, tmp_path, monkeypatch):
     """As a user's `kill`, or a batch system that knows of the first alone; the launcher passes it on."""
     two = ("--trainer.devices", "2", "--trainer.strategy", "ddp", "--checkpoint_minutes", "1000")
     few = (
