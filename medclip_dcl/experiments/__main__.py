@@ -15,19 +15,19 @@ from typing import NoReturn
 
 from medclip_dcl.common.command_line import add_import_option, in_words, one_line_errors, whole_number
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.experiments.cells import LOG_FILE, End, is_done
 from medclip_dcl.experiments.choice import write_choices
-from medclip_dcl.experiments.grid import Cell, Experiment
+from medclip_dcl.experiments.grid import Experiment, Run
+from medclip_dcl.experiments.one_run import LOG_FILE, End, is_done
 from medclip_dcl.experiments.page import write_report
 from medclip_dcl.experiments.plan import check_cells, read_experiment
 from medclip_dcl.experiments.table import claim_folder, write_table
-from medclip_dcl.experiments.workers import run_cells
+from medclip_dcl.experiments.workers import run_ones
 
 _PROGRAM = "medclip_dcl.experiments"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line; status 1 where a cell failed, 2 for a mistake of the user, 128 + the signal's number if stopped."""
+    """Command line; status 1 where a run failed, 2 for a mistake of the user, 128 + the signal's number if stopped."""
     options, n_failed = _parser().parse_args(arguments), 0
     with one_line_errors(f"{_PROGRAM}: error"):
         if options.task >= options.tasks:
@@ -38,8 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if options.report_only:
             claim_folder(experiment, writes=False)
         else:
-            cells = experiment.cells()[options.task :: options.tasks]
-            n_failed = _run(experiment, options.workers, cells, options.imported)
+            runs = experiment.runs()[options.task :: options.tasks]
+            n_failed = _run(experiment, options.workers, runs, options.imported)
         table = write_table(experiment)
         for line in write_choices(experiment, table):
             print(f"choice: {line}")
@@ -52,12 +52,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m {_PROGRAM}",
         description="Run the grid of an experiment file: what is finished is kept, what was killed continues. Writes "
-        "results.parquet, report.html, tables.md, figures/ and what is chosen into the experiment's folder.",
+        "results.parquet, report.html, tables.md, plots/ and what is chosen into the experiment's folder.",
     )
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="experiment file, such as configs/experiments/digits.yaml")
     add("--workers", type=whole_number(1), default=1, help="processes that share the cores; default 1")
-    add("--task", type=whole_number(0), default=0, help="run the cells task, task + tasks, ...; default 0")
+    add("--task", type=whole_number(0), default=0, help="train the runs task, task + tasks, ...; default 0")
     add(
         "--tasks",
         type=whole_number(1),
@@ -69,21 +69,21 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _run(experiment: Experiment, workers: int, cells: Sequence[Cell], modules: Sequence[str]) -> int:
-    """Run the cells that are not done; the number of those that failed."""
+def _run(experiment: Experiment, workers: int, runs: Sequence[Run], modules: Sequence[str]) -> int:
+    """Train the runs that are not done; the number of those that failed."""
     check_cells(experiment, modules, needs_sources=True)
     claim_folder(experiment)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, _stop)
-    waiting = [cell for cell in cells if not _is_over(cell, experiment)]
-    earlier = write_table(experiment).drop_duplicates("cell")[["fit_seconds", "test_seconds"]].sum(axis=1)
+    waiting = [run for run in runs if not _is_over(run, experiment)]
+    earlier = write_table(experiment).drop_duplicates("run")[["fit_seconds", "test_seconds"]].sum(axis=1)
     n_waiting, here = len(waiting), list[float]()
-    counts = dict.fromkeys(("done", "failed", "stopped", "busy"), 0) | {"done": len(cells) - len(waiting)}
-    print(f"{experiment.folder}: {len(cells)} cells, {counts['done']} of them done", flush=True)
+    counts = dict.fromkeys(("done", "failed", "stopped", "busy"), 0) | {"done": len(runs) - len(waiting)}
+    print(f"{experiment.folder}: {len(runs)} runs, {counts['done']} of them done", flush=True)
     # A configuration file that is edited in between would mix settings in one grid.
     check = functools.partial(claim_folder, experiment, writes=False)
     keeps = experiment.checkpoints == "keep"
-    with contextlib.closing(run_cells(waiting, experiment.commands, keeps, workers, check, modules)) as ends:
+    with contextlib.closing(run_ones(waiting, experiment.commands, keeps, workers, check, modules)) as ends:
         for end in ends:
             counts[end.state] += 1
             n_waiting -= 1
@@ -92,29 +92,27 @@ def _run(experiment: Experiment, workers: int, cells: Sequence[Cell], modules: S
                 write_table(experiment)
             until = _until(here or list(earlier), n_waiting, workers)
             line = f"{time.strftime('%H:%M:%S')} {_described(end)}"
-            print(f"{line}; {counts['done']} of {len(cells)} done{until}", flush=True)
+            print(f"{line}; {counts['done']} of {len(runs)} done{until}", flush=True)
     if counts["busy"]:
-        print(f"{counts['busy']} cells are run by another command on this folder")
+        print(f"{counts['busy']} runs are trained by another command on this folder")
     return counts["failed"] + counts["stopped"]
 
 
-def _is_over(cell: Cell, experiment: Experiment) -> bool:
-    has_checkpoints = (cell.folder / "checkpoints").exists() and experiment.checkpoints == "delete"
-    return is_done(cell, experiment.commands) and not has_checkpoints
+def _is_over(run: Run, experiment: Experiment) -> bool:
+    has_checkpoints = (run.folder / "checkpoints").exists() and experiment.checkpoints == "delete"
+    return is_done(run, experiment.commands) and not has_checkpoints
 
 
 def _described(end: End) -> str:
     if end.state == "failed":
-        return f"{end.cell.name} FAILED: {end.error} (log: {end.cell.folder / LOG_FILE})"
+        return f"{end.run.name} FAILED: {end.error} (log: {end.run.folder / LOG_FILE})"
     if end.state == "busy":
-        return f"{end.cell.name} is run by another command"
-    return f"{end.cell.name} {end.state}" + (
-        f" in {in_words(end.seconds)}" if end.seconds is not None else ""
-    )
+        return f"{end.run.name} is trained by another command"
+    return f"{end.run.name} {end.state}" + (f" in {in_words(end.seconds)}" if end.seconds is not None else "")
 
 
 def _until(times: Sequence[float], n_waiting: int, workers: int) -> str:
-    """The time that the other cells take, by the mean of those that are finished."""
+    """The time that the other runs take, by the mean of those that are finished."""
     if not times:
         return ""
     seconds = sum(times) / len(times) * n_waiting / min(workers, max(1, n_waiting))

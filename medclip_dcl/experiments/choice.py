@@ -46,7 +46,7 @@ def ranking(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_choices(experiment: Experiment, table: pd.DataFrame) -> list[str]:
-    """Write the settings of the best combinations once all their cells are finished; lines that say what was done."""
+    """Write the settings of the best combinations once all their runs are finished; lines that say what was done."""
     found = {
         f"chosen_{level}.yaml" if level else "chosen.yaml": rows
         for level, rows in choices(experiment, table).items()
@@ -55,18 +55,18 @@ def write_choices(experiment: Experiment, table: pd.DataFrame) -> list[str]:
         if found and file.name not in found:
             file.unlink()  # of an earlier choice at other levels
     return [
-        _write_choice(experiment, rows, experiment.folder / name, len(experiment.cells()) // len(found))
+        _write_choice(experiment, rows, experiment.folder / name, len(experiment.runs()) // len(found))
         for name, rows in found.items()
     ]
 
 
-def _write_choice(experiment: Experiment, table: pd.DataFrame, file: Path, n_cells: int) -> str:
-    n_missing = n_cells - table["cell"].nunique()
+def _write_choice(experiment: Experiment, table: pd.DataFrame, file: Path, n_runs: int) -> str:
+    n_missing = n_runs - table["run"].nunique()
     n_without = int(table[table["outcome"] == experiment.choice]["value"].isna().sum())
     if n_missing or n_without:
         file.unlink(missing_ok=True)
         return (
-            f"{file.name} is written when all cells are finished and have a number: {n_missing} are missing, "
+            f"{file.name} is written when all runs are finished and have a number: {n_missing} are missing, "
             f"{n_without} have no {experiment.choice}"
         )
     ranked, outcome = ranking(experiment, table), experiment.outcomes[experiment.choice]

@@ -1,4 +1,4 @@
-"""The grid of an experiment: its axes, its cells and what identifies them."""
+"""The grid of an experiment: its axes, its runs and what identifies them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A number of each cell: the mean over paths in results.json, or, after "validate/", in metrics.csv."""
+    """A number of each run: the mean over paths in results.json, or, after "validate/", in metrics.csv."""
 
     path: str | list[str]
     percent: bool = False
@@ -135,7 +135,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Run:
     """One run of the grid: name of its level by axis, run folder, arguments of the first command without that."""
 
     levels: Mapping[str, str]
@@ -159,7 +159,7 @@ class Study:
     compare: Comparison | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     tables: list[ReportTable] = field(default_factory=list)
-    figures: list[Plot] = field(default_factory=list)
+    plots: list[Plot] = field(default_factory=list)
     choose: Choice | None = None
     patients: bool = False
     checkpoints: Literal["keep", "delete"] = "keep"
@@ -167,7 +167,7 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Study):
-    """A checked experiment file: itself and its bases, arguments of all cells, the levels of each axis."""
+    """A checked experiment file: itself and its bases, arguments of all runs, the levels of each axis."""
 
     files: tuple[Path, ...]
     arguments: tuple[str, ...]
@@ -212,33 +212,33 @@ class Experiment(Study):
         """The level of an axis by its name, which a file may give as a number."""
         return next(level for level in self.axes[axis] if level.name == str(name))
 
-    def cells(self) -> list[Cell]:
-        """All cells; the paired axis changes last, so that what is finished first is balanced over the others."""
+    def runs(self) -> list[Run]:
+        """All runs; the paired axis changes last, so that what is finished first is balanced over the others."""
         order = sorted(self.axes, key=lambda name: name != self.pairs)
         return [
             self._cell(dict(zip(order, levels, strict=True)))
             for levels in itertools.product(*(self.axes[name] for name in order))
         ]
 
-    def covering_cells(self) -> list[Cell]:
-        """A few cells in which each level of each axis occurs."""
+    def covering_runs(self) -> list[Run]:
+        """A few runs in which each level of each axis occurs."""
         n = max(map(len, self.axes.values()))
         return [
             self._cell({name: levels[i % len(levels)] for name, levels in self.axes.items()})
             for i in range(n)
         ]
 
-    def _cell(self, levels: Mapping[str, Level]) -> Cell:
+    def _cell(self, levels: Mapping[str, Level]) -> Run:
         names = {axis: levels[axis].name for axis in self.axes}
         arguments = itertools.chain(self.arguments, *(levels[axis].arguments for axis in self.axes))
-        folder = self.folder / "cells" / ",".join(f"{axis}={name}" for axis, name in names.items())
-        return Cell(names, folder, filled(tuple(arguments), names))
+        folder = self.folder / "runs" / ",".join(f"{axis}={name}" for axis, name in names.items())
+        return Run(names, folder, filled(tuple(arguments), names))
 
     def identity(self) -> dict[str, Any]:
-        """Content of experiment.json: what the cells were run with, the content of configuration files included."""
+        """Content of experiment.json: what the runs were made with, the content of configuration files included."""
         return {
             "commands": self.commands,
-            "order": list(self.axes),  # it makes the names of the cells
+            "order": list(self.axes),  # it makes the names of the runs
             "settings": merged(self.arguments),
             "axes": {
                 axis: {name: settings for level in levels for name, settings in self._settings(axis, level)}

@@ -1,4 +1,4 @@
-"""The page of an experiment: tables of means and paired differences, figures, and what the numbers depend on."""
+"""The page of an experiment: tables of means and paired differences, plots, and what the numbers depend on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pandas as pd
 
 from medclip_dcl.common.files import write_text
-from medclip_dcl.experiments.cells import LOG_FILE, error_of, is_done
-from medclip_dcl.experiments.figures import draw_figures
 from medclip_dcl.experiments.grid import Experiment
+from medclip_dcl.experiments.one_run import LOG_FILE, error_of, is_done
 from medclip_dcl.experiments.page_tables import ALPHA, tables
 from medclip_dcl.experiments.patients import N_DRAWS
+from medclip_dcl.experiments.plots import draw_plots
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import NOTHING
 
@@ -20,21 +20,21 @@ REPORT_FILE, TABLES_FILE = "report.html", "tables.md"
 
 
 def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
-    """Write report.html, tables.md and figures/*.png into the folder; the same cells give the same page."""
-    cells = experiment.cells()
-    n_done = sum(is_done(cell, experiment.commands) for cell in cells)
+    """Write report.html, tables.md and plots/*.png into the folder; the same runs give the same page."""
+    runs = experiment.runs()
+    n_done = sum(is_done(run, experiment.commands) for run in runs)
     failures = [
-        f"{cell.name}: {error} (cells/{cell.name}/{LOG_FILE})"
-        for cell in cells
-        if (error := error_of(cell)) and not is_done(cell, experiment.commands)
+        f"{run.name}: {error} (runs/{run.name}/{LOG_FILE})"
+        for run in runs
+        if (error := error_of(run)) and not is_done(run, experiment.commands)
     ]
-    runs = table.drop_duplicates("cell")
-    seconds = runs[["fit_seconds", "test_seconds"]].sum().sum() if len(runs) else 0.0
+    finished = table.drop_duplicates("run")
+    seconds = finished[["fit_seconds", "test_seconds"]].sum().sum() if len(finished) else 0.0
     content = {
         "name": experiment.folder.resolve().name,
         "grid": " × ".join(f"{len(levels)} {axis}" for axis, levels in experiment.axes.items()),
         "tiles": [
-            ("cells done", f"{n_done:,} of {len(cells):,}"),
+            ("runs done", f"{n_done:,} of {len(runs):,}"),
             ("failed", len(failures)),
             *(
                 [(f"levels of {experiment.pairs}", len(experiment.axes[experiment.pairs]))]
@@ -43,13 +43,13 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
             ),
             ("hours of fit and test", f"{seconds / 3600:.1f}"),
         ],
-        "notes": _notes(runs, len(cells) - n_done),
+        "notes": _notes(finished, len(runs) - n_done),
         "failures": failures,
         "method": _method(experiment),
         "pairs": experiment.pairs,
         "tables": tables(experiment, table),
-        "figures": draw_figures(experiment, table),
-        "facts": _facts(runs),
+        "figures": draw_plots(experiment, table),
+        "facts": _facts(finished),
         "files": {file.name: file.read_text(encoding="utf-8") for file in experiment.files},
     }
     file = experiment.folder / REPORT_FILE
@@ -61,7 +61,7 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
 def _method(experiment: Experiment) -> str:
     """Description of the statistics in the tables."""
     if experiment.pairs is None:
-        text = "One run a cell: there are no intervals over trainings."
+        text = "One run of each: there are no intervals over trainings."
     else:
         text = f"Means over {experiment.pairs}; in brackets, 95% t intervals over {experiment.pairs}, each for itself."
     if experiment.reference is not None and experiment.pairs is not None:
@@ -79,36 +79,36 @@ def _method(experiment: Experiment) -> str:
     return text
 
 
-def _notes(runs: pd.DataFrame, n_missing: int) -> list[str]:
-    found = [f"{n_missing:,} cells are missing: averages are over those that are finished."] * (n_missing > 0)
+def _notes(finished: pd.DataFrame, n_missing: int) -> list[str]:
+    found = [f"{n_missing:,} runs are missing: averages are over those that are finished."] * (n_missing > 0)
     for column, what in (
         ("versions", "versions of the software"),
         ("precision", "precisions"),
         ("device", "devices"),
         ("dataset", "data sets"),
     ):
-        if (n := runs[column].nunique()) > 1:
-            found.append(f"The cells were run with {n} {what}; results.parquet says which.")
+        if (n := finished[column].nunique()) > 1:
+            found.append(f"The runs were made with {n} {what}; results.parquet says which.")
     return found
 
 
-def _facts(runs: pd.DataFrame) -> dict[str, str]:
-    """Distinct values over the finished cells."""
+def _facts(finished: pd.DataFrame) -> dict[str, str]:
+    """Distinct values over the finished runs."""
 
     def distinct(column: str) -> str:
-        values = sorted(runs[column].dropna().unique())
+        values = sorted(finished[column].dropna().unique())
         return (
             ", ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values) or NOTHING
         )
 
-    versions = [json.loads(text) for text in runs["versions"].dropna().unique()]
+    versions = [json.loads(text) for text in finished["versions"].dropna().unique()]
     of_name = {
         name: sorted({one[name] for one in versions if name in one}) for one in versions for name in one
     }
-    seconds = runs[["fit_seconds", "test_seconds"]].median()
+    seconds = finished[["fit_seconds", "test_seconds"]].median()
     columns = {**{x: x for x in ("device", "precision", "epochs", "steps")}, "data set": "dataset"}
     return {
         **{name: distinct(column) for name, column in columns.items()},
         "versions": "; ".join(f"{name} {', '.join(of_name[name])}" for name in sorted(of_name)),
-        "seconds of a cell": f"fit {seconds['fit_seconds']:.1f}, test {seconds['test_seconds']:.1f} (medians)",
+        "seconds of a run": f"fit {seconds['fit_seconds']:.1f}, test {seconds['test_seconds']:.1f} (medians)",
     }

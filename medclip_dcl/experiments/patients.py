@@ -1,4 +1,4 @@
-"""Intervals over patients: each bootstrap draw takes the same patients in all cells of a group; seeds are averaged."""
+"""Intervals over patients: each bootstrap draw takes the same patients in all runs of a group; seeds are averaged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from medclip_dcl.runs.saved import RESULTS_FILE
 N_DRAWS = 1000
 SEED = 0
 _FILE = "patient_draws.parquet"
-"""In a cell's folder: a column for each metric, its value among the tested patients, then in each draw."""
+"""In a run's folder: a column for each metric, its value among the tested patients, then in each draw."""
 
 
 def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -31,13 +31,13 @@ def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataF
     Two tables: the group axes, the compared axis if any, outcome, patients_low, patients_high. Outcomes that no draw of
     patients changes, such as those of the validation, are in neither.
     """
-    compared, pairs = experiment.compared, experiment.pairs or "cell"
-    folders = {cell.name: cell.folder for cell in experiment.cells()}
+    compared, pairs = experiment.compared, experiment.pairs or "run"
+    folders = {run.name: run.folder for run in experiment.runs()}
     means, differences = [], []
-    runs = table.drop_duplicates("cell")
-    groups = runs.groupby(experiment.groups, sort=False) if experiment.groups else [((), runs)]
+    finished = table.drop_duplicates("run")
+    groups = finished.groupby(experiment.groups, sort=False) if experiment.groups else [((), finished)]
     for key, rows in groups:
-        draws = _of_group([folders[name] for name in rows["cell"]], experiment.outcomes)
+        draws = _of_group([folders[name] for name in rows["run"]], experiment.outcomes)
         of_level = rows[compared] if compared else [None] * len(rows)
         found = dict(zip(zip(of_level, rows[pairs], strict=True), draws, strict=True))
         for level in dict.fromkeys(of_level):
@@ -59,7 +59,7 @@ def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataF
 
 
 def _of_group(folders: Sequence[Path], outcomes: Mapping[str, Outcome]) -> list[pd.DataFrame]:
-    """Draws of cells that were tested on the same cases: a column for each outcome of the test."""
+    """Draws of runs that were tested on the same cases: a column for each outcome of the test."""
     paths = {name: one.paths for name, one in outcomes.items() if not one.is_of_validation}
     first: Predictions | None = None
     found = []
@@ -75,7 +75,7 @@ def _of_group(folders: Sequence[Path], outcomes: Mapping[str, Outcome]) -> list[
 
 
 def _numbers(folder: Path, predictions: Predictions, paths: list[str]) -> pd.DataFrame:
-    """The draws of a cell by path, NaN where it has no such number, from its file where that has them."""
+    """The draws of a run by path, NaN where it has no such number, from its file where that has them."""
     file = folder / _FILE
     if file.is_file() and file.stat().st_mtime_ns > (folder / RESULTS_FILE).stat().st_mtime_ns:
         kept = pd.read_parquet(file)
@@ -88,7 +88,7 @@ def _numbers(folder: Path, predictions: Predictions, paths: list[str]) -> pd.Dat
 
 
 def _intervals(levels: Mapping[str, object], draws: Sequence[pd.DataFrame]) -> list[dict[str, object]]:
-    """A row for each outcome that all cells have."""
+    """A row for each outcome that all runs have."""
     if not draws:
         return []
     means = (sum(draws[1:], draws[0]) / len(draws)).dropna(axis=1, how="all")

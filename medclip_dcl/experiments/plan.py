@@ -35,7 +35,7 @@ from medclip_dcl.experiments.grid import (
 # They become names of folders.
 _NAME = re.compile(r"[^\W_][\w.+ -]*")
 _COLUMNS = {
-    *("cell", "outcome", "value", *FACTS),
+    *("run", "outcome", "value", *FACTS),
     *("x", "n", "mean", "sd", "low", "high", "p", "p_holm", "difference", "value_reference"),
     *("levels", "patients_low", "patients_high"),
 }
@@ -116,20 +116,20 @@ def _check(experiment: Experiment, where: str) -> None:
         for name in table.outcomes:
             _among(name, outcomes, f"{where} tables.{place}", "outcome")
         _check_where(experiment, table.where, [experiment.pairs], f"{where} tables.{place}")
-    for place, plot in enumerate(experiment.figures):
-        _check_plot(experiment, plot, f"{where} figures.{place}")
-    if len({plot.name for plot in experiment.figures}) < len(experiment.figures):
-        raise UserError(f"{where} figures: two have the same name")
+    for place, plot in enumerate(experiment.plots):
+        _check_plot(experiment, plot, f"{where} plots.{place}")
+    if len({plot.name for plot in experiment.plots}) < len(experiment.plots):
+        raise UserError(f"{where} plots: two have the same name")
 
 
 def check_cells(experiment: Experiment, modules: Sequence[str] = (), needs_sources: bool = False) -> None:
-    """Parse the first command of a few cells that have every level, before anything is run."""
-    command, where = experiment.commands[0], f"{experiment.file}: cell"
-    runs = {
-        f"{where} {cell.name}": [command, *cell.arguments, f"--run_folder={cell.folder}"]
-        for cell in experiment.covering_cells()
+    """Parse the first command of a few runs that have every level, before anything is run."""
+    command, where = experiment.commands[0], f"{experiment.file}: run"
+    commands_of = {
+        f"{where} {run.name}": [command, *run.arguments, f"--run_folder={run.folder}"]
+        for run in experiment.covering_runs()
     }
-    lightning_cli().check(runs, modules, needs_sources)
+    lightning_cli().check(commands_of, modules, needs_sources)
 
 
 def _over_base(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], tuple[Path, ...]]:
@@ -215,7 +215,7 @@ def _check_choice(experiment: Experiment, choose: Choice, where: str) -> None:
 
 def _check_plot(experiment: Experiment, plot: Plot, where: str) -> None:
     x, compared, pairs = plot.x, experiment.compared, experiment.pairs
-    if plot.kind == "map":  # of one cell for each compared level
+    if plot.kind == "map":  # of one run for each compared level
         if plot != Plot(plot.kind, plot.name, where=plot.where, title=plot.title):
             raise UserError(f"{where}: expected name, title and where alone for a map")
         _check_where(experiment, plot.where, [], where)

@@ -1,4 +1,4 @@
-"""The folder of an experiment: experiment.json, and results.parquet made from the cells."""
+"""The folder of an experiment: experiment.json, and results.parquet made from the runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pandas as pd
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_parquet
-from medclip_dcl.experiments.cells import is_done
-from medclip_dcl.experiments.grid import AT, FACTS, VALIDATION, Cell, Experiment, Outcome
+from medclip_dcl.experiments.grid import AT, FACTS, VALIDATION, Experiment, Outcome, Run
+from medclip_dcl.experiments.one_run import is_done
 from medclip_dcl.metrics.summaries import by_path
 from medclip_dcl.runs.run_folder import FIT_FILE, METRICS_FILE
 from medclip_dcl.runs.saved import (
@@ -49,18 +49,18 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
                 now["axes"][axis] = levels | now["axes"][axis]
         if differing:
             raise UserError(
-                f"{experiment.folder} holds cells of another grid: {file.name} differs in "
+                f"{experiment.folder} holds runs of another grid: {file.name} differs in "
                 f"{', '.join(sorted(differing))}; restore these settings, choose another folder in {experiment.file}, "
                 "or delete this one"
             )
-    elif cells := sorted(experiment.folder.glob(f"cells/*/{CONFIG_FILE}")):
+    elif runs := sorted(experiment.folder.glob(f"runs/*/{CONFIG_FILE}")):
         raise UserError(
-            f"{experiment.folder} holds cells of unknown settings, such as {cells[0].parent.name}, but no {file.name}; "
+            f"{experiment.folder} holds runs of unknown settings, such as {runs[0].parent.name}, but no {file.name}; "
             f"restore it, or choose another folder in {experiment.file}"
         )
-    elif not (experiment.folder / "cells").exists() and table.is_file() and len(read_parquet(table)):
+    elif not (experiment.folder / "runs").exists() and table.is_file() and len(read_parquet(table)):
         raise UserError(
-            f"{table} holds results whose cells are not beside it; choose another folder in {experiment.file}, or move "
+            f"{table} holds results whose runs are not beside it; choose another folder in {experiment.file}, or move "
             "the file away"
         )
     if writes and now != before:
@@ -74,39 +74,39 @@ def _dependence(levels: Iterable[str]) -> dict[str, list[str]]:
 
 
 def results_table(experiment: Experiment) -> pd.DataFrame:
-    """One row for each finished cell and outcome, in the order of the grid; without outcomes, one for each cell.
+    """One row for each finished run and outcome, in the order of the grid; without outcomes, one for each run.
 
-    The columns are the axes, cell, outcome, value and `FACTS`; an axis of numbers has a numeric column.
+    The columns are the axes, run, outcome, value and `FACTS`; an axis of numbers has a numeric column.
     """
     values = {axis: {level.name: level.value for level in levels} for axis, levels in experiment.axes.items()}
     rows: list[dict[str, Any]] = []
-    for cell in experiment.cells():
-        if not is_done(cell, experiment.commands):
+    for run in experiment.runs():
+        if not is_done(run, experiment.commands):
             continue
         metrics, facts = _read_cell(
-            cell.folder, _time_of(cell.folder / RESULTS_FILE), _time_of(cell.folder / FIT_FILE)
+            run.folder, _time_of(run.folder / RESULTS_FILE), _time_of(run.folder / FIT_FILE)
         )
-        levels = {axis: values[axis][name] for axis, name in cell.levels.items()}
+        levels = {axis: values[axis][name] for axis, name in run.levels.items()}
         for outcome in experiment.outcomes or (None,):
-            value = None if outcome is None else _value(metrics, experiment.outcomes[outcome], outcome, cell)
-            rows.append({**levels, "cell": cell.name, "outcome": outcome, "value": value, **facts})
-    columns = [*experiment.axes, "cell", "outcome", "value", *FACTS]
-    kinds = {"cell": "string", "outcome": "string", "value": "float64", **FACTS}
+            value = None if outcome is None else _value(metrics, experiment.outcomes[outcome], outcome, run)
+            rows.append({**levels, "run": run.name, "outcome": outcome, "value": value, **facts})
+    columns = [*experiment.axes, "run", "outcome", "value", *FACTS]
+    kinds = {"run": "string", "outcome": "string", "value": "float64", **FACTS}
     return pd.DataFrame(rows, columns=columns).astype(kinds)
 
 
 def write_table(experiment: Experiment) -> pd.DataFrame:
-    """Make results.parquet from the cells."""
+    """Make results.parquet from the runs."""
     table = results_table(experiment)
     write_parquet(table, experiment.folder / TABLE_FILE)
     return table
 
 
-def _value(metrics: Mapping[str, Any], outcome: Outcome, name: str, cell: Cell) -> float | None:
+def _value(metrics: Mapping[str, Any], outcome: Outcome, name: str, run: Run) -> float | None:
     """Mean over the outcome's paths; None where one of them has no number."""
-    file = cell.folder / RESULTS_FILE
+    file = run.folder / RESULTS_FILE
     if outcome.is_of_validation:
-        file = cell.folder / METRICS_FILE
+        file = run.folder / METRICS_FILE
         metrics = _last_validation(file, _time_of(file))
     if missing := [path for path in outcome.paths if path not in metrics]:
         known = ", ".join(sorted(metrics))
@@ -127,7 +127,7 @@ def _last_validation(file: Path, time: int) -> dict[str, float]:
 
 @cache
 def _read_cell(folder: Path, *times: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Metrics by path, and `FACTS`; a cell is read again only when its files are new."""
+    """Metrics by path, and `FACTS`; a run is read again only when its files are new."""
     results = read_results(folder) or {}
     fit = read_json(folder / FIT_FILE) if (folder / FIT_FILE).is_file() else {}
     config, timings = folder / CONFIG_FILE, results.get("timings", {})

@@ -1,4 +1,4 @@
-"""Processes that run cells side by side; each imports Lightning once."""
+"""Processes that train side by side; each imports Lightning once."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from typing import Any, cast
 
 from medclip_dcl.common.command_line import available_cores
 from medclip_dcl.common.processes import begin_worker
-from medclip_dcl.experiments.cells import End, failed, run_cell
-from medclip_dcl.experiments.grid import Cell
+from medclip_dcl.experiments.grid import Run
+from medclip_dcl.experiments.one_run import End, failed, run_one
 
 CONTEXT: Any = multiprocessing.get_context("spawn")
 _SECONDS_TO_SAVE = 300.0
 """Allowed to training for saving at a signal: it waits for the end of its step."""
 
 
-def run_cells(
-    cells: Iterable[Cell],
+def run_ones(
+    runs: Iterable[Run],
     commands: Sequence[str],
     keeps_checkpoints: bool,
     workers: int,
     check: Callable[[], object],
     modules: Sequence[str],
 ) -> Generator[End]:
-    """Run cells in `workers` processes and yield how each ended; when the caller stops early, training is saved.
+    """Train runs in `workers` processes and yield how each ended; when the caller stops early, training is saved.
 
-    `check` is called before each cell; an error that it raises stops all of them. See `run_cell` for the others.
+    `check` is called before each run; an error that it raises stops all of them. See `run_one` for the others.
     """
-    waiting = deque(cells)
-    running: dict[Connection, tuple[_Worker, Cell]] = {}
+    waiting = deque(runs)
+    running: dict[Connection, tuple[_Worker, Run]] = {}
     idle = [_Worker(place, workers) for place in range(min(workers, len(waiting)))]
     try:
         while waiting or running:
             while waiting and idle:
                 check()
-                worker, cell = idle.pop(0), waiting.popleft()
-                worker.connection.send((cell, commands, keeps_checkpoints, modules))
-                running[worker.connection] = worker, cell
+                worker, run = idle.pop(0), waiting.popleft()
+                worker.connection.send((run, commands, keeps_checkpoints, modules))
+                running[worker.connection] = worker, run
             for connection in wait(list(running)):
-                worker, cell = running.pop(cast(Connection, connection))
+                worker, run = running.pop(cast(Connection, connection))
                 try:
                     end = worker.connection.recv()
                 except EOFError:
-                    end = worker.end_of(cell)
+                    end = worker.end_of(run)
                     worker = _Worker(worker.place, workers)
                 idle.append(worker)
                 yield end
@@ -63,7 +63,7 @@ def run_cells(
 
 
 class _Worker:
-    """A process that runs one cell after the other."""
+    """A process that runs one run after the other."""
 
     def __init__(self, place: int, workers: int) -> None:
         self.place = place
@@ -73,15 +73,15 @@ class _Worker:
         self.process.start()
         theirs.close()  # so that the end of the process ends the pipe
 
-    def end_of(self, cell: Cell) -> End:
-        """Outcome of the cell with which this process died."""
+    def end_of(self, run: Run) -> End:
+        """Outcome of the run with which this process died."""
         self.process.join()
         code = self.process.exitcode or 0
         if code == -signal.SIGTERM:
-            return End(cell, "stopped")
+            return End(run, "stopped")
         how = f"signal {-code}" if code < 0 else f"status {code}"
         return failed(
-            cell, f"its process ended with {how}" + ("; out of memory?" if code == -signal.SIGKILL else "")
+            run, f"its process ended with {how}" + ("; out of memory?" if code == -signal.SIGKILL else "")
         )
 
 
@@ -96,4 +96,4 @@ def _serve(connection: Connection, place: int, threads: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus[place % len(gpus)]
     with suppress(EOFError, BrokenPipeError):  # the parent has gone
         while True:
-            connection.send(run_cell(*connection.recv()))
+            connection.send(run_one(*connection.recv()))

@@ -48,7 +48,7 @@ def write_grid(folder: Path, **changes: Any) -> Path:
             "error": "tiny/error",
             "slope": {"path": "slope/1.0/value", "percent": True, "digits": 1},
         },
-        "figures": [
+        "plots": [
             {"kind": "lines", "name": "error_over_noise", "x": "noise", "y": "error", "log": True},
             {
                 "kind": "differences",

@@ -22,20 +22,20 @@ BEST = "noise 1, rate fast"
 @pytest.fixture
 def search(tmp_path):
     """A search by the last validation of training: noise 1 with the fast rate is best, with seeds far apart."""
-    file = write_grid(tmp_path, commands=["fit"], outcomes=OUTCOMES, figures=None, compare=None, choose="AUC")
+    file = write_grid(tmp_path, commands=["fit"], outcomes=OUTCOMES, plots=None, compare=None, choose="AUC")
     write_search(file)
     return file
 
 
 def write_search(file):
-    """Finished cells of a search."""
-    for cell in read_experiment(file).cells():
-        auc = 0.1 * int(cell.levels["seed"]) + 0.5 + 0.02 * (cell.levels["noise"] == "1")
-        auc += 0.01 * (cell.levels["rate"] == "fast")
-        cell.folder.mkdir(parents=True)
-        (cell.folder / "fit.json").write_text(json.dumps({"epochs": 2, "steps": 6, "seconds": 1.0}))
+    """Finished runs of a search."""
+    for run in read_experiment(file).runs():
+        auc = 0.1 * int(run.levels["seed"]) + 0.5 + 0.02 * (run.levels["noise"] == "1")
+        auc += 0.01 * (run.levels["rate"] == "fast")
+        run.folder.mkdir(parents=True)
+        (run.folder / "fit.json").write_text(json.dumps({"epochs": 2, "steps": 6, "seconds": 1.0}))
         rows = f"step,train/loss,validate/auc\n1,0.3,\n2,,{auc - 0.2}\n3,0.2,\n4,,{auc}\n5,0.1,\n"
-        (cell.folder / "metrics.csv").write_text(rows)
+        (run.folder / "metrics.csv").write_text(rows)
 
 
 def test_the_best_last_validation_is_chosen(search, capsys):
@@ -56,7 +56,7 @@ def test_the_best_at_each_level_is_chosen(search, capsys):
         yaml.safe_dump(given | {"choose": {"outcome": "AUC", "for_each": "noise"}}, sort_keys=False)
     )
     experiment = read_experiment(search)
-    worse = next(x for x in experiment.cells() if x.name == "noise=0.1,rate=fast,seed=0")
+    worse = next(x for x in experiment.runs() if x.name == "noise=0.1,rate=fast,seed=0")
     (worse.folder / "metrics.csv").write_text("step,validate/auc\n4,0.1\n")
     main([str(search), "--report_only"])
     assert "the best mean of 2 combinations" in capsys.readouterr().out
@@ -90,7 +90,7 @@ def test_the_choice_names_its_level(tmp_path):
     grid = write_grid(
         tmp_path,
         axes=axes,
-        **{"commands": ["fit"], "outcomes": OUTCOMES, "figures": None, "compare": None},
+        **{"commands": ["fit"], "outcomes": OUTCOMES, "plots": None, "compare": None},
         choose={"outcome": "AUC", "for_each": "noise"},
     )
     write_search(grid)
@@ -115,7 +115,7 @@ def test_differences_from_the_best_are_paired(search):
 def test_nothing_is_chosen_of_an_unfinished_search(search, capsys):
     main([str(search), "--report_only"])
     experiment = read_experiment(search)
-    missing = next(x for x in experiment.cells() if x.levels["noise"] == "0.1" and x.levels["seed"] == "1")
+    missing = next(x for x in experiment.runs() if x.levels["noise"] == "0.1" and x.levels["seed"] == "1")
     (missing.folder / "fit.json").unlink()
     main([str(search), "--report_only"])
     assert "1 are missing" in capsys.readouterr().out
@@ -126,9 +126,9 @@ def test_nothing_is_chosen_of_an_unfinished_search(search, capsys):
 
 
 def test_a_search_without_numbers_chooses_nothing(search, capsys):
-    for cell in read_experiment(search).cells():
+    for run in read_experiment(search).runs():
         # The last validation counts, not the last number.
-        (cell.folder / "metrics.csv").write_text("step,validate/auc,validate/loss\n2,0.7,1.0\n4,nan,1.0\n")
+        (run.folder / "metrics.csv").write_text("step,validate/auc,validate/loss\n2,0.7,1.0\n4,nan,1.0\n")
     main([str(search), "--report_only"])
     said = capsys.readouterr().out
     assert "0 are missing, 12 have no AUC" in said and "report: " in said

@@ -44,7 +44,7 @@ def test_digits_are_the_grid_of_the_study():
         "objective": 4,
         "seed": 20,
     }
-    first = [cell.levels["objective"] for cell in experiment.cells()[:4]]
+    first = [run.levels["objective"] for run in experiment.runs()[:4]]
     assert first == ["CL", "DCL-low", "DCL-high", "DCL-true"]
 
 

@@ -54,17 +54,17 @@ def numbers(rows: pd.DataFrame, weight: np.ndarray | None = None) -> tuple[float
 
 @pytest.fixture
 def grid(tmp_path, monkeypatch):
-    """A grid whose cells were tested, and the cases of each cell."""
+    """A grid whose runs were tested, and the cases of each run."""
     monkeypatch.setattr(patients, "N_DRAWS", N_DRAWS)
     tables = [{"title": "Table 1", "outcomes": list(OUTCOMES), "where": {"noise": 1}}]
-    return write_tested(write_grid(tmp_path, outcomes=OUTCOMES, figures=None, patients=True, tables=tables))
+    return write_tested(write_grid(tmp_path, outcomes=OUTCOMES, plots=None, patients=True, tables=tables))
 
 
 def write_tested(file: Path) -> tuple[Experiment, dict[str, pd.DataFrame]]:
-    """Cells of an experiment as a test leaves them, and the cases of each."""
+    """Runs of an experiment as a test leaves them, and the cases of each."""
     experiment, tested = read_experiment(file), {}
-    for place, cell in enumerate(experiment.cells()):
-        rows = tested[cell.name] = cases(place)
+    for place, run in enumerate(experiment.runs()):
+        rows = tested[run.name] = cases(place)
         auc, acc = numbers(rows)
         metrics = {"auc": auc, "acc": acc, "by_finding": {"Edema": {"auc": auc, "acc": acc}}}
         results = {
@@ -75,10 +75,10 @@ def write_tested(file: Path) -> tuple[Experiment, dict[str, pd.DataFrame]]:
             "precision": "32-true",
             "versions": {"torch": "2"},
         }
-        (cell.folder / "predictions").mkdir(parents=True)
-        rows.to_parquet(cell.folder / "predictions/classification.parquet")
-        (cell.folder / "results.json").write_text(json.dumps(results))
-        (cell.folder / "fit.json").write_text("{}")
+        (run.folder / "predictions").mkdir(parents=True)
+        rows.to_parquet(run.folder / "predictions/classification.parquet")
+        (run.folder / "results.json").write_text(json.dumps(results))
+        (run.folder / "fit.json").write_text("{}")
     return experiment, tested
 
 
@@ -116,11 +116,11 @@ def test_the_page_has_both_intervals_and_draws_once(grid, monkeypatch):
     assert write_report(experiment, results_table(experiment)).read_text() == page
 
 
-def test_cells_tested_on_other_cases_are_not_averaged(grid):
+def test_one_run_tested_on_other_cases_are_not_averaged(grid):
     experiment, tested = grid
-    cell = experiment.cells()[1]
-    rows = tested[cell.name].assign(dicom_id=lambda rows: "x" + rows["dicom_id"])
-    rows.to_parquet(cell.folder / "predictions/classification.parquet")
+    run = experiment.runs()[1]
+    rows = tested[run.name].assign(dicom_id=lambda rows: "x" + rows["dicom_id"])
+    rows.to_parquet(run.folder / "predictions/classification.parquet")
     with pytest.raises(SavedResultsError, match="cases of classification differ"):
         over_patients(experiment, results_table(experiment))
 
@@ -133,7 +133,7 @@ RATES = {"set": "model.init_args.learning_rate", "values": [0.1, 0.2]}
 def test_a_mean_has_an_interval_over_patients(tmp_path, monkeypatch, axes):
     monkeypatch.setattr(patients, "N_DRAWS", N_DRAWS)
     changes = {"pairs": "seed" if "seed" in axes else None, "outcomes": {"AUC": "classification/auc"}}
-    changes |= {"compare": None, "figures": None}
+    changes |= {"compare": None, "plots": None}
     experiment, tested = write_tested(write_grid(tmp_path, axes=axes, patients=True, **changes))
     text = text_of(write_report(experiment, results_table(experiment)))
     of_seeds = [rows for name, rows in tested.items() if "rate" not in axes or "rate=0.1" in name]

@@ -19,17 +19,17 @@ LINES = {"kind": "lines", "name": "a", "x": "noise", "y": "error"}
 
 def test_the_grid_is_the_product_of_its_axes(tmp_path):
     experiment = read_experiment(write_grid(tmp_path))
-    cells = experiment.cells()
-    assert [cell.name for cell in cells[:5]] == [
+    runs = experiment.runs()
+    assert [run.name for run in runs[:5]] == [
         "noise=0.1,rate=slow,seed=0",
         "noise=0.1,rate=fast,seed=0",
         "noise=1,rate=slow,seed=0",
         "noise=1,rate=fast,seed=0",
         "noise=0.1,rate=slow,seed=1",
     ]
-    assert len(cells) == len({cell.folder for cell in cells}) == 12
-    assert cells[5].folder == tmp_path / "grid/cells/noise=0.1,rate=fast,seed=1"
-    assert cells[5].arguments == (
+    assert len(runs) == len({run.folder for run in runs}) == 12
+    assert runs[5].folder == tmp_path / "grid/runs/noise=0.1,rate=fast,seed=1"
+    assert runs[5].arguments == (
         f"--config={tmp_path}/configs/base.yaml",
         *(f"--{key}={str(value).lower() if value is False else value}" for key, value in SETTINGS.items()),
         "--data.init_args.noise=0.1",
@@ -37,10 +37,10 @@ def test_the_grid_is_the_product_of_its_axes(tmp_path):
         "--seed_everything=1",
         "--data.init_args.seed=1",
     )
-    covering = experiment.covering_cells()
+    covering = experiment.covering_runs()
     assert len(covering) == 3
     for axis, levels in experiment.axes.items():
-        assert {cell.levels[axis] for cell in covering} == {level.name for level in levels}
+        assert {run.levels[axis] for run in covering} == {level.name for level in levels}
 
 
 def axes(**changes):
@@ -53,13 +53,13 @@ def axes(**changes):
     return {"axes": {name: axis for name, axis in (plain | changes).items() if axis is not None}}
 
 
-NO_GRID = {"compare": None, "figures": None, "commands": ["fit"]}
+NO_GRID = {"compare": None, "plots": None, "commands": ["fit"]}
 VALIDATED = {"outcomes": {"error": {"path": "validate/error", "higher_is_better": False}}}
 TESTED = {"outcomes": {"error": {"path": "tiny/error", "higher_is_better": False}}}
 ON_X = LINES | {"where": {"noise": 1}}
 MISTAKES = [
     # Keys and types.
-    ({"figure": []}, "figure: there is no such key; did you mean figures?"),
+    ({"plot": []}, "plot: there is no such key; did you mean plots?"),
     ({"axes": None}, "axes is missing"),
     ({"axes": {}}, "axes is missing"),
     ({"commands": ["fit", "tets"]}, "commands.1: expected fit, validate, test, predict, found tets; did"),
@@ -69,8 +69,8 @@ MISTAKES = [
     ({"outcomes": {"error": {"path": "a", "unit": "%"}}}, "outcomes.error.unit: there is no such key"),
     ({"outcomes": {"error": {"path": "a", "digits": "two"}}}, "outcomes.error.digits: expected int, found 'two'"),
     ({"tables": [{"title": "a"}]}, "tables.0.outcomes is missing"),
-    ({"figures": [LINES | {"where": "noise"}]}, "figures.0.where: expected keys with values"),
-    ({"figures": [ON_X | {"x": {"outcomes": {"error": 1}}}]}, "figures.0.x.label is missing"),
+    ({"plots": [LINES | {"where": "noise"}]}, "plots.0.where: expected keys with values"),
+    ({"plots": [ON_X | {"x": {"outcomes": {"error": 1}}}]}, "plots.0.x.label is missing"),
     ({"choose": {"for_each": "noise"}}, "choose.outcome is missing"),
     # Axes.
     (axes(rate={"levels": {1: {}, "1": {}}}), "two keys are the same text: 1, '1'"),
@@ -102,19 +102,19 @@ MISTAKES = [
     ),
     ({"tables": [{"title": "a", "outcomes": ["error"]}]}, "tables.0.where: choose a level of noise"),
     # Plots.
-    ({"figures": [LINES | {"kind": "line"}]}, "figures.0.kind: expected lines, differences, map, found line; did you"),
-    ({"figures": [LINES | {"x": "nois"}]}, "figures.0.x: there is no axis nois; did you mean noise?"),
-    ({"figures": [LINES | {"y": "eror"}]}, "there is no outcome eror; did you mean error?"),
-    ({"figures": [LINES | {"y": []}]}, "figures.0.y is missing"),
-    ({"figures": [LINES | {"where": {"noise": 3}}]}, "where.noise: there is no level 3"),
-    ({"figures": [LINES | {"x": {"label": "x", "outcomes": {"error": 1}}}]}, "figures.0.where: choose a level"),
-    ({"figures": [LINES | {"x": {"label": "x", "levels": {"slw": 1}}}]}, "no compared level slw; did you mean slow?"),
-    ({"figures": [LINES | {"across": ["fast"]}]}, "figures.0: expected across with levels as x"),
-    ({"figures": [ON_X | {"x": {"label": "x", "levels": {"slow": 1}}, "levels": ["fast"]}]}, "expected across"),
-    ({"figures": [LINES | {"kind": "differences", "x": {"label": "x", "levels": {"slow": 1}}}]}, "differences need"),
-    ({"figures": [LINES | {"x": {"label": "x"}}]}, "figures.0.x: expected outcomes or levels"),
-    ({"figures": [LINES | {"kind": "map"}]}, "figures.0: expected name, title and where alone for a map"),
-    ({"figures": [LINES, LINES]}, "figures: two have the same name"),
+    ({"plots": [LINES | {"kind": "line"}]}, "plots.0.kind: expected lines, differences, map, found line; did you"),
+    ({"plots": [LINES | {"x": "nois"}]}, "plots.0.x: there is no axis nois; did you mean noise?"),
+    ({"plots": [LINES | {"y": "eror"}]}, "there is no outcome eror; did you mean error?"),
+    ({"plots": [LINES | {"y": []}]}, "plots.0.y is missing"),
+    ({"plots": [LINES | {"where": {"noise": 3}}]}, "where.noise: there is no level 3"),
+    ({"plots": [LINES | {"x": {"label": "x", "outcomes": {"error": 1}}}]}, "plots.0.where: choose a level"),
+    ({"plots": [LINES | {"x": {"label": "x", "levels": {"slw": 1}}}]}, "no compared level slw; did you mean slow?"),
+    ({"plots": [LINES | {"across": ["fast"]}]}, "plots.0: expected across with levels as x"),
+    ({"plots": [ON_X | {"x": {"label": "x", "levels": {"slow": 1}}, "levels": ["fast"]}]}, "expected across"),
+    ({"plots": [LINES | {"kind": "differences", "x": {"label": "x", "levels": {"slow": 1}}}]}, "differences need"),
+    ({"plots": [LINES | {"x": {"label": "x"}}]}, "plots.0.x: expected outcomes or levels"),
+    ({"plots": [LINES | {"kind": "map"}]}, "plots.0: expected name, title and where alone for a map"),
+    ({"plots": [LINES, LINES]}, "plots: two have the same name"),
 ]  # fmt: skip
 
 
@@ -133,7 +133,7 @@ def test_a_grid_takes_keys_of_its_base(tmp_path):
     file = tmp_path / "other.yaml"
     given = {"base": "grid.yaml", "folder": str(tmp_path / "other"), "settings": {"trainer.max_epochs": 5}}
     axes = {"size": {"set": "data.init_args.size", "values": [2]}, "rate": ["slow"], "seed": "base"}
-    file.write_text(yaml.safe_dump(given | {"axes": axes, "figures": []}, sort_keys=False))
+    file.write_text(yaml.safe_dump(given | {"axes": axes, "plots": []}, sort_keys=False))
     found = read_experiment(file)
     assert list(found.axes) == ["size", "rate", "seed"] and found.axes["seed"] == base.axes["seed"]
     assert found.axes["rate"] == base.axes["rate"][:1]
@@ -141,13 +141,13 @@ def test_a_grid_takes_keys_of_its_base(tmp_path):
         argument.replace("max_epochs=2", "max_epochs=5") for argument in base.arguments
     )
     assert (found.folder, found.pairs, found.outcomes) == (tmp_path / "other", "seed", base.outcomes)
-    assert [one.name for one in found.files] == ["other.yaml", "grid.yaml"] and not found.figures
+    assert [one.name for one in found.files] == ["other.yaml", "grid.yaml"] and not found.plots
 
 
 def test_bases_have_bases_and_levels_may_change(tmp_path):
     base = read_experiment(write_grid(tmp_path))
     levels = {"slow": {"settings": {"data.init_args.size": 2}}, "own": {}}
-    third = {"base": "other.yaml", "axes": {"rate": {"base": True, "levels": levels}}, "figures": []}
+    third = {"base": "other.yaml", "axes": {"rate": {"base": True, "levels": levels}}, "plots": []}
     other = {"base": "grid.yaml", "folder": str(tmp_path / "other"), "pairs": None}
     for name, given in {"other.yaml": other, "third.yaml": third}.items():
         (tmp_path / name).write_text(yaml.safe_dump(given))
@@ -198,14 +198,14 @@ def write_rates(folder, rates):
 def grid_of_rates(folder, *noise, **own):
     """A grid in which a level depends on the axis noise."""
     changed = axes(noise={"levels": {name: {} for name in noise}}, rate={"levels": {"slow": {}, "own": own}})
-    return write_grid(folder, figures=None, **changed)
+    return write_grid(folder, plots=None, **changed)
 
 
 def test_another_axis_may_be_part_of_a_setting(tmp_path):
     write_rates(tmp_path, {"0.1": 0.3, "1": 0.4})
     own = {"configs": ["rate_{noise}.yaml"], "settings": {"data.init_args.folder": "{noise}/set"}}
     experiment = read_experiment(grid_of_rates(tmp_path, "0.1", "1", **own))
-    found = [cell.arguments[-3:-1] for cell in experiment.cells() if cell.name.startswith("noise=1,rate=own")]
+    found = [run.arguments[-3:-1] for run in experiment.runs() if run.name.startswith("noise=1,rate=own")]
     assert found == [(f"--config={tmp_path}/rate_1.yaml", "--data.init_args.folder=1/set")] * 2
     # Each file counts by its content.
     assert {
@@ -237,7 +237,7 @@ def test_files_by_level_identify_a_folder(tmp_path):
 
 def test_an_axis_of_numbers_and_null_has_names(tmp_path):
     noise = {"set": "data.init_args.noise", "values": [0.5, None]}
-    file = write_grid(tmp_path, axes={"noise": noise}, pairs=None, compare=None, figures=None)
+    file = write_grid(tmp_path, axes={"noise": noise}, pairs=None, compare=None, plots=None)
     assert [level.value for level in read_experiment(file).axes["noise"]] == ["0.5", "null"]
 
 
@@ -260,7 +260,7 @@ def test_arguments_of_the_command(tmp_path, capsys):
 
 def test_a_wrong_setting_is_found_before_anything_runs(tmp_path):
     fast = {"settings": {"model.init_args.learning_rat": 3}}
-    misspelled = axes(rate={"levels": {"slow": {}, "fast": fast}}) | {"figures": None}
+    misspelled = axes(rate={"levels": {"slow": {}, "fast": fast}}) | {"plots": None}
     for changes, words in (
         ({"settings": {"trainer.max_epoch": 3}}, r"noise=0.1,rate=slow,seed=0: trainer.max_epoch: .* mean"),
         (misspelled, r"rate=fast,seed=1: model.init_args.learning_rat: .* did you mean learning_rate"),

@@ -15,8 +15,8 @@ import yaml
 from medclip_dcl.common.command_line import in_words
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.experiments import workers
-from medclip_dcl.experiments.cells import error_of, run_cell
-from medclip_dcl.experiments.grid import Cell
+from medclip_dcl.experiments.grid import Run
+from medclip_dcl.experiments.one_run import error_of, run_one
 from medclip_dcl.experiments.plan import read_experiment
 from medclip_dcl.experiments.table import claim_folder, results_table, write_table
 from tests.experiments.grids import MODULE, SETTINGS, main, write_grid
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SMALL = {"noise": {"set": "data.init_args.noise", "values": [0.1]}}
 RATE = {"rate": {"levels": {"slow": None, "fast": {"configs": ["configs/fast.yaml"]}}}}
 SEED = {"seed": {"set": ["seed_everything", "data.init_args.seed"], "values": 2}}
-NO_FIGURES = {"figures": None, "outcomes": {"error": "tiny/error"}}
+NO_FIGURES = {"plots": None, "outcomes": {"error": "tiny/error"}}
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +37,9 @@ def _quick_workers(monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:
-    """The folder of the experiment file of a finished grid of four cells; test_report.py draws the figures."""
+    """The folder of the experiment file of a finished grid of four runs; test_report.py draws the plots."""
     folder = tmp_path_factory.mktemp("finished")
-    file = write_grid(folder, axes=SMALL | RATE | SEED, figures=None)
+    file = write_grid(folder, axes=SMALL | RATE | SEED, plots=None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(workers, "CONTEXT", FRESH)
         main([str(file), "--workers", "2"])
@@ -64,7 +64,7 @@ def refused(capsys, *arguments: str) -> str:
 
 
 def contents(folder: Path) -> dict[str, tuple[int, int]]:
-    return {str(x): (x.stat().st_ino, x.stat().st_mtime_ns) for x in folder.glob("cells/*/*.json")}
+    return {str(x): (x.stat().st_ino, x.stat().st_mtime_ns) for x in folder.glob("runs/*/*.json")}
 
 
 def test_a_row_for_each_cell_and_outcome(finished):
@@ -72,7 +72,7 @@ def test_a_row_for_each_cell_and_outcome(finished):
     assert len(table) == 4 * 2 and table["noise"].dtype == "float64" and table["seed"].dtype == "int64"
     records: list[dict[str, Any]] = table.to_dict("records")  # type: ignore[assignment]
     for row in records:
-        run = finished / "grid/cells" / row["cell"]
+        run = finished / "grid/runs" / row["run"]
         metrics = json.loads((run / "results.json").read_text())["metrics"]
         values = {"error": metrics["tiny"]["error"], "slope": metrics["slope"]["1.0"]["value"]}
         assert row["value"] == values[row["outcome"]]
@@ -86,11 +86,11 @@ def test_a_row_for_each_cell_and_outcome(finished):
 
 
 def test_paired_cells_start_from_the_same_weights(finished, tmp_path):
-    """In a process of its own a cell gives the same numbers as in a worker after others."""
-    cell = read_experiment(finished / "grid.yaml").cells()[-1]
-    alone = Cell(cell.levels, tmp_path / "alone", cell.arguments)
-    assert run_cell(alone, ["fit", "test"], modules=[MODULE]).state == "done"
-    results = [json.loads((x.folder / "results.json").read_text()) for x in (cell, alone)]
+    """In a process of its own a run gives the same numbers as in a worker after others."""
+    run = read_experiment(finished / "grid.yaml").runs()[-1]
+    alone = Run(run.levels, tmp_path / "alone", run.arguments)
+    assert run_one(alone, ["fit", "test"], modules=[MODULE]).state == "done"
+    results = [json.loads((x.folder / "results.json").read_text()) for x in (run, alone)]
     assert results[0]["metrics"] == results[1]["metrics"]
 
 
@@ -98,16 +98,16 @@ def test_levels_are_added_to_a_finished_grid(copy, capsys):
     before = contents(copy / "grid")
     assert len(before) == 12
     more = SMALL | RATE | {"seed": SEED["seed"] | {"values": 3}}
-    file = write_grid(copy, axes=more, figures=None)
-    # The second cell of the first seed is done, the third seed's too.
+    file = write_grid(copy, axes=more, plots=None)
+    # The second run of the first seed is done, the third seed's too.
     main([str(file), "--task", "1", "--tasks", "5"])
-    assert contents(copy / "grid") == before and "2 cells, 1 of them done" not in capsys.readouterr().out
+    assert contents(copy / "grid") == before and "2 runs, 1 of them done" not in capsys.readouterr().out
     main([str(file), "--task", "5", "--tasks", "6"])
     after = contents(copy / "grid")
     assert before.items() < after.items() and len(after) == 15
-    assert (copy / "grid/cells/noise=0.1,rate=fast,seed=2/results.json").is_file()
+    assert (copy / "grid/runs/noise=0.1,rate=fast,seed=2/results.json").is_file()
     # With fewer seeds again, those that are there are left out, and nothing is lost.
-    main([str(write_grid(copy, axes=SMALL | RATE | SEED, figures=None)), "--report_only"])
+    main([str(write_grid(copy, axes=SMALL | RATE | SEED, plots=None)), "--report_only"])
     assert contents(copy / "grid") == after
     assert sorted(pd.read_parquet(copy / "grid/results.parquet")["seed"].unique()) == [0, 1]
 
@@ -126,7 +126,7 @@ def test_a_folder_of_another_grid_is_refused(changes, words, copy, capsys):
     file = write_grid(copy, **{"axes": SMALL | RATE | SEED, **changes, **NO_FIGURES})
     for more in ([], ["--report_only"]):
         said = refused(capsys, str(file), *more)
-        assert f"holds cells of another grid: experiment.json differs in {words}" in said
+        assert f"holds runs of another grid: experiment.json differs in {words}" in said
     assert contents(copy / "grid") == before
 
 
@@ -138,7 +138,7 @@ def test_another_experiments_results_are_not_overwritten(tmp_path):
     with pytest.raises(UserError, match="results.parquet is not a readable Parquet file"):
         claim_folder(experiment)
     pd.DataFrame({"of": ["another"]}).to_parquet(table)
-    with pytest.raises(UserError, match="results.parquet holds results whose cells are not beside it"):
+    with pytest.raises(UserError, match="results.parquet holds results whose runs are not beside it"):
         claim_folder(experiment)
     table.unlink()
     main([str(experiment.file), "--report_only"])  # an empty table, before the grid is run
@@ -164,7 +164,7 @@ def test_callbacks_under_changed_arguments_count(tmp_path):
 
 
 def test_a_file_edited_meanwhile_stops_the_grid(tmp_path, monkeypatch, capsys):
-    """Cells that start after the edit would have other settings than those before."""
+    """Runs that start after the edit would have other settings than those before."""
     file, fast = write_grid(tmp_path, axes=SMALL | RATE | SEED, **NO_FIGURES), tmp_path / "configs/fast.yaml"
 
     def edit(experiment):
@@ -178,18 +178,18 @@ def test_a_file_edited_meanwhile_stops_the_grid(tmp_path, monkeypatch, capsys):
     assert len(results_table(read_experiment(file))) == 1
 
 
-def test_cells_of_unknown_settings_are_refused(copy):
+def test_one_run_of_unknown_settings_are_refused(copy):
     (copy / "grid/experiment.json").unlink()
     with pytest.raises(UserError, match=r"unknown settings, such as noise=0.1,rate=fast,seed=0, but no exp"):
         claim_folder(read_experiment(copy / "grid.yaml"))
 
 
 def test_a_missing_outcome_is_named(copy, capsys):
-    file = write_grid(copy, axes=SMALL | RATE | SEED, outcomes={"error": "tiny/eror"}, figures=None)
+    file = write_grid(copy, axes=SMALL | RATE | SEED, outcomes={"error": "tiny/eror"}, plots=None)
     known = "slope/1.0/value, tiny/error, tiny/undefined"
     assert f"has no metric tiny/eror; it has {known}" in refused(capsys, str(file), "--report_only")
     # One that is undefined is no mistake.
-    file = write_grid(copy, axes=SMALL | RATE | SEED, outcomes={"none": "tiny/undefined"}, figures=None)
+    file = write_grid(copy, axes=SMALL | RATE | SEED, outcomes={"none": "tiny/undefined"}, plots=None)
     table = results_table(read_experiment(file))
     assert len(table) == 4 and table["value"].isna().all()
 
@@ -207,30 +207,30 @@ def test_failed_cells_are_named_and_others_continue(tmp_path, capsys):
     assert "end=raising FAILED: RuntimeError: the slope" in output
     assert "end=dying FAILED: its process ended with signal 9; out of memory?" in output
     assert "end=itself done" in output
-    cells = {cell.levels["end"]: cell for cell in read_experiment(file).cells()}
-    assert "is too steep" in (cells["raising"].folder / "log.txt").read_text()
+    runs = {run.levels["end"]: run for run in read_experiment(file).runs()}
+    assert "is too steep" in (runs["raising"].folder / "log.txt").read_text()
     page = (tmp_path / "grid/report.html").read_text()
     assert "1 of 3" in page and "RuntimeError: the slope" in page
     # Its error is forgotten when it is begun again.
-    assert run_cell(cells["raising"], ["fit", "test"]).state == "failed" and error_of(cells["raising"])
+    assert run_one(runs["raising"], ["fit", "test"]).state == "failed" and error_of(runs["raising"])
 
 
 def test_a_cell_that_another_command_runs_is_skipped(copy, capsys):
-    (copy / "grid/cells/noise=0.1,rate=slow,seed=0/results.json").unlink()
-    with (copy / "grid/cells/noise=0.1,rate=slow,seed=0/.lock").open("w") as held:
+    (copy / "grid/runs/noise=0.1,rate=slow,seed=0/results.json").unlink()
+    with (copy / "grid/runs/noise=0.1,rate=slow,seed=0/.lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         main([str(copy / "grid.yaml")])
     output = capsys.readouterr().out
-    assert "noise=0.1,rate=slow,seed=0 is run by another command; 3 of 4 done" in output
-    assert "1 cells are missing" in (copy / "grid/report.html").read_text()
+    assert "noise=0.1,rate=slow,seed=0 is trained by another command; 3 of 4 done" in output
+    assert "1 runs are missing" in (copy / "grid/report.html").read_text()
 
 
 def test_checkpoints_are_deleted_when_asked(copy):
-    cells = read_experiment(copy / "grid.yaml").cells()
-    assert all((cell.folder / "checkpoints/last.ckpt").is_file() for cell in cells)
+    runs = read_experiment(copy / "grid.yaml").runs()
+    assert all((run.folder / "checkpoints/last.ckpt").is_file() for run in runs)
     (copy / "grid.yaml").write_text((copy / "grid.yaml").read_text() + "checkpoints: delete\n")
     main([str(copy / "grid.yaml")])
-    assert not any((cell.folder / "checkpoints").exists() for cell in cells)
+    assert not any((run.folder / "checkpoints").exists() for run in runs)
     assert len(results_table(read_experiment(copy / "grid.yaml"))) == 8
 
 

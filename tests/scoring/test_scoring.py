@@ -460,7 +460,7 @@ def test_an_autocast_of_the_callers_changes_nothing(
         pd.testing.assert_frame_equal(pseudo_log_likelihood(model, tokenizer, SENTENCES), expected)
 
 
-def test_model_of_other_parts_is_called_once(
+def test_model_of_other_parts_uses_one_thread(
     model: BertForMaskedLM, tokenizer: BertTokenizer, threads: Callable[[int], None]
 ) -> None:
     threads(3)

@@ -35,13 +35,13 @@ def start(file: Path, *more: str) -> subprocess.Popen[str]:
 
 
 def grid(folder: Path) -> Path:
-    """Eight cells of 18 steps, 0.1 s each."""
+    """Eight runs of 18 steps, 0.1 s each."""
     axes = {
         "rate": {"levels": {"slow": None, "fast": {"configs": ["configs/fast.yaml"]}}},
         "seed": {"set": ["seed_everything", "data.init_args.seed"], "values": 4},
     }
     settings = SETTINGS | {"trainer.max_epochs": 6, "model.init_args.seconds": 0.1}
-    return write_grid(folder, axes=axes, settings=settings, figures=None)
+    return write_grid(folder, axes=axes, settings=settings, plots=None)
 
 
 def table(folder: Path) -> pd.DataFrame:
@@ -64,7 +64,7 @@ def wait_until(is_time, seconds: float = 300) -> None:
 
 def steps(folder: Path) -> int:
     """Rows of all metrics.csv so far."""
-    files = folder.glob("grid/cells/*/metrics.csv")
+    files = folder.glob("grid/runs/*/metrics.csv")
     return sum(len(file.read_text().splitlines()) - 1 for file in files)
 
 
@@ -90,7 +90,7 @@ def test_a_stopped_grid_ends_as_if_never_stopped(number, of_all, whole, tmp_path
         assert process.returncode == (-number if number == signal.SIGKILL else 128 + number), output
         wait_until(lambda group=process.pid: not members(group), 30)
         assert "FAILED" not in output and "Traceback" not in output
-        assert not list(tmp_path.glob("grid/cells/*/error.txt"))
+        assert not list(tmp_path.glob("grid/runs/*/error.txt"))
     process = start(file)
     output, _ = process.communicate(timeout=600)
     assert process.returncode == 0, output
@@ -103,7 +103,7 @@ def test_two_commands_on_one_folder_share_the_cells(whole, tmp_path):
     outputs = [process.communicate(timeout=600)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     lines = [line for line in "".join(outputs).splitlines() if " done" in line and "seed=" in line]
-    assert "run by another command" in "".join(outputs)
+    assert "trained by another command" in "".join(outputs)
     assert len({line.split()[1] for line in lines}) == 8
     pd.testing.assert_frame_equal(table(tmp_path), table(whole))
 
@@ -113,5 +113,5 @@ def test_tasks_of_an_array_make_the_whole_grid(whole, tmp_path):
     for task in range(3):
         process = start(file, "--task", str(task), "--tasks", "3")
         output, _ = process.communicate(timeout=600)
-        assert process.returncode == 0 and f" {2 if task == 2 else 3} cells, 0 " in output, output
+        assert process.returncode == 0 and f" {2 if task == 2 else 3} runs, 0 " in output, output
     pd.testing.assert_frame_equal(table(tmp_path), table(whole))

@@ -1,4 +1,4 @@
-"""The declared figures of an experiment: charts for the page, and PNG for a paper."""
+"""The declared plots of an experiment: charts for the page, and PNG for a paper."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from medclip_dcl.pictures.plots import COLOURS, MUTED, write_figure
 from medclip_dcl.report.charts import chart
 from medclip_dcl.report.statistics import means, paired_differences
 
-FOLDER = "figures"
+FOLDER = "plots"
 _MAP_FILE = "predictions/embedding_map.parquet"
 _DPI = 300
 _PAPER: dict[str, Any] = {
@@ -37,38 +37,38 @@ _DODGE = 0.012
 Panel = Callable[[Axes], None]
 
 
-def draw_figures(experiment: Experiment, table: pd.DataFrame) -> dict[str, list[Markup]]:
-    """Write figures/NAME.png of each figure for which something is finished; return charts of its panels by title."""
+def draw_plots(experiment: Experiment, table: pd.DataFrame) -> dict[str, list[Markup]]:
+    """Write plots/NAME.png of each plot for which something is finished; return charts of its panels by title."""
     found: dict[str, list[Markup]] = {}
-    for figure in experiment.figures:
-        if figure.kind == "map":
-            size, panels = (3.0, 3.2), _maps(experiment, figure, table)
+    for plot in experiment.plots:
+        if plot.kind == "map":
+            size, panels = (3.0, 3.2), _maps(experiment, plot, table)
         else:
-            size, panels = (4.8, 3.3), _lines(experiment, figure, table)
+            size, panels = (4.8, 3.3), _lines(experiment, plot, table)
         if not panels:
             continue
         with matplotlib.rc_context(_PAPER):
             whole = Figure(figsize=(size[0] * len(panels), size[1]), layout="constrained")
             for axes, draw in zip(whole.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
                 draw(axes)
-            write_figure(whole, experiment.folder / FOLDER / f"{figure.name}.png", dpi=_DPI)
-        title = figure.title or figure.name.replace("_", " ")
+            write_figure(whole, experiment.folder / FOLDER / f"{plot.name}.png", dpi=_DPI)
+        title = plot.title or plot.name.replace("_", " ")
         # Figures may share a title.
-        charts = [chart(f"{figure.name}-{place}", size, draw) for place, draw in enumerate(panels)]
+        charts = [chart(f"{plot.name}-{place}", size, draw) for place, draw in enumerate(panels)]
         found.setdefault(title, []).extend(charts)
     return found
 
 
-def _lines(experiment: Experiment, figure: Plot, table: pd.DataFrame) -> list[Panel]:
+def _lines(experiment: Experiment, plot: Plot, table: pd.DataFrame) -> list[Panel]:
     """A panel for each outcome that is finished."""
-    if isinstance(figure.x, Places) and figure.x.outcomes:
-        return _panel(experiment, figure, table, figure.x.outcomes, next(iter(as_list(figure.y)), None))
-    return [panel for name in figure.used for panel in _panel(experiment, figure, table, {name: None}, name)]
+    if isinstance(plot.x, Places) and plot.x.outcomes:
+        return _panel(experiment, plot, table, plot.x.outcomes, next(iter(as_list(plot.y)), None))
+    return [panel for name in plot.used for panel in _panel(experiment, plot, table, {name: None}, name)]
 
 
 def _panel(
     experiment: Experiment,
-    figure: Plot,
+    plot: Plot,
     table: pd.DataFrame,
     used: Mapping[str, Any],
     label: str | None,
@@ -77,8 +77,8 @@ def _panel(
 
     `used` has the place of each outcome on x; None: an axis or the compared levels are x.
     """
-    x, compared = figure.x, experiment.compared
-    rows, across = _selected(experiment, figure, table[table["outcome"].isin(list(used))]), pd.DataFrame()
+    x, compared = plot.x, experiment.compared
+    rows, across = _selected(experiment, plot, table[table["outcome"].isin(list(used))]), pd.DataFrame()
     if isinstance(x, str):
         rows, x_label = rows.assign(x=rows[x]), x
         compared = None if x == compared else compared
@@ -87,12 +87,12 @@ def _panel(
     else:
         value_of = {level.name: level.value for level in experiment.axes[str(compared)]}
         across = means(rows, [str(compared)])
-        across = across[across[str(compared)].isin([value_of[str(name)] for name in figure.across])]
+        across = across[across[str(compared)].isin([value_of[str(name)] for name in plot.across])]
         place_of = {value_of[str(name)]: place for name, place in x.levels.items()}
         rows, x_label = rows.assign(x=rows[str(compared)].map(place_of)).dropna(subset=["x"]), x.label
         compared = None
     outcome, y_label = experiment.outcomes[next(iter(used))], label or next(iter(used))
-    reference = experiment.reference if figure.kind == "differences" else None
+    reference = experiment.reference if plot.kind == "differences" else None
     if reference is None:
         points = means(rows, [*([compared] if compared else []), "x"])
     else:
@@ -105,12 +105,12 @@ def _panel(
         if len(found):
             found[["mean", "low", "high"]] *= outcome.scale
     levels = experiment.axes[compared] if compared else (Level("", "", ()),)
-    if figure.levels:
-        levels = tuple(experiment.level(str(compared), name) for name in figure.levels)
-    is_log = figure.log
+    if plot.levels:
+        levels = tuple(experiment.level(str(compared), name) for name in plot.levels)
+    is_log = plot.log
     are_numbers = pd.api.types.is_numeric_dtype(points["x"])
     if is_log and not (are_numbers and (points["x"] > 0).all()):
-        raise UserError(f"figures: {figure.name}.log: expected numbers above 0 on x, found others; set false")
+        raise UserError(f"plots: {plot.name}.log: expected numbers above 0 on x, found others; set false")
     places = _places(points["x"], is_log)
     step = _DODGE * (max(places.values()) - min(places.values()) or 1.0)
 
@@ -160,16 +160,16 @@ def _places(values: pd.Series, is_log: bool) -> dict[Any, float]:
     return {value: float(np.log10(value) if is_log else value) for value in sorted(distinct)}
 
 
-def _maps(experiment: Experiment, figure: Plot, table: pd.DataFrame) -> list[Panel]:
-    """A panel for each compared level, from the embedding map of its cell."""
-    done = set(_selected(experiment, figure, table)["cell"])
+def _maps(experiment: Experiment, plot: Plot, table: pd.DataFrame) -> list[Panel]:
+    """A panel for each compared level, from the embedding map of its run."""
+    done = set(_selected(experiment, plot, table)["run"])
     panels: list[Panel] = []
-    for cell in experiment.cells():
-        if cell.name in done:
-            file = cell.folder / _MAP_FILE
+    for run in experiment.runs():
+        if run.name in done:
+            file = run.folder / _MAP_FILE
             if not file.is_file():
-                raise UserError(f"figures: {figure.name}: {cell.folder} has no {_MAP_FILE}")
-            title = cell.levels[experiment.compared] if experiment.compared else cell.name
+                raise UserError(f"plots: {plot.name}: {run.folder} has no {_MAP_FILE}")
+            title = run.levels[experiment.compared] if experiment.compared else run.name
             panels.append(partial(_draw_map, title, pd.read_parquet(file)))
     return panels
 
@@ -187,7 +187,7 @@ def _draw_map(title: str, points: pd.DataFrame, axes: Axes) -> None:
     axes.set_title(title, loc="left")
 
 
-def _selected(experiment: Experiment, figure: Plot, rows: pd.DataFrame) -> pd.DataFrame:
-    for axis, level in figure.where.items():
+def _selected(experiment: Experiment, plot: Plot, rows: pd.DataFrame) -> pd.DataFrame:
+    for axis, level in plot.where.items():
         rows = rows[rows[axis] == experiment.level(axis, level).value]
     return rows

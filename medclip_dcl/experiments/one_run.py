@@ -1,4 +1,4 @@
-"""The run folder of a cell: whether it is done, and running its commands in this process."""
+"""The run folder of a run: whether it is done, and its commands in this process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from medclip_dcl.common.files import write_text
-from medclip_dcl.experiments.grid import Cell
+from medclip_dcl.experiments.grid import Run
 from medclip_dcl.runs.run_folder import FIT_FILE
 from medclip_dcl.runs.saved import CONFIG_FILE, RESULTS_FILE
 
@@ -27,77 +27,77 @@ _LOCK_FILE = ".lock"
 
 @dataclass(frozen=True)
 class End:
-    """Outcome of running a cell: busy where another command runs it; seconds where all of it ran."""
+    """Outcome of a run: busy where another command trains it; seconds where all of it ran."""
 
-    cell: Cell
+    run: Run
     state: Literal["done", "failed", "stopped", "busy"]
     seconds: float | None = None
     error: str = ""
 
 
-def is_done(cell: Cell, commands: Sequence[str]) -> bool:
+def is_done(run: Run, commands: Sequence[str]) -> bool:
     """True if the last output of the commands exists."""
-    return (cell.folder / (RESULTS_FILE if "test" in commands else FIT_FILE)).is_file()
+    return (run.folder / (RESULTS_FILE if "test" in commands else FIT_FILE)).is_file()
 
 
-def error_of(cell: Cell) -> str | None:
-    """The line that says why a cell failed; None for one that did not, or that was begun again since."""
-    file = cell.folder / ERROR_FILE
+def error_of(run: Run) -> str | None:
+    """The line that says why a run failed; None for one that did not, or that was begun again since."""
+    file = run.folder / ERROR_FILE
     return file.read_text(encoding="utf-8").strip() if file.is_file() else None
 
 
-def run_cell(
-    cell: Cell, commands: Sequence[str], keeps_checkpoints: bool = True, modules: Sequence[str] = ()
+def run_one(
+    run: Run, commands: Sequence[str], keeps_checkpoints: bool = True, modules: Sequence[str] = ()
 ) -> End:
-    """Run the commands of a cell, their output in log.txt; leave alone what is done or run by another command."""
-    cell.folder.mkdir(parents=True, exist_ok=True)
-    with _lock(cell.folder / _LOCK_FILE) as is_ours:
+    """Run the commands of a run, their output in log.txt; leave alone what is done or trained by another command."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with _lock(run.folder / _LOCK_FILE) as is_ours:
         if not is_ours:
-            return End(cell, "busy")
-        is_new, started = not (cell.folder / CONFIG_FILE).exists(), time.monotonic()
-        was_done = is_done(cell, commands)
+            return End(run, "busy")
+        is_new, started = not (run.folder / CONFIG_FILE).exists(), time.monotonic()
+        was_done = is_done(run, commands)
         if not was_done:
-            (cell.folder / ERROR_FILE).unlink(missing_ok=True)
-            with _output_to(cell.folder / LOG_FILE):
-                end = _run_commands(cell, commands, modules)
+            (run.folder / ERROR_FILE).unlink(missing_ok=True)
+            with _output_to(run.folder / LOG_FILE):
+                end = _run_commands(run, commands, modules)
             gc.collect()
             if end is not None:
                 return end
         if not keeps_checkpoints:
-            shutil.rmtree(cell.folder / "checkpoints", ignore_errors=True)
-        return End(cell, "done", time.monotonic() - started if is_new and not was_done else None)
+            shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
+        return End(run, "done", time.monotonic() - started if is_new and not was_done else None)
 
 
-def failed(cell: Cell, error: str) -> End:
-    """Note why a cell failed, for the report and for those who look into its folder."""
+def failed(run: Run, error: str) -> End:
+    """Note why a run failed, for the report and for those who look into its folder."""
     error = " ".join(error.split())
-    write_text(f"{error}\n", cell.folder / ERROR_FILE)
-    return End(cell, "failed", error=error)
+    write_text(f"{error}\n", run.folder / ERROR_FILE)
+    return End(run, "failed", error=error)
 
 
-def _run_commands(cell: Cell, commands: Sequence[str], modules: Sequence[str]) -> End | None:
+def _run_commands(run: Run, commands: Sequence[str], modules: Sequence[str]) -> End | None:
     """None if all of them came to their end."""
     from medclip_dcl.command.cli import main
 
     for command in commands:
-        if command == "fit" and (cell.folder / FIT_FILE).is_file():
+        if command == "fit" and (run.folder / FIT_FILE).is_file():
             continue
         # Later commands evaluate the run as it was trained.
-        own = cell.arguments if command == commands[0] else (f"--config={cell.folder / CONFIG_FILE}",)
-        arguments = [command, *own, f"--run_folder={cell.folder}", "--trainer.enable_progress_bar=false"]
+        own = run.arguments if command == commands[0] else (f"--config={run.folder / CONFIG_FILE}",)
+        arguments = [command, *own, f"--run_folder={run.folder}", "--trainer.enable_progress_bar=false"]
         arguments += [f"--import={module}" for module in modules]
         print(f"python -m medclip_dcl {shlex.join(arguments)}", flush=True)
         try:
             main(arguments, are_typed=False)  # the experiment file holds them
         except SystemExit as end:
             if isinstance(end.code, int) and end.code > 128:
-                return End(cell, "stopped")
+                return End(run, "stopped")
             if end.code:
-                return failed(cell, _last_line(cell.folder / LOG_FILE))
+                return failed(run, _last_line(run.folder / LOG_FILE))
         except Exception as error:
             traceback.print_exc()
-            return failed(cell, traceback.format_exception_only(error)[-1])
-    return None if is_done(cell, commands) else failed(cell, f"{commands[-1]} ended without its results")
+            return failed(run, traceback.format_exception_only(error)[-1])
+    return None if is_done(run, commands) else failed(run, f"{commands[-1]} ended without its results")
 
 
 def _last_line(log: Path) -> str:
@@ -108,7 +108,7 @@ def _last_line(log: Path) -> str:
 
 @contextmanager
 def _lock(file: Path) -> Iterator[bool]:
-    """Hold the lock of a cell, which the system frees when the process ends; False where another process has it."""
+    """Hold the lock of a run, which the system frees when the process ends; False where another process has it."""
     with file.open("w") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
