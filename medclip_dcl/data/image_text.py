@@ -197,6 +197,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             )
         self._train = self._examples(reported, augmented=True)
         require_whole_batches(len(self._train), self.batch_size, rank_and_size()[1], "images")
+        if self._reported("validate").images.empty:
+            raise PreparedDataError(f"{self.folder} has no validate images with a sentence of a report")
 
     def _require_fitting_features(self, features: Features) -> None:
         """Refuse features of other images, or for a model or settings that need the images themselves."""

@@ -229,7 +229,7 @@ def _read_text_embedding(file: Path) -> TextEmbedding:
     start = 0
     for chunk in table["embedding"].chunks:
         embedding[start : start + len(chunk)] = (
-            chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), -1)
+            chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), dim)
         )
         start += len(chunk)
     is_bad = ~(np.isfinite(embedding).all(axis=1) & np.append(True, np.diff(ids) > 0))

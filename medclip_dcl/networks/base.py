@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -49,11 +50,14 @@ class ImageNetwork(DescribedNetwork):
         check_choice("geometry", geometry, GEOMETRIES)
         check_side("image_size", image_size)
         self.image_size, self.crop_size, self.geometry = image_size, crop_size, geometry
-        self.register_buffer("mean", torch.tensor(list(mean)).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", torch.tensor(list(std)).view(3, 1, 1), persistent=False)
+        self.register_buffer("mean", torch.zeros(3, 1, 1), persistent=False)
+        self.register_buffer("std", torch.ones(3, 1, 1), persistent=False)
+        self.set_normalisation(mean, std)
 
     def set_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
         """Set mean and deviation of the channels, which no state dict holds."""
+        if not (all(map(math.isfinite, [*mean, *std])) and min(std) > 0):
+            raise UserError(f"mean and std: expected finite numbers, std above 0, found {mean} and {std}")
         self.mean.copy_(torch.tensor(mean).view(3, 1, 1))
         self.std.copy_(torch.tensor(std).view(3, 1, 1))
 

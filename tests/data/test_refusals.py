@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from medclip_dcl.common.files import write_json, write_parquet
@@ -146,6 +148,9 @@ VECTORS = np.random.default_rng(0).normal(size=(9, 7)).astype(np.float32)
 BROKEN = VECTORS.copy()
 BROKEN[[3, 5], 2] = np.nan, np.inf
 OTHER_SCORES: Damage = lambda folder: shutil.copy(folder / SCORES, folder / "log_p/other-9.parquet")  # noqa: E731
+NULLS = pa.table(
+    {"sentence_id": range(10), "embedding": pa.array([[0.0, 1.0], None] * 5, pa.list_(pa.float32(), 2))}
+)
 LISTS = pd.DataFrame({"sentence_id": range(9), "embedding": list(VECTORS)})
 
 
@@ -199,6 +204,8 @@ def table(name: str) -> Callable[[PreparedSet], object]:
          r"several sentence embeddings .*b, bert-1\); name one \(the option text_embedding\), or"),
         (embeddings(VECTORS[:7]), PreparedSet.text_embedding, "2 of 9 sentences have no row; .*embed_"),
         (embeddings(BROKEN), PreparedSet.text_embedding, r"finite embeddings, .* 2 of 9 rows \(first: .* 3\)"),
+        (two(embeddings(VECTORS), lambda x: pq.write_table(NULLS, x / "text_embedding/bert-1.parquet")),
+         PreparedSet.text_embedding, "cannot reshape"),
         (embeddings(VECTORS, np.arange(9)[::-1]), PreparedSet.text_embedding, "expected ascending sentence_id"),
         (two(embeddings(VECTORS), lambda x: write_parquet(LISTS, x / "text_embedding/bert-1.parquet")),
          PreparedSet.text_embedding, "expected .*a fixed size, found .*embedding: list<"),
@@ -241,6 +248,7 @@ EQUAL_VIEWS: dict[str, Any] = {"views": 2, "crop_size": 40, "brightness": 0.0, "
         (NO_LABELS, fit("labels"), "no CheXpert label for any of 24 images"),
         (moved("grounding"), fit(), "1 patients are both in training and in evaluation .first: 100."),
         (edit("images.parquet", lambda t: t[t["use"] != "validate"]), fit(), "has no validate images"),
+        (edit("reports.parquet", lambda t: t[t["study_id"] < 5024]), fit(), "no validate images with a sentence of a"),
         (lambda folder: None, fit(**EQUAL_VIEWS), "data.views 2: all views of an image would be equal"),
         (delete("labels.parquet"), fit_classifier, "create it with: python -m data_prep.mimic_cxr"),
         (NO_LABELS, fit_classifier, "model.findings: .* does not label 'Pneumonia'; it labels no finding"),

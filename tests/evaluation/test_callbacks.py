@@ -896,13 +896,13 @@ def test_what_cannot_be_evaluated_is_named(tmp_path, callbacks, change, words):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ZeroShotClassification(min_cases=0), "min_cases .* 0"),
+        (lambda: ZeroShotClassification(min_cases=0), "min_cases: .* 0"),
         (lambda: ZeroShotClassification({"Edema": ("No edema", " ")}), "Edema .* prompt"),
-        (lambda: ZeroShotClassification(ensemble="mean"), "ensemble must be one of .*mean"),  # type: ignore[arg-type]
-        (lambda: FindingClassification(min_cases=0), "min_cases .* 0"),
-        (lambda: Grounding(smoothing=math.nan), "smoothing .* nan"),
-        (lambda: Grounding(interpolation="cubic"), "interpolation must be one of .*cubic"),  # type: ignore[arg-type]
-        (lambda: EmbeddingMap(max_images=0), "max_images .* 0"),
+        (lambda: ZeroShotClassification(ensemble="mean"), "ensemble: expected one of .*mean"),  # type: ignore[arg-type]
+        (lambda: FindingClassification(min_cases=0), "min_cases: .* 0"),
+        (lambda: Grounding(smoothing=math.nan), "smoothing: .* nan"),
+        (lambda: Grounding(interpolation="cubic"), "interpolation: expected one of .*cubic"),  # type: ignore[arg-type]
+        (lambda: EmbeddingMap(max_images=0), "max_images: .* 0"),
     ],
 )
 @pytest.mark.usefixtures("_shapes_unchecked")

@@ -413,3 +413,10 @@ def test_another_runs_checkpoint_brings_no_best_score(whole, embedded_set, small
     trainer.callbacks.append(LastCheckpoint(tmp_path))  # type: ignore[attr-defined]
     trainer.fit(model, data, ckpt_path=str(whole("plain") / "checkpoints/last.ckpt"), weights_only=True)
     assert (tmp_path / "best.ckpt").is_file() and Path(best.best_model_path) == tmp_path / "best.ckpt"
+
+
+def test_the_next_fit_begins_at_the_first_batch(small_set):
+    data = ImageTextDataModule(str(small_set))
+    data.load_state_dict({"epoch": 2, "batch": 5})
+    data.teardown("fit")
+    assert (data.first_epoch, data.first_batch) == (0, 0)

@@ -212,6 +212,12 @@ def swap_words(folder) -> None:
     (folder / "tokenizer.json").write_text(swapped.replace('"X": ', '"cardiomegaly": '))
 
 
+def keep_case(folder) -> None:
+    tokenizer = (folder / "tokenizer.json").read_text()
+    assert '"lowercase": true' in tokenizer
+    (folder / "tokenizer.json").write_text(tokenizer.replace('"lowercase": true', '"lowercase": false'))
+
+
 def more_heads(folder) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4}))
@@ -221,6 +227,7 @@ def more_heads(folder) -> None:
     "change, message",
     [
         (swap_words, "another tokenizer, so that its weights belong to other tokens"),
+        (keep_case, "another tokenizer"),
         (more_heads, r"another BERT, with .*num_attention_heads: 2 \(configured: 4\)"),
     ],
 )
@@ -236,6 +243,10 @@ def test_another_text_encoder_is_refused_with_the_reason(change, message, small_
     take_over(mine, source, ["image_encoder", "similarity"])
 
 
+class Own(ResNetRegions):
+    pass
+
+
 def test_all_misfits_are_said_at_once(small_bert, source):
     mine = build(small_bert, LSENonLocal(dim=4), ResNetRegions(dim=4, stride=16, width=8), dim=4)
     with pytest.raises(ValueError) as error:
@@ -244,6 +255,10 @@ def test_all_misfits_are_said_at_once(small_bert, source):
         assert said in str(error.value)
     for part in ("image_encoder", "text_encoder", "similarity"):
         assert f"{part}.init_args.dim: 6 (configured: 4)" in str(error.value)
+    with pytest.raises(
+        ValueError, match="image_encoder is of another class; set image_encoder.class_path: medcl"
+    ):
+        take_over(build(small_bert, image=Own(dim=6, stride=16, width=8)), source)
 
 
 def test_parts_are_named_as_they_are(network, small_bert, tmp_path, source):
