@@ -148,8 +148,8 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
     view_of = {_key(name): view for (_, name), view in views.items()}
     rows["view"] = [view_of.get(_key(name), "") for name in rows["name"]]
     root = place.parent if settings.text_only else _image_folder(settings, place)
-    files = {} if settings.text_only else _files_by_key(root)
-    rows["file"] = rows["name"].map(lambda name: files.get(_key(name)))
+    files = {} if settings.text_only else _files_by_name(root)
+    rows["file"] = rows["name"].map(lambda name: files.get(_stem(name)))
     is_image = rows["name"] != ""
     is_wanted = is_image & ((rows["view"] == "Frontal") | settings.all_views)
     is_unnamed = is_image & ~is_wanted & (rows["view"] == "")
@@ -271,6 +271,8 @@ def read_kaggle(file: Path, images: Sequence[tuple[str, str]]) -> list[OpeniRepo
     for uid, name in images:
         names.setdefault(uid, []).append(name)
     table = read_table(file, ("uid", "findings", "impression"))
+    uids = table["uid"]
+    require(uids, uids.str.fullmatch(r"[0-9]{1,9}") & ~uids.duplicated(), "a number, each report once", file)
     return [
         OpeniReport(uid, findings, impression, tuple(names.get(uid, ())))
         for uid, findings, impression in table.itertuples(index=False)
@@ -280,8 +282,9 @@ def read_kaggle(file: Path, images: Sequence[tuple[str, str]]) -> list[OpeniRepo
 def read_projections(file: Path) -> dict[tuple[str, str], str]:
     """Kaggle's table of images: uid and name of an image -> Frontal or Lateral."""
     table = read_table(file, ("uid", "filename", "projection"))
-    views = table["projection"]
+    views, names = table["projection"], table["filename"]
     require(views, views.isin(["Frontal", "Lateral"]), "Frontal or Lateral", file)
+    require(names, ~names.duplicated(), "each image once", file)
     return dict(zip(zip(table["uid"], table["filename"], strict=True), views, strict=True))
 
 
@@ -303,18 +306,22 @@ def _image_folder(settings: Settings, place: Path) -> Path:
     return next(base / name for name in IMAGE_FOLDERS if (base / name).is_dir())
 
 
-def _files_by_key(root: Path) -> dict[str, Path]:
+def _files_by_name(root: Path) -> dict[str, Path]:
     endings = {".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".tif", ".tiff"}
     files: dict[str, Path] = {}
     for file in sorted(root.rglob("*")):
         if file.suffix.lower() in endings:
-            files.setdefault(_key(file.name), file)
+            files.setdefault(_stem(file.name), file)
     return files
+
+
+def _stem(name: str) -> str:
+    return re.sub(r"(?i:\.dcm)?(?i:\.(?:png|jpe?g|dcm|dicom|tiff?))?$", "", name.split("/")[-1])
 
 
 def _key(name: str) -> str:
     """The same for both forms of an image's name: CXR1_1_IM-0001-3001 and 1_IM-0001-3001.dcm.png."""
-    stem = re.sub(r"(?i:\.dcm)?(?i:\.(?:png|jpe?g|dcm|dicom|tiff?))?$", "", name.split("/")[-1])
+    stem = _stem(name)
     match = re.fullmatch(r"(?:CXR)?(\d+)(?:_\d+)?_(IM-.*)", stem)
     return f"{match[1]}_{match[2]}" if match else stem
 

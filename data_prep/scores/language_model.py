@@ -84,7 +84,10 @@ def has_results(file: Path, sentence_ids: Int[np.ndarray, " sentence"], name: st
         return False
     try:
         table = pq.read_table(file, columns=["sentence_id"], partitioning=None)
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, OSError) as error:
+        # The system's own errors have a number: the file may be whole.
+        if getattr(error, "errno", None) is not None:
+            raise
         print(f"{file} is damaged ({error}): the sentences are computed again")
         return False
     metadata = str(table.schema.metadata)

@@ -84,13 +84,14 @@ def pseudo_log_likelihood(
             below 1 or together with `within_word_l2r`; a token that the model does not have.
         UserError: a score that is not finite.
     """
-    # The tokenizer would take a tuple for a pair.
-    wrong = [sentences] if isinstance(sentences, str) else [x for x in sentences if not isinstance(x, str)]
+    # The tokenizer would take a tuple for a pair; an iterator would be empty the second time.
+    given = [sentences] if isinstance(sentences, str) else list(sentences)
+    wrong = [x for x in given if isinstance(sentences, str) or not isinstance(x, str)]
     if wrong:
         raise TypeError(f"sentences: expected a list of strings, found {type(wrong[0]).__name__}")
     plan = ScoringPlan(
         tokenizer,
-        list(sentences),
+        given,
         positions=int(model.config.max_position_embeddings),
         token_budget=default_token_budget(model) if token_budget is None else token_budget,
         within_word_l2r=within_word_l2r,

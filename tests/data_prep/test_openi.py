@@ -234,6 +234,45 @@ def test_table_of_frontal_images_is_asked_for(official: Path) -> None:
             prepare(settings(**{"source": official, **changed}))
 
 
+def test_a_table_with_repeated_rows_is_refused(kaggle: Path) -> None:
+    refused = [
+        (
+            "indiana_reports.csv",
+            lambda table: table["uid"] == "20",
+            {},
+            "a number, each report once, found '20'",
+        ),
+        (
+            "indiana_projections.csv",
+            lambda table: table["projection"] == "Frontal",
+            {"projection": "Lateral"},
+            "each image once, found '1_IM-0001-4001.dcm.png'",
+        ),
+    ]
+    for name, is_repeated, other, message in refused:
+        file = kaggle / name
+        table = pd.read_csv(file, dtype=str)
+        repeated = table[is_repeated(table)].iloc[:1].assign(**other)
+        pd.concat([table, repeated]).to_csv(file, index=False)
+        with pytest.raises(ReleaseError, match=message):
+            prepare(settings(kaggle))
+        table.to_csv(file, index=False)
+
+
+def test_images_of_like_names_keep_their_files(official: Path) -> None:
+    like = "CXR20_2_IM-0020-1001"
+    archive = official / "NLMCXR_reports.tgz"
+    with tarfile.open(archive) as packed:
+        packed.extractall(official, filter="data")
+    archive.unlink()
+    file = official / "ecgen-radiology" / "20.xml"
+    file.write_text(file.read_text().replace("</MeSH>", f'</MeSH><parentImage id="{like}"/>'))
+    shade(official / "NLMCXR_png" / f"{like}.png")
+    prepare(settings(official, all_views=True))
+    images = PreparedSet(official.parent / "set").table("images")
+    assert set(images.query("study_id == 20")["dicom_id"]) == {f"{like}.png", "CXR20_IM-0020-1001.png"}
+
+
 BOMB = (
     '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY b0 "ha">'
     + "".join(f'<!ENTITY b{n} "{f"&b{n - 1};" * 10}">' for n in range(1, 10))

@@ -349,10 +349,12 @@ def test_damaged_scores_are_made_again(
 ) -> None:
     file = score(prepared, model)
     expected = file.read_bytes()
-    file.write_bytes(expected[: len(expected) // 2])
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
-    assert file.read_bytes() == expected
-    assert f"{file} is damaged (" in capsys.readouterr().out
+    # Cut, and overwritten in its footer.
+    for damaged in (expected[: len(expected) // 2], expected[:-60] + b"\xff" * 20 + expected[-40:]):
+        file.write_bytes(damaged)
+        main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+        assert file.read_bytes() == expected
+        assert f"{file} is damaged (" in capsys.readouterr().out
 
 
 def test_approximation_excludes_the_other_masking(prepared: Path, model: Path) -> None:

@@ -498,6 +498,8 @@ def test_a_single_string_is_refused(model: BertForMaskedLM, tokenizer: BertToken
         inspect.unwrap(pseudo_log_likelihood)(model, tokenizer, [("a", "b")])  # not as a pair
     with pytest.raises(TypeError, match="expected a list of strings, found str"):
         inspect.unwrap(pseudo_log_likelihood)(model, tokenizer, "heart")
+    found = inspect.unwrap(pseudo_log_likelihood)(model, tokenizer, iter(["heart", "lungs"]))
+    assert len(found) == 2
 
 
 def test_a_hook_for_all_modules_is_respected(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
