@@ -16,6 +16,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from medclip_dcl import __version__
 from medclip_dcl.common.devices import device_name
 from medclip_dcl.common.distributed import rank_and_size
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_parquet
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.images import shown_images
@@ -72,6 +73,10 @@ class ResultsWriter(Callback):
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.perf_counter()
         self._notes = {}
+        if any(isinstance(one, Evaluation) and one.section == IMAGES for one in trainer.callbacks):  # type: ignore[attr-defined]
+            raise UserError(
+                f"trainer.callbacks: section {IMAGES!r} is the table of tested images; name it otherwise"
+            )
         data, trained = trainer_data(trainer), {} if self.run is None else self.run.data()
         if self.run is None or not isinstance(data, EvaluationData) or self.file_name == UNTRAINED_FILE:
             return

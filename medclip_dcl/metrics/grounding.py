@@ -165,6 +165,12 @@ class BoxedHeatMap:
 
     def agreement(self, boxes: Sequence[Rectangle]) -> Agreement:
         """Agreement with the union of boxes, each inside the heat map."""
+        height, width = self.heat_map.shape
+        # Slices would cut them, or count from the other end.
+        if not boxes or not all(
+            0 <= b.top < b.bottom <= height and 0 <= b.left < b.right <= width for b in boxes
+        ):
+            raise ValueError(f"boxes: expected some inside {height} x {width} pixels, found {boxes}")
         if self._has_nan:
             return self._by_mask(boxes)
         inside = self._no_sums()

@@ -65,8 +65,10 @@ def cosine_retrieval_ranks(
             correct candidate is i.
 
     Raises:
-        ValueError: see :func:`retrieval_ranks`.
+        ValueError: without groups, another number of candidates than of queries; see :func:`retrieval_ranks`.
     """
+    if groups is None and len(queries) != len(candidates):
+        raise ValueError(f"groups: expected them for {len(queries)} queries and {len(candidates)} candidates")
     targets = torch.arange(len(queries), device=queries.device)
     # A matrix product may differ in the last bits between equal columns: score each distinct candidate once.
     distinct, column = torch.unique(normalize(candidates, dim=-1), dim=0, return_inverse=True)

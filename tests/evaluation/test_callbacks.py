@@ -882,6 +882,11 @@ NO_PIXEL = (
             lambda data, model: None,
             "both write section 'classification' of results.json",
         ),
+        (
+            [type("Own", (Retrieval,), {"section": "images"})],
+            lambda data, model: None,
+            "section 'images' is the table of tested images",
+        ),
     ],
 )
 def test_what_cannot_be_evaluated_is_named(tmp_path, callbacks, change, words):

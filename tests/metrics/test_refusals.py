@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from medclip_dcl.metrics import (
+    BoxedHeatMap,
+    Rectangle,
     box_bounds,
     contrast_to_noise_ratio,
     cosine_retrieval_ranks,
@@ -60,6 +62,13 @@ def thresholds(*values: float):
             (lambda box=box: box_bounds(*box, image_height=4, image_width=6), NO_PIXEL)
             for box in ((6, 0, 3, 3), (-5, 0, 4, 2), (2, 2, 0.3, 0.3), (NAN, 0, 2, 2), (0, 0, math.inf, 2))
         ),
+        *(
+            (
+                lambda boxes=boxes: BoxedHeatMap(MAP).agreement(boxes),
+                "boxes: expected some inside 4 x 5 pixels",
+            )
+            for boxes in ([], [Rectangle(0, 5, 0, 5)], [Rectangle(-3, 4, 0, 2)], [Rectangle(2, 2, 0, 1)])
+        ),
         (lambda: retrieval_metrics(COSINES), "None for a square matrix, found None"),
         (lambda: retrieval_metrics(torch.zeros(0, 0)), "expected a query at least"),
         (
@@ -73,6 +82,7 @@ def thresholds(*values: float):
             lambda: retrieval_ranks(torch.tensor([[0.0, 1.0], [NAN, 1.0]])),
             "similarities hold NaN for 1 of 2 queries (first: query 1); an embedding is NaN",
         ),
+        (lambda: cosine_retrieval_ranks(COSINES, torch.ones(3, 3)), "for 2 queries and 3 candidates"),
         (
             lambda: cosine_retrieval_ranks(torch.ones(2, 3), torch.full((2, 3), NAN)),
             "similarities hold NaN for 2 of 2 queries",

@@ -228,7 +228,15 @@ def test_the_command_ends_with_whole_checkpoints(arguments, tmp_path, monkeypatc
             assert all(value.isfinite().all() for value in checkpoint[key].values())
     # The same command goes on from there.
     monkeypatch.undo()
-    main(["fit", *arguments(run, "--ema_decay", "0.5", "--trainer.callbacks", "[]")])
+    for folder in (run, tmp_path / "whole"):
+        main(["fit", *arguments(folder, "--ema_decay", "0.5", "--trainer.callbacks", "[]")])
+    for name in ("best", "last"):
+        a, b = (
+            torch.load(tmp_path / f"{x}/checkpoints/{name}.ckpt", weights_only=True) for x in ("run", "whole")
+        )
+        assert a["averaging_state"]["n_averaged"] == b["averaging_state"]["n_averaged"] == b["global_step"]
+        for key in ("state_dict", "current_model_state"):
+            assert all(torch.equal(value, b[key][part]) for part, value in a[key].items())
     metrics = pd.read_csv(run / "metrics.csv")
     assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == list(range(6))
     assert metrics["train/gradient_norm"].dropna().gt(0).sum() == 6
