@@ -91,6 +91,10 @@ MISTAKES = [
     ({"outcomes": {"error": {"path": ["tiny/error", "grounding/cnr_singed"]}}}, "did you mean grounding/cnr_signed?"),
     ({"outcomes": {"error": "clasification/by_finding/Edema/auc"}}, "did you mean classification/by_finding/*/auc?"),
     ({"outcomes": {"error": "validate/acu"}}, "did you mean validate/auc?"),
+    ({"outcomes": {"error": {"path": ["tiny/error", "validate/loss"]}}}, "error.path: expected paths of the test"),
+    ({"outcomes": {"error": {"path": []}}}, "error.path: expected paths of the test"),
+    ({"outcomes": {"error": {"path": "tiny/error", "uit": None}}}, "outcomes.error.uit: there is no such key"),
+    ({**NO_GRID, **VALIDATED, "patients": True}, "patients: expected an outcome of the test"),
     ({"choose": "eror"}, "choose: there is no outcome eror; did you mean error?"),
     ({"choose": "error", "outcomes": {"error": "validate/error"}}, "choose: expected an outcome of the validation"),
     ({"choose": "error", **TESTED}, "choose: expected an outcome of the validation"),
@@ -99,6 +103,10 @@ MISTAKES = [
         axes(rate={"levels": {"slow": {"settings": {"data.init_args.folder": "{seed}"}}}})
         | {**NO_GRID, **VALIDATED, "choose": "error"},
         "choose: the settings of rate slow name seed, over which is averaged",
+    ),
+    (
+        {**NO_GRID, **VALIDATED, "axes": {"seed": SEED}, "choose": "error"},
+        "choose: there is no axis to choose on beside seed",
     ),
     ({"tables": [{"title": "a", "outcomes": ["error"]}]}, "tables.0.where: choose a level of noise"),
     # Plots.
@@ -114,6 +122,7 @@ MISTAKES = [
     ({"figures": [LINES | {"kind": "differences", "x": {"label": "x", "levels": {"slow": 1}}}]}, "differences need"),
     ({"figures": [LINES | {"x": {"label": "x"}}]}, "figures.0.x: expected outcomes or levels"),
     ({"figures": [LINES | {"kind": "map"}]}, "figures.0: expected name, title and where alone for a map"),
+    ({"figures": [ON_X | {"name": "../a"}]}, "figures.0.name: '../a' cannot name a file"),
     ({"figures": [LINES, LINES]}, "figures: two have the same name"),
 ]  # fmt: skip
 
@@ -173,6 +182,10 @@ BASE_MISTAKES = [
     ({"axes": {"rate": ["slw"]}}, "axes.rate: there is no level of the base slw; did you mean slow?"),
     ({"axes": {"noise": [0.1]}}, "axes.noise: levels of the base: expected keys with values"),
     ({"axes": {"rate": {"base": True}}}, "axes.rate.levels: expected keys with values"),
+    (
+        {"axes": {"rate": {"base": True, "levels": {}, "values": [1]}}},
+        "axes.rate: expected set and values, or levels",
+    ),
     ({"axes": {"rate": {"base": "slow"}}}, "axes.rate.base: there is no such key"),
 ]
 
