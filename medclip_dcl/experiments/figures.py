@@ -108,9 +108,6 @@ def _panel(
     if figure.levels:
         levels = tuple(experiment.level(str(compared), name) for name in figure.levels)
     is_log = figure.log
-    are_numbers = pd.api.types.is_numeric_dtype(points["x"])
-    if is_log and not (are_numbers and (points["x"] > 0).all()):
-        raise UserError(f"figures: {figure.name}.log: expected numbers above 0 on x, found others; set false")
     places = _places(points["x"], is_log)
     step = _DODGE * (max(places.values()) - min(places.values()) or 1.0)
 

@@ -185,9 +185,9 @@ def _levels(name: str, axis: _Axis, where: str, file: Path) -> tuple[Level, ...]
         text = _text(value)
         arguments = tuple(_option(key, value) for key in as_list(axis.set))
         levels.append(Level(text, value if are_numbers else text, arguments))
-    names = [level.name for level in levels]
-    for one in (name, *names):
-        if not _NAME.fullmatch(one) or names.count(one) > 1:
+    found = [(level.name, level.value) for level in levels]
+    for one, value in ((name, name), *found):  # 1 and 1.0 are one value in the table
+        if not _NAME.fullmatch(one) or [other for _, other in found].count(value) > 1:
             raise UserError(f"{where}: {one!r} cannot name a folder of its own; give another name")
     return tuple(levels)
 
@@ -239,6 +239,10 @@ def _check_plot(experiment: Experiment, plot: Plot, where: str) -> None:
         _among(x, along, f"{where}.x", "axis")
     elif bool(x.outcomes) == bool(x.levels):
         raise UserError(f"{where}.x: expected outcomes or levels, each with its number")
+    places = [level.value for level in experiment.axes[x]] if isinstance(x, str) else []
+    places += [*x.outcomes.values(), *x.levels.values()] if isinstance(x, Places) else []
+    if plot.log and (wrong := [at for at in places if isinstance(at, str) or at <= 0]):
+        raise UserError(f"{where}.log: expected numbers above 0 on x, found {wrong[0]}")
     if not plot.used:
         raise UserError(f"{where}.y is missing: the name of an outcome")
     for outcome in plot.used:
