@@ -13,6 +13,9 @@ from medclip_dcl.common.errors import UserError
 class Described(nn.Module):
     """A module that keeps its constructor's arguments under their names; another one overrides `config`."""
 
+    def __init__(self) -> None:
+        super().__init__()  # torch's takes any arguments
+
     def config(self) -> dict[str, Any]:
         """Constructor arguments, for checkpoints."""
         parameters, kept = inspect.signature(type(self)).parameters.values(), vars(self)

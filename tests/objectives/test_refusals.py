@@ -51,6 +51,10 @@ def proud(**options: Any) -> InBatchObjective:
     return InBatchObjective(loss=Proud(), **options)
 
 
+def test_a_part_without_a_constructor_has_no_arguments():
+    assert Shared().config() == {}
+
+
 @pytest.mark.parametrize(
     ("make", "options", "words"),
     [
