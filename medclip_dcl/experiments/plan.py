@@ -37,7 +37,7 @@ _NAME = re.compile(r"[^\W_][\w.+ -]*")
 _COLUMNS = {
     *("run", "outcome", "value", *FACTS),
     *("x", "n", "mean", "sd", "low", "high", "p", "p_holm", "difference", "value_reference"),
-    *("levels", "patients_low", "patients_high"),
+    *("levels", "patients_low", "patients_high", "is_difference"),
 }
 """Columns of results.parquet and of the tables made from it, which no axis may be called."""
 
@@ -104,6 +104,10 @@ def _check(experiment: Experiment, where: str) -> None:
             f"{where} outcomes are read from results.json, which `test` writes: add it to commands (those of the last "
             f"validation of training begin with {VALIDATION})"
         )
+    if experiment.patients and all(one.is_of_validation for one in outcomes.values()):
+        raise UserError(
+            f"{where} patients: expected an outcome of the test, whose patients are drawn, found none"
+        )
     # A misspelled axis in braces would be taken as it stands.
     levels_of_all = [level.arguments for levels in axes.values() for level in levels]
     for argument in (*experiment.arguments, *itertools.chain(*levels_of_all)):
@@ -118,6 +122,8 @@ def _check(experiment: Experiment, where: str) -> None:
         _check_where(experiment, table.where, [experiment.pairs], f"{where} tables.{place}")
     for place, plot in enumerate(experiment.plots):
         _check_plot(experiment, plot, f"{where} plots.{place}")
+        if not _NAME.fullmatch(plot.name):
+            raise UserError(f"{where} plots.{place}.name: {plot.name!r} cannot name a file")
     if len({plot.name for plot in experiment.plots}) < len(experiment.plots):
         raise UserError(f"{where} plots: two have the same name")
 
@@ -161,7 +167,8 @@ def _axis_of_base(name: str, given: Any, base: Mapping[str, Any], where: str) ->
     of_base = _read(dict[str, Any], of_base, where)
     levels = _read(dict[str, Any], of_base.get("levels"), f"{where}: levels of the base")
     if is_changed:
-        return {"levels": levels | _read(dict[str, Any], given.get("levels"), f"{where}.levels")}
+        changed = {"levels": levels | _read(dict[str, Any], given.get("levels"), f"{where}.levels")}
+        return {key: one for key, one in given.items() if key != "base"} | changed
     return {"levels": {str(x): levels[_among(x, levels, where, "level of the base")] for x in given}}
 
 
@@ -178,15 +185,17 @@ def _levels(name: str, axis: _Axis, where: str, file: Path) -> tuple[Level, ...]
         text = _text(value)
         arguments = tuple(_option(key, value) for key in as_list(axis.set))
         levels.append(Level(text, value if are_numbers else text, arguments))
-    names = [level.name for level in levels]
-    for one in (name, *names):
-        if not _NAME.fullmatch(one) or names.count(one) > 1:
+    found = [(level.name, level.value) for level in levels]
+    for one, value in ((name, name), *found):  # 1 and 1.0 are one value in the table
+        if not _NAME.fullmatch(one) or [other for _, other in found].count(value) > 1:
             raise UserError(f"{where}: {one!r} cannot name a folder of its own; give another name")
     return tuple(levels)
 
 
 def _check_outcome(outcome: Outcome, where: str) -> None:
     """Refuse a misspelled path; others are of a user's evaluation, unless they are spelled almost like a known one."""
+    if len({path.startswith(VALIDATION) for path in outcome.paths}) != 1:
+        raise UserError(f"{where}.path: expected paths of the test, or of the validation ({VALIDATION})")
     known = [f"{section}/{name}" for section, names in PATHS.items() for name in names]
     tested = [section for section in PATHS if f"{section}/" != VALIDATION]
     for path in outcome.paths:
@@ -205,6 +214,8 @@ def _check_choice(experiment: Experiment, choose: Choice, where: str) -> None:
         )
     if choose.for_each is not None:
         _among(choose.for_each, experiment.axes, f"{where}.for_each", "axis")
+    if not experiment.searched:
+        raise UserError(f"{where}: there is no axis to choose on beside {experiment.pairs}")
     for axis in experiment.searched:
         for level in experiment.axes[axis]:
             if any(f"{{{experiment.pairs}}}" in argument for argument in level.arguments):
@@ -228,6 +239,10 @@ def _check_plot(experiment: Experiment, plot: Plot, where: str) -> None:
         _among(x, along, f"{where}.x", "axis")
     elif bool(x.outcomes) == bool(x.levels):
         raise UserError(f"{where}.x: expected outcomes or levels, each with its number")
+    places = [level.value for level in experiment.axes[x]] if isinstance(x, str) else []
+    places += [*x.outcomes.values(), *x.levels.values()] if isinstance(x, Places) else []
+    if plot.log and (wrong := [at for at in places if isinstance(at, str) or at <= 0]):
+        raise UserError(f"{where}.log: expected numbers above 0 on x, found {wrong[0]}")
     if not plot.used:
         raise UserError(f"{where}.y is missing: the name of an outcome")
     for outcome in plot.used:
@@ -274,8 +289,8 @@ def _read(hint: Any, given: Any, where: str) -> Any:
         return Path(given) if hint is Path else given
     if isinstance(given, str):
         given = {dataclasses.fields(hint)[0].name: given}
+    _check_keys(given or {}, hint, where)
     given = {key: one for key, one in (given or {}).items() if one is not None}
-    _check_keys(given, hint, where)
     for one in dataclasses.fields(hint):
         if one.name not in given and one.default is one.default_factory is dataclasses.MISSING:
             raise UserError(f"{_of(where, one.name)} is missing")

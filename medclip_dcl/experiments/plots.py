@@ -108,9 +108,6 @@ def _panel(
     if plot.levels:
         levels = tuple(experiment.level(str(compared), name) for name in plot.levels)
     is_log = plot.log
-    are_numbers = pd.api.types.is_numeric_dtype(points["x"])
-    if is_log and not (are_numbers and (points["x"] > 0).all()):
-        raise UserError(f"plots: {plot.name}.log: expected numbers above 0 on x, found others; set false")
     places = _places(points["x"], is_log)
     step = _DODGE * (max(places.values()) - min(places.values()) or 1.0)
 

@@ -129,6 +129,11 @@ class InBatchObjective(nn.Module):
         self.loss, self.near_texts = loss, near_texts
         if loss is not None:
             loss.check_options(self.class_probability, negative_weights, image_to_text)
+        if both := {*self.requires_of_sentences} & {*self.requires_of_images}:
+            # An anchor's fields are those of its sentence and of its image by name.
+            raise UserError(
+                f"model: the objective asks for {both} of sentences and of images; rename one of them"
+            )
 
     @property
     def requires_of_sentences(self) -> tuple[str, ...]:

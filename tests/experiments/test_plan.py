@@ -78,6 +78,7 @@ MISTAKES = [
     (axes(seed=SEED | {"values": []}), "axes.seed: expected set and values, or levels"),
     (axes(seed={"values": [1]}), "axes.seed: expected set and values, or levels"),
     (axes(seed=SEED | {"values": [1, 2, 1]}), "axes.seed: '1' cannot name a folder of its own"),
+    (axes(seed=SEED | {"values": [1, 1.0]}), "axes.seed: '1' cannot name a folder of its own"),
     (axes(seed=SEED | {"values": ["a/b"]}), "axes.seed: 'a/b' cannot name a folder"),
     (axes(order=SEED), "the axes seed and order both set seed_everything"),
     (axes(epochs={"set": "trainer.max_epochs", "values": 2}), "axes.epochs: this is a column of results.parquet"),
@@ -91,6 +92,10 @@ MISTAKES = [
     ({"outcomes": {"error": {"path": ["tiny/error", "grounding/cnr_singed"]}}}, "did you mean grounding/cnr_signed?"),
     ({"outcomes": {"error": "clasification/by_finding/Edema/auc"}}, "did you mean classification/by_finding/*/auc?"),
     ({"outcomes": {"error": "validate/acu"}}, "did you mean validate/auc?"),
+    ({"outcomes": {"error": {"path": ["tiny/error", "validate/loss"]}}}, "error.path: expected paths of the test"),
+    ({"outcomes": {"error": {"path": []}}}, "error.path: expected paths of the test"),
+    ({"outcomes": {"error": {"path": "tiny/error", "uit": None}}}, "outcomes.error.uit: there is no such key"),
+    ({**NO_GRID, **VALIDATED, "patients": True}, "patients: expected an outcome of the test"),
     ({"choose": "eror"}, "choose: there is no outcome eror; did you mean error?"),
     ({"choose": "error", "outcomes": {"error": "validate/error"}}, "choose: expected an outcome of the validation"),
     ({"choose": "error", **TESTED}, "choose: expected an outcome of the validation"),
@@ -100,11 +105,17 @@ MISTAKES = [
         | {**NO_GRID, **VALIDATED, "choose": "error"},
         "choose: the settings of rate slow name seed, over which is averaged",
     ),
+    (
+        {**NO_GRID, **VALIDATED, "axes": {"seed": SEED}, "choose": "error"},
+        "choose: there is no axis to choose on beside seed",
+    ),
     ({"tables": [{"title": "a", "outcomes": ["error"]}]}, "tables.0.where: choose a level of noise"),
     # Plots.
     ({"plots": [LINES | {"kind": "line"}]}, "plots.0.kind: expected lines, differences, map, found line; did you"),
     ({"plots": [LINES | {"x": "nois"}]}, "plots.0.x: there is no axis nois; did you mean noise?"),
     ({"plots": [LINES | {"y": "eror"}]}, "there is no outcome eror; did you mean error?"),
+    ({"plots": [ON_X | {"x": "rate", "log": True}]}, "plots.0.log: expected numbers above 0 on x, found slow"),
+    ({"plots": [ON_X | {"x": {"label": "x", "levels": {"slow": 0}}, "log": True}]}, "above 0 on x, found 0"),
     ({"plots": [LINES | {"y": []}]}, "plots.0.y is missing"),
     ({"plots": [LINES | {"where": {"noise": 3}}]}, "where.noise: there is no level 3"),
     ({"plots": [LINES | {"x": {"label": "x", "outcomes": {"error": 1}}}]}, "plots.0.where: choose a level"),
@@ -114,6 +125,7 @@ MISTAKES = [
     ({"plots": [LINES | {"kind": "differences", "x": {"label": "x", "levels": {"slow": 1}}}]}, "differences need"),
     ({"plots": [LINES | {"x": {"label": "x"}}]}, "plots.0.x: expected outcomes or levels"),
     ({"plots": [LINES | {"kind": "map"}]}, "plots.0: expected name, title and where alone for a map"),
+    ({"plots": [ON_X | {"name": "../a"}]}, "plots.0.name: '../a' cannot name a file"),
     ({"plots": [LINES, LINES]}, "plots: two have the same name"),
 ]  # fmt: skip
 
@@ -173,6 +185,10 @@ BASE_MISTAKES = [
     ({"axes": {"rate": ["slw"]}}, "axes.rate: there is no level of the base slw; did you mean slow?"),
     ({"axes": {"noise": [0.1]}}, "axes.noise: levels of the base: expected keys with values"),
     ({"axes": {"rate": {"base": True}}}, "axes.rate.levels: expected keys with values"),
+    (
+        {"axes": {"rate": {"base": True, "levels": {}, "values": [1]}}},
+        "axes.rate: expected set and values, or levels",
+    ),
     ({"axes": {"rate": {"base": "slow"}}}, "axes.rate.base: there is no such key"),
 ]
 

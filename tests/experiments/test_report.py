@@ -120,11 +120,6 @@ def test_a_plot_has_the_asked_levels(tmp_path, plot, there, absent):
     assert all(text in panels[0] for text in there) and absent not in panels[0]
 
 
-def test_names_have_no_logarithm(tmp_path):
-    with pytest.raises(UserError, match="plots: a.log: expected numbers above 0 on x"):
-        draw_plots(*written(tmp_path, plots=[OVER_RATE | {"log": True}]))
-
-
 def test_compared_levels_on_x_and_across(tmp_path):
     x = {"label": "eta", "levels": {"slow": 0.0, "fast": 0.2}}
     plot = {"kind": "lines", "name": "a", "x": x, "y": ["error", "slope"], "where": {"noise": 1}}

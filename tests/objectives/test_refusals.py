@@ -11,12 +11,14 @@ import torch
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import (
+    ClassProbability,
     ConstantClassProbability,
     HardNegatives,
     IndividualTemperatures,
     KnownClassProbability,
     LanguageModelClassProbability,
     NearTexts,
+    NegativeWeights,
     RemoveByLabel,
     RemoveByTextSimilarity,
     ResampleByTextSimilarity,
@@ -31,8 +33,26 @@ from tests.objectives.test_anchor_losses import Proud
 from tests.objectives.test_in_batch import make_batch
 
 
+class Bare(ClassProbability):
+    """Asks for a field that the weights below need of images, and keeps no argument."""
+
+    requires = ("labels",)
+
+    def __init__(self, scale: float = 1.0, **options: Any) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(scale))
+
+
+class Shared(NegativeWeights):
+    candidate_requires = ("labels",)
+
+
 def proud(**options: Any) -> InBatchObjective:
     return InBatchObjective(loss=Proud(), **options)
+
+
+def test_a_part_without_a_constructor_has_no_arguments():
+    assert Shared().config() == {}
 
 
 @pytest.mark.parametrize(
@@ -60,6 +80,8 @@ def proud(**options: Any) -> InBatchObjective:
         (proud, {"class_probability": ConstantClassProbability(0.1)}, ["set model.init_args.class_probability: null"]),
         (proud, {"negative_weights": HardNegatives()}, ["Proud does not use it", "negative_weights: null"]),
         (proud, {"image_to_text": 0.1}, ["set model.init_args.image_to_text: 0.0"]),
+        (InBatchObjective, {"class_probability": Bare(), "negative_weights": Shared()}, ["'labels'", "rename one"]),
+        (Bare().config, {}, ["Bare: expected plain attributes", "options"]),
     ],
 )  # fmt: skip
 def test_a_setting_is_refused_by_name(make, options, words):
