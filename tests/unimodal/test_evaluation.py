@@ -261,15 +261,6 @@ def test_a_run_without_an_objective_says_so(tmp_path, capsys):
     )
 
 
-def test_predict_says_where_predictions_are(tested, capsys):
-    with pytest.raises(SystemExit):
-        main(["predict", "--config", str(tested / "config.yaml")])
-    assert (
-        "`test` writes the classes of the test images to predictions/image_only.parquet"
-        in capsys.readouterr().err
-    )
-
-
 def test_a_checkpoint_of_another_kind_is_refused(tested, tmp_path):
     """Without text, nothing is said of starting a classifier from it."""
     source = read_model(tested / "checkpoints/last.ckpt")
