@@ -13,5 +13,10 @@ class Described(nn.Module):
 
     def config(self) -> dict[str, Any]:
         """Constructor arguments, for checkpoints."""
-        parameters = inspect.signature(type(self)).parameters.values()
-        return {x.name: getattr(self, x.name) for x in parameters if not x.kind.name.startswith("VAR")}
+        names: list[str] = []
+        for kind in type(self).__mro__:
+            _, *parameters = inspect.signature(kind.__init__).parameters.values()
+            names += [x.name for x in parameters if not x.kind.name.startswith("VAR")]
+            if all(x.kind is not x.VAR_KEYWORD for x in parameters):
+                break  # else **options are those of the class above
+        return {name: getattr(self, name) for name in names}

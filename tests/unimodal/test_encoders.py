@@ -57,8 +57,21 @@ def test_small_network_is_convolutions_and_a_mean():
     torch.testing.assert_close(encoder(images), found.flatten(2).mean(2))
 
 
+class OwnConvNet(SmallConvNet):
+    """A class of the user's own, which hands its options on."""
+
+    def __init__(self, slope: float = 0.0, **options: int) -> None:
+        super().__init__(**options)
+        self.slope = slope
+
+
 @pytest.mark.parametrize(
-    "encoder", [SmallImageResNet(18, width=5, channels=1), SmallConvNet(width=7, channels=2)]
+    "encoder",
+    [
+        SmallImageResNet(18, width=5, channels=1),
+        SmallConvNet(width=7, channels=2),
+        OwnConvNet(0.5, width=7, channels=2),
+    ],
 )
 def test_an_encoder_is_rebuilt_from_its_description(encoder):
     again = build_part(part_config(encoder), SmallImageEncoder)
