@@ -14,8 +14,8 @@ class Described(nn.Module):
     def config(self) -> dict[str, Any]:
         """Constructor arguments, for checkpoints."""
         names: list[str] = []
-        for kind in type(self).__mro__:
-            _, *parameters = inspect.signature(kind.__init__).parameters.values()
+        for kind in (kind for kind in type(self).__mro__ if "__init__" in vars(kind)):
+            parameters = inspect.signature(kind).parameters.values()
             names += [x.name for x in parameters if not x.kind.name.startswith("VAR")]
             if all(x.kind is not x.VAR_KEYWORD for x in parameters):
                 break  # else **options are those of the class above
