@@ -107,7 +107,8 @@ class ScoreTable:
                 f"{self.file} or {self._description} cannot be read ({said}); remove both"
             ) from error
         self._journal.require_same(about, self._description)
-        frame = frame[self._all_columns]
+        if list(frame.columns) != self._all_columns:
+            raise UserError(f"{self.file} has other columns than it was written with; remove it")
         plain = frame.astype(object).where(frame.notna(), None)
         return _unchanged(plain.to_dict("records"), about)  # type: ignore[arg-type]
 

@@ -406,6 +406,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where to write")
     options = parser.parse_args(arguments)
     with one_line_errors("medclip_dcl.report.compare: error"):
+        # Before minutes of work.
+        if options.output.is_file():
+            raise SavedResultsError(f"--output: expected a folder, found the file {options.output}")
         names = options.names.split(",") if options.names is not None else None
         comparison = compare(
             options.runs, baseline=options.baseline, names=names, untrained=options.untrained

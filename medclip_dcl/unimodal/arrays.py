@@ -139,6 +139,8 @@ def _read_parquet(file: Path) -> tuple[np.ndarray, np.ndarray]:
         images = np.empty((len(table), *_CIFAR10_SHAPE), dtype=np.uint8)
         for row, encoded in enumerate(table["img" if "img" in table else "image"]):
             with Image.open(io.BytesIO(encoded["bytes"]), formats=("PNG", "JPEG")) as image:
+                if image.size != _CIFAR10_SHAPE[1:]:  # one pixel would be copied to all places
+                    raise ValueError(f"an image of {image.size}")
                 images[row] = np.asarray(image.convert("RGB")).transpose(2, 0, 1)
         return images, table["label"].to_numpy()
     except Exception as error:  # those of damaged bytes, other columns and other images

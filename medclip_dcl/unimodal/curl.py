@@ -64,9 +64,10 @@ def k_negative_loss(
         >>> k_negative_loss(x, x, other, loss="hinge").item()  # the margin is 1
         0.0
     """
-    if positives.shape != anchors.shape or negatives.shape[::2] != anchors.shape:
+    are_fit = negatives.dim() == 3 and negatives.shape[::2] == positives.shape == anchors.shape
+    if not (are_fit and negatives.numel()):
         raise ValueError(
-            "expected anchors and positives (anchor, dim) and negatives (anchor, negative, dim), found "
+            "expected anchors and positives (anchor, dim) and negatives (anchor, negative, dim), none empty, found "
             f"{tuple(anchors.shape)}, {tuple(positives.shape)} and {tuple(negatives.shape)}"
         )
     anchors, positives, negatives = map(at_least_float32, (anchors, positives, negatives))

@@ -161,6 +161,8 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                 raise UserError(
                     f"data.{setting}: expected some of {', '.join(there)}, found {', '.join(unknown)}"
                 )
+        if len(names) < 2:
+            raise UserError(f"data.classes: expected at least two classes, found {self.classes}")
         usual = [name for name in images.selected if name in names]
         selected = usual if self.selected is None else self.selected
         if self.fraction < 1 and not selected:

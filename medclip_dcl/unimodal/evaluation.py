@@ -86,16 +86,17 @@ class ImageOnlyEvaluation(Evaluation):
                 "probe_batch_size": (probe_batch_size, 1),
                 "probe_weight_decay": (probe_weight_decay, 0),
                 "k": (k, 1),
+                "map_images": (map_images, 1),
             },
         )
         if not label_fractions or not all(0 < fraction <= 1 for fraction in label_fractions):
             raise UserError(
                 f"ImageOnlyEvaluation.label_fractions: expected shares in (0, 1], found {list(label_fractions)}"
             )
-        if not (probe_learning_rate > 0 and temperature > 0):
+        if not (probe_learning_rate > 0 and temperature > 0 and map_perplexity > 0):
             raise UserError(
-                "ImageOnlyEvaluation: expected probe_learning_rate and temperature above 0, found "
-                f"{probe_learning_rate} and {temperature}"
+                "ImageOnlyEvaluation: expected probe_learning_rate, temperature and map_perplexity above 0, found "
+                f"{probe_learning_rate}, {temperature} and {map_perplexity}"
             )
         self.label_fractions = sorted({float(x) for x in label_fractions}, reverse=True)
         self.label_draws, self.label_seed = label_draws, label_seed

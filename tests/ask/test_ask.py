@@ -220,6 +220,9 @@ def test_scores_of_something_else_are_never_mixed(exported, small_bert, files, t
         (("--model", exported, files / "a.jpg"), "has rows of 6 images that are not asked for now"),
     ):
         assert message in refused(capsys, *changed, *options)
+    pd.read_csv(output).assign(read_by="me").to_csv(output, index=False)
+    assert "has other columns" in refused(capsys, "--model", exported, files, *options)
+    output.write_bytes(before)
     (tmp_path / "scores.csv.json").unlink()
     assert "was not written by this command" in refused(capsys, "--model", exported, files, *options)
     assert output.read_bytes() == before

@@ -398,6 +398,7 @@ def _other_patients(run):
             "a b --untrained",
             "b/results_untrained.json is missing; create it with: python -m medclip_dcl test",
         ),
+        (None, "a b --output a/results.json", "--output: expected a folder, found the file a/results.json"),
         (None, "a b --names one", "--names: expected 2 names"),
         (None, "a b --names x,", "found 'x', ''"),
         (None, "a --names untrained", "found 'untrained'"),

@@ -291,7 +291,8 @@ BLACK = png(np.zeros((3, 32, 32), np.uint8))
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"img": [{"bytes": png(np.zeros((3, 32, 31), np.uint8))}], "label": [1]}, ["32 x 32", "(3,32,31)"]),
+        ({"img": [{"bytes": png(np.zeros((3, 32, 31), np.uint8))}], "label": [1]}, ["32 x 32", "(31, 32)"]),
+        ({"img": [{"bytes": png(np.zeros((3, 1, 1), np.uint8))}], "label": [1]}, ["32 x 32", "(1, 1)"]),
         ({"img": [{"bytes": BLACK}, {"bytes": b"?"}], "label": [1, 2]}, ["PNG or JPEG", "cannot identify"]),
         ({"img": [{"path": "a.png"}], "label": [1]}, ["columns img (or image)", "KeyError('bytes')"]),
         ({"img": [{"bytes": BLACK}], "fine_label": [1]}, ["columns img (or image)", "KeyError('label')"]),

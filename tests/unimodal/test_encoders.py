@@ -58,7 +58,11 @@ def test_small_network_is_convolutions_and_a_mean():
 
 
 @pytest.mark.parametrize(
-    "encoder", [SmallImageResNet(18, width=5, channels=1), SmallConvNet(width=7, channels=2)]
+    "encoder",
+    [
+        SmallImageResNet(18, width=5, channels=1),
+        SmallConvNet(width=7, channels=2),
+    ],
 )
 def test_an_encoder_is_rebuilt_from_its_description(encoder):
     again = build_part(part_config(encoder), SmallImageEncoder)

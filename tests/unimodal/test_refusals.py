@@ -55,6 +55,7 @@ def many_tasks() -> None:
         (data, {"fraction": 0.001}, ["data.fraction", "0.001 keeps none of the 121 training images of class 5"]),
         (data, {"fraction": 0.5, "classes": ["0", "1"]}, ["data.selected", "some of 0, 1 for data.fraction 0.5"]),
         (data, {"classes": ["0", "10", "frog"]}, ["data.classes", "0, 1, 2", "found 10, frog"]),
+        (data, {"classes": ["3", "3"]}, ["data.classes", "at least two", "['3', '3']"]),
         (data, {"selected": ["7"], "classes": ["3", "4"]}, ["data.selected", "some of 3, 4", "found 7"]),
         (data, {"folder": "here"}, ["data.folder", "come with scikit-learn", "here"]),
         (data, {"source": "cifar10"}, ["data.folder", "found None for cifar10"]),
@@ -78,7 +79,8 @@ def many_tasks() -> None:
         (Blocks, {"size": 0}, ["size and k of at least 1, found 0 and 1"]),
         (ImageOnlyEvaluation, {"label_fractions": [0.5, 0.0]}, ["label_fractions", "(0, 1]", "[0.5, 0.0]"]),
         (ImageOnlyEvaluation, {"probe_weight_decay": -1.0}, ["probe_weight_decay: expected at least 0, found -1.0"]),
-        (ImageOnlyEvaluation, {"temperature": 0.0}, ["temperature above 0", "0.001 and 0.0"]),
+        (ImageOnlyEvaluation, {"temperature": 0.0}, ["temperature and map_perplexity above 0", "0.001, 0.0 and 30.0"]),
+        (ImageOnlyEvaluation, {"map_images": -5}, ["map_images: expected at least 1, found -5"]),
         (many_tasks, {}, ["average_k", "17,310,309,456,440 for k 9 and 100 classes"]),
         (margin_loss, {"margins": torch.ones(2, 1), "loss": "Hinge"}, ["loss", "hinge", "'Hinge'"]),
         (simclr_loss, {"first": VIEWS, "second": VIEWS, "class_probability": 1.0}, ["class_probability", "[0, 1)"]),
@@ -99,6 +101,8 @@ def test_shapes_that_would_broadcast_are_refused():
     ones = torch.ones
     for call in (
         lambda: k_negative_loss(VIEWS, VIEWS[:1], ones(2, 1, 3)),
+        lambda: k_negative_loss(VIEWS, VIEWS, ones(2, 0, 3)),
+        lambda: k_negative_loss(ones(3, 3), ones(3, 3), ones(3, 3, 3, 3)),
         lambda: Blocks(2, 3)(ones(3, 3, 4), {}),
         lambda: SimCLR()(ones(4, 2, 4), {}),
         lambda: average_k_metrics(torch.eye(3), torch.arange(3), torch.eye(3), 1, class_distribution=ones(2)),
