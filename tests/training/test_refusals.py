@@ -36,7 +36,7 @@ def select(**options: Any) -> None:
         (lambda: check_callbacks([ModelCheckpoint(save_last=True)]), "callbacks: ModelCheckpoint"),
         (lambda: in_order([EMAWeightAveraging()]), "EMAWeightAveraging.*ema_decay"),
         *((lambda x=x: AveragedWeights(x), f"ema_decay: .* {x}") for x in (0.0, 1.0, -1.0, float("nan"))),
-        (lambda: LastCheckpoint("x", -1.0), "checkpoint_minutes .* -1"),
+        (lambda: LastCheckpoint("x", -1.0), "checkpoint_minutes: .* -1"),
     ],
 )
 def test_what_training_refuses(refused: Callable[[], object], words: str) -> None:
