@@ -3,8 +3,8 @@
 const TYPING_PAUSE = 250; // milliseconds
 const find = (id) => document.getElementById(id);
 const panels = find("panels");
-const mostSentences = Number(document.body.dataset.mostSentences);
-const mostBytes = Number(document.body.dataset.mostBytes);
+const maxSentences = Number(document.body.dataset.maxSentences);
+const maxBytes = Number(document.body.dataset.maxBytes);
 
 let image = null; // {file, token, width, height, picture}
 let range = null; // [lowest, highest] cosine of all sentences
@@ -50,7 +50,7 @@ async function attempt(action, subject = "") {
 // Image
 
 async function send(file) {
-  if (file.size > mostBytes) throw new Refused(`The file is larger than ${mostBytes / 2 ** 20} MiB. Choose one radiograph.`);
+  if (file.size > maxBytes) throw new Refused(`The file is larger than ${maxBytes / 2 ** 20} MiB. Choose one radiograph.`);
   return (await post("image", file)).json();
 }
 
@@ -150,7 +150,7 @@ function addPanel() {
 
 function countPanels() {
   panels.dataset.count = panels.children.length;
-  find("add").disabled = panels.children.length >= mostSentences;
+  find("add").disabled = panels.children.length >= maxSentences;
 }
 
 function showGrey(panel) {
