@@ -46,8 +46,9 @@ def _uses(found: Tables) -> list[str]:
             problems += some(f"{name}.parquet: patients with two uses", uses.index[uses > 1])
     if "boxes" in found:
         images = found["images"]
-        elsewhere = images["dicom_id"].isin(found["boxes"]["dicom_id"]) & (images["use"] != "grounding")
-        what = "images.parquet: images with a box whose use is not grounding"
+        phrased = found["boxes"].loc[found["boxes"]["phrase"] != "", "dicom_id"]
+        elsewhere = images["dicom_id"].isin(phrased) & (images["use"] != "grounding")
+        what = "images.parquet: images with a box with a phrase whose use is not grounding"
         problems += some(what, images.loc[elsewhere, "dicom_id"])
     return problems
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -41,11 +41,14 @@ class EvaluationTables(EvaluatedImages):
 
     Attributes:
         cases: dicom_id, finding, label (1 / 0), of every finding that the set labels.
-        boxes: dicom_id, category, phrase, x, y, w, h in original pixels; empty on validate.
+        boxes: with a phrase: dicom_id, category, phrase, x, y, w, h in original pixels; empty on validate.
         sentences: dicom_id, sentence_id, text: distinct sentences of each report; on test, of the retrieved reports.
         view: the part of each image that the model sees.
         findings: labelled by the set, even without a case in this stage.
         reports_in_words: description of the retrieved reports.
+        regions: all boxes, with or without a phrase, and with their reader where the set names it; empty on validate.
+        masks: rows of the set's table; empty on validate.
+        tuning: dicom_ids of the validate images that are among those of test for their regions and masks.
     """
 
     cases: pd.DataFrame
@@ -54,6 +57,9 @@ class EvaluationTables(EvaluatedImages):
     view: View = View()
     findings: Sequence[str] = ()
     reports_in_words: str = "all"
+    regions: pd.DataFrame = field(default_factory=lambda: _no_rows("boxes"))
+    masks: pd.DataFrame = field(default_factory=lambda: _no_rows("masks"))
+    tuning: frozenset[str] = frozenset()
 
     @property
     def labelled(self) -> list[str]:
@@ -188,6 +194,11 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             return
         self._require_images_to_fit()
         reported = self._reported("train")
+        if reported.images.empty:
+            raise PreparedDataError(
+                f"{self.folder} has no reports of its training images: an image-text model learns from images and "
+                "sentences; train a classifier (configs/finetune.yaml), or prepare a set with reports"
+            )
         has_several = reported.images["study_id"].duplicated().any()
         if self.views > 1 and not self.varies and not has_several:
             raise PreparedDataError(
@@ -320,13 +331,17 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def _evaluation_tables(self, stage: str) -> EvaluationTables:
         cases = self.prepared.table("cases").query("use == @stage")
         images = self.prepared.table("images")
-        boxes = pd.DataFrame(columns=list(TABLES["boxes"]))
+        regions, masks = _no_rows("boxes"), _no_rows("masks")
         if stage == "validate":
-            reported = measured = self._reported("validate").images
-            in_words = "all"
+            measured = images.query("use == 'validate'")
+            reported, in_words = self._reported("validate").images, "all"
         else:
-            boxes = self.prepared.table("boxes") if self.prepared.has("boxes") else boxes
-            measured = pd.concat([cases["dicom_id"], boxes["dicom_id"]]).to_frame()
+            evaluable = images.loc[images["use"].isin(("test", "grounding", "validate")), "dicom_id"]
+            regions, masks = (
+                rows[rows["dicom_id"].isin(evaluable)].reset_index(drop=True)
+                for rows in map(self._rows_if_any, ("boxes", "masks"))
+            )
+            measured = pd.concat([cases["dicom_id"], regions["dicom_id"], masks["dicom_id"]]).to_frame()
             reported, in_words = self._retrieved()
             if measured.empty and reported.empty:
                 raise PreparedDataError(
@@ -335,6 +350,9 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
                     "data_prep.folder; the split file of MIMIC-CXR)"
                 )
         evaluated = set(measured["dicom_id"]) | set(reported["dicom_id"])
+        validate = set(images.loc[images["use"] == "validate", "dicom_id"])
+        tuning = validate & {*regions["dicom_id"], *masks["dicom_id"]}
+        boxes = regions[(regions["phrase"] != "") & ~regions["dicom_id"].isin(tuning)]
         # Images of CheX5 and of boxes first, so that their order does not depend on other findings and reports.
         of_chex5 = cases.loc[cases["finding"].isin(CHEX5), "dicom_id"]
         is_later = ~images["dicom_id"].isin({*of_chex5, *boxes["dicom_id"]}) & (stage == "test")
@@ -350,11 +368,17 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             images=images[["dicom_id", "subject_id", "study_id", "height", "width"]],
             cases=cases.loc[cases["dicom_id"].isin(evaluated), _CASE_COLUMNS].reset_index(drop=True),
             findings=self.prepared.findings,
-            boxes=boxes.reset_index(drop=True),
+            boxes=boxes[list(TABLES["boxes"])].reset_index(drop=True),
             sentences=sentences[["dicom_id", "sentence_id", "text"]],
             view=self.fitted_view,
             reports_in_words=in_words,
+            regions=regions,
+            masks=masks,
+            tuning=frozenset(tuning),
         )
+
+    def _rows_if_any(self, table: str) -> pd.DataFrame:
+        return self.prepared.table(table) if self.prepared.has(table) else _no_rows(table)
 
     def _retrieved(self) -> tuple[pd.DataFrame, str]:
         """Test images whose reports are retrieved, and which these are."""
@@ -374,3 +398,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         tested = self.evaluation("test").images["dicom_id"].tolist()
         images = self.prepared.table("images").query("use == 'test'")["dicom_id"]
         return self._image_loader([*tested, *sorted(set(images) - set(tested))])
+
+
+def _no_rows(table: str) -> pd.DataFrame:
+    return pd.DataFrame(columns=list(TABLES[table]))

@@ -44,6 +44,11 @@ TABLES: dict[str, dict[str, str]] = {
         **dict.fromkeys(("dicom_id", "category", "phrase"), "str"),
         **dict.fromkeys("xywh", "float64"),
     },
+    "masks": {
+        **dict.fromkeys(("dicom_id", "category", "phrase", "reader"), "str"),
+        **dict.fromkeys(("height", "width"), "int64"),
+        "counts": "str",
+    },
     "classes": {"sentence_id": "int64", "class_id": "int64", "rho": "float64", "sentence_share": "float64"},
     "image_classes": {"dicom_id": "str", "class_id": "int64"},
     "log_p": {"sentence_id": "int64", "n_tokens": "int64", "log_p": "float64"},
@@ -51,17 +56,20 @@ TABLES: dict[str, dict[str, str]] = {
 }
 """Table name -> column -> type ("str" columns hold no missing values).
 
-"labels" may have further float64 columns, of findings beyond CheXpert's. Only sets of reports alone have "studies".
+"labels" may have further float64 columns, of findings beyond CheXpert's. Only sets of reports alone have "studies"; a
+set without reports has neither "sentences" nor "reports". A box or mask without a phrase has the phrase ""; counts are
+COCO run lengths, separated by blanks, of a mask of height x width pixels.
 """
 
-OPTIONAL: dict[str, dict[str, str]] = {"images": {"sex": "str", "age": "float64"}}
+OPTIONAL: dict[str, dict[str, str]] = {"images": {"sex": "str", "age": "float64"}, "boxes": {"reader": "str"}}
 """Columns that follow those of `TABLES` where the source has them: sex, a value of `SEXES`; age at the study in years,
-NaN where it is unknown."""
+NaN where it is unknown; the reader who drew a box."""
 
 SEXES = ("F", "M", "unknown")
 
 _MADE_BY = {
-    "boxes": "python -m data_prep.mimic_cxr with --ms_cxr FILE",
+    "boxes": "python -m data_prep.mimic_cxr with --ms_cxr FILE, or data_prep.public",
+    "masks": "python -m data_prep.public",
     "classes": "python -m data_prep.mimic_cxr on a phantom release (only there the truth is known)",
     "image_classes": "python -m data_prep.mimic_cxr on a phantom release (only there the truth is known)",
     "studies": "python -m data_prep.folder on a table without images",
@@ -323,6 +331,14 @@ class PreparedSet:
         """As `table`, of the right format but with any damage in its rows."""
         if table not in self._tables:
             file = self.folder / f"{table}.parquet"
+            if not file.is_file() and table in ("sentences", "reports") and table not in self.info["digests"]:
+                self._tables[table] = pd.DataFrame(
+                    {
+                        name: pd.Series(dtype="object" if kind == "str" else kind)
+                        for name, kind in TABLES[table].items()
+                    }
+                )
+                return self._tables[table]
             if not file.is_file():
                 raise PreparedDataError(
                     f"{self.folder} has no table {table}.parquet; create it with: {_command_for(table)}"

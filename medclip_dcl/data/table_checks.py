@@ -29,7 +29,7 @@ _VALUES: dict[str, dict[str, Sequence[Any]]] = {
 REFERENCES = {
     "reports": ("reports", "sentence_id", "sentences"),
     "classes": ("sentences", "sentence_id", "classes"),
-    **{name: (name, "dicom_id", "images") for name in ("cases", "boxes", "image_classes")},
+    **{name: (name, "dicom_id", "images") for name in ("cases", "boxes", "masks", "image_classes")},
 }
 # Rounding may bring a log p of 0 so far above it; LanguageModelClassProbability takes as much.
 _LARGEST_LOG_P = 1e-4

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from medclip_dcl.evaluation.embedding_map import EmbeddingMap as EmbeddingMap
     from medclip_dcl.evaluation.finding_classification import FindingClassification as FindingClassification
     from medclip_dcl.evaluation.grounding import Grounding as Grounding
+    from medclip_dcl.evaluation.localisation import Localisation as Localisation
     from medclip_dcl.evaluation.results import ResultsWriter as ResultsWriter
     from medclip_dcl.evaluation.retrieval import Retrieval as Retrieval
 
@@ -22,6 +23,7 @@ _MODULES = {
     "EvaluationResult": "base",
     "FindingClassification": "finding_classification",
     "Grounding": "grounding",
+    "Localisation": "localisation",
     "ResultsWriter": "results",
     "Retrieval": "retrieval",
     "ZeroShotClassification": "classification",

@@ -36,8 +36,8 @@ COLUMNS = (
 """Columns of the predictions; pair_*: of the union of the phrase's boxes on the image, repeated for each of them."""
 
 NO_BOXES = (
-    "the set has no boxes: grounding, and retrieval of boxes and phrases, are not measured (boxes come with "
-    "data_prep.mimic_cxr --ms_cxr FILE)"
+    "the set has no boxes with phrases: grounding, and retrieval of boxes and phrases, are not measured (these boxes "
+    "come with data_prep.mimic_cxr --ms_cxr FILE)"
 )
 
 

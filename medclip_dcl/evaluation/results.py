@@ -19,7 +19,7 @@ from medclip_dcl.common.distributed import rank_and_size
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_parquet
 from medclip_dcl.common.weight_files import read_model
-from medclip_dcl.data.images import shown_images
+from medclip_dcl.data.images import EvaluatedImages, shown_images
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.data.prepared import OPTIONAL
 from medclip_dcl.evaluation.base import (
@@ -153,7 +153,7 @@ class ResultsWriter(Callback):
         """Entries that say which images were tested and, for those of a prepared set, how they were shown."""
         if not isinstance(datamodule, EvaluationData):
             return {"dataset": datamodule.dataset()}
-        prepared, images = datamodule.prepared, datamodule.evaluation("test").images
+        prepared, images = datamodule.prepared, _measured(datamodule.evaluation("test"))
         return {
             "dataset": {
                 "source": prepared.info.get("source"),
@@ -175,10 +175,15 @@ def _tested_data(trainer: Trainer) -> EvaluationData | DescribedData:
     return evaluation_data(trainer)
 
 
+def _measured(tables: EvaluatedImages) -> pd.DataFrame:
+    """The images of a test without those that only choose thresholds."""
+    return tables.images[~tables.images["dicom_id"].isin(getattr(tables, "tuning", ()))]
+
+
 def _tested_images(datamodule: EvaluationData) -> pd.DataFrame:
     """Patient, study, view and, where the set has them, sex and age of each tested image, for tables by group."""
     images = datamodule.prepared.table("images")
-    tested = images[images["dicom_id"].isin(datamodule.evaluation("test").images["dicom_id"])]
+    tested = images[images["dicom_id"].isin(_measured(datamodule.evaluation("test"))["dicom_id"])]
     columns = ["dicom_id", "study_id", "subject_id", "view", *(x for x in OPTIONAL["images"] if x in images)]
     return tested[columns].sort_values("dicom_id")
 

@@ -248,6 +248,10 @@ class ImagesAndReports(ImagesAndSentences):
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
     ) -> dict[str, EvaluationResult]:
         pairs = self._pairs[self._pairs["dicom_id"].isin(values)]
+        if self._pairs.empty:
+            note = "the set has no test reports: retrieval of reports is not measured"
+            none = pd.DataFrame(columns=REPORT_COLUMNS)
+            return {"report_retrieval": EvaluationResult({}, notes=[note], predictions=none)}
         if pairs.empty:
             return {}
         ids, place, patients = {}, {}, {}

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from medclip_dcl.common.command_line import yaml_value
 from medclip_dcl.common.files import read_yaml
-from medclip_dcl.metrics.summaries import DIRECTIONS, GROUNDING, KS
+from medclip_dcl.metrics.summaries import DIRECTIONS, GROUNDING, KS, LOCALISATION
 from medclip_dcl.report.intervals import CLASSIFICATIONS
 
 FACTS = {
@@ -32,6 +32,7 @@ _RANKS = ("recall", "medr", *(f"{way}/{x}" for way in DIRECTIONS for x in ("MedR
 PATHS = {
     **dict.fromkeys(CLASSIFICATIONS, ("n_findings", *_CASES, *(f"by_finding/*/{x}" for x in _CASES))),
     "grounding": tuple(f"{part}{x}" for part in ("", "by_pair/", "by_category/*/") for x in GROUNDING),
+    "localisation": tuple(f"{part}{x}" for part in ("", "by_category/*/") for x in LOCALISATION),
     "retrieval": tuple(f"{part}{x}" for part in ("", "tolerant/") for x in _RANKS),
     "report_retrieval": tuple(
         f"{part}/{x}" for part in ("image_report", "image_report/tolerant", "image_sentence") for x in _RANKS

@@ -17,6 +17,8 @@ from jaxtyping import Bool, Float, Shaped
 KS = (10, 50, 100)
 DIRECTIONS = ("image_to_text", "text_to_image")
 GROUNDING = ("cnr", "cnr_signed", "miou")
+LOCALISATION = ("hit", "area", "cnr_signed", "miou", "iou", "dice", "reader_iou", "reader_dice")
+"""Numbers of a case of the localisation; area is the chance level of hit."""
 BINS = 10
 """Bins of a reliability curve and of the expected calibration error (choice)."""
 
@@ -128,6 +130,28 @@ def box_means(boxes: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -
         mean = weighted_mean(values, weights)
         found[name] = _of_patients(boxes[np.isfinite(values)], mean, min_patients)
     return found
+
+
+def localisation(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
+    """Means over the cases of each finding (`by_category`), and means of these over the findings that have them.
+
+    A draw without a case of one of these findings has no mean over the findings.
+    """
+    cases = cases.reset_index(drop=True)
+    by_category: Numbers = {}
+    counted: dict[str, list[Float[np.ndarray, "draw"]]] = {name: [] for name in LOCALISATION}
+    for category, rows in cases.groupby("category"):
+        of_rows, found = weights.take(rows.index, axis=1), {}
+        for name in LOCALISATION:
+            values = rows[name].to_numpy(dtype="float64")
+            measured = rows[np.isfinite(values)]
+            found[name] = _of_patients(measured, weighted_mean(values, of_rows), min_patients)
+            if len(measured):
+                counted[name].append(found[name])
+        by_category[str(category)] = found
+    nothing = np.full(len(weights), np.nan)
+    means = {name: _mean(numbers) if numbers else nothing for name, numbers in counted.items()}
+    return {**means, "by_category": by_category}
 
 
 def retrieval(queries: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:

@@ -31,6 +31,7 @@ _CASE = {
     "classification": ["finding", "dicom_id", "subject_id", "label"],
     "finding_classification": ["finding", "dicom_id", "subject_id", "label"],
     "grounding": ["box", "dicom_id", "subject_id", "category", "phrase"],
+    "localisation": ["category", "dicom_id", "subject_id"],
     "retrieval": ["direction", "box", "dicom_id", "subject_id"],
     "report_retrieval": ["task", "direction", "query", "subject_id"],
 }
@@ -39,6 +40,7 @@ _NUMBERS = {
     "classification": ["score_positive", "score_negative"],
     "finding_classification": ["logit"],
     "grounding": [*summaries.GROUNDING, "pair_cnr_signed", "pair_miou"],
+    "localisation": [*summaries.LOCALISATION],
     "retrieval": ["rank", "rank_tolerant"],
     "report_retrieval": ["rank", "rank_tolerant"],
 }

@@ -61,6 +61,7 @@ COLUMNS = ("attribute", "group", "images", "patients", "metric", *_NUMBERS)
 _COMPUTED: dict[str, tuple[Any, str]] = {
     **{section: (summaries.classification, section) for section in CLASSIFICATIONS},
     "grounding": (summaries.box_means, "grounding"),
+    "localisation": (summaries.localisation, "localisation"),
     "retrieval": (summaries.recalls, "retrieval"),
     "report_retrieval": (summaries.recalls, "report_retrieval/image_report"),
 }

@@ -38,6 +38,7 @@ PUBLISHED_COUNTS = {"boxes": 1448, "pairs": 1162, "images": 1047}
 _A_NUMBER = {
     "classification": "auc",
     "grounding": "miou",
+    "localisation": "hit",
     "retrieval": "recall",
     REPORTS: "image_report/recall",
     CLASSIFIER: "by_finding",
@@ -165,6 +166,9 @@ def describe_data(results: Results) -> str:
         f"{dataset['images']:,} test images of {dataset['patients']:,} patients",
     ]
     n_boxes = (counts.get("grounding") or {}).get("boxes")
+    if localised := (counts.get("localisation") or {}).get("cases"):
+        words.append(f"{localised:,} findings with boxes or masks")
+        n_boxes = n_boxes or None
     if n_boxes is not None:
         words.append(f"{n_boxes:,} boxes" if n_boxes else "no boxes")
     return ", ".join(words)
@@ -281,9 +285,10 @@ def other_tables(runs: Mapping[str, Results]) -> list[Table]:
 
 
 def detail_tables(runs: Mapping[str, Shown]) -> list[Table]:
-    """Zero-shot classification by finding and grounding by category, of the runs that measured them."""
+    """Zero-shot classification and localisation by finding, grounding by category, of the runs that measured them."""
     found = []
-    for section, make in (("classification", _by_finding), ("grounding", _by_category)):
+    makers = {"classification": _by_finding, "grounding": _by_category, "localisation": _localised}
+    for section, make in makers.items():
         if of_runs := {name: run for name, run in runs.items() if is_measured(run.results, section)}:
             found.append(make(of_runs))
     return found
@@ -377,6 +382,23 @@ def _by_category(runs: Mapping[str, Shown]) -> Table:
     rows.append(Row("chance level", "chance", [Cell(""), *chance * len(runs)]))
     columns = [Column("boxes"), *(Column(heading, group=run) for run in runs for heading in names)]
     return Table("Grounding by category", columns, rows)
+
+
+def _localised(runs: Mapping[str, Shown]) -> Table:
+    """Localisation with a row for each finding, the runs beside each other."""
+    counts = next(iter(runs.values())).results["counts"]["localisation"]["by_category"]
+    names = {"hit": 3, "cnr_signed": 2, "miou": 3, "dice": 3}
+    rows = []
+    for finding, n_cases in counts.items():
+        path = f"localisation/by_category/{finding}"
+        cells = [
+            run.cell(f"{path}/{name}", digits) for run in runs.values() for name, digits in names.items()
+        ]
+        area = next(iter(runs.values())).cell(f"{path}/area", 3)
+        rows.append(Row(finding, "plain", [Cell(f"{n_cases:,}"), area, *cells]))
+    headings = ("hit", "signed CNR", "mIoU", "Dice")
+    columns = [Column("cases"), Column("area"), *(Column(x, group=run) for run in runs for x in headings)]
+    return Table("Localisation by finding", columns, rows, "Hit by chance is the area.")
 
 
 def _by_finding(runs: Mapping[str, Shown]) -> Table:

@@ -105,7 +105,7 @@ DAMAGES = [
     ("images", lambda frame: pd.concat([frame, frame.iloc[[2]]]), f"duplicate dicom_id: 1 .first: {dicom(4)}."),
     ("images", lambda frame: put(frame, 3, use="holdout"), "unknown use, expected train, .*: 1 .first: holdout."),
     ("images", lambda frame: put(frame, 4, subject_id=10000001), "patients with two uses: 1 .first: 10000001."),
-    ("images", lambda frame: put(frame, 5, use="train"), f"with a box whose use is not grounding: 1 .*{dicom(7)}"),
+    ("images", lambda frame: put(frame, 5, use="train"), f"a phrase whose use is not grounding: 1 .*{dicom(7)}"),
     ("reports", lambda frame: put(frame, 0, sentence_id=99), "not in sentences.parquet: 1 .first: 99."),
     ("labels", lambda frame: put(frame, 0, Edema=0.5), "labels other than 1, 0, -1: 1 .first: 50000001."),
     ("labels", lambda frame: frame.iloc[3:], "contradict labels.parquet and images.parquet: "),

@@ -772,7 +772,9 @@ def test_nothing_to_evaluate_is_said_and_not_fatal(tmp_path):
         findings=list(PROMPTS),
     )
     trainer = trainer_for(tmp_path, *all_callbacks())
-    with pytest.warns(UserWarning, match="the set has no boxes: .*data_prep.mimic_cxr --ms_cxr FILE"):
+    with pytest.warns(
+        UserWarning, match="the set has no boxes with phrases: .*data_prep.mimic_cxr --ms_cxr FILE"
+    ):
         (logged,) = trainer.test(ColourModel(), datamodule=data, verbose=False)
     results = json.loads((tmp_path / "results.json").read_text())
     metrics = results["metrics"]

@@ -1,0 +1,283 @@
+"""Localisation of findings that have boxes or masks and no phrases, by a prompt for each finding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.findings import CHEX5, read_prompts
+from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.evaluation.base import (
+    EvaluationCallback,
+    EvaluationResult,
+    FeatureMaps,
+    embed_texts,
+    subject_ids,
+)
+from medclip_dcl.evaluation.grounding import chosen_examples, image_sizes
+from medclip_dcl.metrics import box_bounds, contrast_to_noise_ratio, default_thresholds, summaries
+from medclip_dcl.metrics.localisation import filled_runs, overlaps, pointing_hit, resized_mask
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.similarity import at_image_size, cosine_heat_maps
+from medclip_dcl.pictures.figure import draw_heat_maps
+from medclip_dcl.pictures.geometry import View
+
+NO_REGIONS = "the set has no boxes or masks: localisation is not measured"
+COLUMNS = ["dicom_id", "subject_id", "category", "n_regions", *summaries.LOCALISATION]
+"""Columns of the predictions, a row for each image and finding; area: share of the image inside the regions."""
+
+
+class Region(NamedTuple):
+    """A box in pixels of the original image, or a mask (H, W) of any size, of the reader who drew it ("" for none)."""
+
+    reader: str
+    box: tuple[float, float, float, float] | None = None
+    mask: np.ndarray | None = None
+
+    def inside(self, height: int, width: int) -> np.ndarray:
+        """Pixels inside, (height, width) of the original image."""
+        if self.mask is not None:
+            return resized_mask(self.mask, height, width)
+        assert self.box is not None
+        found = np.zeros((height, width), dtype=bool)
+        top, bottom, left, right = box_bounds(*self.box, image_height=height, image_width=width)
+        found[top:bottom, left:right] = True
+        return found
+
+
+class Localisation(EvaluationCallback):
+    """Agreement of a finding's heat map with the union of its boxes or masks on an image.
+
+    The heat map holds the cosine of each region with the finding's prompt, enlarged to the size of the image. A case is
+    an image and a finding that it has a region of. Masks stand in place of boxes of the same image and finding. Metrics
+    are means over cases by finding, and over findings: pointing game (hit) beside its chance, the area of the regions;
+    signed CNR; mIoU over 41 thresholds; and IoU and Dice at the threshold that has the best mean IoU on validate cases
+    of the finding (CheXlocalize's way). Without enough validate cases a finding has no threshold, IoU and Dice. Where
+    several readers drew a finding, their mean pairwise IoU and Dice are the ceiling.
+
+    Args:
+        prompts: finding -> (negative, positive), or a YAML file; the first positive prompt is the phrase (choice). null
+            for CheX5's. A finding without a prompt has its name as phrase.
+        min_cases: validate cases that the choice of a threshold needs (choice).
+        examples: number of heat maps drawn of each of the best, the median and the worst cases by signed CNR.
+    """
+
+    section = "localisation"
+    stages = ("test",)
+    options = ("min_cases",)
+
+    def __init__(
+        self,
+        prompts: Mapping[str, tuple[str | list[str], str | list[str]]] | str | None = None,
+        min_cases: int = 5,
+        examples: int = 2,
+    ) -> None:
+        super().__init__()
+        check_min("Localisation", {"min_cases": (min_cases, 1), "examples": (examples, 0)})
+        read = read_prompts(CHEX5 if prompts is None else prompts, "Localisation")
+        self.phrases = {finding: positive[0] for finding, (_, positive) in read.items()}
+        self.min_cases, self.examples = min_cases, examples
+        self._regions: dict[str, dict[str, list[Region]]] = {}
+        self._sizes: dict[str, tuple[int, int]] = {}
+        self._view = View()
+        self._maps: dict[tuple[str, str], np.ndarray] = {}
+
+    def phrase(self, finding: str) -> str:
+        """Text whose heat map is compared with the regions of a finding."""
+        return self.phrases.get(finding, finding)
+
+    def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
+        self._regions = regions_by_image(tables)
+        self._sizes, self._view = image_sizes(tables), tables.view
+        return set(self._regions)
+
+    def measure(
+        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
+    ) -> dict[str, dict[str, Any]]:
+        """Of each image a row of numbers for each of its findings, and the heat maps at the regions' resolution."""
+        embed_texts(
+            network, sorted({self.phrase(name) for found in self._regions.values() for name in found})
+        )
+        return {
+            dicom_id: {
+                finding: self._measured(network, feature_map[index], dicom_id, finding, regions)
+                for finding, regions in self._regions[dicom_id].items()
+            }
+            for index, dicom_id in enumerate(dicom_ids)
+            if dicom_id in self._regions
+        }
+
+    def _measured(
+        self,
+        network: ImageTextNetwork,
+        feature_map: Float[Tensor, "dim region_row region_column"],
+        dicom_id: str,
+        finding: str,
+        regions: Sequence[Region],
+    ) -> dict[str, Any]:
+        height, width = self._sizes[dicom_id]
+        rough = cosine_heat_maps(feature_map, embed_texts(network, [self.phrase(finding)]))[0].cpu()
+        heat_map = self._enlarged(rough, height, width)
+        drawn = [region.inside(height, width) for region in regions]
+        inside = torch.from_numpy(np.logical_or.reduce(drawn))
+        iou, dice = overlaps(heat_map, inside)
+        by_reader: dict[str, np.ndarray] = {}
+        for region, mask in zip(regions, drawn, strict=True):
+            by_reader[region.reader] = by_reader.get(region.reader, np.zeros_like(mask)) | mask
+        pairs = [_overlap(one, other) for one, other in combinations(by_reader.values(), 2)]
+        reader_iou, reader_dice = np.mean(pairs, axis=0).tolist() if pairs else (math.nan, math.nan)
+        return {
+            "n_regions": len(regions),
+            "area": float(inside.float().mean()),
+            "hit": float(pointing_hit(heat_map, inside)),
+            "cnr_signed": float(contrast_to_noise_ratio(heat_map, inside, signed=True)),
+            "miou": float(iou.mean()),
+            "reader_iou": reader_iou,
+            "reader_dice": reader_dice,
+            "curves": np.stack([iou.numpy(), dice.numpy()]),
+            "map": rough.numpy(),
+        }
+
+    def _enlarged(
+        self, rough: Float[Tensor, "row column"], height: int, width: int
+    ) -> Float[Tensor, "height width"]:
+        """Heat map of the whole image, NaN where the model saw nothing."""
+        square = self._view.of(height, width, (height, width))
+        part = square.within(height, width)
+        whole = torch.full((height, width), math.nan)
+        whole[part.slices] = at_image_size(rough, square.height, square.width, "bilinear")[
+            part.slices_in(square)
+        ]
+        return whole
+
+    def summarise(
+        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
+    ) -> dict[str, EvaluationResult]:
+        found = pd.DataFrame(
+            [
+                {"dicom_id": dicom_id, "category": finding, **numbers}
+                for dicom_id, of_image in values.items()
+                for finding, numbers in of_image.items()
+            ],
+            columns=["dicom_id", "category", *(set(COLUMNS) - {"dicom_id", "category"}), "curves", "map"],
+        )
+        is_tuning = found["dicom_id"].isin(tables.tuning)
+        thresholds = self._thresholds(found[is_tuning])
+        cases = found[~is_tuning].sort_values(["category", "dicom_id"], ignore_index=True)
+        self._maps = dict(
+            zip(zip(cases["dicom_id"], cases["category"], strict=True), cases["map"], strict=True)
+        )
+        for name, place in (("iou", 0), ("dice", 1)):
+            cases[name] = [
+                float(curves[place, thresholds[finding]]) if finding in thresholds else math.nan
+                for finding, curves in zip(cases["category"], cases["curves"], strict=True)
+            ]
+        cases["subject_id"] = subject_ids(tables, cases["dicom_id"])
+        cases = cases[COLUMNS].astype(dict.fromkeys(summaries.LOCALISATION, "float64"))
+        metrics = summaries.values_of(summaries.localisation(cases, summaries.once(cases)))
+        without = sorted(set(cases["category"]) - set(thresholds))
+        notes = [NO_REGIONS] if cases.empty else []
+        if without:
+            notes.append(
+                f"localisation: no IoU and Dice at a threshold of {', '.join(without)}: fewer than {self.min_cases} "
+                "validate cases to choose it on (min_cases)"
+            )
+        levels = default_thresholds().tolist()
+        result = EvaluationResult(
+            metrics=metrics,
+            scalars={
+                f"{self.section}_{name}": metrics[name]
+                for name in summaries.LOCALISATION
+                if metrics.get(name) is not None
+            },
+            protocol={
+                "phrases": {finding: self.phrase(finding) for finding in cases["category"].unique()},
+                "thresholds": {finding: round(levels[place], 2) for finding, place in thresholds.items()},
+            },
+            counts={
+                "cases": len(cases),
+                "images": int(cases["dicom_id"].nunique()),
+                "patients": int(cases["subject_id"].nunique()),
+                "by_category": {
+                    str(name): int(n) for name, n in cases["category"].value_counts().sort_index().items()
+                },
+            },
+            notes=notes,
+            predictions=cases,
+        )
+        return {self.section: result}
+
+    def _thresholds(self, cases: pd.DataFrame) -> dict[str, int]:
+        """Finding -> place of the threshold with the best mean IoU, the lowest of equals."""
+        return {
+            str(finding): int(np.argmax(np.mean([curves[0] for curves in rows["curves"]], axis=0)))
+            for finding, rows in cases.groupby("category")
+            if len(rows) >= self.min_cases
+        }
+
+    def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
+        """Best, median and worst cases by signed CNR."""
+        cases = self.results[self.section].predictions
+        for group, place, row in chosen_examples(cases["cnr_signed"], self.examples):
+            case = cases.iloc[row]
+            height, width = self._sizes[case["dicom_id"]]
+            rough = torch.from_numpy(self._maps[case["dicom_id"], case["category"]])
+            heat_map = self._enlarged(rough, height, width).numpy()
+            regions = self._regions[case["dicom_id"]][case["category"]]
+            figure = draw_heat_maps(
+                load_image(case["dicom_id"]),
+                [heat_map],
+                [self.phrase(case["category"])],
+                limits=(float(np.nanmin(heat_map)), float(np.nanmax(heat_map))),
+                size=(height, width),
+                boxes=[_extent(region, height, width) for region in regions],
+                note=f"{group} {place + 1} of {len(cases)} cases by signed CNR: {case['category']}, "
+                f"signed CNR {case['cnr_signed']:.2f}, mIoU {case['miou']:.2f}",
+            )
+            yield f"localisation_{group}_{place + 1}", figure
+
+
+def regions_by_image(tables: EvaluationTables) -> dict[str, dict[str, list[Region]]]:
+    """dicom_id -> finding -> regions; masks where an image has masks of the finding, else boxes."""
+    found: dict[str, dict[str, list[Region]]] = {}
+    masks, boxes = tables.masks, tables.regions
+    names = ("dicom_id", "category", "reader", "height", "width", "counts")
+    for dicom_id, finding, reader, height, width, counts in masks[list(names)].itertuples(index=False):
+        runs = np.array(counts.split(), dtype=np.int64)
+        try:
+            mask = filled_runs(runs, height, width)
+        except ValueError as error:
+            raise UserError(f"image {dicom_id}, mask of {finding}: {error}; prepare the set again") from error
+        found.setdefault(dicom_id, {}).setdefault(finding, []).append(Region(reader, mask=mask))
+    has_mask = {(dicom_id, finding) for dicom_id, of_image in found.items() for finding in of_image}
+    readers = boxes["reader"] if "reader" in boxes else pd.Series("", index=boxes.index)
+    rows = boxes[["dicom_id", "category", "x", "y", "w", "h"]].itertuples(index=False)
+    for reader, (dicom_id, finding, *box) in zip(readers, rows, strict=True):
+        if (dicom_id, finding) not in has_mask:
+            x, y, w, h = map(float, box)
+            found.setdefault(dicom_id, {}).setdefault(finding, []).append(Region(reader, box=(x, y, w, h)))
+    return found
+
+
+def _overlap(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """IoU and Dice of two masks."""
+    both, either = int((one & other).sum()), int((one | other).sum())
+    return both / either, 2 * both / (both + either)
+
+
+def _extent(region: Region, height: int, width: int) -> list[float]:
+    """x, y, w, h around a region, in pixels of the original image."""
+    if region.box is not None:
+        return list(region.box)
+    rows, columns = np.nonzero(region.inside(height, width))
+    return [float(columns.min()), float(rows.min()), float(np.ptp(columns) + 1), float(np.ptp(rows) + 1)]

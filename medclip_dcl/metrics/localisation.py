@@ -1,0 +1,80 @@
+"""Localisation of a finding without a phrase: a heat map against the union of the finding's boxes or masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from medclip_dcl.metrics.grounding import default_thresholds
+
+
+def pointing_hit(
+    heat_map: Float[Tensor, "height width"], mask: Bool[Tensor, "height width"]
+) -> Float[Tensor, ""]:
+    """Pointing game (Zhang et al., IJCV 2018), hit rate of CheXlocalize (Saporta et al., 2022): the max lies inside.
+
+    Args:
+        heat_map: region-sentence cosines; NaN where the model saw nothing (ignored).
+        mask: True inside.
+
+    Returns:
+        1 or 0; of several maxima, equal within rounding (1e-6), the share that lies inside, since an enlarged map is
+        flat beyond the outermost regions' centres. NaN if no pixel is defined.
+    """
+    highest = heat_map.nan_to_num(-torch.inf).max()
+    is_top = heat_map >= highest - 1e-6
+    return (mask & is_top).sum() / is_top.sum()
+
+
+def overlaps(
+    heat_map: Float[Tensor, "height width"],
+    mask: Bool[Tensor, "height width"],
+    thresholds: Float[Tensor, "threshold"] | None = None,
+) -> tuple[Float[Tensor, "threshold"], Float[Tensor, "threshold"]]:
+    """IoU and Dice of ``heat_map > threshold`` with a mask, at each threshold.
+
+    Args:
+        heat_map: region-sentence cosines; NaN where the model saw nothing counts as not above.
+        mask: True inside, for at least one pixel.
+        thresholds: ascending; default -1, -0.95, ..., 1.
+    """
+    if thresholds is None:
+        thresholds = default_thresholds(heat_map.dtype)
+    levels = torch.bucketize(heat_map.nan_to_num(-torch.inf), thresholds.to(heat_map))
+    n = len(thresholds) + 1
+    above, both = (
+        torch.bincount(values.flatten(), minlength=n).flip(0).cumsum(0).flip(0)[1:].double()
+        for values in (levels, levels[mask])
+    )
+    inside = mask.sum()
+    return both / (above + inside - both), 2 * both / (above + inside)
+
+
+def filled_runs(
+    counts: Sequence[int] | np.ndarray, height: int, width: int
+) -> Bool[np.ndarray, "height width"]:
+    """The mask of COCO run lengths: column by column, alternately outside and inside, outside first.
+
+    Raises:
+        ValueError: the runs do not fill the mask.
+    """
+    lengths = np.asarray(counts, dtype=np.int64)
+    if lengths.sum() != height * width or (lengths < 0).any():
+        raise ValueError(f"run lengths of {lengths.sum():,} pixels do not fill a mask of {height} x {width}")
+    is_inside = np.arange(len(lengths)) % 2 == 1
+    return np.repeat(is_inside, lengths).reshape(width, height).T
+
+
+def resized_mask(
+    mask: Bool[np.ndarray, "height width"], height: int, width: int
+) -> Bool[np.ndarray, "rows columns"]:
+    """The mask in another size: each pixel takes the one at its middle."""
+    rows, columns = (
+        ((np.arange(new) + 0.5) * old / new).astype(int)
+        for new, old in ((height, mask.shape[0]), (width, mask.shape[1]))
+    )
+    return mask[rows[:, None], columns]
