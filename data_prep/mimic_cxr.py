@@ -42,7 +42,7 @@ from medclip_dcl.common.command_line import option, parse_options, run_command
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(preparation.Settings):
+class Settings(preparation.ReportSettings):
     """Options of the command."""
 
     source: Path = option("folder of MIMIC-CXR-JPG", type=Path, metavar="RAW")

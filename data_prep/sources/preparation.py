@@ -1,4 +1,4 @@
-"""Prepare a set from a `Source`, for `mimic_cxr`, `folder` and `openi`.
+"""Prepare a set from a `Source`, for `mimic_cxr`, `folder`, `openi` and `public`.
 
 Images are written one by one, so that an interrupted run continues; ``dataset.json`` is written last. A finished set is
 left unchanged, and a set made with other options is never overwritten.
@@ -60,9 +60,6 @@ class Settings:
         "stretch",
         choices=GEOMETRIES,
     )
-    sections: tuple[str, ...] = option(
-        "findings,impression (both)", sections.SECTIONS, type=_sections, metavar="NAMES"
-    )
     cases: str = option(
         "cases of a finding: all, or balanced (as many with it as without)",
         "all",
@@ -84,6 +81,15 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ReportSettings(Settings):
+    """Options of every command that prepares a set with reports."""
+
+    sections: tuple[str, ...] = option(
+        "findings,impression (both)", sections.SECTIONS, type=_sections, metavar="NAMES"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """Tables that a command has read and checked before any image or report is opened.
 
@@ -91,11 +97,13 @@ class Source:
         images: the chosen ones: dicom_id, subject_id, study_id, view, official_split, path (of the prepared
             file below ``images/``, ending in .jpg) and file (path of the original); optionally rows and columns
             (pixels according to a table), sex and age (see `medclip_dcl.data.prepared.OPTIONAL`).
-        reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once.
-        no_reports: error message if no report was found.
         labels: by study, as `releases.read_labels` gives them.
+        reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once. None: a set without any.
+        no_reports: error message if no report was found.
         studies: study_id, subject_id, official_split of reports that come without images; None where there are images.
-        boxes: of MS-CXR, with the view of each one's image; None without its file.
+        boxes: with the view of each one's image, `box_id`, and image_width and image_height of the image that they were
+            drawn on (NaN: the image itself); None without any.
+        masks: rows of the table "masks"; None without any.
         resized: how images got other proportions than those that the boxes were drawn on, from `tables.RESIZED`.
         grounding_patients: subject_id of every patient of the MS-CXR file.
         truth: the phantom's, None for a real source.
@@ -105,12 +113,13 @@ class Source:
     """
 
     images: pd.DataFrame
-    reports: Iterable[Report]
-    n_reports: int
-    no_reports: str
     labels: pd.DataFrame
+    reports: Iterable[Report] | None = None
+    n_reports: int = 0
+    no_reports: str = ""
     studies: pd.DataFrame | None = None
     boxes: pd.DataFrame | None = None
+    masks: pd.DataFrame | None = None
     resized: str | None = None
     grounding_patients: frozenset[int] = frozenset()
     truth: Mapping[str, pd.DataFrame] | None = None
@@ -137,9 +146,13 @@ def _make(settings: Settings, made_from: Mapping[str, Any], source: Source) -> d
     write_json(made_from, settings.output / _UNFINISHED)
     _refuse_boxes(settings, source)
     with worker_processes(settings.workers) as pool:
-        found = read_sentences(source.reports, source.n_reports, settings.sections, pool, source.no_reports)
-        unusable = {str(study): found.reasons[study] for study in found.unusable}
-        _refuse_many(settings, "report", unusable, source.n_reports, _COMPLETE)
+        found = Sentences()
+        if source.reports is not None and isinstance(settings, ReportSettings):
+            found = read_sentences(
+                source.reports, source.n_reports, settings.sections, pool, source.no_reports
+            )
+            unusable = {str(study): found.reasons[study] for study in found.unusable}
+            _refuse_many(settings, "report", unusable, source.n_reports, _COMPLETE)
         images, image_rejects = _prepare_images(source.images, settings, pool)
     written, rejects, counts = _assemble(source, images, found, settings.cases)
     rejects = [*source.rejects, *image_rejects, *rejects]
@@ -150,7 +163,8 @@ def _make(settings: Settings, made_from: Mapping[str, Any], source: Source) -> d
     for name, text in source.files.items():
         write_text(text, settings.output / name)
     _write_rejects(settings.output, rejects)
-    counts["rejects"] = {kind: [row[0] for row in rejects].count(kind) for kind in ("image", "report", "box")}
+    kinds = ("image", "report", "box", *(("mask",) if "masks" in written else ()))
+    counts["rejects"] = {kind: [row[0] for row in rejects].count(kind) for kind in kinds}
     info = {**made_from, "counts": counts, **describe(settings.output, written)}
     write_json(info, settings.output / "dataset.json")
     (settings.output / _UNFINISHED).unlink()
@@ -201,6 +215,9 @@ def _assemble(
     if source.boxes is not None:
         written["boxes"], box_rejects, scaled = tables.select_boxes(source.boxes, images, source.resized)
         boxed = set(written["boxes"]["dicom_id"])
+    if source.masks is not None:
+        written["masks"], mask_rejects = tables.select_masks(source.masks, images)
+        box_rejects += mask_rejects
     images = images.assign(use=tables.decide_use(images, source.grounding_patients, boxed, found.reasons))
     studies = images
     if source.studies is not None:
@@ -210,7 +227,8 @@ def _assemble(
     present = set(studies["study_id"])
     texts = {study: text for study, text in found.of_study.items() if study in present}
     written["images"], written[IMAGE_FILES] = (tables.typed(images, name) for name in ("images", IMAGE_FILES))
-    written["sentences"], written["reports"] = tables.sentence_tables(texts)
+    if source.reports is not None:
+        written["sentences"], written["reports"] = tables.sentence_tables(texts)
     written["labels"], without_labels = tables.study_labels(studies, source.labels)
     written["cases"] = case_table(images, written["labels"], cases)
     if source.truth is not None:
@@ -221,7 +239,7 @@ def _assemble(
         **source.counts,
         **tables.count(written),
         "studies_without_labels": without_labels,
-        "sentences_without_letter": found.without_letter,
+        **({} if source.reports is None else {"sentences_without_letter": found.without_letter}),
         **({"boxes_scaled": scaled} if scaled else {}),
     }
     if found.taken:
@@ -282,14 +300,20 @@ def made_from(
             "geometry": settings.geometry,
             "filter": image_files.FILTER,
             "jpeg_quality": image_files.QUALITY,
-            "sections": list(settings.sections),
+            **({"sections": list(settings.sections)} if isinstance(settings, ReportSettings) else {}),
             "cases": settings.cases,
             "limit": settings.limit,
-            "section_rules": sections.RULES_VERSION,
-            "sentence_rules": sentences.RULES_VERSION,
-            "pysbd": version("pysbd"),
+            **(_text_rules() if isinstance(settings, ReportSettings) else {}),
             **options,
         },
+    }
+
+
+def _text_rules() -> dict[str, Any]:
+    return {
+        "section_rules": sections.RULES_VERSION,
+        "sentence_rules": sentences.RULES_VERSION,
+        "pysbd": version("pysbd"),
     }
 
 
@@ -413,11 +437,18 @@ def count_lines(counts: Mapping[str, Any]) -> list[str]:
         images,
         f"  patients   {counts['patients']:,}, of whom {counts['patients_grounding']:,} for grounding",
         *([f"  sex, age   {', '.join(people)} (images)"] if people else []),
-        f"  reports    {counts['reports']:,} of {counts['studies']:,} studies ({in_sections})",
-        f"  sentences  {counts['report_sentences']:,}, of which {counts['sentences']:,} distinct; "
-        f"{counts['sentences_without_letter']:,} without a letter dropped",
+        *(
+            [
+                f"  reports    {counts['reports']:,} of {counts['studies']:,} studies ({in_sections})",
+                f"  sentences  {counts['report_sentences']:,}, of which {counts['sentences']:,} distinct; "
+                f"{counts['sentences_without_letter']:,} without a letter dropped",
+            ]
+            if "sentences_without_letter" in counts
+            else ["  reports    none"]
+        ),
         *_text_lines(counts),
         f"  boxes      {counts['boxes']:,}{scaled}",
+        *([f"  masks      {counts['masks']:,}"] if "masks" in counts else []),
         *_case_lines(counts),
     ]
 

@@ -54,12 +54,9 @@ def _shares(text: str) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(preparation.Settings):
-    """Options of sources that are tables of rows."""
+class SplitSettings(preparation.Settings):
+    """Options of sources that may have no split."""
 
-    text_only: bool = option(
-        "a set of reports alone: for language models, scores and embeddings of sentences", False
-    )
     split_shares: tuple[float, float, float] | None = option(
         "of the patients, for train,validate,test, where there is no split (0.8,0.1,0.1)",
         None,
@@ -78,6 +75,15 @@ class Settings(preparation.Settings):
                 "the column"
             )
         return "column"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(SplitSettings, preparation.ReportSettings):
+    """Options of sources that are tables of rows with reports."""
+
+    text_only: bool = option(
+        "a set of reports alone: for language models, scores and embeddings of sentences", False
+    )
 
 
 @dataclass
@@ -128,9 +134,9 @@ class TableCheck:
 
 
 def rows_source(
-    rows: pd.DataFrame, settings: Settings, check: TableCheck, source_counts: Mapping[str, Any]
+    rows: pd.DataFrame, settings: SplitSettings, check: TableCheck, source_counts: Mapping[str, Any]
 ) -> Source:
-    """A source of rows.
+    """A source of rows, without reports if no column is one of `TEXTS`.
 
     A row is an image, or a report without one, of texts: image (path below ``images/`` of the set without its ending;
     "" for none), file (of the original), patient, study, view, split ("" in all rows: it is drawn), columns of `TEXTS`
@@ -149,7 +155,7 @@ def rows_source(
     images = rows[rows["image"] != ""].reset_index(drop=True)
     rejects = [*check.rejects]
     studies = None
-    if settings.text_only:
+    if isinstance(settings, Settings) and settings.text_only:
         studies = rows.drop_duplicates("study_id")[["study_id", "subject_id", "official_split"]]
         images, wanted = images.iloc[:0], rows
     else:
@@ -159,13 +165,13 @@ def rows_source(
         wanted = rows[has_image]
         if images.empty:
             raise ReleaseError(f"{file}: no row has a frontal image; for reports alone pass --text_only")
-    reports = _reports(wanted)
+    reports = _reports(wanted) if {*TEXTS} & {*rows} else None
     identifiers = pd.concat([names_of_patients, names_of_studies])
     images = images.assign(dicom_id=images["image"], path=_prepared_paths(images["image"]))
     return Source(
         images=images[[*_IMAGE_COLUMNS, *(name for name in PEOPLE if name in images)]],
         reports=reports,
-        n_reports=len(reports),
+        n_reports=len(reports or ()),
         no_reports=f"{file}: no row has any text",
         labels=_labels(rows),
         studies=studies,
@@ -207,7 +213,7 @@ def _prepared_paths(images: pd.Series) -> pd.Series:
     return images.where(is_jpeg, images + ".jpg")
 
 
-def _splits(rows: pd.DataFrame, settings: Settings, file: Path) -> pd.Series:
+def _splits(rows: pd.DataFrame, settings: SplitSettings, file: Path) -> pd.Series:
     if (rows["split"] != "").any():
         return rows["split"]
     shares = settings.split_shares or SHARES

@@ -14,7 +14,7 @@ from medclip_dcl.data.prepared import SEXES, columns_of, labelled_findings
 from medclip_dcl.data.table_checks import USES
 
 Reject = tuple[str, str, str]
-"""Kind (image, report, box), id, reason: a row of rejects.csv."""
+"""Kind (image, report, box, mask), id, reason: a row of rejects.csv."""
 
 CASES = ("all", "balanced")
 """Exact labels that become cases: all, or as many with a finding as without it."""
@@ -36,12 +36,17 @@ def select_boxes(
     `boxes` have the views of their images, NaN for one that is not in the release; `images` are the prepared ones, with
     height and width of the source's files in pixels. A box on a resized copy is scaled with it, if the copy kept the
     proportions up to a pixel or `resized` says how it got others. The boxes keep the file's order, except that those of
-    one phrase are adjacent. Returns the number of boxes that were scaled as well.
+    one phrase are adjacent. Boxes of a source without phrases have none; those without the size of the image that they
+    were drawn on are in its own pixels. Returns the number of boxes that were scaled as well.
     """
     view = boxes["view"]
     found = boxes.merge(images[["dicom_id", "height", "width"]], on="dicom_id", how="left").set_axis(
         boxes.index
     )
+    needs_phrase = "phrase" in found
+    found = found if needs_phrase else found.assign(phrase="")
+    for side in ("width", "height"):
+        found[f"image_{side}"] = found[f"image_{side}"].astype("float64").fillna(found[side])
     wide, high = found["width"] / found["image_width"], found["height"] / found["image_height"]
     # Either side may have been rounded by a pixel.
     is_whole = (wide - high).abs() <= 1 / found["image_width"] + 1 / found["image_height"]
@@ -60,7 +65,8 @@ def select_boxes(
         "its image is not in the release": view.isna(),
         "its image cannot be used": is_unusable & is_frontal,
         "its image is not frontal (view {view})": is_unusable,
-        "it has no category or no phrase": (found["category"] == "") | (found["phrase"] == ""),
+        "it has no category or no phrase": (found["category"] == "")
+        | (needs_phrase & (found["phrase"] == "")),
         "a coordinate is not a finite number": ~found[["x", "y", "w", "h"]].apply(np.isfinite).all(axis=1),
         f"{OTHER_SIZE} {{image_width:g}} x {{image_height:g}} pixels, the release's image has {{width:g}} x "
         "{height:g} (width x height)": ~(is_whole | (resized is not None)),
@@ -77,6 +83,22 @@ def select_boxes(
     is_resized = (found["width"] != found["image_width"]) | (found["height"] != found["image_height"])
     table = table.loc[phrase.sort_values(kind="stable").index].reset_index(drop=True)
     return table, rejects, int((is_resized & (found["reason"] == "")).sum())
+
+
+def select_masks(masks: pd.DataFrame, images: pd.DataFrame) -> tuple[pd.DataFrame, list[Reject]]:
+    """Masks of the images, and a reject for each of another shape than its image; those of no pixel are left out.
+
+    A mask may have another size than its image, if the proportions are the same up to a pixel.
+    """
+    found = masks.merge(images[["dicom_id", "height", "width"]], on="dicom_id", suffixes=("", "_image"))
+    wide, high = found["width_image"] / found["width"], found["height_image"] / found["height"]
+    is_whole = (wide - high).abs() <= 1 / found["width"] + 1 / found["height"]
+    rejects = [
+        ("mask", f"{row.dicom_id} {row.category}", f"{OTHER_SIZE} {row.width} x {row.height} pixels")
+        for row in found[~is_whole].itertuples()
+    ]
+    has_pixels = found["counts"].str.contains(" ")
+    return typed(found[is_whole & has_pixels], "masks"), rejects
 
 
 def decide_use(
@@ -147,7 +169,8 @@ def class_tables(
 
 def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     """Numbers that describe a set, for dataset.json and for the user."""
-    images, reports = written["images"], written["reports"]
+    images = written["images"]
+    reports = written.get("reports", pd.DataFrame(columns=["study_id", "section"]))
     people = written.get("studies", images)
     cases = written["cases"].groupby(["use", "finding", "label"]).size()
     findings = dict.fromkeys([*CHEX5, *labelled_findings(written["labels"])])
@@ -169,8 +192,9 @@ def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
             for section, studies in reports.groupby("section")["study_id"]
         },
         "report_sentences": len(reports),
-        "sentences": len(written["sentences"]),
+        "sentences": len(written.get("sentences", ())),
         "boxes": len(written["boxes"]) if "boxes" in written else 0,
+        **({"masks": len(written["masks"])} if "masks" in written else {}),
         "cases": {
             use: {
                 finding: {

@@ -1,0 +1,167 @@
+"""Prepare a public set with labels, boxes or masks, and without reports.
+
+    python -m data_prep.public NAME --source FOLDER --output SET
+
+NAME is one of those below, FOLDER the unpacked release in any arrangement of its folders (docs/public_sets.md). A part
+of the images is enough: the others are counted. The same command continues after a kill.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from data_prep.public import chestx_det, chexpert, nih, padchest, rsna, siim, vindr
+from data_prep.public.tables import PublicTables, ReleaseFolder
+from data_prep.sources import preparation
+from data_prep.sources import rows as row_tables
+from data_prep.sources.preparation import Source
+from data_prep.sources.releases import ReleaseError
+from data_prep.sources.rows import TableCheck, draw_split, rows_source
+from medclip_dcl.common.command_line import nearest, option, parse_options, run_command
+
+
+class Reader(NamedTuple):
+    """A reader of a release, and the image id of a file, where it is not the file's name."""
+
+    read: Callable[[ReleaseFolder], PublicTables]
+    name_of: Callable[[Path], str] | None = None
+
+
+READERS = {
+    "nih": Reader(nih.read),
+    "nih_relabelled": Reader(nih.read_relabels),
+    "chexpert": Reader(chexpert.read, chexpert.name_of),
+    "rsna": Reader(rsna.read),
+    "vindr": Reader(vindr.read),
+    "siim": Reader(siim.read),
+    "padchest": Reader(padchest.read),
+    "chestx_det": Reader(chestx_det.read),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(row_tables.SplitSettings):
+    """Options of the command."""
+
+    source: Path = option("folder of the unpacked release", type=Path, metavar="FOLDER")
+    redraw_test: bool = option(
+        "draw the official test patients anew by --split_shares (choice: to train on findings that only the test list "
+        "has); official training and validate patients stay",
+        False,
+    )
+
+
+def prepare(name: str, settings: Settings) -> None:
+    """Prepare a set, finish a broken one, or say that it is finished."""
+    folder = ReleaseFolder(settings.source)
+    tables = READERS[name].read(folder)
+    has_split = bool((tables.images["split"] != "").any())
+    choices = [*tables.choices, *_split_choices(settings, tables)]
+    if not tables.names_patients:
+        choices.append(
+            "patients: the release names none; each image counts as one, and intervals are by image"
+        )
+    for choice in choices:
+        print(f"{tables.title}: {choice}", file=sys.stderr)
+    options = {
+        "split": {"official": has_split, **_shares(settings)},
+        "redraw_test": settings.redraw_test,
+        "choices": choices,
+        "names_patients": tables.names_patients,
+        "images_of": list(tables.images_of),
+    }
+    made_from = preparation.made_from(settings, tables.title, False, tables.files, options)
+    preparation.prepare_set(settings, made_from, lambda: _source(name, settings, folder, tables))
+
+
+def _shares(settings: Settings) -> dict[str, object]:
+    return {"shares": list(settings.split_shares or row_tables.SHARES), "seed": settings.split_seed or 0}
+
+
+def _split_choices(settings: Settings, tables: PublicTables) -> list[str]:
+    splits = set(tables.images["split"])
+    shares = ", ".join(f"{share:g}" for share in settings.split_shares or row_tables.SHARES)
+    drawn = f"seed {settings.split_seed or 0} (choice)"
+    if splits == {""}:
+        return [f"split: none is official; patients are drawn by {shares} for train, validate, test, {drawn}"]
+    if settings.redraw_test:
+        return [f"split: not the official one: official test patients are drawn anew by {shares}, {drawn}"]
+    if "validate" not in splits and "train" in splits:
+        return [f"split: official, validate drawn from the patients of train by {shares}, {drawn}"]
+    return []
+
+
+def _source(name: str, settings: Settings, folder: ReleaseFolder, tables: PublicTables) -> Source:
+    """Find the images, complete the split, and pass boxes and masks on."""
+    rows = tables.images
+    is_used = ~rows["image"].isin(tables.left_out)
+    found = folder.images(rows.loc[is_used, "image"], READERS[name].name_of)
+    is_there = rows["image"].isin(found)
+    counts = {
+        "images_in_release": len(rows),
+        "images_not_frontal": sum("not frontal" in reason for reason in tables.left_out.values()),
+        "images_not_there": int((is_used & ~is_there).sum()),
+    }
+    print(
+        f"{tables.title}: {len(rows):,} images in the table, {len(tables.left_out):,} left out by it, "
+        f"{counts['images_not_there']:,} without a file below {folder.folder}",
+        file=sys.stderr,
+    )
+    if not is_there.any():
+        raise ReleaseError(
+            f"--source {folder.folder}: expected image files by the names of the table, such as "
+            f"{rows['image'].iloc[0]}, found none"
+        )
+    rows = rows[is_there].reset_index(drop=True)
+    rows = rows.assign(file=[str(found[image]) for image in rows["image"]], split=_splits(rows, settings))
+    check = TableCheck(tables.files[0])
+    check.rejects += [("image", image, reason) for image, reason in tables.left_out.items()]
+    source = rows_source(rows, settings, check, counts)
+    boxes, masks = tables.boxes, tables.masks
+    if boxes is not None:
+        boxes = boxes[boxes["image"].isin(source.images["dicom_id"])].rename(columns={"image": "dicom_id"})
+        view = boxes["dicom_id"].map(source.images.set_index("dicom_id")["view"])
+        box_id = [f"{row} {image}" for row, image in zip(boxes.index, boxes["dicom_id"], strict=True)]
+        boxes = boxes.assign(view=view, box_id=box_id).reset_index(drop=True)
+    if masks is not None:
+        masks = masks[masks["image"].isin(source.images["dicom_id"])].rename(columns={"image": "dicom_id"})
+        counts_text = masks["counts"].map(lambda runs: " ".join(map(str, runs)))
+        masks = masks.assign(phrase="", counts=counts_text).reset_index(drop=True)
+    return replace(source, boxes=boxes, masks=masks)
+
+
+def _splits(rows: pd.DataFrame, settings: Settings) -> pd.Series:
+    """The official split, in which parts are drawn where the options or a missing part ask for it; "" for none."""
+    split, patients = rows["split"], rows["patient"]
+    train, validate, test = settings.split_shares or row_tables.SHARES
+    seed = settings.split_seed or 0
+    if settings.redraw_test:
+        return split.mask(split == "test", draw_split(patients, (train, validate, test), seed))
+    if "validate" not in set(split) and "train" in set(split) and train + validate > 0:
+        shares = (train / (train + validate), validate / (train + validate), 0.0)
+        return split.mask(split == "train", draw_split(patients, shares, seed))
+    return split
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line, see `--help`."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = words.pop(0) if words and not words[0].startswith("-") else ""
+    settings = parse_options(
+        Settings, "data_prep.public NAME", f"{__doc__}\nNAME: {', '.join(READERS)}", words
+    )
+    if name not in READERS:
+        raise ReleaseError(
+            f"NAME: expected one of {', '.join(READERS)}, found {name!r}{nearest(name, READERS)}"
+        )
+    prepare(name, settings)
+
+
+if __name__ == "__main__":
+    run_command(main)

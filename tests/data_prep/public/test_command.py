@@ -1,0 +1,119 @@
+"""A set of real NIH images with labels and boxes and without reports, through preparation, check, training and test."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from data_prep.check import check_set
+from data_prep.public.__main__ import main
+from data_prep.public.tables import ReleaseFolder
+from medclip_dcl.command import cli
+from medclip_dcl.data.prepared import PreparedSet
+
+N_BOXED, N_NORMAL = 60, 40
+
+
+@pytest.fixture(scope="module")
+def release(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The official tables of NIH and a hundred of the images, most of them with boxes."""
+    source = real_data / "nih"
+    folder = tmp_path_factory.mktemp("nih") / "release"
+    (folder / "images").mkdir(parents=True)
+    for file in source.glob("*.*"):
+        shutil.copyfile(file, folder / file.name)
+    boxed = pd.read_csv(source / "BBox_List_2017.csv", index_col=False)["Image Index"].str.removesuffix(
+        ".png"
+    )
+    files = sorted((source / "images").iterdir())
+    chosen = [file for file in files if file.stem in set(boxed)][::13][:N_BOXED]
+    chosen += [file for file in files if file.stem not in set(boxed)][::21][:N_NORMAL]
+    for file in chosen:
+        shutil.copyfile(file, folder / "images" / file.name)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(release: Path) -> Path:
+    output = release.parent / "set"
+    words = ["--redraw_test", "--split_shares", "0.5,0.2,0.3", "--size", "64", "--workers", "1"]
+    main(["nih", "--source", str(release), "--output", str(output), *words])
+    return output
+
+
+def test_labels_and_boxes_are_those_of_the_tables(prepared: Path, release: Path) -> None:
+    found = PreparedSet(prepared)
+    images, boxes, cases = (found.table(name) for name in ("images", "boxes", "cases"))
+    assert len(images) == N_BOXED + N_NORMAL and not found.patients_in_training_and_evaluation
+    assert set(images["use"]) == {"train", "validate", "test"} and not found.has("sentences")
+    table = pd.read_csv(release / "Data_Entry_2017_v2020.csv").set_index("Image Index")
+    listed = table["Finding Labels"].str.split("|")
+    own = {"Pleural Effusion": "Effusion", "Pleural Thickening": "Pleural_Thickening"}
+    for dicom_id, finding, label in zip(cases["dicom_id"], cases["finding"], cases["label"], strict=True):
+        assert label == (own.get(finding, finding) in listed[f"{dicom_id}.png"])
+    raw = pd.read_csv(release / "BBox_List_2017.csv", index_col=False)
+    raw["image"] = raw["Image Index"].str.removesuffix(".png")
+    raw = raw[raw["image"].isin(images["dicom_id"])]
+    assert len(boxes) == len(raw) >= N_BOXED
+    # Boxes are in pixels of 1024 x 1024, the images here have 512.
+    assert boxes.sort_values(["dicom_id", "x"])["x"].tolist() == pytest.approx(
+        (raw.sort_values(["image", "Bbox [x"])["Bbox [x"] / 2).tolist()
+    )
+    assert (boxes["phrase"] == "").all()
+    page, problems = check_set(prepared)
+    assert problems == [] and "reports    none" in page
+
+
+def test_a_rerun_does_nothing_and_a_missing_name_is_said(
+    prepared: Path, release: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--redraw_test", "--split_shares", "0.5,0.2,0.3", "--size", "64", "--workers", "1"]
+    main(["nih", "--source", str(release), "--output", str(prepared), *words])
+    shown = capsys.readouterr()
+    assert "nothing to do" in shown.out and "not the official one" in shown.err
+    with pytest.raises(Exception, match="NAME: expected one of nih, .* found 'nhi'; did you mean nih"):
+        main(["nhi", "--source", str(release), "--output", str(prepared)])
+    assert ReleaseFolder(release).images(["00000000_000"]) == {}
+
+
+def test_a_model_is_tested_on_it(prepared: Path, exported: Path, tmp_path: Path) -> None:
+    words = ["--config", "configs/mimic_cxr.yaml", "--ckpt_path", str(exported), "--untrained", "false"]
+    words += ["--data.init_args.folder", str(prepared), "--data.init_args.num_workers", "0"]
+    words += [
+        "--data.init_args.batch_size",
+        "16",
+        "--trainer.accelerator",
+        "cpu",
+        "--trainer.precision",
+        "32-true",
+    ]
+    words += ["--trainer.callbacks+=medclip_dcl.evaluation.Localisation"]
+    words += ["--trainer.callbacks.init_args.min_cases", "1"]
+    cli.main(["test", *words, "--run_folder", str(tmp_path)])
+    results = json.loads((tmp_path / "results.json").read_text())
+    found = results["metrics"]["localisation"]
+    rows = pd.read_parquet(tmp_path / "predictions/localisation.parquet")
+    assert found["by_category"]["Atelectasis"]["hit"] == pytest.approx(
+        rows.loc[rows["category"] == "Atelectasis", "hit"].mean()
+    )
+    test = PreparedSet(prepared).table("images").query("use == 'test'")
+    assert (
+        set(rows["dicom_id"]) <= set(test["dicom_id"]) and results["protocol"]["localisation"]["thresholds"]
+    )
+    assert rows["area"].between(0, 1).all() and rows["hit"].between(0, 1).all()
+
+
+def test_training_without_reports_names_them(
+    prepared: Path, small_bert: Path, tmp_path: Path, capsys
+) -> None:
+    words = ["--config", "configs/mimic_cxr.yaml", "--config", "configs/objective/infonce.yaml"]
+    words += ["--data.init_args.folder", str(prepared), "--run_folder", str(tmp_path / "run")]
+    words += ["--model.init_args.text_encoder.init_args.pretrained", str(small_bert)]
+    words += ["--model.init_args.image_encoder.init_args.weights", "null", "--trainer.accelerator", "cpu"]
+    with pytest.raises(SystemExit):
+        cli.main(["fit", *words])
+    assert "has no reports" in capsys.readouterr().err

@@ -1,0 +1,424 @@
+"""Readers of public sets, on the real tables that torchxrayvision carries, and on small releases in their layout."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import gzip
+import io
+import json
+import shutil
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from pycocotools import mask as coco
+
+from data_prep.public import chestx_det, chexpert, nih, padchest, rsna, siim, vindr
+from data_prep.public.tables import PublicTables, ReleaseFolder, aliases, run_lengths, uncompressed
+from data_prep.sources.releases import ReleaseError
+
+_FOUND = find_spec("torchxrayvision")
+WHEEL = Path(_FOUND.origin).parent / "data" if _FOUND is not None and _FOUND.origin else None
+"""Real tables, read without importing the package."""
+
+
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    """Rows of a table of the wheel, by the csv module."""
+    assert WHEEL is not None
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(WHEEL / name) as archive:
+            text = archive.read(archive.namelist()[0]).decode()
+    else:
+        text = gzip.decompress((WHEEL / name).read_bytes()).decode("utf-8-sig")
+    return csv.DictReader(io.StringIO(text, newline=""))
+
+
+def _release(folder: Path, table: str, name: str) -> ReleaseFolder:
+    """A release whose only file is a table of the wheel, under its official name."""
+    assert WHEEL is not None
+    if table.endswith(".zip"):
+        with zipfile.ZipFile(WHEEL / table) as archive:
+            (folder / name).write_bytes(archive.read(archive.namelist()[0]))
+    else:
+        shutil.copyfile(WHEEL / table, folder / f"{name}.gz")
+    return ReleaseFolder(folder)
+
+
+def _write(folder: Path, files: dict[str, str | list[Any] | dict[str, Any]]) -> ReleaseFolder:
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(
+            content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
+        )
+    return ReleaseFolder(folder)
+
+
+def _findings(tables: PublicTables) -> list[str]:
+    return tables.images.select_dtypes("float64").columns.tolist()
+
+
+def _count(tables: PublicTables, value: float = 1.0) -> dict[str, int]:
+    return {name: int((tables.images[name] == value).sum()) for name in _findings(tables)}
+
+
+needs_wheel = pytest.mark.skipif(WHEEL is None, reason="torchxrayvision is not installed")
+
+
+@needs_wheel
+def test_whole_nih_table_and_boxes(tmp_path: Path) -> None:
+    assert WHEEL is not None
+    entry = "Data_Entry_2017_v2020.csv"
+    release = _release(tmp_path, f"{entry}.gz", entry)
+    shutil.copyfile(WHEEL / "BBox_List_2017.csv.gz", tmp_path / "BBox_List_2017.csv.gz")
+    found = nih.read(release)
+    listed = Counter(name for row in _rows(f"{entry}.gz") for name in row["Finding Labels"].split("|"))
+    names = {"Effusion": "Pleural Effusion", "Pleural_Thickening": "Pleural Thickening"}
+    del listed["No Finding"]
+    assert _count(found) == {names.get(name, name): number for name, number in listed.items()}
+    assert len(found.images) == 112_120 and found.images["patient"].nunique() == 30_805
+    assert found.boxes is not None and len(found.boxes) == 984 and found.boxes["image"].nunique() == 880
+    of_category = found.boxes["category"].value_counts()
+    assert of_category[["Atelectasis", "Infiltration", "Pleural Effusion"]].tolist() == [180, 123, 153]
+    box = found.boxes.iloc[0]
+    assert (box["image"], round(box["x"], 3), round(box["h"], 3)) == ("00013118_008", 225.085, 79.186)
+
+
+@needs_wheel
+def test_whole_table_of_relabels(tmp_path: Path) -> None:
+    name = "google2019_nih-chest-xray-labels.csv"
+    found = nih.read_relabels(_release(tmp_path, f"{name}.gz", name))
+    rows = list(_rows(f"{name}.gz"))
+    assert _count(found) == {
+        common: sum(row[name] == "YES" for row in rows)
+        for name, common in zip(
+            nih.RELABELLED, ("Fracture", "Pneumothorax", "Lung Opacity", "Lung Lesion"), strict=True
+        )
+    }
+    assert found.images["split"].value_counts().to_dict() == {"validate": 2414, "test": 1962}
+
+
+@needs_wheel
+def test_whole_chexpert_table(tmp_path: Path) -> None:
+    found = chexpert.read(_release(tmp_path, "chexpert_train.csv.gz", "train.csv"))
+    rows = list(_rows("chexpert_train.csv.gz"))
+    assert len(found.images) == len(rows) == 223_414
+    for value, text in ((1.0, "1.0"), (0.0, "0.0"), (-1.0, "-1.0")):
+        assert _count(found, value) == {
+            name: sum(row[name] == text for row in rows) for name in _findings(found)
+        }
+    assert len(found.left_out) == sum(row["Frontal/Lateral"] == "Lateral" for row in rows)
+    assert found.images["patient"].nunique() == len({row["Path"].split("/")[2] for row in rows})
+
+
+@needs_wheel
+def test_whole_rsna_table(tmp_path: Path) -> None:
+    found = rsna.read(_release(tmp_path, "kaggle_stage_2_train_labels.csv.zip", "stage_2_train_labels.csv"))
+    rows = list(_rows("kaggle_stage_2_train_labels.csv.zip"))
+    assert len(found.images) == 26_684 and not found.names_patients
+    assert _count(found) == {"Pneumonia": len({row["patientId"] for row in rows if row["Target"] == "1"})}
+    assert found.boxes is not None and len(found.boxes) == sum(row["Target"] == "1" for row in rows) == 9_555
+
+
+@needs_wheel
+def test_whole_vindr_table(tmp_path: Path) -> None:
+    found = vindr.read(_release(tmp_path, "vinbigdata-train.csv.gz", "train.csv"))
+    readers: dict[tuple[str, str], set[str]] = {}
+    rows = list(_rows("vinbigdata-train.csv.gz"))
+    for row in rows:
+        readers.setdefault((row["image_id"], row["class_name"]), set()).add(row["rad_id"])
+    majority = {pair for pair, names in readers.items() if len(names) >= 2}
+    known = aliases()
+    positive = Counter(known[name.lower().replace("/", " ")].finding for _, name in majority)
+    del positive["No Finding"]
+    assert _count(found) == positive and len(found.images) == 15_000
+    assert found.boxes is not None
+    boxed = [row for row in rows if row["x_min"] and (row["image_id"], row["class_name"]) in majority]
+    assert len(found.boxes) == len(boxed)
+
+
+@needs_wheel
+def test_whole_siim_table(tmp_path: Path) -> None:
+    found = siim.read(_release(tmp_path, "siim-pneumothorax-train-rle.csv.gz", "train-rle.csv"))
+    rows = list(_rows("siim-pneumothorax-train-rle.csv.gz"))
+    assert len(found.images) == len({row["ImageId"] for row in rows}) == 12_047
+    assert _count(found) == {
+        "Pneumothorax": len({r["ImageId"] for r in rows if r[" EncodedPixels"].strip() != "-1"})
+    }
+    assert found.masks is not None
+    drawn = [row for row in rows if row[" EncodedPixels"].strip() != "-1"]
+    for place in (0, 7, 2000):
+        # The challenge's own way: fill a line of pixels, which is the picture column by column.
+        line, position = np.zeros(1024 * 1024, dtype=bool), 0
+        pairs = [int(number) for number in drawn[place][" EncodedPixels"].split()]
+        for start, length in zip(pairs[::2], pairs[1::2], strict=True):
+            position += start
+            line[position : position + length] = True
+            position += length
+        counts = found.masks["counts"].iloc[place]
+        compressed = coco.frPyObjects({"size": [1024, 1024], "counts": counts}, 1024, 1024)
+        assert (coco.decode(compressed).astype(bool) == line.reshape(1024, 1024).T).all()
+
+
+@needs_wheel
+@pytest.mark.slow
+def test_whole_padchest_table(tmp_path: Path) -> None:
+    name = "PADCHEST_chest_x_ray_images_labels_160K_01.02.19.csv"
+    found = padchest.read(_release(tmp_path, f"{name}.gz", name))
+    rows = list(_rows(f"{name}.gz"))
+    physicians = {row["PatientID"] for row in rows if row["MethodLabel"] == "Physician"}
+    left_out = Counter(found.left_out.values())
+    assert left_out["labelled by a network, of a patient of the test split"] > 10_000
+    kept = found.images[~found.images["image"].isin(found.left_out)]
+    assert set(kept["view"]) == {"PA", "AP"} and len(kept) + sum(left_out.values()) == len(rows) == 160_861
+    assert not set(kept.loc[kept["split"] == "train", "patient"]) & physicians
+    usable = set(kept["image"])
+    wanted, unchanged = Counter[str](), 0
+    for row in rows:
+        if row["ImageID"].removesuffix(".png") in usable:
+            names = {entry.strip() for entry in ast.literal_eval(row["Labels"])}
+            assert not names & {"exclude", "suboptimal study"}
+            wanted.update(names & {"scoliosis", "cardiomegaly", "pleural effusion"})
+            unchanged += "unchanged" in names and "cardiomegaly" not in names
+    assert int((kept["Scoliosis"] == 1).sum()) == wanted["scoliosis"]
+    assert int((kept["Cardiomegaly"] == 1).sum()) == wanted["cardiomegaly"]
+    assert int((kept["Pleural Effusion"] == 1).sum()) >= wanted["pleural effusion"]  # and loculated ones
+    assert int(kept["Cardiomegaly"].isna().sum()) == unchanged
+
+
+MASKS = [
+    np.zeros((5, 3), dtype=bool),
+    np.ones((4, 7), dtype=bool),
+    *(
+        np.random.default_rng(seed).random((9 + seed, 31)) < share
+        for seed, share in enumerate((0.02, 0.5, 0.97))
+    ),
+    np.pad(np.ones((200, 310), dtype=bool), ((40, 17), (3, 260))),
+]
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: str(mask.shape))
+def test_run_lengths_are_those_of_coco(mask: np.ndarray) -> None:
+    compressed = coco.encode(np.asfortranarray(mask.astype(np.uint8)))["counts"].decode("ascii")
+    assert uncompressed(compressed) == run_lengths(mask)
+    again = coco.frPyObjects({"size": list(mask.shape), "counts": run_lengths(mask)}, *mask.shape)
+    assert (coco.decode(again).astype(bool) == mask).all()
+
+
+def test_chexpert_with_masks_of_chexlocalize(tmp_path: Path) -> None:
+    mask = coco.encode(np.asfortranarray(np.eye(6, 8, dtype=np.uint8)))
+    empty = coco.encode(np.zeros((6, 8), dtype=np.uint8, order="F"))
+    sizes = {"size": [6, 8]}
+    content = {
+        "patient64741_study1_view1_frontal": {
+            "Airspace Opacity": {**sizes, "counts": mask["counts"].decode()},
+            "Edema": {**sizes, "counts": empty["counts"].decode()},
+        }
+    }
+    labels = (
+        "Path,Lung Opacity,Edema\ntest/patient64741/study1/view1_frontal.jpg,1.0,0.0\n"
+        "test/patient64741/study1/view2_lateral.jpg,1.0,0.0\n"
+    )
+    release = _write(
+        tmp_path,
+        {
+            "CheXpert/test_labels.csv": labels,
+            "CheXlocalize/gt_segmentations_test.json": content,
+            "CheXpert/test/patient64741/study1/view1_frontal.jpg": "",
+        },
+    )
+    found = chexpert.read(release)
+    assert found.images[["image", "split", "view", "Lung Opacity"]].to_numpy().tolist() == [
+        ["patient64741_study1_view1_frontal", "test", "FRONTAL", 1.0],
+        ["patient64741_study1_view2_lateral", "test", "LATERAL", 1.0],
+    ]
+    assert found.left_out == {"patient64741_study1_view2_lateral": "its view is not frontal"}
+    assert found.masks is not None
+    assert found.masks[["category", "height", "width"]].to_numpy().tolist() == [
+        ["Lung Opacity", 6, 8],
+        ["Edema", 6, 8],
+    ]
+    assert found.masks["counts"].iloc[0] == run_lengths(np.eye(6, 8, dtype=bool))
+    assert found.masks["counts"].iloc[1] == [48]
+    assert list(release.images(found.images["image"], chexpert.name_of)) == [
+        "patient64741_study1_view1_frontal"
+    ]
+
+
+def test_vindr_of_physionet(tmp_path: Path) -> None:
+    boxes = "image_id,rad_id,class_name,x_min,y_min,x_max,y_max\n"
+    release = _write(
+        tmp_path,
+        {
+            "annotations_train.csv": boxes
+            + "a,R1,Nodule/Mass,10,20,30,60\na,R2,Nodule/Mass,12,20,30,60\na,R3,Pleural effusion,1,1,5,5\n"
+            + "b,R1,No finding,,,,\nb,R2,No finding,,,,\nb,R3,No finding,,,,\n",
+            "image_labels_train.csv": "image_id,rad_id,Nodule/Mass,Pleural effusion,Tuberculosis,No finding\n"
+            "a,R1,1,0,1,0\na,R2,1,0,1,0\na,R3,0,1,0,0\nb,R1,0,0,0,1\nb,R2,0,0,0,1\nb,R3,0,0,0,1\n",
+            "annotations_test.csv": "image_id,class_name,x_min,y_min,x_max,y_max\nc,Pleural effusion,4,4,8,9\n",
+            "image_labels_test.csv": "image_id,Nodule/Mass,Pleural effusion,Tuberculosis,No finding\nc,0,1,0,0\n",
+            "sizes.csv": "image_id,width,height\na,100,200\n",
+        },
+    )
+    found = vindr.read(release)
+    columns = ["image", "split", "Lung Lesion", "Pleural Effusion"]
+    assert found.images[columns].to_numpy().tolist() == [
+        ["a", "train", 1.0, 0.0],
+        ["b", "train", 0.0, 0.0],
+        ["c", "test", 0.0, 1.0],
+    ]
+    assert found.images["Tuberculosis"].tolist() == [1.0, 0.0, 0.0]
+    assert found.boxes is not None
+    # The third reader's effusion has no majority.
+    assert found.boxes[["image", "category", "reader", "w", "h"]].to_numpy().tolist() == [
+        ["a", "Lung Lesion", "R1", 20.0, 40.0],
+        ["a", "Lung Lesion", "R2", 18.0, 40.0],
+        ["c", "Pleural Effusion", "", 4.0, 5.0],
+    ]
+    assert found.boxes["image_width"].tolist()[:2] == [100.0, 100.0] and np.isnan(
+        found.boxes["image_width"].iloc[2]
+    )
+
+
+def test_patients_of_rsna_are_those_of_nih(tmp_path: Path) -> None:
+    release = _write(
+        tmp_path,
+        {
+            "stage_2_train_labels.csv": "patientId,x,y,width,height,Target\n"
+            "u1,1,2,3,4,1\nu1,5,5,2,2,1\nu2,,,,,0\nu3,,,,,0\n",
+            "pneumonia-challenge-dataset-mappings_2018.json": [
+                {"subset_img_id": "u1", "img_id": "00000013_005.png"},
+                {"subset_img_id": "u2", "img_id": "00000013_006.png"},
+            ],
+        },
+    )
+    found = rsna.read(release)
+    assert found.images["patient"].tolist()[:2] == ["13", "13"] and found.names_patients
+    assert list(found.left_out) == ["u3"]
+    assert found.boxes is not None and len(found.boxes) == 2
+
+
+def test_boxes_and_polygons_of_chestx_det(tmp_path: Path) -> None:
+    square = [[10, 20], [39, 20], [39, 59], [10, 59]]
+    release = _write(
+        tmp_path,
+        {
+            "ChestX_Det_train.json": [{"file_name": "7.png", "syms": [], "boxes": [], "polygons": []}],
+            "ChestX_Det_test.json": [
+                {
+                    "file_name": "8.png",
+                    "syms": ["Effusion"],
+                    "boxes": [[10, 20, 40, 60]],
+                    "polygons": [square],
+                }
+            ],
+        },
+    )
+    found = chestx_det.read(release)
+    assert found.images["split"].tolist() == ["train", "test"]
+    assert found.images["Pleural Effusion"].tolist() == [0.0, 1.0] and len(_findings(found)) == 13
+    assert found.boxes is not None and found.masks is not None
+    assert found.boxes[["x", "y", "w", "h"]].to_numpy().tolist() == [[10, 20, 30, 40]]
+    mask = coco.decode(
+        coco.frPyObjects({"size": [1024, 1024], "counts": found.masks["counts"].iloc[0]}, 1024, 1024)
+    )
+    assert mask[20:60, 10:40].all() and mask.sum() == 30 * 40
+
+
+def test_official_lists_split_nih(tmp_path: Path) -> None:
+    entry = "Image Index,Finding Labels,Patient ID,Patient Sex,View Position\n"
+    rows = (
+        "00000001_000.png,Hernia,1,M,PA\n00000002_000.png,No Finding,2,F,AP\n00000003_000,New thing,3,F,AP\n"
+    )
+    lists = {"train_val_list.txt": "00000001_000.png\n", "test_list.txt": "00000002_000.png\n"}
+    found = nih.read(_write(tmp_path, {"Data_Entry_2017_v2020.csv": entry + rows, **lists}))
+    assert found.images["split"].tolist() == ["train", "test", ""]
+    assert list(found.left_out) == ["00000003_000"]
+    assert found.images["New thing"].tolist() == [0.0, 0.0, 1.0]  # not in the table of aliases: its own name
+    assert found.images["sex"].tolist() == ["M", "F", "F"]
+
+
+REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any], list[str]]] = {
+    "no table": (nih.read, {"other.csv": "a\n1\n"}, ["Data_Entry_2017_v2020.csv", "found neither"]),
+    "another version": (
+        nih.read,
+        {"Data_Entry_2017.csv": "Image,Labels\na,b\n"},
+        ["Image Index", "another version"],
+    ),
+    "cut row": (
+        nih.read,
+        {"Data_Entry_2017.csv": "Image Index,Finding Labels,Patient ID\n1.png,Mass,1\n2.png,Ma"},
+        ["1 rows with fewer", "first: row 3"],
+    ),
+    "long row": (
+        nih.read,
+        {"Data_Entry_2017.csv": "Image Index,Finding Labels,Patient ID\n1.png,Mass,1,2\n"},
+        ["Data_Entry_2017.csv cannot be read"],
+    ),
+    "labels": (
+        chexpert.read,
+        {"train.csv": "Path,Edema\nx/patient1/study1/view1_frontal.jpg,2.0\n"},
+        ["1, 0, -1"],
+    ),
+    "path": (chexpert.read, {"train.csv": "Path,Edema\nx.jpg,1.0\n"}, ["column Path", "'x.jpg'"]),
+    "run lengths": (
+        siim.read,
+        {"train-rle.csv": "ImageId, EncodedPixels\na,5 3 7\n"},
+        ["EncodedPixels of a", "pairs"],
+    ),
+    "beyond": (siim.read, {"train-rle.csv": "ImageId, EncodedPixels\na,1048570 9\n"}, ["1024 x 1024"]),
+    "numbers": (
+        rsna.read,
+        {"stage_2_train_labels.csv": "patientId,x,y,width,height,Target\na,1,2,3,4,yes\n"},
+        ["column Target", "'yes'"],
+    ),
+    "mask": (
+        chexpert.read,
+        {
+            "train.csv": "Path,Edema\nx/patient1/study1/view1_frontal.jpg,1.0\n",
+            "gt_segmentations_val.json": {"a": {"Edema": {"size": [2, 2], "counts": "PPPPP"}}},
+        },
+        ["gt_segmentations_val.json", "cut off"],
+    ),
+    "records": (
+        chestx_det.read,
+        {"ChestX_Det_test.json": [{"file_name": "1.png", "syms": ["Mass"], "boxes": []}]},
+        ["ChestX_Det_test.json", "1.png"],
+    ),
+    "list of names": (
+        padchest.read,
+        {
+            "chest_x_ray_images_labels_160K.csv": "ImageID,StudyID,PatientID,Projection,MethodLabel,Labels\n"
+            "a.png,1,1,PA,Physician,normal\n"
+        },
+        ["column Labels", "'normal'"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_damaged_release_is_named(tmp_path: Path, case: str) -> None:
+    read, files, words = REFUSED[case]
+    with pytest.raises(ReleaseError) as error:
+        read(_write(tmp_path, files))
+    assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+
+
+def test_an_image_found_twice_is_refused(tmp_path: Path) -> None:
+    release = _write(tmp_path, {"a/7.png": "", "b/7.jpg": "", "b/8.png": "", "b/._8.png": ""})
+    assert release.images(["8", "9"]) == {"8": tmp_path / "b/8.png"}
+    with pytest.raises(ReleaseError, match="image 7 twice"):
+        release.images(["7"])
+
+
+def test_each_name_of_a_finding_has_one_meaning() -> None:
+    known = aliases()
+    assert known["effusion"] == ("Pleural Effusion", False) and known["nodule mass"] == ("Lung Lesion", True)
+    table = pd.Series({name: alias.finding for name, alias in known.items()})
+    assert all(known[finding.lower()].finding == finding for finding in table.unique())
