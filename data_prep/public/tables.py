@@ -135,11 +135,6 @@ def read_csv(file: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
             f"{', '.join(table.columns)[:300]}; is it the table of another version?"
         )
     kept = list(dict.fromkeys([*columns, *(column for column in optional if column in table)]))
-    if (is_short := table[kept].isna().any(axis=1)).any():
-        raise ReleaseError(
-            f"{file}: expected a value for each column, found {int(is_short.sum()):,} rows with fewer (first: row "
-            f"{int(is_short.to_numpy().argmax()) + 2}); download it again"
-        )
     return table[kept].apply(lambda column: column.str.strip())
 
 
