@@ -33,7 +33,9 @@ def one_line_errors(program: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _SYSTEM:
             raise
-        print(f"{program}: {f'{error.filename}: ' if error.filename else ''}{error.strerror}", file=sys.stderr)
+        print(
+            f"{program}: {f'{error.filename}: ' if error.filename else ''}{error.strerror}", file=sys.stderr
+        )
         raise SystemExit(2) from error
 
 
