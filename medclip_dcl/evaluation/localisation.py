@@ -197,6 +197,10 @@ class Localisation(EvaluationCallback):
                 f"localisation: no IoU and Dice at a threshold of {', '.join(without)}: fewer than {self.min_cases} "
                 "validate cases to choose it on (min_cases)"
             )
+        if n_unseen := int((cases["area"] == 0).sum()):
+            notes.append(
+                f"localisation: {n_unseen} of {len(cases)} cases lie outside what the model sees: hit and IoU 0"
+            )
         levels = default_thresholds().tolist()
         result = EvaluationResult(
             metrics=metrics,
