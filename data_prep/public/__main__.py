@@ -61,7 +61,15 @@ def prepare(name: str, settings: Settings) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     folder = ReleaseFolder(settings.source)
     tables = READERS[name].read(folder)
-    has_split = bool((tables.images["split"] != "").any())
+    if tables.images.empty:
+        raise ReleaseError(f"{tables.files[0]} has no rows; download it again")
+    splits = set(tables.images["split"])
+    has_split = splits != {""}
+    if settings.redraw_test and "test" not in splits:
+        raise ReleaseError("--redraw_test: the tables have no official test patients; leave it out")
+    is_drawn = not has_split or settings.redraw_test or ("train" in splits and "validate" not in splits)
+    if not is_drawn and (settings.split_shares is not None or settings.split_seed is not None):
+        raise ReleaseError("--split_shares and --split_seed: the split is official; leave them out")
     choices = [*tables.choices, *_split_choices(settings, tables)]
     if not tables.names_patients:
         choices.append(
@@ -125,6 +133,14 @@ def _source(name: str, settings: Settings, folder: ReleaseFolder, tables: Public
     source = rows_source(rows, settings, check, counts)
     boxes, masks = tables.boxes, tables.masks
     if boxes is not None:
+        is_picture = boxes["image"].map(
+            lambda image: image in found and found[image].suffix.lower() not in (".dcm", ".dicom")
+        )
+        if (boxes["image_width"].isna() & is_picture.astype(bool)).any():
+            raise ReleaseError(
+                f"{tables.title}: boxes are in pixels of the DICOM files; for pictures add a table of the DICOM files' "
+                "sizes, sizes.csv: image_id, width, height"
+            )
         boxes = boxes[boxes["image"].isin(source.images["dicom_id"])].rename(columns={"image": "dicom_id"})
         view = boxes["dicom_id"].map(source.images.set_index("dicom_id")["view"])
         box_id = [f"{row} {image}" for row, image in zip(boxes.index, boxes["dicom_id"], strict=True)]

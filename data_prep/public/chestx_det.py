@@ -20,6 +20,7 @@ from data_prep.public.tables import (
     image_id,
     listed,
     run_lengths,
+    text_of,
 )
 from data_prep.sources.releases import ReleaseError
 
@@ -77,11 +78,19 @@ def read(folder: ReleaseFolder) -> PublicTables:
 
 def _records(file: Path) -> list[Mapping[str, Any]]:
     try:
-        records = json.loads(file.read_text(encoding="utf-8"))
+        records = json.loads(text_of(file))
         for record in records:
             lengths = {len(record[name]) for name in ("syms", "boxes", "polygons") if name in record}
             if len(lengths) != 1 or any(len(box) != 4 for box in record["boxes"]):
                 raise ValueError(f"{record['file_name']}: not one box and one polygon for each of syms")
+            if not isinstance(record["file_name"], str) or not all(
+                isinstance(s, str) for s in record["syms"]
+            ):
+                raise ValueError(f"{record['file_name']!r}: a name that is no text")
+            np.asarray(record["boxes"], dtype="float64")
+            for polygon in record.get("polygons", ()):
+                if np.asarray(polygon, dtype="float64").shape != (len(polygon), 2) or len(polygon) < 2:
+                    raise ValueError(f"{record['file_name']}: a polygon that is not a list of points")
         return list(records)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ReleaseError(

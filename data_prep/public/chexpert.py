@@ -15,6 +15,8 @@ from data_prep.public.tables import (
     ReleaseFolder,
     common_names,
     read_csv,
+    renamed,
+    text_of,
     uncompressed,
     with_numbers,
 )
@@ -81,7 +83,7 @@ def _images(file: Path, split: str) -> pd.DataFrame:
             f"{file}, column Path: expected .../patient00001/study1/view1_frontal.jpg, found "
             f"{table.loc[wrong, 'Path'].iloc[0][:80]!r}"
         )
-    labels = with_numbers(table, given, file)[given].rename(columns=common_names(given)[0])
+    labels = renamed(with_numbers(table, given, file)[given], common_names(given)[0])
     if not labels.isin((1.0, 0.0, -1.0)).where(labels.notna(), True).all(axis=None):
         raise ReleaseError(f"{file}: expected labels of 1, 0, -1 or empty, found others; download it again")
     parts = image.str.split("_")
@@ -103,12 +105,15 @@ def _images(file: Path, split: str) -> pd.DataFrame:
 def _masks(file: Path) -> pd.DataFrame:
     """A mask for each image and category; one without any pixel inside says that the finding is absent."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(text_of(file))
         rows = [
             (image, category, "", *mask["size"], uncompressed(mask["counts"]))
             for image, of_image in content.items()
             for category, mask in of_image.items()
         ]
+        for image, category, _, height, width, counts in rows:
+            if min(height, width) < 1 or sum(counts) != height * width:
+                raise ValueError(f"{image}, {category}: the runs do not fill a mask of {height} x {width}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ReleaseError(
             f"{file}: expected image -> category -> size and counts (compressed COCO), found another form ({error})"

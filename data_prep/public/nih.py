@@ -14,6 +14,7 @@ from data_prep.public.tables import (
     image_id,
     listed,
     read_csv,
+    text_of,
     with_numbers,
 )
 from data_prep.sources.releases import ReleaseError
@@ -46,8 +47,10 @@ def read(folder: ReleaseFolder) -> PublicTables:
         for split, file in lists.items():
             assert file is not None
             files.append(file)
-            lines = {image_id(line) for line in file.read_text(encoding="utf-8").split()}
-            images.loc[images["image"].isin(lines), "split"] = split
+            is_listed = images["image"].isin({image_id(line) for line in text_of(file).split()})
+            if (is_listed & (images["split"] != "")).any():
+                raise ReleaseError(f"{file} and {files[-2]} have images in common; download them again")
+            images.loc[is_listed, "split"] = split
         unlisted = images.loc[images["split"] == "", "image"]
         left_out = dict.fromkeys(unlisted, "its name is in neither train_val_list.txt nor test_list.txt")
     else:
@@ -93,8 +96,14 @@ def read_relabels(folder: ReleaseFolder) -> PublicTables:
         tables.append(table)
     table = pd.concat(tables, ignore_index=True)
     names, choices = common_names(RELABELLED)
-    values = table[list(RELABELLED)].apply(lambda column: column.str.upper().map({"YES": 1.0, "NO": 0.0}))
-    images = _images(table).assign(split=table["split"].fillna(""))
+    said = table[list(RELABELLED)].apply(lambda column: column.str.upper())
+    if table["split"].isna().any() or not said.isin(("YES", "NO", "")).all(axis=None):
+        raise ReleaseError(
+            f"{' or '.join(map(str, parts.values()))}: expected labels of YES, NO or empty, and a Set Id of "
+            "validation or test; is it the table of another version?"
+        )
+    values = said.apply(lambda column: column.map({"YES": 1.0, "NO": 0.0}))
+    images = _images(table).assign(split=table["split"])
     return PublicTables(
         title="NIH ChestX-ray14, relabelled by radiologists",
         files=list(parts.values()),

@@ -39,7 +39,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
     is_used = ~image.isin(left_out)
     findings = stated.map(lambda names: [name for name in names if name not in _NOT_FINDINGS])
     known, choices = common_names(sorted({name for names in findings[is_used] for name in names}))
-    labels = listed(image, findings.map(lambda names: [known[name] for name in names]))
+    labels = listed(image, findings.map(lambda names: [known[name] for name in names if name in known]))
     # "unchanged" compares with an earlier image: what is not listed may be there.
     is_unchanged = stated.map(lambda names: "unchanged" in names).to_numpy()
     labels = labels.mask((labels == 0) & is_unchanged[:, None])

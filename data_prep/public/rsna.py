@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.public.tables import BOX, PublicTables, ReleaseFolder, read_csv, with_numbers
+from data_prep.public.tables import BOX, PublicTables, ReleaseFolder, read_csv, text_of, with_numbers
 from data_prep.sources.releases import ReleaseError
 
 FINDING = "Pneumonia"
@@ -60,7 +60,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
 def _patients(file: Path) -> dict[str, str]:
     """Image of the challenge -> patient of NIH, from the name of NIH's image (00000013_005.png: patient 13)."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(text_of(file))
         return {row["subset_img_id"]: str(int(row["img_id"].split("_")[0])) for row in content}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ReleaseError(

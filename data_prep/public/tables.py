@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -138,6 +140,15 @@ def read_csv(file: Path, columns: Sequence[str], optional: Sequence[str] = ()) -
     return table[kept].apply(lambda column: column.str.strip())
 
 
+def text_of(file: Path) -> str:
+    """Content of a file, packed (.gz) or not."""
+    try:
+        content = file.read_bytes()
+        return (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise ReleaseError(f"{file} cannot be read ({error}); download it again") from error
+
+
 def with_numbers(table: pd.DataFrame, columns: Sequence[str], file: Path) -> pd.DataFrame:
     """The table with these columns as floats, NaN where they are empty."""
     values = table[list(columns)].apply(pd.to_numeric, errors="coerce").astype("float64")
@@ -185,6 +196,12 @@ def common_names(names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
         if alias.is_choice:
             choices.append(f"{name!r} counts as {alias.finding}")
     return found, [f"findings: {'; '.join(choices)} (choices)"] if choices else []
+
+
+def renamed(labels: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
+    """Labels under common names; of several columns of one common name the largest value."""
+    labels = labels.rename(columns=names)
+    return labels if labels.columns.is_unique else labels.T.groupby(level=0, sort=False).max().T
 
 
 def listed(images: pd.Series, findings: pd.Series, known: Sequence[str] = ()) -> pd.DataFrame:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from data_prep.public.tables import BOX, PublicTables, ReleaseFolder, common_names, read_csv, with_numbers
+from data_prep.public.tables import (
+    BOX,
+    PublicTables,
+    ReleaseFolder,
+    common_names,
+    read_csv,
+    renamed,
+    with_numbers,
+)
 from data_prep.sources.releases import ReleaseError
 
 _NONE = "No finding"
@@ -35,14 +44,17 @@ def read(folder: ReleaseFolder) -> PublicTables:
         labels = (votes >= needed).astype("float64").drop(columns=_NONE, errors="ignore")
         images.append(labels.rename_axis("image").reset_index().assign(split=split))
         drawn = table[table["x_min"].notna()]
+        if not (drawn["image_id"].isin(labels.index) & drawn["class_name"].isin(labels)).all():
+            raise ReleaseError(f"{file} has boxes of images or findings without a label in {file_of_labels}")
         is_named = [
             bool(labels.at[row.image_id, row.class_name])
             for row in drawn[["image_id", "class_name"]].itertuples()
         ]
-        boxes.append(drawn[is_named])
+        boxes.append(drawn[np.array(is_named, dtype=bool)])
     found = pd.concat(images, ignore_index=True)
     findings = [str(name) for name in found if name not in ("image", "split")]
-    found = found.rename(columns=common_names(findings)[0])
+    labels = renamed(found[findings], common_names(findings)[0])
+    found = found[["image", "split"]].join(labels)
     drawn = pd.concat(boxes, ignore_index=True)
     drawn = drawn.rename(columns={"image_id": "image", "rad_id": "reader", "x_min": "x", "y_min": "y"})
     drawn = drawn.assign(w=drawn["x_max"] - drawn["x"], h=drawn["y_max"] - drawn["y"])
@@ -74,22 +86,24 @@ def _votes(table: pd.DataFrame) -> pd.DataFrame:
 def _table_of_votes(file: Path) -> pd.DataFrame:
     """As `_votes`, from a table with a row for each image and reader, and a column for each finding."""
     header = read_csv(file, ("image_id",)).columns
-    table = pd.read_csv(file, dtype={"image_id": str, "rad_id": str})
-    findings = [name for name in table.columns if name not in (*header, "rad_id")]
+    table = pd.read_csv(file, dtype=dict.fromkeys(header, "str")).rename(columns=str.strip)
+    findings = [name for name in table.columns if name not in ("image_id", "rad_id")]
     values = table[findings]
     if not findings or not values.isin((0, 1)).all(axis=None):
         raise ReleaseError(
             f"{file}: expected columns of findings with 0 or 1, found other values; download it again"
         )
-    return values.groupby(table["image_id"]).sum()
+    return values.groupby(table["image_id"].astype("str").str.strip()).sum()
 
 
 def _sizes(file: Path | None) -> pd.DataFrame:
     """Width and height of the original images, for boxes on pictures of another size; without a table of sizes none."""
     columns = ["image_width", "image_height"]
     if file is None:
-        return pd.DataFrame(columns=columns, dtype="float64")
+        return pd.DataFrame(index=pd.Index([], dtype="str"), columns=columns, dtype="float64")
     table = read_csv(file, ("image_id",), ("width", "height", "dim1", "dim0"))
     given = ("width", "height") if "width" in table and "height" in table else ("dim1", "dim0")
-    table = read_csv(file, ("image_id", *given))
+    table = read_csv(file, ("image_id", *given)).drop_duplicates()
+    if table["image_id"].duplicated().any():
+        raise ReleaseError(f"{file}: an image has two sizes; correct the table")
     return with_numbers(table, given, file).set_index("image_id")[list(given)].set_axis(columns, axis=1)

@@ -252,20 +252,30 @@ def _assemble(
 
 
 def _refuse_boxes(settings: Settings, source: Source) -> None:
-    """Refuse boxes drawn on images of another size, or mostly damaged, before hours of work: by the images' headers."""
+    """Refuse boxes and masks drawn on images of another size, or boxes mostly damaged, before hours of work."""
+    remedy = "take the release's images, or copies in their proportions"
+    if source.masks is not None:
+        _, rejects = tables.select_masks(source.masks, _with_sizes(source.images, source.masks))
+        reasons = {name: reason for _, name, reason in rejects}
+        _refuse_many(settings, "mask", reasons, len(source.masks), remedy)
     if source.boxes is None:
         return
-    images = source.images[source.images["dicom_id"].isin(source.boxes["dicom_id"])]
-    sizes = [image_files.size_of(Path(file)) for file in images["file"]]
-    images = images.assign(width=[width for width, _ in sizes], height=[height for _, height in sizes])
-    readable = images[images["width"] > 0]
+    readable = _with_sizes(source.images, source.boxes)
     kept, rejects, _ = tables.select_boxes(source.boxes, readable, source.resized)
     lost = {name: reason for _, name, reason in rejects if not reason.startswith(tables.OF_ITS_IMAGE)}
     refused = {name: reason for name, reason in lost.items() if reason.startswith(tables.OTHER_SIZE)}
-    remedy = "take the release's images, or copies in their proportions, or say --resized"
+    remedy += ", or say --resized" if hasattr(settings, "resized") else ""
     if not refused and len(lost) > len(kept):
         refused, remedy = lost, "download the file of the boxes again"
     _refuse_many(settings, "box", refused, len(lost) + len(kept), remedy)
+
+
+def _with_sizes(images: pd.DataFrame, drawn: pd.DataFrame) -> pd.DataFrame:
+    """The readable images that have boxes or masks, with height and width by their headers."""
+    images = images[images["dicom_id"].isin(drawn["dicom_id"])]
+    sizes = [image_files.size_of(Path(file)) for file in images["file"]]
+    images = images.assign(width=[width for width, _ in sizes], height=[height for _, height in sizes])
+    return images[images["width"] > 0]
 
 
 def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd.DataFrame:

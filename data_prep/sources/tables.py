@@ -44,9 +44,9 @@ def select_boxes(
         boxes.index
     )
     needs_phrase = "phrase" in found
-    found = found if needs_phrase else found.assign(phrase="")
-    for side in ("width", "height"):
-        found[f"image_{side}"] = found[f"image_{side}"].astype("float64").fillna(found[side])
+    if not needs_phrase:
+        sides = {f"image_{side}": found[f"image_{side}"].fillna(found[side]) for side in ("width", "height")}
+        found = found.assign(phrase="", **sides)
     wide, high = found["width"] / found["image_width"], found["height"] / found["image_height"]
     # Either side may have been rounded by a pixel.
     is_whole = (wide - high).abs() <= 1 / found["image_width"] + 1 / found["image_height"]
@@ -97,7 +97,7 @@ def select_masks(masks: pd.DataFrame, images: pd.DataFrame) -> tuple[pd.DataFram
         ("mask", f"{row.dicom_id} {row.category}", f"{OTHER_SIZE} {row.width} x {row.height} pixels")
         for row in found[~is_whole].itertuples()
     ]
-    has_pixels = found["counts"].str.contains(" ")
+    has_pixels = found["counts"].map(lambda runs: any(map(int, runs.split()[1::2]))).astype(bool)
     return typed(found[is_whole & has_pixels], "masks"), rejects
 
 

@@ -110,7 +110,7 @@ class RunOptions:
         share_patient_data: Let loggers that use a network have images and texts of patients.
         checkpoint_minutes: Minutes of training that a kill may cost; last.ckpt is also written at each epoch's end.
         untrained: Keep the weights before the first step, and let `test` evaluate them beside the trained ones.
-        prompts: YAML file of finding: [negative, positive] prompts, in place of those of ZeroShotClassification.
+        prompts: YAML file of finding: [negative, positive] prompts, for ZeroShotClassification and Localisation.
         prediction_format: Of the tables that `predict` writes; in CSV an embedding is a column for each number.
     """
 
@@ -462,10 +462,13 @@ def _own_environment(trainer: Namespace) -> list[LightningEnvironment]:
 
 
 def _use_prompts(file: str, callbacks: Any) -> None:
-    """Hand a file of prompts to ZeroShotClassification, so that the list of callbacks need not be repeated."""
-    found = [one for one in listed(callbacks) if one.class_path.endswith(".ZeroShotClassification")]
+    """Hand a file of prompts to the callbacks that have any, so that the list of callbacks need not be repeated."""
+    names = (".ZeroShotClassification", ".Localisation")
+    found = [one for one in listed(callbacks) if one.class_path.endswith(names)]
     if not found:
-        raise UserError(f"--prompts {file}: no ZeroShotClassification among trainer.callbacks would use them")
+        raise UserError(
+            f"--prompts {file}: no ZeroShotClassification or Localisation among trainer.callbacks would use them"
+        )
     for callback in found:
         callback.init_args.prompts = file
 

@@ -320,9 +320,9 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def evaluation(self, stage: str) -> EvaluationTables:
         """Tables of the evaluations on "validate" or "test".
 
-        Test: the images of cases (official test split), every image with a box, and, for the retrieval of reports, the
-        images of the official test split whose report has a sentence, with a box or without.
-        Validate: the images of validate patients whose report has a sentence.
+        Test: the images of cases (official test split), every image outside training with a box or a mask, and, for the
+        retrieval of reports, the images of the official test split whose report has a sentence, with a box or without.
+        Validate: the images of validate patients.
         """
         if stage not in self._evaluation:
             self._evaluation[stage] = self._evaluation_tables(stage)

@@ -331,7 +331,8 @@ class PreparedSet:
         """As `table`, of the right format but with any damage in its rows."""
         if table not in self._tables:
             file = self.folder / f"{table}.parquet"
-            if not file.is_file() and table in ("sentences", "reports") and table not in self.info["digests"]:
+            made = self.info["digests"]  # a set of older tables has none
+            if not file.is_file() and table in ("sentences", "reports") and made and table not in made:
                 self._tables[table] = pd.DataFrame(
                     {
                         name: pd.Series(dtype="object" if kind == "str" else kind)

@@ -34,7 +34,7 @@ from medclip_dcl.pictures.geometry import View
 
 NO_REGIONS = "the set has no boxes or masks: localisation is not measured"
 COLUMNS = ["dicom_id", "subject_id", "category", "n_regions", *summaries.LOCALISATION]
-"""Columns of the predictions, a row for each image and finding; area: share of the image inside the regions."""
+"""Columns of the predictions, a row for each image and finding; area: share inside, of what the model sees."""
 
 
 class Region(NamedTuple):
@@ -50,7 +50,11 @@ class Region(NamedTuple):
             return resized_mask(self.mask, height, width)
         assert self.box is not None
         found = np.zeros((height, width), dtype=bool)
-        top, bottom, left, right = box_bounds(*self.box, image_height=height, image_width=width)
+        x, y, w, h = self.box
+        if round(x) == round(x + w) or round(y) == round(y + h):  # less than a pixel: those that it touches
+            w, h = math.ceil(x + w) - math.floor(x), math.ceil(y + h) - math.floor(y)
+            x, y = math.floor(x), math.floor(y)
+        top, bottom, left, right = box_bounds(x, y, w, h, image_height=height, image_width=width)
         found[top:bottom, left:right] = True
         return found
 
@@ -131,6 +135,7 @@ class Localisation(EvaluationCallback):
         drawn = [region.inside(height, width) for region in regions]
         inside = torch.from_numpy(np.logical_or.reduce(drawn))
         iou, dice = overlaps(heat_map, inside)
+        is_seen = ~heat_map.isnan()
         by_reader: dict[str, np.ndarray] = {}
         for region, mask in zip(regions, drawn, strict=True):
             by_reader[region.reader] = by_reader.get(region.reader, np.zeros_like(mask)) | mask
@@ -138,7 +143,7 @@ class Localisation(EvaluationCallback):
         reader_iou, reader_dice = np.mean(pairs, axis=0).tolist() if pairs else (math.nan, math.nan)
         return {
             "n_regions": len(regions),
-            "area": float(inside.float().mean()),
+            "area": float(inside[is_seen].float().mean()),
             "hit": float(pointing_hit(heat_map, inside)),
             "cnr_signed": float(contrast_to_noise_ratio(heat_map, inside, signed=True)),
             "miou": float(iou.mean()),
@@ -191,6 +196,10 @@ class Localisation(EvaluationCallback):
             notes.append(
                 f"localisation: no IoU and Dice at a threshold of {', '.join(without)}: fewer than {self.min_cases} "
                 "validate cases to choose it on (min_cases)"
+            )
+        if n_unseen := int((cases["area"] == 0).sum()):
+            notes.append(
+                f"localisation: {n_unseen} of {len(cases)} cases lie outside what the model sees: hit and IoU 0"
             )
         levels = default_thresholds().tolist()
         result = EvaluationResult(

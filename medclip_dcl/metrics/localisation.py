@@ -38,10 +38,11 @@ def overlaps(
     """IoU and Dice of ``heat_map > threshold`` with a mask, at each threshold.
 
     Args:
-        heat_map: region-sentence cosines; NaN where the model saw nothing counts as not above.
-        mask: True inside, for at least one pixel.
+        heat_map: region-sentence cosines; NaN where the model saw nothing (ignored).
+        mask: True inside; both are 0 if the model saw none of its pixels.
         thresholds: ascending; default -1, -0.95, ..., 1.
     """
+    mask = mask & ~heat_map.isnan()
     if thresholds is None:
         thresholds = default_thresholds(heat_map.dtype)
     levels = torch.bucketize(heat_map.nan_to_num(-torch.inf), thresholds.to(heat_map))
@@ -51,7 +52,7 @@ def overlaps(
         for values in (levels, levels[mask])
     )
     inside = mask.sum()
-    return both / (above + inside - both), 2 * both / (above + inside)
+    return both / (above + inside - both).clamp(min=1), 2 * both / (above + inside).clamp(min=1)
 
 
 def filled_runs(
@@ -72,9 +73,13 @@ def filled_runs(
 def resized_mask(
     mask: Bool[np.ndarray, "height width"], height: int, width: int
 ) -> Bool[np.ndarray, "rows columns"]:
-    """The mask in another size: each pixel takes the one at its middle."""
+    """The mask in another size: each pixel takes the one at its middle; one that falls between them keeps a pixel."""
     rows, columns = (
         ((np.arange(new) + 0.5) * old / new).astype(int)
         for new, old in ((height, mask.shape[0]), (width, mask.shape[1]))
     )
-    return mask[rows[:, None], columns]
+    found = mask[rows[:, None], columns]
+    if not found.any():
+        inside = np.nonzero(mask)
+        found[inside[0] * height // mask.shape[0], inside[1] * width // mask.shape[1]] = True
+    return found

@@ -28,8 +28,7 @@ def test_overlaps_are_those_of_scikit_learn(height: int, width: int, nan_share: 
     heat_map, mask = _case(height, width, nan_share)
     iou, dice = overlaps(heat_map, mask)
     for place, threshold in enumerate(default_thresholds()):
-        above = (heat_map > threshold).flatten().numpy()
-        inside = mask.flatten().numpy()
+        above, inside = ((x[~heat_map.isnan()]).numpy() for x in (heat_map > threshold, mask))
         assert iou[place].item() == pytest.approx(jaccard_score(inside, above, zero_division=0))
         assert dice[place].item() == pytest.approx(f1_score(inside, above, zero_division=0))
 
@@ -73,3 +72,11 @@ def test_a_resized_mask_keeps_its_place() -> None:
     assert small[5:10, 15:22].all() and not small[:5].any() and not small[10:].any()
     assert (resized_mask(small, 20, 30) == small).all()
     assert resized_mask(mask, 80, 120).sum() == 4 * mask.sum()
+    dot = np.zeros((40, 60), dtype=bool)
+    dot[10, 30] = True
+    assert np.argwhere(resized_mask(dot, 10, 15)).tolist() == [[2, 7]]
+
+
+def test_a_mask_outside_the_view_has_no_overlap() -> None:
+    heat_map = torch.tensor([[math.nan, -2.0]])
+    assert not torch.stack(overlaps(heat_map, torch.tensor([[True, False]]))).any()

@@ -286,6 +286,25 @@ def test_vindr_of_physionet(tmp_path: Path) -> None:
     )
 
 
+def test_findings_of_one_common_name_are_one_label(tmp_path: Path) -> None:
+    boxes = "image_id,class_name,x_min,y_min,x_max,y_max\n"
+    boxes += "a,Rib fracture,1,1,9,9\nb,Clavicle fracture,2,2,9,9\nc,No finding,,,,\n"
+    found = vindr.read(_write(tmp_path, {"annotations_test.csv": boxes}))
+    assert found.images["Fracture"].tolist() == [1.0, 1.0, 0.0] and _findings(found) == ["Fracture"]
+    assert found.boxes is not None and found.boxes["category"].tolist() == ["Fracture", "Fracture"]
+
+
+def test_a_finding_of_a_lateral_image_alone_and_packed_lists(tmp_path: Path) -> None:
+    rows = "a.png,1,1,PA,Physician,['edema']\nb.png,1,1,L,Physician,['scoliosis']\n"
+    table = "ImageID,StudyID,PatientID,Projection,MethodLabel,Labels\n" + rows
+    found = padchest.read(_write(tmp_path / "p", {"chest_x_ray_images_labels_160K.csv": table}))
+    assert _findings(found) == ["Edema"] and found.left_out == {"b": "its view is not frontal"}
+    entry = "Image Index,Finding Labels,Patient ID\n1.png,Mass,1\n2.png,Mass,2\n"
+    _write(tmp_path / "n", {"Data_Entry_2017.csv": entry, "test_list.txt": "2.png\n"})
+    (tmp_path / "n/train_val_list.txt.gz").write_bytes(gzip.compress(b"1.png\n"))
+    assert nih.read(ReleaseFolder(tmp_path / "n")).images["split"].tolist() == ["train", "test"]
+
+
 def test_patients_of_rsna_are_those_of_nih(tmp_path: Path) -> None:
     release = _write(
         tmp_path,
@@ -385,6 +404,48 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
         chestx_det.read,
         {"ChestX_Det_test.json": [{"file_name": "1.png", "syms": ["Mass"], "boxes": []}]},
         ["ChestX_Det_test.json", "1.png"],
+    ),
+    "two lists": (
+        nih.read,
+        {
+            "Data_Entry_2017.csv": "Image Index,Finding Labels,Patient ID\n1.png,Mass,1\n",
+            "train_val_list.txt": "1.png\n",
+            "test_list.txt": "1.png\n",
+        },
+        ["train_val_list.txt", "in common"],
+    ),
+    "relabels": (
+        nih.read_relabels,
+        {
+            "test_labels.csv": f"Image Index,{','.join(nih.RELABELLED)}\n1.png,1,0,0,0\n",
+            "validation_labels.csv": f"Image Index,{','.join(nih.RELABELLED)}\n2.png,YES,NO,NO,\n",
+        },
+        ["YES, NO or empty"],
+    ),
+    "polygon": (
+        chestx_det.read,
+        {
+            "ChestX_Det_test.json": [
+                {"file_name": "1.png", "syms": ["Mass"], "boxes": [[1, 2, 3, 4]], "polygons": [[[1, 2]]]}
+            ]
+        },
+        ["1.png", "list of points"],
+    ),
+    "short mask": (
+        chexpert.read,
+        {
+            "train.csv": "Path,Edema\nx/patient1/study1/view1_frontal.jpg,1.0\n",
+            "gt_segmentations_val.json": {"a": {"Edema": {"size": [2, 3], "counts": "11"}}},
+        },
+        ["do not fill a mask of 2 x 3"],
+    ),
+    "box without a label": (
+        vindr.read,
+        {
+            "annotations_test.csv": "image_id,class_name,x_min,y_min,x_max,y_max\na,Mass,1,1,9,9\n",
+            "image_labels_test.csv": "image_id,Mass\nb,1\n",
+        },
+        ["annotations_test.csv", "image_labels_test.csv"],
     ),
     "list of names": (
         padchest.read,
