@@ -100,7 +100,8 @@ def _split_choices(settings: Settings, tables: PublicTables) -> list[str]:
         return [f"split: none is official; patients are drawn by {shares} for train, validate, test, {drawn}"]
     if settings.redraw_test:
         return [f"split: not the official one: official test patients are drawn anew by {shares}, {drawn}"]
-    if "validate" not in splits and "train" in splits:
+    train, validate, _ = settings.split_shares or row_tables.SHARES
+    if "validate" not in splits and "train" in splits and train + validate > 0:
         return [f"split: official, validate drawn from the patients of train by {shares}, {drawn}"]
     return []
 
