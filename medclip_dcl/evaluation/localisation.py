@@ -37,17 +37,25 @@ COLUMNS = ["dicom_id", "subject_id", "category", "n_regions", *summaries.LOCALIS
 """Columns of the predictions, a row for each image and finding; area: share inside, of what the model sees."""
 
 
+class Mask(NamedTuple):
+    """COCO run lengths of a mask of this size; filled while its image is measured, since a mask takes megabytes."""
+
+    runs: np.ndarray
+    height: int
+    width: int
+
+
 class Region(NamedTuple):
-    """A box in pixels of the original image, or a mask (H, W) of any size, of the reader who drew it ("" for none)."""
+    """A box in pixels of the original image, or a mask of any size, of the reader who drew it ("" for none)."""
 
     reader: str
     box: tuple[float, float, float, float] | None = None
-    mask: np.ndarray | None = None
+    mask: Mask | None = None
 
     def inside(self, height: int, width: int) -> np.ndarray:
         """Pixels inside, (height, width) of the original image."""
         if self.mask is not None:
-            return resized_mask(self.mask, height, width)
+            return resized_mask(filled_runs(*self.mask), height, width)
         assert self.box is not None
         found = np.zeros((height, width), dtype=bool)
         x, y, w, h = self.box
@@ -262,11 +270,12 @@ def regions_by_image(tables: EvaluationTables) -> dict[str, dict[str, list[Regio
     masks, boxes = tables.masks, tables.regions
     names = ("dicom_id", "category", "reader", "height", "width", "counts")
     for dicom_id, finding, reader, height, width, counts in masks[list(names)].itertuples(index=False):
-        runs = np.array(counts.split(), dtype=np.int64)
-        try:
-            mask = filled_runs(runs, height, width)
-        except ValueError as error:
-            raise UserError(f"image {dicom_id}, mask of {finding}: {error}; prepare the set again") from error
+        mask = Mask(np.array(counts.split(), dtype=np.int64), height, width)
+        if mask.runs.sum() != height * width or (mask.runs < 0).any():
+            raise UserError(
+                f"image {dicom_id}, mask of {finding}: expected run lengths of {height} x {width} pixels, found "
+                f"{mask.runs.sum():,}; prepare the set again"
+            )
         found.setdefault(dicom_id, {}).setdefault(finding, []).append(Region(reader, mask=mask))
     has_mask = {(dicom_id, finding) for dicom_id, of_image in found.items() for finding in of_image}
     readers = boxes["reader"] if "reader" in boxes else pd.Series("", index=boxes.index)

@@ -157,6 +157,7 @@ def test_a_damaged_mask_is_named(data: ColourData, tmp_path) -> None:
     masks = data.tables.masks.head(1).assign(counts="3 4")
     damaged.tables = dataclasses.replace(damaged.tables, masks=masks)
     with pytest.raises(
-        UserError, match=f"image {masks['dicom_id'].iloc[0]}, mask of Blueness: .* do not fill"
+        UserError,
+        match=f"image {masks['dicom_id'].iloc[0]}, mask of Blueness: expected run lengths of .* found 7;",
     ):
         trainer_for(tmp_path, Localisation(FINDINGS)).test(ColourModel(), datamodule=damaged, verbose=False)
