@@ -64,13 +64,17 @@ def prepare(name: str, settings: Settings) -> None:
     if tables.images.empty:
         raise ReleaseError(f"{tables.files[0]} has no rows; download it again")
     splits = set(tables.images["split"])
-    has_split = splits != {""}
     if settings.redraw_test and "test" not in splits:
         raise ReleaseError("--redraw_test: the tables have no official test patients; leave it out")
-    is_drawn = not has_split or settings.redraw_test or ("train" in splits and "validate" not in splits)
-    if not is_drawn and (settings.split_shares is not None or settings.split_seed is not None):
+    drawn = _drawn_part(settings, splits)
+    if drawn is None and (settings.split_shares is not None or settings.split_seed is not None):
         raise ReleaseError("--split_shares and --split_seed: the split is official; leave them out")
-    choices = [*tables.choices, *_split_choices(settings, tables)]
+    # Decided by the tables: a part of the images may lack a split that is official.
+    shares, seed = settings.split_shares or row_tables.SHARES, settings.split_seed or 0
+    choices = [*tables.choices]
+    if drawn is not None:
+        by = f"drawn by {', '.join(f'{share:g}' for share in shares)}, seed {seed} (choice)"
+        choices.append(f"split: {_DRAWN[drawn]} {by}")
     if not tables.names_patients:
         choices.append(
             "patients: the release names none; each image counts as one, and intervals are by image"
@@ -78,35 +82,36 @@ def prepare(name: str, settings: Settings) -> None:
     for choice in choices:
         print(f"{tables.title}: {choice}", file=sys.stderr)
     options = {
-        "split": {"official": has_split, **_shares(settings)},
+        "split": {"official": splits != {""}, "shares": list(shares), "seed": seed},
         "redraw_test": settings.redraw_test,
         "choices": choices,
         "names_patients": tables.names_patients,
         "images_of": list(tables.images_of),
     }
     made_from = preparation.made_from(settings, tables.title, False, tables.files, options)
-    preparation.prepare_set(settings, made_from, lambda: _source(name, settings, folder, tables))
+    preparation.prepare_set(settings, made_from, lambda: _source(name, settings, folder, tables, drawn))
 
 
-def _shares(settings: Settings) -> dict[str, object]:
-    return {"shares": list(settings.split_shares or row_tables.SHARES), "seed": settings.split_seed or 0}
+_DRAWN = {
+    "": "none is official; train, validate and test patients are",
+    "test": "not the official one: the official test patients are, anew for train, validate and test,",
+    "train": "official, but validate patients are, from those of train,",
+}
 
 
-def _split_choices(settings: Settings, tables: PublicTables) -> list[str]:
-    splits = set(tables.images["split"])
-    shares = ", ".join(f"{share:g}" for share in settings.split_shares or row_tables.SHARES)
-    drawn = f"seed {settings.split_seed or 0} (choice)"
+def _drawn_part(settings: Settings, splits: set[str]) -> str | None:
+    """Official split whose patients are drawn anew: "" where there is none, None for no draw."""
     if splits == {""}:
-        return [f"split: none is official; patients are drawn by {shares} for train, validate, test, {drawn}"]
+        return ""
     if settings.redraw_test:
-        return [f"split: not the official one: official test patients are drawn anew by {shares}, {drawn}"]
+        return "test"
     train, validate, _ = settings.split_shares or row_tables.SHARES
-    if "validate" not in splits and "train" in splits and train + validate > 0:
-        return [f"split: official, validate drawn from the patients of train by {shares}, {drawn}"]
-    return []
+    return "train" if "train" in splits and "validate" not in splits and train + validate > 0 else None
 
 
-def _source(name: str, settings: Settings, folder: ReleaseFolder, tables: PublicTables) -> Source:
+def _source(
+    name: str, settings: Settings, folder: ReleaseFolder, tables: PublicTables, drawn: str | None
+) -> Source:
     """Find the images, complete the split, and pass boxes and masks on."""
     rows = tables.images
     is_used = ~rows["image"].isin(tables.left_out)
@@ -128,7 +133,9 @@ def _source(name: str, settings: Settings, folder: ReleaseFolder, tables: Public
             f"{rows['image'].iloc[0]}, found none"
         )
     rows = rows[is_there].reset_index(drop=True)
-    rows = rows.assign(file=[str(found[image]) for image in rows["image"]], split=_splits(rows, settings))
+    rows = rows.assign(
+        file=[str(found[image]) for image in rows["image"]], split=_splits(rows, settings, drawn)
+    )
     check = TableCheck(tables.files[0])
     check.rejects += [("image", image, reason) for image, reason in tables.left_out.items()]
     source = rows_source(rows, settings, check, counts)
@@ -153,17 +160,17 @@ def _source(name: str, settings: Settings, folder: ReleaseFolder, tables: Public
     return replace(source, boxes=boxes, masks=masks)
 
 
-def _splits(rows: pd.DataFrame, settings: Settings) -> pd.Series:
-    """The official split, in which parts are drawn where the options or a missing part ask for it; "" for none."""
-    split, patients = rows["split"], rows["patient"]
+def _splits(rows: pd.DataFrame, settings: Settings, drawn: str | None) -> pd.Series:
+    """The official split, with the part drawn that `_drawn_part` names; "" where all is drawn later."""
+    split = rows["split"]
+    if not drawn:
+        return split
     train, validate, test = settings.split_shares or row_tables.SHARES
-    seed = settings.split_seed or 0
-    if settings.redraw_test:
-        return split.mask(split == "test", draw_split(patients, (train, validate, test), seed))
-    if "validate" not in set(split) and "train" in set(split) and train + validate > 0:
-        shares = (train / (train + validate), validate / (train + validate), 0.0)
-        return split.mask(split == "train", draw_split(patients, shares, seed))
-    return split
+    if drawn == "train":
+        train, validate, test = train / (train + validate), validate / (train + validate), 0.0
+    return split.mask(
+        split == drawn, draw_split(rows["patient"], (train, validate, test), settings.split_seed or 0)
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -117,3 +117,38 @@ def test_training_without_reports_names_them(
     with pytest.raises(SystemExit):
         cli.main(["fit", *words])
     assert "has no reports" in capsys.readouterr().err
+
+
+def test_no_validate_image_is_drawn_beside_official_ones(tmp_path: Path, real_data: Path) -> None:
+    """CheXpert, of which only training images are there: its validate patients are official, not drawn."""
+    (tmp_path / "CheXpert").mkdir()
+    (tmp_path / "CheXpert/train.csv").write_text(
+        "Path,Edema\n"
+        + "".join(f"CheXpert/train/patient{n}/study1/view1_frontal.jpg,1.0\n" for n in range(1, 30))
+    )
+    (tmp_path / "CheXpert/valid.csv").write_text(
+        "Path,Edema\nCheXpert/valid/patient99/study1/view1_frontal.jpg,0.0\n"
+    )
+    picture = next((real_data / "nih/images").iterdir())
+    for n in range(1, 30):
+        folder = tmp_path / f"CheXpert/train/patient{n}/study1"
+        folder.mkdir(parents=True)
+        shutil.copyfile(picture, folder / "view1_frontal.jpg")
+    output = tmp_path / "set"
+    words = [
+        "--source",
+        str(tmp_path / "CheXpert"),
+        "--output",
+        str(output),
+        "--size",
+        "32",
+        "--workers",
+        "1",
+    ]
+    main(["chexpert", *words])
+    assert set(PreparedSet(output).table("images")["use"]) == {"train"}
+    # A truncated image is left out by name, one of many.
+    (tmp_path / "CheXpert/train/patient7/study1/view1_frontal.jpg").write_bytes(picture.read_bytes()[:3000])
+    words[3] = str(tmp_path / "again")
+    main(["chexpert", *words])
+    assert "patient7_study1_view1_frontal" in (tmp_path / "again/rejects.csv").read_text()
