@@ -164,7 +164,7 @@ def _read_table(file: Path, table: str) -> pd.DataFrame:
 
 
 def _command_for(table: str) -> str:
-    return _MADE_BY.get(table, "python -m data_prep.mimic_cxr (or folder, openi: what made the set)")
+    return _MADE_BY.get(table, "python -m data_prep.mimic_cxr (or folder, openi, public: what made the set)")
 
 
 def write_table(frame: pd.DataFrame, file: Path, table: str) -> None:
@@ -266,7 +266,7 @@ class PreparedSet:
             state = unfinished if self.folder.is_dir() else "does not exist"
             raise PreparedDataError(
                 f"prepared data set {self.folder} {state}; make it with: "
-                f"python -m data_prep.mimic_cxr --source RAW --output {self.folder} (or data_prep.folder, openi)"
+                f"python -m data_prep.mimic_cxr --source RAW --output {self.folder} (or folder, openi, public)"
             )
         try:
             info = json.loads(file.read_text(encoding="utf-8"))
