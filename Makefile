@@ -1,5 +1,6 @@
 # make demo       install, then the whole way on the digital phantom: data, language model, scores, training, evaluation
 # make test       install, then ruff, mypy and the tests
+# make nih        classifiers and an image-text model on real radiographs: NIH=FOLDER of the release, or of a part of it
 # make study      objectives on phantoms (docs/experiments.md): hours; what is finished is kept
 # make test-slow  kills, fuzzing, large synthetic releases
 # make test-gpu   a GPU against the CPU; skipped without one
@@ -14,7 +15,7 @@ SET := data/phantom
 LM := runs/demo_language_model
 DEMO := runs/demo
 
-.PHONY: install demo study test test-slow test-gpu clean
+.PHONY: install demo nih study test test-slow test-gpu clean
 .DELETE_ON_ERROR:
 
 # Without bytecode files each of the many processes compiles the program again.
@@ -28,11 +29,11 @@ $(INSTALLED): setup.cfg pyproject.toml
 	touch $@
 
 # One thread is as fast as two for networks so small, and more than twice as fast while another program uses a core.
-demo study: export OMP_NUM_THREADS ?= 1
+demo nih study: export OMP_NUM_THREADS ?= 1
 
 # The C library keeps the memory that a step frees for the next one: to get it anew takes 4% of a step.
-demo study: export MALLOC_MMAP_THRESHOLD_ ?= 33554432
-demo study: export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
+demo nih study: export MALLOC_MMAP_THRESHOLD_ ?= 33554432
+demo nih study: export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 
 # The demo's test and calibration at once, and the study's phantoms two by two.
 MAKEFLAGS += --jobs=2
@@ -69,6 +70,34 @@ $(DEMO)/calibration.json: $(DEMO)/fit.json
 
 $(DEMO)/report.html: $(DEMO)/results.json $(DEMO)/calibration.json
 	$(RUN) -m medclip_dcl.report $(DEMO)
+
+# The official test patients are drawn anew: all boxes, and in a part of the release perhaps all findings, are theirs.
+NIH ?= data/nih_release
+NIH_RUNS := runs/nih
+NIH_MODELS := random demo_encoder image_text
+NIH_OPTIONS := --source $(NIH) --size 256 --redraw_test --split_shares 0.5,0.1,0.4
+NIH_CLASSIFIER := --config configs/finetune.yaml --config configs/nih/classifier.yaml
+
+nih: $(NIH_RUNS)/benchmark/benchmark.html
+	@echo "open $<"
+
+data/nih/dataset.json: | $(INSTALLED)
+	$(RUN) -m data_prep.public nih $(NIH_OPTIONS) --output $(@D)
+
+data/nih_templated/dataset.json: data/nih/dataset.json
+	$(RUN) -m data_prep.public nih $(NIH_OPTIONS) --output $(@D) --templates configs/prompts/public.yaml
+
+$(NIH_RUNS)/random/fit.json: data/nih/dataset.json
+	$(RUN) -m medclip_dcl fit $(NIH_CLASSIFIER) --config configs/nih/random.yaml --run_folder $(@D)
+
+$(NIH_RUNS)/demo_encoder/fit.json: data/nih/dataset.json $(DEMO)/fit.json
+	$(RUN) -m medclip_dcl fit $(NIH_CLASSIFIER) --model.init_args.init_from $(DEMO)/checkpoints/best.ckpt --run_folder $(@D)
+
+$(NIH_RUNS)/image_text/fit.json: data/nih_templated/dataset.json $(DEMO)/fit.json
+	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/nih/image_text.yaml --run_folder $(@D)
+
+$(NIH_RUNS)/benchmark/benchmark.html: $(NIH_MODELS:%=$(NIH_RUNS)/%/fit.json)
+	$(RUN) -m medclip_dcl.benchmark $(NIH_MODELS:%=$(NIH_RUNS)/%) $(DEMO) --sets data/nih --output $(@D)
 
 # A phantom for each mean share of false negatives, with findings that are rare in training, and encoders trained on it.
 STUDY := data/phantoms

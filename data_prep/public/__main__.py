@@ -22,8 +22,9 @@ from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import ReleaseError
-from data_prep.sources.rows import TableCheck, draw_split, rows_source
+from data_prep.sources.rows import TableCheck, draw_split, label_columns, rows_source
 from medclip_dcl.common.command_line import nearest, option, parse_options, run_command
+from medclip_dcl.common.findings import PromptEnsembles, read_prompts
 
 
 class Reader(NamedTuple):
@@ -55,6 +56,19 @@ class Settings(row_tables.SplitSettings):
         "has); official training and validate patients stay",
         False,
     )
+    templates: Path | None = option(
+        "prompts from which each image gets sentences by its labels, such as configs/prompts/public.yaml: the first "
+        "positive one of a finding that it has, the first negative one of a finding that it has not (choice); they are "
+        "no reports, which dataset.json says",
+        None,
+        type=Path,
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TemplatedSettings(Settings, preparation.ReportSettings):
+    """Sentences are read like those of findings."""
 
 
 def prepare(name: str, settings: Settings) -> None:
@@ -79,6 +93,11 @@ def prepare(name: str, settings: Settings) -> None:
         choices.append(
             "patients: the release names none; each image counts as one, and intervals are by image"
         )
+    templates = settings.templates
+    if templates is not None:
+        settings = _TemplatedSettings(**vars(settings))
+        tables = _with_sentences(tables, read_prompts(templates, "--templates"))
+        choices.append(f"sentences: none of reports, but templates of the labels ({templates.name})")
     for choice in choices:
         print(f"{tables.title}: {choice}", file=sys.stderr)
     options = {
@@ -88,8 +107,23 @@ def prepare(name: str, settings: Settings) -> None:
         "names_patients": tables.names_patients,
         "images_of": list(tables.images_of),
     }
-    made_from = preparation.made_from(settings, tables.title, False, tables.files, options)
+    files = [*tables.files, *([] if templates is None else [templates])]
+    made_from = preparation.made_from(settings, tables.title, False, files, options)
     preparation.prepare_set(settings, made_from, lambda: _source(name, settings, folder, tables, drawn))
+
+
+def _with_sentences(tables: PublicTables, prompts: PromptEnsembles) -> PublicTables:
+    """The tables with a sentence for each label of an image that has prompts, as its findings."""
+    labels = tables.images[[finding for finding in label_columns(tables.images) if finding in prompts]]
+    if labels.empty:
+        raise ReleaseError(
+            f"--templates: expected prompts of {', '.join(label_columns(tables.images))}, found none"
+        )
+    said = pd.Series("", index=labels.index)
+    for finding in map(str, labels):
+        negative, positive = prompts[finding]
+        said += labels[finding].map({1.0: f"{positive[0]}. ", 0.0: f"{negative[0]}. "}).fillna("")
+    return replace(tables, images=tables.images.assign(findings=said.str.strip()))
 
 
 _DRAWN = {

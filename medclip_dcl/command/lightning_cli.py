@@ -42,7 +42,13 @@ from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.checkpoint_files import ResumeError
 from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
-from medclip_dcl.runs.run_folder import FIT_FILE, UNTRAINED_CHECKPOINT, RunFolder, RunFolderError
+from medclip_dcl.runs.run_folder import (
+    FIT_FILE,
+    IMAGES_OF,
+    UNTRAINED_CHECKPOINT,
+    RunFolder,
+    RunFolderError,
+)
 from medclip_dcl.runs.saved import (
     CONFIG_FILE,
     command_of_test,
@@ -251,10 +257,15 @@ class MedclipCLI(LightningCLI):
         """Check on every process, before any waits for another; the first process then writes."""
         self._dump_config()
         prepared, images = self.prepared, None
-        data = {"fingerprint": prepared and prepared.fingerprint}
+        data: dict[str, Any] = {"fingerprint": prepared and prepared.fingerprint}
         data["source"] = prepared and prepared.info["source"]
         if prepared is not None and not self.run.saved_config():
-            images = self._images_of_training(prepared, config)
+            before = RunFolder.of(
+                config.ckpt_path or config.model.get("init_args", {}).get("init_from") or ""
+            )
+            images = self._images_of_training(prepared, before)
+            own = [prepared.info["source"], *prepared.info["options"].get(IMAGES_OF, [])]
+            data[IMAGES_OF] = list(dict.fromkeys([*own, *before.data().get(IMAGES_OF, [])]))
         is_longer = self.run.check(self.config_dump, data, self._completed)
         if self.run.is_finished and not is_longer:
             raise FinishedRun(
@@ -290,10 +301,9 @@ class MedclipCLI(LightningCLI):
             rank_zero_info(f"continuing {self.run.folder} from {resume}{instead}")
             config.ckpt_path, self.continues = str(resume), True
 
-    def _images_of_training(self, prepared: PreparedSet, config: Namespace) -> pd.DataFrame:
+    def _images_of_training(self, prepared: PreparedSet, before: RunFolder) -> pd.DataFrame:
         """Images of the set, and those on which the weights that training starts from were trained before."""
         images = prepared.image_digests()
-        before = RunFolder.of(config.ckpt_path or config.model.get("init_args", {}).get("init_from") or "")
         held_out = images[images["use"].isin(("validate", "test", "grounding"))]
         before.require_untrained(prepared, held_out["dicom_id"])
         return pd.concat([images, before.images().query("use == 'train'")])

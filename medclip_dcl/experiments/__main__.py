@@ -13,11 +13,11 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from medclip_dcl.command.one_run import LOG_FILE, End, Run, is_done
 from medclip_dcl.common.command_line import add_import_option, in_words, one_line_errors, whole_number
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.experiments.choice import write_choices
-from medclip_dcl.experiments.grid import Experiment, Run
-from medclip_dcl.experiments.one_run import LOG_FILE, End, is_done
+from medclip_dcl.experiments.grid import Experiment
 from medclip_dcl.experiments.page import write_report
 from medclip_dcl.experiments.plan import check_cells, read_experiment
 from medclip_dcl.experiments.table import claim_folder, write_table

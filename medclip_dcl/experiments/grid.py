@@ -9,6 +9,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
+from medclip_dcl.command.one_run import Run
 from medclip_dcl.common.command_line import yaml_value
 from medclip_dcl.common.files import read_yaml
 from medclip_dcl.metrics.summaries import DIRECTIONS, GROUNDING, KS, LOCALISATION
@@ -133,19 +134,6 @@ class Choice:
 
     outcome: str
     for_each: str | None = None
-
-
-@dataclass(frozen=True)
-class Run:
-    """One run of the grid: name of its level by axis, run folder, arguments of the first command without that."""
-
-    levels: Mapping[str, str]
-    folder: Path
-    arguments: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from medclip_dcl.command.one_run import LOG_FILE, error_of, is_done
 from medclip_dcl.common.files import write_text
 from medclip_dcl.experiments.grid import Experiment
-from medclip_dcl.experiments.one_run import LOG_FILE, error_of, is_done
 from medclip_dcl.experiments.page_tables import ALPHA, tables
 from medclip_dcl.experiments.patients import N_DRAWS
 from medclip_dcl.experiments.plots import draw_plots

@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from medclip_dcl.common.errors import UserError, WorseResultError
-from medclip_dcl.common.files import write_text
+from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 from medclip_dcl.export.card import CARD_FILE, RESULTS, model_card
 from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
 from medclip_dcl.inference.model import ImageTextInference, load
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.runs.run_folder import DATA_FILE, RunFolder
 
 ONNX_FILES = (IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE)
-FILES = (CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE, CARD_FILE, *ONNX_FILES)
+FILES = (CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE, CARD_FILE, DATA_FILE, *ONNX_FILES)
 """All files that an exported folder may hold."""
 
 
@@ -22,7 +23,7 @@ def export_model(source: Path, folder: Path, address: str | None = None) -> Imag
     """Write the exported folder of a run, or of another exported folder, and return the network.
 
     Of a run, its best checkpoint by validation, else the last, with a card made from the run folder. Of an exported
-    folder, its model, calibration and card as they are. An earlier export at `folder` is replaced, ONNX files included.
+    folder, its files as they are but for ONNX. An earlier export at `folder` is replaced, ONNX files included.
     `address` stands in the example of the card; the folder's name by default.
     """
     is_copy = is_exported(source)
@@ -43,8 +44,10 @@ def export_model(source: Path, folder: Path, address: str | None = None) -> Imag
     _require_better(folder, model, card)
     # First, and at once or not at all: weights that do not fit on the disk leave the folder as it was, too.
     model.save_pretrained(folder)
-    for name in (CARD_FILE, *ONNX_FILES):
+    for name in (CARD_FILE, DATA_FILE, *ONNX_FILES):
         (folder / name).unlink(missing_ok=True)
+    if data := RunFolder(source).data():  # on which sets it was trained
+        write_json(data, folder / DATA_FILE)
     if card:
         write_text(card, folder / CARD_FILE)
     return model.network

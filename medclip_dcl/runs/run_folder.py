@@ -37,6 +37,8 @@ METRICS_FILE = "metrics.csv"
 UNTRAINED_CHECKPOINT = "untrained.ckpt"
 DATA_FILE = "data.json"
 IMAGES_FILE = "data_images.parquet"
+IMAGES_OF = "images_of"
+"""Entry of data.json: names of the sets of the training, of those before it, and of sets whose images these have."""
 TESTS = "tests"
 """Folder in a run folder for results that are not those of its own network on its own set."""
 LOCK_FILE = "training.lock"
@@ -151,7 +153,7 @@ class RunFolder:
         self._write_config(config)
 
     def data(self) -> dict[str, Any]:
-        """Identity of the set of the training; empty where it is not known."""
+        """Identity of the set of the training, and `IMAGES_OF`; empty where it is not known."""
         file = self.folder / DATA_FILE
         return read_json(file, _REMEDY) if file.is_file() else {}
 

@@ -258,7 +258,7 @@ def test_a_run_outlives_its_language_models_folder(small_set, small_bert, tmp_pa
 
 def test_a_changed_prepared_set_is_noticed(finished, fit, small_set, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
-    now = {"fingerprint": PreparedSet(small_set).fingerprint, "source": "test"}
+    now = {"fingerprint": PreparedSet(small_set).fingerprint, "source": "test", "images_of": ["test"]}
     assert json.loads((run / "data.json").read_text()) == now
     (run / "data.json").write_text(json.dumps({"fingerprint": "other"}))
     assert "holds a run on other data: the prepared set has changed since" in refused(capsys, fit(run))

@@ -12,11 +12,10 @@ import pandas as pd
 import pytest
 import yaml
 
+from medclip_dcl.command.one_run import Run, error_of, run_one
 from medclip_dcl.common.command_line import in_words
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.experiments import workers
-from medclip_dcl.experiments.grid import Run
-from medclip_dcl.experiments.one_run import error_of, run_one
 from medclip_dcl.experiments.plan import read_experiment
 from medclip_dcl.experiments.table import claim_folder, results_table, write_table
 from tests.experiments.grids import MODULE, SETTINGS, main, write_grid

@@ -40,6 +40,7 @@ def test_an_export_gives_the_runs_numbers(run, tmp_path, monkeypatch, capsys):
     assert sorted(path.name for path in (tmp_path / "exported").iterdir()) == [
         "README.md",
         "config.json",
+        "data.json",
         "model.safetensors",
     ]
     found = load(tmp_path / "exported").similarity(GREY, TEXTS)

@@ -152,3 +152,42 @@ def test_no_validate_image_is_drawn_beside_official_ones(tmp_path: Path, real_da
     words[3] = str(tmp_path / "again")
     main(["chexpert", *words])
     assert "patient7_study1_view1_frontal" in (tmp_path / "again/rejects.csv").read_text()
+
+
+def test_templates_give_each_label_its_sentence(release: Path, prepared: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.yaml"
+    prompts.write_text(
+        "Atelectasis: [No collapse, [Atelectasis is seen, Collapse]]\nHernia: [No hernia, Hernia]\nCough: [a, b]\n"
+    )
+    words = ["--redraw_test", "--split_shares", "0.5,0.2,0.3", "--size", "64", "--workers", "1"]
+    output = tmp_path / "set"
+    main(["nih", "--source", str(release), "--output", str(output), *words, "--templates", str(prompts)])
+    found = PreparedSet(output)
+    labels = found.table("labels").set_index("study_id")
+    said = (
+        found.table("reports").merge(found.table("sentences"), on="sentence_id").groupby("study_id")["text"]
+    )
+    assert set(said.groups) == set(labels.index)
+    for study, texts in said:
+        has = labels.loc[study, ["Atelectasis", "Hernia"]] == 1
+        wanted = {
+            "Atelectasis is seen." if has["Atelectasis"] else "No collapse.",
+            "Hernia." if has["Hernia"] else "No hernia.",
+        }
+        assert set(texts) == wanted
+    assert (found.table("images")["use"] == PreparedSet(prepared).table("images")["use"]).all()
+    assert "sentences: none of reports, but templates" in str(found.info["options"]["choices"])
+    prompts.write_text("Cough: [a, b]\n")
+    with pytest.raises(Exception, match="--templates: expected prompts of .*Atelectasis.*, found none"):
+        main(
+            [
+                "nih",
+                "--source",
+                str(release),
+                "--output",
+                str(tmp_path / "none"),
+                *words,
+                "--templates",
+                str(prompts),
+            ]
+        )

@@ -10,19 +10,31 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from medclip_dcl.common.files import write_text
-from medclip_dcl.experiments.grid import Run
 from medclip_dcl.runs.run_folder import FIT_FILE
 from medclip_dcl.runs.saved import CONFIG_FILE, RESULTS_FILE
 
 LOG_FILE, ERROR_FILE = "log.txt", "error.txt"
 _LOCK_FILE = ".lock"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run: name of its level by axis of a grid, run folder, arguments of the first command without that."""
+
+    levels: Mapping[str, str]
+    folder: Path
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
 
 
 @dataclass(frozen=True)

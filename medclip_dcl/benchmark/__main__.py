@@ -1,0 +1,102 @@
+"""Test models on prepared sets by one protocol, and compare them on one page.
+
+    python -m medclip_dcl.benchmark MODEL... --sets SET... --output FOLDER
+
+Tests that are finished are kept: the same command continues after a kill, and a further model or set adds to the page.
+Writes benchmark.html and benchmark.csv.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from medclip_dcl.common.command_line import add_import_option, in_words, run_command
+
+PROMPTS = Path("configs/prompts/public.yaml")
+CSV = "benchmark.csv"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Command line; status 1 where a test failed, 2 for a mistake of the user."""
+    options = _parser().parse_args(arguments)
+    # Here, so that --help is quick.
+    from medclip_dcl.benchmark import plan
+    from medclip_dcl.benchmark.numbers import numbers_of_set, table_of
+    from medclip_dcl.benchmark.page import KNOWN, Benchmark, write_page
+    from medclip_dcl.command.one_run import LOG_FILE, run_one
+    from medclip_dcl.common.errors import UserError
+    from medclip_dcl.common.files import write_text
+    from medclip_dcl.common.findings import read_prompts
+    from medclip_dcl.report.intervals import TestedRun
+
+    models = plan.read_models(options.models, options.names and options.names.split(","))
+    sets, prompts = plan.read_sets(options.sets), read_prompts(options.prompts)
+    names = [model.name for model in models]
+    baseline = names[0] if options.baseline is None else options.baseline
+    if baseline not in names:
+        raise UserError(f"--baseline: expected one of {', '.join(names)}, found {baseline!r}")
+    notes: list[str] = []
+    failures: list[str] = []
+    runs: dict[str, dict[str, TestedRun]] = {}
+    known: dict[tuple[str, str], str] = {}
+    for name, prepared in sets.items():
+        if prepared.changes:
+            notes.append(prepared.changes)
+        if without := [finding for finding in prepared.findings if finding not in prompts]:
+            notes.append(f"{name}: no prompts, so no zero-shot AUC: {', '.join(without)} (--prompts)")
+        for model in models:
+            run = plan.test_of(model, name, prepared, prompts, options.output)
+            end = run_one(run, ("test",), modules=options.imported)
+            done = f"tested in {in_words(end.seconds)}" if end.seconds is not None else "is tested already"
+            print(
+                f"{model.name} on {name}: {done if end.state == 'done' else end.error or end.state}",
+                flush=True,
+            )
+            if end.state != "done":
+                failures.append(f"{model.name} on {name}: {end.error or end.state} ({run.folder / LOG_FILE})")
+                continue
+            runs.setdefault(name, {})[model.name] = TestedRun(run.folder, "", model.name)
+            known[name, model.name] = source = plan.known_images(model, prepared)
+            if source:
+                notes.append(
+                    f"{KNOWN} {model.name} was trained on images of {source}, and {name} has images of it"
+                )
+    unknown = [model.name for model in models if not model.is_training_known]
+    if unknown:
+        notes.append(f"not known on which images they were trained: {', '.join(unknown)}")
+    if runs:
+        numbers = {name: numbers_of_set(of_set) for name, of_set in runs.items()}
+        table = table_of(numbers, baseline)
+        write_text(table.to_csv(index=False), options.output / CSV)
+        page = write_page(Benchmark(runs, numbers, table, baseline, known, notes, failures), options.output)
+        print(f"page: {page}")
+    if failures:
+        print(
+            f"{len(failures)} of {len(models) * len(sets)} tests failed; the same command tries them again",
+            file=sys.stderr,
+        )
+        raise SystemExit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m medclip_dcl.benchmark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("models", type=Path, nargs="+", metavar="MODEL", help="run folder, checkpoint or exported folder")
+    add("--sets", type=Path, nargs="+", required=True, metavar="SET", help="prepared sets")
+    add("--output", type=Path, required=True, metavar="FOLDER", help="where tests and page go")
+    add("--names", metavar="A,B", help="names of the models, by commas; default: of their folders")
+    add("--baseline", metavar="NAME", help="model that is subtracted from the others; default: the first")
+    add("--prompts", type=Path, default=PROMPTS, metavar="FILE", help=f"of findings; default {PROMPTS}")
+    add_import_option(parser)
+    return parser
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,153 @@
+"""What a benchmark tests: models, prepared sets, and the one protocol by which each model is tested on each set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from medclip_dcl.command.one_run import Run
+from medclip_dcl.common.command_line import available_cores
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import digest_of_file, write_json, write_text
+from medclip_dcl.common.findings import PromptEnsembles
+from medclip_dcl.common.weight_files import SavedModel, is_exported, kind_of_network, read_model
+from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.runs.run_folder import IMAGES_OF, RunFolder
+from medclip_dcl.runs.saved import RESULTS_FILE, read_json
+
+TESTS = "tests"
+_ASKED = "asked.json"
+_MAX_WORKERS = 8
+_CLASSIFIER, _IMAGE_TEXT = "a classifier", "an image-text model"
+_PARTS = ("image_encoder", "text_encoder", "similarity", "findings")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model under its name in the tables: `saved` is a checkpoint or an exported folder."""
+
+    name: str
+    saved: SavedModel
+
+    @property
+    def is_classifier(self) -> bool:
+        return kind_of_network(self.saved.network) == _CLASSIFIER
+
+    @property
+    def is_training_known(self) -> bool:
+        return IMAGES_OF in RunFolder.of(self.saved.path).data()
+
+    def digest(self) -> str:
+        """Changes with the weights or the description."""
+        path = self.saved.path
+        files = [path / "config.json", path / "model.safetensors"] if path.is_dir() else [path]
+        return "".join(map(digest_of_file, files))
+
+
+def read_models(paths: Sequence[Path], names: Sequence[str] | None) -> list[Model]:
+    """Models of run folders (the best checkpoint by validation, else the last), checkpoints and exported folders."""
+    found = []
+    for path in paths:
+        is_run = path.is_dir() and not is_exported(path)
+        saved = read_model(RunFolder(path).checkpoint_to_test() if is_run else path)
+        kind = kind_of_network(saved.require_network())
+        if kind not in (_CLASSIFIER, _IMAGE_TEXT):
+            raise UserError(f"MODEL {path}: expected an image-text model or a classifier, found {kind}")
+        found.append(saved)
+    return [Model(*one) for one in zip(_names("MODEL", paths, names), found, strict=True)]
+
+
+def read_sets(folders: Sequence[Path]) -> dict[str, PreparedSet]:
+    """Prepared sets by the names of their folders."""
+    return dict(zip(_names("--sets", folders, None), map(PreparedSet, folders), strict=True))
+
+
+def _names(option: str, paths: Sequence[Path], names: Sequence[str] | None) -> list[str]:
+    """Names that are folders of the output: as given, or of the folder or of the run of a checkpoint."""
+    if names is not None and len(names) != len(paths):
+        raise UserError(f"--names: expected {len(paths)}, one for each MODEL, found {len(names)}")
+    found = (
+        [name.strip() for name in names] if names is not None else [_name(path.resolve()) for path in paths]
+    )
+    if wrong := [name for name in found if name in ("", ".", "..") or "/" in name or found.count(name) > 1]:
+        raise UserError(
+            f"{option}: expected names that differ and are names of folders, found {wrong[0]!r}; "
+            f"{'give --names' if option == 'MODEL' else 'rename a folder'}"
+        )
+    return found
+
+
+def _name(path: Path) -> str:
+    if path.is_dir():
+        return path.name
+    run = path.parent.parent.name if path.parent.name == "checkpoints" else ""
+    return "_".join(filter(None, [run, path.stem])) if path.stem != "best" else run or path.stem
+
+
+def known_images(model: Model, prepared: PreparedSet) -> str:
+    """Name of the set whose images the model was trained on and is tested on; "" for none.
+
+    Where the images of its training are known, its test has refused them and their patients already; copies of another
+    release cannot be told by their files.
+    """
+    run, source = RunFolder.of(model.saved.path), prepared.info["source"]
+    trained = run.data()
+    if trained.get("fingerprint") == prepared.fingerprint:
+        return ""
+    here = {*prepared.info["options"].get("images_of", ()), *([] if len(run.images()) else [source])}
+    return next((name for name in trained.get(IMAGES_OF, ()) if name in here), "")
+
+
+def test_of(model: Model, name: str, prepared: PreparedSet, prompts: PromptEnsembles, output: Path) -> Run:
+    """The run folder of a test and its arguments; results of another model, set or prompts are forgotten."""
+    folder = output / TESTS / model.name / name
+    used = {finding: [*map(list, pair)] for finding, pair in prompts.items()}
+    asked = {"model": model.digest(), "set": prepared.fingerprint, "prompts": used}
+    known = folder / _ASKED
+    if not known.is_file() or read_json(known) != asked:
+        (folder / RESULTS_FILE).unlink(missing_ok=True)
+        write_json(asked, known)
+    write_text(yaml.safe_dump(_config(model, prepared, used), sort_keys=False), folder / "test.yaml")
+    return Run({"model": model.name, "set": name}, folder, (f"--config={folder / 'test.yaml'}",))
+
+
+def _config(model: Model, prepared: PreparedSet, prompts: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a test: the network as it is described, at its own image size."""
+    described = model.saved.network
+    evaluations: list[tuple[str, dict[str, Any]]]
+    if model.is_classifier:
+        classes, evaluations = ("Classifier", "LabelledDataModule"), [("FindingClassification", {})]
+    else:
+        classes = ("ImageTextModel", "ImageTextDataModule")
+        labelled = {finding: pair for finding, pair in prompts.items() if finding in prepared.findings}
+        evaluations = [
+            *([("ZeroShotClassification", {"prompts": labelled})] if labelled else []),
+            ("Localisation", {"prompts": dict(prompts), "examples": 0}),
+            ("Grounding", {"examples": 0}),
+            ("Retrieval", {}),
+        ]
+    workers = min(_MAX_WORKERS, available_cores() - 1)
+    return {
+        "seed_everything": 0,
+        "untrained": False,
+        "ckpt_path": str(model.saved.path),
+        "trainer": {
+            "devices": 1,
+            "callbacks": [
+                {"class_path": f"medclip_dcl.evaluation.{name}", "init_args": arguments}
+                for name, arguments in evaluations
+            ],
+        },
+        "model": {
+            "class_path": f"medclip_dcl.models.{classes[0]}",
+            "init_args": {part: described[part] for part in _PARTS if part in described},
+        },
+        "data": {
+            "class_path": f"medclip_dcl.data.{classes[1]}",
+            "init_args": {"folder": str(prepared.folder), "image_size": None, "num_workers": workers},
+        },
+    }

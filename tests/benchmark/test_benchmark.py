@@ -1,0 +1,229 @@
+"""The benchmark by its command: two image-text models and a classifier on two sets, every number by other means."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from pytorch_lightning import Trainer
+from safetensors.torch import load_file, save_file
+from scipy.stats import norm
+from sklearn.metrics import roc_auc_score
+
+from medclip_dcl.benchmark.__main__ import main
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
+from medclip_dcl.models.classifier import Classifier
+from medclip_dcl.networks.image_encoder import ResNetRegions
+
+SHARED = ["Edema", "Pneumonia"]
+PROJECTION = "image_encoder.projection.weight"
+N_DRAWS = 150
+
+
+@pytest.fixture(scope="module")
+def labelled_set(small_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`small_set` with ten test images, half of them with each of four findings."""
+    folder = shutil.copytree(small_set, tmp_path_factory.mktemp("labelled") / "set")
+    images = pd.read_parquet(folder / "images.parquet")
+    images.loc[images["use"] == "grounding", "official_split"] = "test"
+    write_table(images, folder / "images.parquet", "images")
+    labels = pd.read_parquet(folder / "labels.parquet")
+    labels[list(CHEXPERT)] = np.nan
+    is_test = labels["study_id"].isin(images.loc[images["official_split"] == "test", "study_id"])
+    for place, finding in enumerate(["Edema", "Pneumonia", "Fracture", "Atelectasis"]):
+        draw = np.random.default_rng(place).permutation(is_test.sum()) % 2
+        labels.loc[is_test, finding] = draw.astype("float64")
+    write_table(labels, folder / "labels.parquet", "labels")
+    write_table(case_table(images, labels), folder / "cases.parquet", "cases")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other_set(labelled_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same images as those of a public set that names no patients and shares its images with another."""
+    folder = shutil.copytree(labelled_set, tmp_path_factory.mktemp("other") / "others")
+    info = json.loads((folder / "dataset.json").read_text())
+    info |= {"source": "RSNA pneumonia", "options": {**info["options"], "images_of": ["NIH ChestX-ray14"]}}
+    (folder / "dataset.json").write_text(json.dumps(info))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def models(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    other = shutil.copytree(exported, folder / "other")
+    weights = load_file(other / "model.safetensors")
+    weights[PROJECTION] = -weights[PROJECTION]
+    save_file(weights, other / "model.safetensors")
+    (other / "data.json").write_text(json.dumps({"fingerprint": "f00d", "images_of": ["NIH ChestX-ray14"]}))
+    torch.manual_seed(3)
+    classifier = Classifier([*SHARED, "Fracture"], ResNetRegions(dim=5, stride=16, width=8))
+    classifier.network.image_size = 32
+    trainer = Trainer(logger=False, accelerator="cpu", enable_progress_bar=False, enable_checkpointing=False)
+    trainer.strategy.connect(classifier)
+    trainer.save_checkpoint(folder / "classifier/checkpoints/best.ckpt")
+    return {"model": exported, "other": other, "classifier": folder / "classifier"}
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of two findings that the sets label, and of one that they do not."""
+    file = tmp_path_factory.mktemp("prompts") / "prompts.yaml"
+    file.write_text("Edema: [no edema, edema]\nPneumonia: [clear, pneumonia]\nHernia: [no hernia, hernia]\n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def run(
+    models: dict[str, Path],
+    labelled_set: Path,
+    other_set: Path,
+    prompts: Path,
+    tmp_path_factory,
+    undrawn: None,
+) -> tuple[Path, Callable[..., None]]:
+    """The output folder, and the command for it with more words."""
+    output = tmp_path_factory.mktemp("runs") / "benchmark"
+
+    def command(*more: str) -> None:
+        words = [*map(str, models.values()), "--sets", str(labelled_set), str(other_set)]
+        main([*words, "--output", str(output), "--prompts", str(prompts), *more])
+
+    command()
+    return output, command
+
+
+@pytest.fixture(scope="module")
+def table(run: tuple[Path, Callable[..., None]]) -> pd.DataFrame:
+    return pd.read_csv(run[0] / "benchmark.csv", keep_default_na=False, na_values=[""]).fillna(
+        {"minus": "", "finding": ""}
+    )
+
+
+def scores(folder: Path, model: str, name: str = "set") -> pd.DataFrame:
+    """Cases of a test with the score that ranks them."""
+    section = "finding_classification" if model == "classifier" else "classification"
+    found = pd.read_parquet(folder / f"tests/{model}/{name}/predictions/{section}.parquet")
+    if model == "classifier":
+        return found.assign(score=found["logit"])
+    return found.assign(score=found["score_positive"] - found["score_negative"])
+
+
+def test_each_number_is_that_of_its_predictions(run, table, models) -> None:
+    auc = table[(table["section"] == "classification") & (table["metric"] == "auc") & (table["set"] == "set")]
+    for model in models:
+        own = auc[(auc["model"] == model) & (auc["minus"] == "")].set_index("finding")
+        cases = scores(run[0], model).groupby("finding")
+        expected = {finding: roc_auc_score(one["label"], one["score"]) for finding, one in cases}
+        assert set(own.index) == {"", *expected} and ("Fracture" in expected) == (model == "classifier")
+        for finding, value in expected.items():
+            assert own.loc[finding, "value"] == pytest.approx(value, abs=1e-6)
+            assert own.loc[finding, "low"] <= value <= own.loc[finding, "high"]
+        # Alike for all: what the classifier alone has is not in the mean.
+        assert own.loc["", "value"] == pytest.approx(np.mean([expected[x] for x in SHARED]), abs=1e-6)
+
+
+def test_differences_are_paired_and_adjusted(run, table) -> None:
+    found = table[
+        (table["minus"] == "model") & (table["section"] == "classification") & (table["metric"] == "auc")
+    ]
+    assert set(found["model"]) == {"other", "classifier"} and "Fracture" not in set(found["finding"])
+    row = found[(found["set"] == "set") & (found["model"] == "other") & (found["finding"] == "Edema")].iloc[0]
+    a, b = (scores(run[0], model).query("finding == 'Edema'") for model in ("other", "model"))
+    assert a["dicom_id"].tolist() == b["dicom_id"].tolist()
+    patients = a["subject_id"].unique()
+    generator = np.random.default_rng(7)
+    draws: list[float] = []
+    while len(draws) < N_DRAWS:
+        drawn = generator.choice(patients, len(patients))
+        rows = np.concatenate([np.flatnonzero(a["subject_id"] == patient) for patient in drawn])
+        if a["label"].iloc[rows].nunique() == 2:
+            draws.append(
+                np.subtract(*(roc_auc_score(x["label"].iloc[rows], x["score"].iloc[rows]) for x in (a, b)))
+            )
+    value = roc_auc_score(a["label"], a["score"]) - roc_auc_score(b["label"], b["score"])
+    assert row["value"] == pytest.approx(value, abs=1e-6)
+    # Of other draws.
+    assert [row["low"], row["high"]] == pytest.approx(np.quantile(draws, [0.025, 0.975]), abs=0.1)
+    assert row["p"] == pytest.approx(2 * norm.sf(abs(value) / np.std(draws)), abs=0.05)
+    p = found["p"].dropna().sort_values()
+    by_hand = np.minimum(np.maximum.accumulate(p * np.arange(len(p), 0, -1)), 1)
+    assert found["p_holm"].dropna().sort_values().tolist() == pytest.approx(by_hand.tolist())
+
+
+def test_page_says_what_was_left_out_and_known(run) -> None:
+    page = (run[0] / "benchmark.html").read_text()
+    assert "set: no prompts, so no zero-shot AUC: Atelectasis, Fracture" in page
+    assert "† other was trained on images of NIH ChestX-ray14, and others has images of it" in page
+    assert "others has images of it" in page and "set has images of it" not in page.replace("others has", "")
+    assert "not known on which images they were trained: model, classifier" in page
+    assert "without Fracture" in page and "signed CNR of phrases" in page
+
+
+def test_a_rerun_tests_what_has_changed(run, models, table, capsys) -> None:
+    output, command = run
+    files = {file: file.stat().st_mtime_ns for file in output.glob("tests/*/*/results.json")}
+    assert len(files) == 6
+    (output / "tests/model/set/results.json").unlink()  # killed before its end
+    weights = load_file(models["other"] / "model.safetensors")
+    save_file(
+        {**weights, PROJECTION: torch.ones_like(weights[PROJECTION])}, models["other"] / "model.safetensors"
+    )
+    command()
+    changed = {
+        str(file.relative_to(output / "tests").parent)
+        for file in files
+        if file.stat().st_mtime_ns != files[file]
+    }
+    assert changed == {"model/set", "other/set", "other/others"}
+    assert capsys.readouterr().out.count("is tested already") == 3
+    again = pd.read_csv(output / "benchmark.csv")
+    for one in (table, again):
+        one.drop(one.index[(one["model"] == "other") | one["minus"].eq("model")], inplace=True)
+    assert again["value"].tolist() == table["value"].tolist()
+
+
+def test_a_model_of_the_test_images_is_left_out(run, models, labelled_set, tmp_path, prompts, capsys) -> None:
+    """The others are on the page all the same."""
+    trained = shutil.copytree(models["classifier"], tmp_path / "trained")
+    digests = PreparedSet(labelled_set).image_digests().assign(use="train")
+    digests.to_parquet(trained / "data_images.parquet")
+    (trained / "data.json").write_text(json.dumps({"fingerprint": "f00d", "images_of": []}))
+    words = [
+        str(trained),
+        str(models["model"]),
+        "--sets",
+        str(labelled_set),
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    with (
+        capsys.disabled(),
+        pytest.raises(SystemExit) as end,
+    ):  # captured, what the test says would not reach its log
+        main([*words, "--prompts", str(prompts)])
+    assert end.value.code == 1
+    page = (tmp_path / "out/benchmark.html").read_text()
+    assert "trained on set:" in page and "are training images of" in page and ">model<" in page
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--names", "a,b"], "--names: expected 3, one for each MODEL, found 2"),
+        (["--names", "a,b,b"], "expected names that differ and are names of folders, found 'b'"),
+        (["--names", "a,b,../c"], "found '../c'"),
+        (["--baseline", "mode"], "--baseline: expected one of model, other, classifier, found 'mode'"),
+    ],
+)
+def test_wrong_options_are_named(run, more, words) -> None:
+    with pytest.raises(UserError, match=words.replace("..", r"\.\.")):
+        run[1](*more)
