@@ -218,11 +218,16 @@ def require_same_cases(a: Predictions, b: Predictions) -> None:
             )
 
 
-def method(n_draws: int = N_DRAWS) -> str:
-    """Explanation of the brackets in a table."""
+def units_of(results: Mapping[str, Any]) -> str:
+    """The units that the bootstrap draws: patients, or images of a set that names no patients."""
+    return "patients" if results["dataset"].get("names_patients", True) else "images"
+
+
+def method(units: str, n_draws: int = N_DRAWS) -> str:
+    """Explanation of the brackets in a table; `units` as from :func:`units_of`."""
     return (
-        f"In brackets: {100 * LEVEL:g}% percentile intervals of {n_draws:,} bootstrap draws of patients;"
-        " they say how far a number depends on which patients were tested, not on the training seed."
+        f"In brackets: {100 * LEVEL:g}% percentile intervals of {n_draws:,} bootstrap draws of {units};"
+        f" they say how far a number depends on which {units} were tested, not on the training seed."
         " Ranks of retrieval are those among all candidates."
     )
 

@@ -16,7 +16,7 @@ import yaml
 
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS, by_path
-from medclip_dcl.report.intervals import Interval, TestedRun
+from medclip_dcl.report.intervals import Interval, TestedRun, units_of
 from medclip_dcl.runs.saved import SavedResultsError, value_at
 
 Results = Mapping[str, Any]
@@ -163,7 +163,12 @@ def describe_data(results: Results) -> str:
         source = f"in the layout of {source}"
     words = [
         f"{dataset['folder']} ({source})",
-        f"{dataset['images']:,} test images of {dataset['patients']:,} patients",
+        f"{dataset['images']:,} test images "
+        + (
+            f"of {dataset['patients']:,} patients"
+            if units_of(results) == "patients"
+            else "(the set names no patients)"
+        ),
     ]
     n_boxes = (counts.get("grounding") or {}).get("boxes")
     if localised := (counts.get("localisation") or {}).get("cases"):

@@ -113,7 +113,11 @@ class ColourData(LightningDataModule):
         self.order = list(range(N_IMAGES)) if order is None else order
         info = {"source": "colours"}
         self.prepared = SimpleNamespace(
-            info=info, fingerprint="f00d", is_phantom=True, folder=Path("somewhere/colour_set")
+            info=info,
+            fingerprint="f00d",
+            is_phantom=True,
+            names_patients=True,
+            folder=Path("somewhere/colour_set"),
         )
         self.image_size = ROWS * STRIDE
         ids = [f"image{i:02}" for i in range(N_IMAGES)]
@@ -580,6 +584,7 @@ def test_results_say_what_they_are_of(tested):
         "folder": "colour_set",
         "images": N_IMAGES,
         "patients": 12,
+        "names_patients": True,
     }
     assert results["images"]["shown"]["image_size"] == ROWS * STRIDE
     assert results["precision"] == "32-true"

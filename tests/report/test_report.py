@@ -277,6 +277,9 @@ def test_the_head_names_the_data_and_its_protection(html, copy):
         "a_set (in the layout of mimic-cxr-2.0.0), 4,000 test images of 1,100 patients, 138 boxes"
         in render(copy)
     )
+    few["dataset"]["names_patients"] = False
+    (copy / "results.json").write_text(json.dumps(few))
+    assert "4,000 test images (the set names no patients), 138 boxes" in render(copy)
 
 
 def test_each_table_has_its_chance_level(page):
