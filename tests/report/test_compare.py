@@ -445,7 +445,7 @@ def test_a_run_without_reports_is_compared_otherwise(pair, capsys, tmp_path):
         text = capsys.readouterr().out
         assert "no retrieval of reports, because no sentence was tested: b" in text
         shown = markdown_tables(text)
-        assert shown[4]["b"] == [DASH] * 8 and DASH not in shown[4]["a"] and DASH not in shown[3]["b"]
+        assert shown[4]["b"] == [DASH] * 12 and DASH not in shown[4]["a"] and DASH not in shown[3]["b"]
 
 
 def test_settings_that_differ_stand_in_the_comparison(pair, capsys, tmp_path):
