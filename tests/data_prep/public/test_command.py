@@ -101,9 +101,11 @@ def test_a_model_is_tested_on_it(prepared: Path, exported: Path, tmp_path: Path)
         rows.loc[rows["category"] == "Atelectasis", "hit"].mean()
     )
     test = PreparedSet(prepared).table("images").query("use == 'test'")
-    assert (
-        set(rows["dicom_id"]) <= set(test["dicom_id"]) and results["protocol"]["localisation"]["thresholds"]
-    )
+    assert results["protocol"]["localisation"]["thresholds"]
+    # Validate images choose thresholds, and are in no table: not in the map of embeddings, either.
+    for name in ("localisation", "classification", "embedding_map", "images"):
+        shown = pd.read_parquet(tmp_path / f"predictions/{name}.parquet")["dicom_id"]
+        assert len(shown) and set(shown) <= set(test["dicom_id"]), name
     assert rows["area"].between(0, 1).all() and rows["hit"].between(0, 1).all()
 
 
