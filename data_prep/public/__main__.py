@@ -150,9 +150,8 @@ def _source(
                 "sizes, sizes.csv: image_id, width, height"
             )
         boxes = boxes[boxes["image"].isin(source.images["dicom_id"])].rename(columns={"image": "dicom_id"})
-        view = boxes["dicom_id"].map(source.images.set_index("dicom_id")["view"])
         box_id = [f"{row} {image}" for row, image in zip(boxes.index, boxes["dicom_id"], strict=True)]
-        boxes = boxes.assign(view=view, box_id=box_id).reset_index(drop=True)
+        boxes = boxes.assign(box_id=box_id).reset_index(drop=True)
     if masks is not None:
         masks = masks[masks["image"].isin(source.images["dicom_id"])].rename(columns={"image": "dicom_id"})
         counts_text = masks["counts"].map(lambda runs: " ".join(map(str, runs)))

@@ -16,8 +16,8 @@ from data_prep.public.tables import (
     MASK,
     PublicTables,
     ReleaseFolder,
-    common_names,
     image_id,
+    in_common,
     listed,
     run_lengths,
     text_of,
@@ -46,7 +46,6 @@ def read(folder: ReleaseFolder) -> PublicTables:
     if not given:
         folder.table("ChestX_Det_train.json", "ChestX_Det_test.json")
     images, boxes, masks = [], [], []
-    names, choices = common_names(FINDINGS)
     for split, file in given.items():
         for record in _records(file):
             image = image_id(record["file_name"])
@@ -55,12 +54,14 @@ def read(folder: ReleaseFolder) -> PublicTables:
                 record["syms"], record["boxes"], record.get("polygons", record["boxes"]), strict=True
             )
             for finding, (x1, y1, x2, y2), polygon in regions:
-                region = (image, names.get(finding, finding), "")
+                region = (image, finding, "")
                 boxes.append((*region, x1, y1, x2 - x1, y2 - y1, SIDE, SIDE))
                 if "polygons" in record:
                     masks.append((*region, SIDE, SIDE, _filled(polygon)))
     table = pd.DataFrame(images, columns=["image", "split", "found"])
-    labels = listed(table["image"], table["found"], FINDINGS).rename(columns=names)
+    labels, choices = listed(table["image"], table["found"], FINDINGS)
+    regions = [pd.DataFrame(boxes, columns=BOX), pd.DataFrame(masks, columns=MASK)]
+    boxes, masks = (rows.assign(category=in_common(rows["category"])) for rows in regions)
     people = dict.fromkeys(("view", "sex", "age"), "")
     return PublicTables(
         title="ChestX-Det",
@@ -68,8 +69,8 @@ def read(folder: ReleaseFolder) -> PublicTables:
         images=table.assign(patient=table["image"], study=table["image"], **people)
         .drop(columns="found")
         .join(labels),
-        boxes=pd.DataFrame(boxes, columns=BOX),
-        masks=pd.DataFrame(masks, columns=MASK) if masks else None,
+        boxes=boxes,
+        masks=masks if len(masks) else None,
         choices=[*choices, "labels: a finding that is not listed counts as absent (choice)"],
         names_patients=False,
         images_of=("NIH ChestX-ray14",),

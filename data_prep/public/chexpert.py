@@ -13,7 +13,7 @@ from data_prep.public.tables import (
     MASK,
     PublicTables,
     ReleaseFolder,
-    common_names,
+    in_common,
     read_csv,
     renamed,
     text_of,
@@ -83,7 +83,7 @@ def _images(file: Path, split: str) -> pd.DataFrame:
             f"{file}, column Path: expected .../patient00001/study1/view1_frontal.jpg, found "
             f"{table.loc[wrong, 'Path'].iloc[0][:80]!r}"
         )
-    labels = renamed(with_numbers(table, given, file)[given], common_names(given)[0])
+    labels, _ = renamed(with_numbers(table, given, file)[given])
     if not labels.isin((1.0, 0.0, -1.0)).where(labels.notna(), True).all(axis=None):
         raise ReleaseError(f"{file}: expected labels of 1, 0, -1 or empty, found others; download it again")
     parts = image.str.split("_")
@@ -119,4 +119,4 @@ def _masks(file: Path) -> pd.DataFrame:
             f"{file}: expected image -> category -> size and counts (compressed COCO), found another form ({error})"
         ) from error
     masks = pd.DataFrame(rows, columns=MASK)
-    return masks.assign(category=masks["category"].map(common_names(masks["category"])[0]))
+    return masks.assign(category=in_common(masks["category"]))

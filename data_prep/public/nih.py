@@ -10,10 +10,11 @@ from data_prep.public.tables import (
     BOX,
     PublicTables,
     ReleaseFolder,
-    common_names,
     image_id,
+    in_common,
     listed,
     read_csv,
+    renamed,
     text_of,
     with_numbers,
 )
@@ -34,12 +35,11 @@ def read(folder: ReleaseFolder) -> PublicTables:
     """The release's Data_Entry_2017_v2020.csv, BBox_List_2017.csv, train_val_list.txt and test_list.txt."""
     entry = folder.table("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
     table = read_csv(entry, ("Image Index", "Finding Labels", "Patient ID"), _PEOPLE)
-    names, choices = common_names(FINDINGS)
     found = table["Finding Labels"].map(
         lambda text: [name.strip() for name in text.split("|") if name.strip() not in ("", "No Finding")]
     )
     images = _images(table)
-    labels = listed(images["image"], found, FINDINGS).rename(columns=names)
+    labels, choices = listed(images["image"], found, FINDINGS)
     choices.append("labels: mined from reports; a finding that is not listed counts as absent (choice)")
     files, left_out = [entry], {}
     lists = {"train": folder.optional("train_val_list.txt"), "test": folder.optional("test_list.txt")}
@@ -95,19 +95,18 @@ def read_relabels(folder: ReleaseFolder) -> PublicTables:
             table["split"] = split
         tables.append(table)
     table = pd.concat(tables, ignore_index=True)
-    names, choices = common_names(RELABELLED)
     said = table[list(RELABELLED)].apply(lambda column: column.str.upper())
     if table["split"].isna().any() or not said.isin(("YES", "NO", "")).all(axis=None):
         raise ReleaseError(
             f"{' or '.join(map(str, parts.values()))}: expected labels of YES, NO or empty, and a Set Id of "
             "validation or test; is it the table of another version?"
         )
-    values = said.apply(lambda column: column.map({"YES": 1.0, "NO": 0.0}))
+    labels, choices = renamed(said.apply(lambda column: column.map({"YES": 1.0, "NO": 0.0})))
     images = _images(table).assign(split=table["split"])
     return PublicTables(
         title="NIH ChestX-ray14, relabelled by radiologists",
         files=list(parts.values()),
-        images=images.join(values.rename(columns=names)),
+        images=images.join(labels),
         choices=[*choices, "labels: majority of radiologists; an empty cell is not labelled"],
         images_of=("NIH ChestX-ray14",),
     )
@@ -138,8 +137,5 @@ def _boxes(file: Path) -> pd.DataFrame:
     names = {"Bbox [x": "x", "h]": "h"}
     table = read_csv(file, ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")).rename(columns=names)
     table = with_numbers(table, ("x", "y", "w", "h"), file)
-    common, _ = common_names(table["Finding Label"])
-    table = table.assign(
-        image=table["Image Index"].map(image_id), category=table["Finding Label"].map(common)
-    )
+    table = table.assign(image=table["Image Index"].map(image_id), category=in_common(table["Finding Label"]))
     return table.assign(reader="", image_width=BOX_SIDE, image_height=BOX_SIDE)[BOX]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.public.tables import PublicTables, ReleaseFolder, common_names, image_id, listed, read_csv
+from data_prep.public.tables import PublicTables, ReleaseFolder, image_id, listed, read_csv
 from data_prep.sources.releases import ReleaseError
 
 VIEWS = {"PA": "PA", "AP": "AP", "AP_horizontal": "AP"}
@@ -37,9 +37,8 @@ def read(folder: ReleaseFolder) -> PublicTables:
     for reason, holds in reasons.items():
         left_out = {**dict.fromkeys(image[holds], reason), **left_out}
     is_used = ~image.isin(left_out)
-    findings = stated.map(lambda names: [name for name in names if name not in _NOT_FINDINGS])
-    known, choices = common_names(sorted({name for names in findings[is_used] for name in names}))
-    labels = listed(image, findings.map(lambda names: [known[name] for name in names if name in known]))
+    findings = stated.where(is_used, "").map(lambda names: [one for one in names if one not in _NOT_FINDINGS])
+    labels, choices = listed(image, findings)
     # "unchanged" compares with an earlier image: what is not listed may be there.
     is_unchanged = stated.map(lambda names: "unchanged" in names).to_numpy()
     labels = labels.mask((labels == 0) & is_unchanged[:, None])

@@ -198,20 +198,27 @@ def common_names(names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     return found, [f"findings: {'; '.join(choices)} (choices)"] if choices else []
 
 
-def renamed(labels: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """Labels under common names; of several columns of one common name the largest value."""
+def in_common(names: pd.Series) -> pd.Series:
+    """The common name of each."""
+    return names.map(common_names(names)[0])
+
+
+def renamed(labels: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Labels under common names, of several columns of one name the largest value; and the choices among the names."""
+    names, choices = common_names(labels.columns)
     labels = labels.rename(columns=names)
-    return labels if labels.columns.is_unique else labels.T.groupby(level=0, sort=False).max().T
+    return labels if labels.columns.is_unique else labels.T.groupby(level=0, sort=False).max().T, choices
 
 
-def listed(images: pd.Series, findings: pd.Series, known: Sequence[str] = ()) -> pd.DataFrame:
-    """Labels from the list of an image's findings: 1 if listed, else 0; columns `known`, then the others by name."""
+def listed(
+    images: pd.Series, findings: pd.Series, known: Sequence[str] = ()
+) -> tuple[pd.DataFrame, list[str]]:
+    """As `renamed`, from the list of an image's findings: 1 if listed, else 0; `known` first, others by their names."""
     pairs = pd.DataFrame({"image": images.to_numpy(), "finding": list(findings)}).explode("finding")
-    labels = pd.crosstab(pairs["image"], pairs["finding"]).clip(upper=1)
-    columns = [*known, *sorted(set(map(str, labels)) - set(known))]
-    return (
-        labels.reindex(index=images, columns=columns, fill_value=0).astype("float64").reset_index(drop=True)
-    )
+    names, choices = common_names([*known, *sorted(set(pairs["finding"].dropna()))])
+    labels = pd.crosstab(pairs["image"], pairs["finding"].map(names)).clip(upper=1)
+    labels = labels.reindex(index=images, columns=[*dict.fromkeys(names.values())], fill_value=0)
+    return labels.astype("float64").reset_index(drop=True), choices
 
 
 # --- Masks ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from data_prep.public.tables import (
     BOX,
     PublicTables,
     ReleaseFolder,
-    common_names,
+    in_common,
     read_csv,
     renamed,
     with_numbers,
@@ -31,10 +31,6 @@ def read(folder: ReleaseFolder) -> PublicTables:
         parts = {"train": folder.table("train.csv", "annotations_train.csv")}
     tables = {split: (file, _annotations(file)) for split, file in parts.items() if file is not None}
     files, images, boxes = [], [], []
-    names, choices = common_names(name for _, table in tables.values() for name in table["class_name"])
-    choices.append(
-        f"labels of train: named by {MAJORITY} of three readers, otherwise absent (choice); of test: consensus"
-    )
     sizes = folder.optional("train_meta.csv", "sizes.csv")
     for split, (file, table) in tables.items():
         file_of_labels = folder.optional(f"image_labels_{split}.csv")
@@ -53,12 +49,15 @@ def read(folder: ReleaseFolder) -> PublicTables:
         boxes.append(drawn[np.array(is_named, dtype=bool)])
     found = pd.concat(images, ignore_index=True)
     findings = [str(name) for name in found if name not in ("image", "split")]
-    labels = renamed(found[findings], common_names(findings)[0])
+    labels, choices = renamed(found[findings])
     found = found[["image", "split"]].join(labels)
     drawn = pd.concat(boxes, ignore_index=True)
     drawn = drawn.rename(columns={"image_id": "image", "rad_id": "reader", "x_min": "x", "y_min": "y"})
     drawn = drawn.assign(w=drawn["x_max"] - drawn["x"], h=drawn["y_max"] - drawn["y"])
-    drawn = drawn.assign(category=drawn["class_name"].map(names)).join(_sizes(sizes), on="image")
+    drawn = drawn.assign(category=in_common(drawn["class_name"])).join(_sizes(sizes), on="image")
+    choices.append(
+        f"labels of train: named by {MAJORITY} of three readers, otherwise absent (choice); of test: consensus"
+    )
     choices.append("boxes: of every reader, for findings that the label calls present")
     people = dict.fromkeys(("sex", "age"), "")
     return PublicTables(

@@ -154,3 +154,33 @@ def test_no_validate_image_is_drawn_beside_official_ones(tmp_path: Path, real_da
     words[3] = str(tmp_path / "again")
     main(["chexpert", *words])
     assert "patient7_study1_view1_frontal" in (tmp_path / "again/rejects.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "content", "kind"),
+    [
+        (
+            "rsna",
+            "stage_2_train_labels.csv",
+            "patientId,x,y,width,height,Target\na,9,9,99,99,1\nb,9,9,99,99,1\nb,5,5,50,50,1\n",
+            "box",
+        ),
+        ("siim", "train-rle.csv", "ImageId, EncodedPixels\na,5 9\nb,5 9\nb,5 70\n", "mask"),
+    ],
+)
+def test_regions_of_a_damaged_image_are_left_out(
+    tmp_path: Path, real_data: Path, name: str, table: str, content: str, kind: str
+) -> None:
+    source, output = tmp_path / "source", tmp_path / "set"
+    source.mkdir()
+    (source / table).write_text(content)
+    shutil.copyfile(next((real_data / "nih/images").iterdir()), source / "a.jpg")
+    (source / "b.dcm").write_bytes(b"damaged")
+    words = ["--split_shares", "0,0,1", "--size", "32", "--workers", "1"]
+    main([name, "--source", str(source), "--output", str(output), *words])
+    rejects = pd.read_csv(output / "rejects.csv")
+    assert rejects["kind"].tolist() == ["image", kind, kind]
+    assert rejects["reason"].tolist()[1:] == ["its image cannot be used"] * 2
+    found = PreparedSet(output)
+    assert len(found.table("boxes" if kind == "box" else "masks")) == 1 and not found.names_patients
+    assert check_set(output)[1] == []

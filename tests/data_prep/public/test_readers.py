@@ -332,18 +332,22 @@ def test_boxes_and_polygons_of_chestx_det(tmp_path: Path) -> None:
             "ChestX_Det_test.json": [
                 {
                     "file_name": "8.png",
-                    "syms": ["Effusion"],
-                    "boxes": [[10, 20, 40, 60]],
-                    "polygons": [square],
+                    "syms": ["Effusion", "pleural effusion", "New thing"],
+                    "boxes": [[10, 20, 40, 60]] * 3,
+                    "polygons": [square] * 3,
                 }
             ],
         },
     )
     found = chestx_det.read(release)
     assert found.images["split"].tolist() == ["train", "test"]
-    assert found.images["Pleural Effusion"].tolist() == [0.0, 1.0] and len(_findings(found)) == 13
+    # Two names of one finding are one; what is not in the table of aliases keeps its name.
+    assert len(_findings(found)) == 14
+    assert found.images[["Pleural Effusion", "New thing"]].to_numpy().tolist() == [[0, 0], [1, 1]]
     assert found.boxes is not None and found.masks is not None
-    assert found.boxes[["x", "y", "w", "h"]].to_numpy().tolist() == [[10, 20, 30, 40]]
+    assert found.boxes[["x", "y", "w", "h"]].to_numpy().tolist() == [[10, 20, 30, 40]] * 3
+    for regions in (found.boxes, found.masks):
+        assert regions["category"].tolist() == ["Pleural Effusion", "Pleural Effusion", "New thing"]
     mask = coco.decode(
         coco.frPyObjects({"size": [1024, 1024], "counts": found.masks["counts"].iloc[0]}, 1024, 1024)
     )
