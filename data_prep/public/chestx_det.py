@@ -60,8 +60,8 @@ def read(folder: ReleaseFolder) -> PublicTables:
                     masks.append((*region, SIDE, SIDE, _filled(polygon)))
     table = pd.DataFrame(images, columns=["image", "split", "found"])
     labels, choices = listed(table["image"], table["found"], FINDINGS)
-    regions = [pd.DataFrame(boxes, columns=BOX), pd.DataFrame(masks, columns=MASK)]
-    boxes, masks = (rows.assign(category=in_common(rows["category"])) for rows in regions)
+    tables = [pd.DataFrame(boxes, columns=BOX), pd.DataFrame(masks, columns=MASK)]
+    drawn, filled = (rows.assign(category=in_common(rows["category"])) for rows in tables)
     people = dict.fromkeys(("view", "sex", "age"), "")
     return PublicTables(
         title="ChestX-Det",
@@ -69,8 +69,8 @@ def read(folder: ReleaseFolder) -> PublicTables:
         images=table.assign(patient=table["image"], study=table["image"], **people)
         .drop(columns="found")
         .join(labels),
-        boxes=boxes,
-        masks=masks if len(masks) else None,
+        boxes=drawn,
+        masks=filled if masks else None,
         choices=[*choices, "labels: a finding that is not listed counts as absent (choice)"],
         names_patients=False,
         images_of=("NIH ChestX-ray14",),

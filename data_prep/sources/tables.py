@@ -98,7 +98,7 @@ def select_masks(masks: pd.DataFrame, images: pd.DataFrame) -> tuple[pd.DataFram
     rejects = []
     for row in found[~is_whole].itertuples():
         other = f"{OTHER_SIZE} {row.width} x {row.height} pixels"
-        reason = CANNOT_BE_USED if np.isnan(row.width_image) else other
+        reason = CANNOT_BE_USED if pd.isna(row.width_image) else other
         rejects.append(("mask", f"{row.dicom_id} {row.category}", reason))
     has_pixels = found["counts"].map(lambda runs: any(map(int, runs.split()[1::2]))).astype(bool)
     return typed(found[is_whole & has_pixels], "masks"), rejects
