@@ -35,7 +35,7 @@ from medclip_dcl.evaluation import (
     Retrieval,
     ZeroShotClassification,
 )
-from medclip_dcl.evaluation.grounding import chosen_examples
+from medclip_dcl.evaluation.heat_maps import chosen_examples
 from medclip_dcl.evaluation.retrieval import box_features, by_chance
 from medclip_dcl.experiments.grid import PATHS
 from medclip_dcl.networks.image_encoder import RegionEncoder
