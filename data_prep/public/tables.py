@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import os
 import re
-import warnings
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,34 +118,43 @@ def image_id(name: str) -> str:
     return _IMAGE.sub("", name.replace("\\", "/").rpartition("/")[2].strip())
 
 
-def read_csv(file: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pd.DataFrame:
-    """These columns of a table as text, "" where empty; blanks around names and values are dropped."""
+def read_csv(file: Path, columns: Sequence[str], optional: Sequence[str] | None = ()) -> pd.DataFrame:
+    """These columns of a table as text, "" where empty; blanks around names and values are dropped.
+
+    `optional` columns may be missing; None for all others.
+    """
+    reader = csv.reader(io.StringIO(text_of(file), newline=""), strict=True)
+    rows = []
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with too many values
-            table = pd.read_csv(file, dtype=str, keep_default_na=False, index_col=False)
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        pd.errors.ParserWarning,
-    ) as error:  # also damaged archives and text
+        names = [name.strip() for name in next(reader, [])]
+        if missing := [column for column in columns if column not in names]:
+            raise ReleaseError(
+                f"{file}: expected the columns {', '.join(columns)}, found no {', '.join(missing)} among "
+                f"{', '.join(names)[:300]}; is it the table of another version?"
+            )
+        others = names if optional is None else [column for column in optional if column in names]
+        kept = list(dict.fromkeys([*columns, *others]))
+        places = [names.index(column) for column in kept]
+        # Commas without names may end the header alone.
+        n_named = len(",".join(names).rstrip(",").split(","))
+        for row in reader:
+            if row and not n_named <= len(row) <= len(names):
+                raise ReleaseError(
+                    f"{file}, line {reader.line_num}: expected {n_named} values, found {len(row)}; the file is cut off "
+                    "or damaged: download it again"
+                )
+            if row:
+                rows.append([row[place].strip() for place in places])
+    except csv.Error as error:
         raise ReleaseError(f"{file} cannot be read ({error}); download it again") from error
-    table = table.rename(columns=str.strip)
-    if missing := [column for column in columns if column not in table]:
-        raise ReleaseError(
-            f"{file}: expected the columns {', '.join(columns)}, found no {', '.join(missing)} among "
-            f"{', '.join(table.columns)[:300]}; is it the table of another version?"
-        )
-    kept = list(dict.fromkeys([*columns, *(column for column in optional if column in table)]))
-    return table[kept].apply(lambda column: column.str.strip())
+    return pd.DataFrame(rows, columns=kept, dtype="str")
 
 
 def text_of(file: Path) -> str:
     """Content of a file, packed (.gz) or not."""
     try:
         content = file.read_bytes()
-        return (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8")
+        return (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8-sig")
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ReleaseError(f"{file} cannot be read ({error}); download it again") from error
 

@@ -84,15 +84,14 @@ def _votes(table: pd.DataFrame) -> pd.DataFrame:
 
 def _table_of_votes(file: Path) -> pd.DataFrame:
     """As `_votes`, from a table with a row for each image and reader, and a column for each finding."""
-    header = read_csv(file, ("image_id",)).columns
-    table = pd.read_csv(file, dtype=dict.fromkeys(header, "str")).rename(columns=str.strip)
+    table = read_csv(file, ("image_id",), None)
     findings = [name for name in table.columns if name not in ("image_id", "rad_id")]
-    values = table[findings]
+    values = with_numbers(table, findings, file)[findings]
     if not findings or not values.isin((0, 1)).all(axis=None):
         raise ReleaseError(
             f"{file}: expected columns of findings with 0 or 1, found other values; download it again"
         )
-    return values.groupby(table["image_id"].astype("str").str.strip()).sum()
+    return values.groupby(table["image_id"]).sum()
 
 
 def _sizes(file: Path | None) -> pd.DataFrame:

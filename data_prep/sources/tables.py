@@ -95,11 +95,12 @@ def select_masks(masks: pd.DataFrame, images: pd.DataFrame) -> tuple[pd.DataFram
     found = masks.merge(images[["dicom_id", "height", "width"]], "left", "dicom_id", suffixes=("", "_image"))
     wide, high = found["width_image"] / found["width"], found["height_image"] / found["height"]
     is_whole = (wide - high).abs() <= 1 / found["width"] + 1 / found["height"]
-    rejects = []
-    for row in found[~is_whole].itertuples():
-        other = f"{OTHER_SIZE} {row.width} x {row.height} pixels"
-        reason = CANNOT_BE_USED if pd.isna(row.width_image) else other
-        rejects.append(("mask", f"{row.dicom_id} {row.category}", reason))
+    reason = (
+        f"{OTHER_SIZE} " + found["width"].astype("str") + " x " + found["height"].astype("str") + " pixels"
+    )
+    found["reason"] = reason.mask(found["width_image"].isna(), CANNOT_BE_USED)
+    bad = found.loc[~is_whole, ["dicom_id", "category", "reason"]].to_numpy().tolist()
+    rejects = [("mask", f"{dicom_id} {category}", reason) for dicom_id, category, reason in bad]
     has_pixels = found["counts"].map(lambda runs: any(map(int, runs.split()[1::2]))).astype(bool)
     return typed(found[is_whole & has_pixels], "masks"), rejects
 

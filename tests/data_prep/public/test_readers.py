@@ -377,7 +377,17 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "long row": (
         nih.read,
         {"Data_Entry_2017.csv": "Image Index,Finding Labels,Patient ID\n1.png,Mass,1,2\n"},
-        ["Data_Entry_2017.csv cannot be read"],
+        ["Data_Entry_2017.csv, line 2: expected 3 values, found 4"],
+    ),
+    "cut off": (
+        nih.read,
+        {"Data_Entry_2017.csv": "Image Index,Finding Labels,Patient ID\n1.png,Mass,1\n2.png,Pneumo"},
+        ["line 3: expected 3 values, found 2", "cut off"],
+    ),
+    "cut off in quotes": (
+        nih.read,
+        {"Data_Entry_2017.csv": 'Image Index,Finding Labels,Patient ID\n1.png,"Mass|Pneumo'},
+        ["Data_Entry_2017.csv cannot be read (unexpected end of data)"],
     ),
     "labels": (
         chexpert.read,
