@@ -29,6 +29,11 @@ WHEEL = Path(_FOUND.origin).parent / "data" if _FOUND is not None and _FOUND.ori
 """Real tables, read without importing the package."""
 
 
+PADCHEST = (
+    "ImageID,StudyID,PatientID,Projection,MethodLabel,Labels,PatientSex_DICOM,PatientBirth,StudyDate_DICOM"
+)
+
+
 def _rows(name: str) -> Iterator[dict[str, str]]:
     """Rows of a table of the wheel, by the csv module."""
     assert WHEEL is not None
@@ -246,9 +251,7 @@ def test_chexpert_with_masks_of_chexlocalize(tmp_path: Path) -> None:
     ]
     assert found.masks["counts"].iloc[0] == run_lengths(np.eye(6, 8, dtype=bool))
     assert found.masks["counts"].iloc[1] == [48]
-    assert list(release.images(found.images["image"], chexpert.name_of)) == [
-        "patient64741_study1_view1_frontal"
-    ]
+    assert list(release.images(found.images["image"])) == ["patient64741_study1_view1_frontal"]
 
 
 def test_vindr_of_physionet(tmp_path: Path) -> None:
@@ -295,10 +298,13 @@ def test_findings_of_one_common_name_are_one_label(tmp_path: Path) -> None:
 
 
 def test_a_finding_of_a_lateral_image_alone_and_packed_lists(tmp_path: Path) -> None:
-    rows = "a.png,1,1,PA,Physician,['edema']\nb.png,1,1,L,Physician,['scoliosis']\n"
-    table = "ImageID,StudyID,PatientID,Projection,MethodLabel,Labels\n" + rows
+    rows = (
+        "a.png,1,1,PA,Physician,['edema'],F,1950,20150304\nb.png,1,1,L,Physician,['scoliosis'],F,,20150304\n"
+    )
+    table = f"{PADCHEST}\n{rows}"
     found = padchest.read(_write(tmp_path / "p", {"chest_x_ray_images_labels_160K.csv": table}))
     assert _findings(found) == ["Edema"] and found.left_out == {"b": "its view is not frontal"}
+    assert found.images["age"].tolist() == ["65", ""]
     entry = "Image Index,Finding Labels,Patient ID\n1.png,Mass,1\n2.png,Mass,2\n"
     _write(tmp_path / "n", {"Data_Entry_2017.csv": entry, "test_list.txt": "2.png\n"})
     (tmp_path / "n/train_val_list.txt.gz").write_bytes(gzip.compress(b"1.png\n"))
@@ -417,7 +423,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "records": (
         chestx_det.read,
         {"ChestX_Det_test.json": [{"file_name": "1.png", "syms": ["Mass"], "boxes": []}]},
-        ["ChestX_Det_test.json", "1.png"],
+        ["ChestX_Det_test.json", "found another form"],
     ),
     "two lists": (
         nih.read,
@@ -443,7 +449,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
                 {"file_name": "1.png", "syms": ["Mass"], "boxes": [[1, 2, 3, 4]], "polygons": [[[1, 2]]]}
             ]
         },
-        ["1.png", "list of points"],
+        ["ChestX_Det_test.json", "at least 2 coordinates"],
     ),
     "short mask": (
         chexpert.read,
@@ -464,8 +470,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "list of names": (
         padchest.read,
         {
-            "chest_x_ray_images_labels_160K.csv": "ImageID,StudyID,PatientID,Projection,MethodLabel,Labels\n"
-            "a.png,1,1,PA,Physician,normal\n"
+            "chest_x_ray_images_labels_160K.csv": f"{PADCHEST}\na.png,1,1,PA,Physician,normal,,,\n",
         },
         ["column Labels", "'normal'"],
     ),
