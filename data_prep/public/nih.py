@@ -47,14 +47,11 @@ def read(folder: ReleaseFolder) -> PublicTables:
     left_out = {}
     train, test = (folder.optional(name) for name in ("train_val_list.txt", "test_list.txt"))
     if train is not None and test is not None:
-        named = {
-            split: set(map(image_id, text_of(file).split()))
-            for split, file in (("train", train), ("test", test))
-        }
-        if named["train"] & named["test"]:
+        split_of = dict.fromkeys(map(image_id, text_of(train).split()), "train")
+        tested = dict.fromkeys(map(image_id, text_of(test).split()), "test")
+        if split_of.keys() & tested.keys():
             raise ReleaseError(f"{train} and {test} have images in common; download them again")
-        for split, names in named.items():
-            images.loc[images["image"].isin(names), "split"] = split
+        images["split"] = images["image"].map(split_of | tested).fillna("")
         unlisted = images.loc[images["split"] == "", "image"]
         left_out = dict.fromkeys(unlisted, "its name is in neither train_val_list.txt nor test_list.txt")
     else:
