@@ -36,7 +36,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
             ~is_read & table["PatientID"].isin(table.loc[is_read, "PatientID"])
         ),
     }
-    reason = np.select(list(reasons.values()), list(reasons), "")
+    reason = pd.Series(np.select(list(reasons.values()), list(reasons), ""), table.index)
     labels, choices = listed(stated.where(reason == ""), (), _NOT_FINDINGS)
     # "unchanged" compares with an earlier image: what is not listed may be there.
     labels = labels.mask((labels == 0) & _has(stated, "unchanged").to_numpy()[:, None])
