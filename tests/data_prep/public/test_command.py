@@ -12,6 +12,7 @@ import pytest
 from data_prep.check import check_set
 from data_prep.public.__main__ import main
 from data_prep.public.tables import ReleaseFolder
+from data_prep.sources.releases import ReleaseError
 from medclip_dcl.command import cli
 from medclip_dcl.data.prepared import PreparedSet
 
@@ -184,3 +185,18 @@ def test_regions_of_a_damaged_image_are_left_out(
     found = PreparedSet(output)
     assert len(found.table("boxes" if kind == "box" else "masks")) == 1 and not found.names_patients
     assert check_set(output)[1] == []
+
+
+def test_boxes_on_pictures_need_the_originals_sizes(tmp_path: Path, real_data: Path) -> None:
+    source, output = tmp_path / "source", tmp_path / "set"
+    source.mkdir()
+    rows = "image_id,class_name,x_min,y_min,x_max,y_max\na,Mass,200,400,600,1000\n"
+    (source / "annotations_test.csv").write_text(rows)
+    shutil.copyfile(next((real_data / "nih/images").iterdir()), source / "a.jpg")  # 512 pixels
+    words = ["vindr", "--source", str(source), "--output", str(output), "--size", "32", "--workers", "1"]
+    with pytest.raises(ReleaseError, match=r"sizes.csv: image_id, width, height"):
+        main(words)
+    (source / "sizes.csv").write_text("image_id,width,height\na,2048,2048\n")
+    main(words)
+    boxes = PreparedSet(output).table("boxes")
+    assert boxes[["category", "x", "y", "w", "h"]].to_numpy().tolist() == [["Mass", 50, 100, 100, 150]]
