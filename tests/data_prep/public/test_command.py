@@ -168,6 +168,7 @@ def test_no_validate_image_is_drawn_beside_official_ones(tmp_path: Path, real_da
         ),
         ("siim", "train-rle.csv", "ImageId, EncodedPixels\na,5 9\nb,5 9\nb,5 70\n", "mask"),
     ],
+    ids=["boxes", "masks"],
 )
 def test_regions_of_a_damaged_image_are_left_out(
     tmp_path: Path, real_data: Path, name: str, table: str, content: str, kind: str
