@@ -9,10 +9,9 @@ of the images is enough: the others are counted. The same command continues afte
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -26,23 +25,15 @@ from data_prep.sources.rows import TableCheck, draw_split, label_columns, rows_s
 from medclip_dcl.common.command_line import nearest, option, parse_options, run_command
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
 
-
-class Reader(NamedTuple):
-    """A reader of a release, and the image id of a file, where it is not the file's name."""
-
-    read: Callable[[ReleaseFolder], PublicTables]
-    name_of: Callable[[Path], str] | None = None
-
-
 READERS = {
-    "nih": Reader(nih.read),
-    "nih_relabelled": Reader(nih.read_relabels),
-    "chexpert": Reader(chexpert.read, chexpert.name_of),
-    "rsna": Reader(rsna.read),
-    "vindr": Reader(vindr.read),
-    "siim": Reader(siim.read),
-    "padchest": Reader(padchest.read),
-    "chestx_det": Reader(chestx_det.read),
+    "nih": nih.read,
+    "nih_relabelled": nih.read_relabels,
+    "chexpert": chexpert.read,
+    "rsna": rsna.read,
+    "vindr": vindr.read,
+    "siim": siim.read,
+    "padchest": padchest.read,
+    "chestx_det": chestx_det.read,
 }
 
 
@@ -74,20 +65,19 @@ class _TemplatedSettings(Settings, preparation.ReportSettings):
 def prepare(name: str, settings: Settings) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     folder = ReleaseFolder(settings.source)
-    tables = READERS[name].read(folder)
+    tables = READERS[name](folder)
+    files = [*dict.fromkeys(folder.taken)]
     if tables.images.empty:
-        raise ReleaseError(f"{tables.files[0]} has no rows; download it again")
-    splits = set(tables.images["split"])
+        raise ReleaseError(f"{files[0]} has no rows; download it again")
+    splits = set(tables.rows["split"])
     if settings.redraw_test and "test" not in splits:
         raise ReleaseError("--redraw_test: the tables have no official test patients; leave it out")
     drawn = _drawn_part(settings, splits)
     if drawn is None and (settings.split_shares is not None or settings.split_seed is not None):
         raise ReleaseError("--split_shares and --split_seed: the split is official; leave them out")
-    # Decided by the tables: a part of the images may lack a split that is official.
-    shares, seed = settings.split_shares or row_tables.SHARES, settings.split_seed or 0
     choices = [*tables.choices]
     if drawn is not None:
-        by = f"drawn by {', '.join(f'{share:g}' for share in shares)}, seed {seed} (choice)"
+        by = f"drawn by {', '.join(f'{share:g}' for share in settings.shares)}, seed {settings.seed} (choice)"
         choices.append(f"split: {_DRAWN[drawn]} {by}")
     if not tables.names_patients:
         choices.append(
@@ -101,15 +91,15 @@ def prepare(name: str, settings: Settings) -> None:
     for choice in choices:
         print(f"{tables.title}: {choice}", file=sys.stderr)
     options = {
-        "split": {"official": splits != {""}, "shares": list(shares), "seed": seed},
+        "split": {"official": splits != {""}, "shares": list(settings.shares), "seed": settings.seed},
         "redraw_test": settings.redraw_test,
         "choices": choices,
         "names_patients": tables.names_patients,
         "images_of": list(tables.images_of),
     }
-    files = [*tables.files, *([] if templates is None else [templates])]
+    files += [] if templates is None else [templates]
     made_from = preparation.made_from(settings, tables.title, False, files, options)
-    preparation.prepare_set(settings, made_from, lambda: _source(name, settings, folder, tables, drawn))
+    preparation.prepare_set(settings, made_from, lambda: _source(settings, folder, tables, drawn))
 
 
 def _with_sentences(tables: PublicTables, prompts: PromptEnsembles) -> PublicTables:
@@ -134,22 +124,24 @@ _DRAWN = {
 
 
 def _drawn_part(settings: Settings, splits: set[str]) -> str | None:
-    """Official split whose patients are drawn anew: "" where there is none, None for no draw."""
+    """Official split whose patients are drawn anew: "" where there is none, None for no draw.
+
+    Decided by the tables: a part of the images may lack a split that is official.
+    """
     if splits == {""}:
         return ""
     if settings.redraw_test:
         return "test"
-    train, validate, _ = settings.split_shares or row_tables.SHARES
-    return "train" if "train" in splits and "validate" not in splits and train + validate > 0 else None
+    return (
+        "train" if "train" in splits and "validate" not in splits and sum(settings.shares[:2]) > 0 else None
+    )
 
 
-def _source(
-    name: str, settings: Settings, folder: ReleaseFolder, tables: PublicTables, drawn: str | None
-) -> Source:
+def _source(settings: Settings, folder: ReleaseFolder, tables: PublicTables, drawn: str | None) -> Source:
     """Find the images, complete the split, and pass boxes and masks on."""
-    rows = tables.images
+    rows = tables.rows
     is_used = ~rows["image"].isin(tables.left_out)
-    found = folder.images(rows.loc[is_used, "image"], READERS[name].name_of)
+    found = folder.images(rows.loc[is_used, "image"])
     is_there = rows["image"].isin(found)
     counts = {
         "images_in_release": len(rows),
@@ -167,31 +159,30 @@ def _source(
             f"{rows['image'].iloc[0]}, found none"
         )
     rows = rows[is_there].reset_index(drop=True)
-    rows = rows.assign(
-        file=[str(found[image]) for image in rows["image"]], split=_splits(rows, settings, drawn)
-    )
-    check = TableCheck(tables.files[0])
+    rows = rows.assign(file=rows["image"].map(found).map(str), split=_splits(rows, settings, drawn))
+    check = TableCheck(folder.taken[0])
     check.rejects += [("image", image, reason) for image, reason in tables.left_out.items()]
     source = rows_source(rows, settings, check, counts)
-    boxes, masks = tables.boxes, tables.masks
+    boxes, masks = (
+        None if regions is None else _on_images(regions, source) for regions in (tables.boxes, tables.masks)
+    )
     if boxes is not None:
-        is_picture = boxes["image"].map(
-            lambda image: image in found and found[image].suffix.lower() not in (".dcm", ".dicom")
-        )
-        if (boxes["image_width"].isna() & is_picture.astype(bool)).any():
+        is_dicom = boxes["dicom_id"].map(lambda image: found[image].suffix.lower() in (".dcm", ".dicom"))
+        if (boxes["image_width"].isna() & ~is_dicom.astype(bool)).any():
             raise ReleaseError(
                 f"{tables.title}: boxes are in pixels of the DICOM files; for pictures add a table of the DICOM files' "
                 "sizes, sizes.csv: image_id, width, height"
             )
-        boxes = boxes[boxes["image"].isin(source.images["dicom_id"])].rename(columns={"image": "dicom_id"})
-        view = boxes["dicom_id"].map(source.images.set_index("dicom_id")["view"])
         box_id = [f"{row} {image}" for row, image in zip(boxes.index, boxes["dicom_id"], strict=True)]
-        boxes = boxes.assign(view=view, box_id=box_id).reset_index(drop=True)
+        boxes = boxes.assign(box_id=box_id).reset_index(drop=True)
     if masks is not None:
-        masks = masks[masks["image"].isin(source.images["dicom_id"])].rename(columns={"image": "dicom_id"})
         counts_text = masks["counts"].map(lambda runs: " ".join(map(str, runs)))
-        masks = masks.assign(phrase="", counts=counts_text).reset_index(drop=True)
+        masks = masks.assign(phrase="", reader="", counts=counts_text).reset_index(drop=True)
     return replace(source, boxes=boxes, masks=masks)
+
+
+def _on_images(regions: pd.DataFrame, source: Source) -> pd.DataFrame:
+    return regions[regions["image"].isin(source.images["dicom_id"])].rename(columns={"image": "dicom_id"})
 
 
 def _splits(rows: pd.DataFrame, settings: Settings, drawn: str | None) -> pd.Series:
@@ -199,12 +190,11 @@ def _splits(rows: pd.DataFrame, settings: Settings, drawn: str | None) -> pd.Ser
     split = rows["split"]
     if not drawn:
         return split
-    train, validate, test = settings.split_shares or row_tables.SHARES
+    shares = settings.shares
     if drawn == "train":
-        train, validate, test = train / (train + validate), validate / (train + validate), 0.0
-    return split.mask(
-        split == drawn, draw_split(rows["patient"], (train, validate, test), settings.split_seed or 0)
-    )
+        train, validate, _ = shares
+        shares = (train / (train + validate), validate / (train + validate), 0.0)
+    return split.mask(split == drawn, draw_split(rows["patient"], shares, settings.seed))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,86 +13,55 @@ from data_prep.public.tables import (
     MASK,
     PublicTables,
     ReleaseFolder,
-    common_names,
     image_id,
+    in_common,
     listed,
+    read_json,
     run_lengths,
-    text_of,
 )
-from data_prep.sources.releases import ReleaseError
 
 FINDINGS = (
-    *(
-        "Atelectasis",
-        "Calcification",
-        "Cardiomegaly",
-        "Consolidation",
-        "Diffuse Nodule",
-        "Effusion",
-        "Emphysema",
-    ),
-    *("Fibrosis", "Fracture", "Mass", "Nodule", "Pleural Thickening", "Pneumothorax"),
+    *("Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "Diffuse Nodule", "Effusion"),
+    *("Emphysema", "Fibrosis", "Fracture", "Mass", "Nodule", "Pleural Thickening", "Pneumothorax"),
 )
 SIDE = 1024
 
 
 def read(folder: ReleaseFolder) -> PublicTables:
     """ChestX_Det_train.json and ChestX_Det_test.json, either of which may be missing."""
-    files = {split: folder.optional(f"ChestX_Det_{split}.json") for split in ("train", "test")}
-    given = {split: file for split, file in files.items() if file is not None}
-    if not given:
-        folder.table("ChestX_Det_train.json", "ChestX_Det_test.json")
-    images, boxes, masks = [], [], []
-    names, choices = common_names(FINDINGS)
-    for split, file in given.items():
-        for record in _records(file):
-            image = image_id(record["file_name"])
-            images.append((image, split, record["syms"]))
-            regions = zip(
-                record["syms"], record["boxes"], record.get("polygons", record["boxes"]), strict=True
-            )
-            for finding, (x1, y1, x2, y2), polygon in regions:
-                region = (image, names.get(finding, finding), "")
-                boxes.append((*region, x1, y1, x2 - x1, y2 - y1, SIDE, SIDE))
-                if "polygons" in record:
-                    masks.append((*region, SIDE, SIDE, _filled(polygon)))
-    table = pd.DataFrame(images, columns=["image", "split", "found"])
-    labels = listed(table["image"], table["found"], FINDINGS).rename(columns=names)
-    people = dict.fromkeys(("view", "sex", "age"), "")
+    names = {split: [f"ChestX_Det_{split}.json"] for split in ("train", "test")}
+    form = "records of file_name, syms, boxes and polygons"
+    parts = {split: read_json(file, form, _read) for split, file in folder.tables(names).items()}
+    images = pd.concat(
+        [images.assign(split=split) for split, (images, _) in parts.items()], ignore_index=True
+    )
+    regions = pd.concat([regions for _, regions in parts.values()], ignore_index=True)
+    labels, choices = listed(images["syms"], FINDINGS)
     return PublicTables(
         title="ChestX-Det",
-        files=list(given.values()),
-        images=table.assign(patient=table["image"], study=table["image"], **people)
-        .drop(columns="found")
-        .join(labels),
-        boxes=pd.DataFrame(boxes, columns=BOX),
-        masks=pd.DataFrame(masks, columns=MASK) if masks else None,
+        images=images[["image", "split"]].join(labels),
+        boxes=regions[BOX],
+        masks=regions[MASK] if "counts" in regions else None,
         choices=[*choices, "labels: a finding that is not listed counts as absent (choice)"],
-        names_patients=False,
         images_of=("NIH ChestX-ray14",),
     )
 
 
-def _records(file: Path) -> list[Mapping[str, Any]]:
-    try:
-        records = json.loads(text_of(file))
-        for record in records:
-            lengths = {len(record[name]) for name in ("syms", "boxes", "polygons") if name in record}
-            if len(lengths) != 1 or any(len(box) != 4 for box in record["boxes"]):
-                raise ValueError(f"{record['file_name']}: not one box and one polygon for each of syms")
-            if not isinstance(record["file_name"], str) or not all(
-                isinstance(s, str) for s in record["syms"]
-            ):
-                raise ValueError(f"{record['file_name']!r}: a name that is no text")
-            np.asarray(record["boxes"], dtype="float64")
-            for polygon in record.get("polygons", ()):
-                if np.asarray(polygon, dtype="float64").shape != (len(polygon), 2) or len(polygon) < 2:
-                    raise ValueError(f"{record['file_name']}: a polygon that is not a list of points")
-        return list(records)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ReleaseError(
-            f"{file}: expected records of file_name, syms, boxes and polygons, found another form ({error})"
-        ) from error
+def _read(records: list[Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Images, and boxes with the masks of their polygons, where the records have these."""
+    images = pd.DataFrame(records)
+    images["image"] = [image_id(name) for name in images["file_name"]]
+    of_region = ["syms", "boxes", *(["polygons"] if "polygons" in images else [])]
+    regions = images[["image", *of_region]].explode(of_region, ignore_index=True)
+    regions = regions.dropna(how="all", subset=of_region)
+    corners = [(x1, y1, x2 - x1, y2 - y1) for x1, y1, x2, y2 in regions["boxes"]]
+    regions[["x", "y", "w", "h"]] = np.array(corners, dtype="float64").reshape(-1, 4)
+    regions = regions.assign(
+        category=in_common(regions["syms"]), reader="", image_width=SIDE, image_height=SIDE
+    )
+    if "polygons" in regions:
+        regions = regions.assign(height=SIDE, width=SIDE, counts=regions["polygons"].map(_filled))
+    return images[["image", "syms"]], regions
 
 
 def _filled(polygon: Any) -> list[int]:

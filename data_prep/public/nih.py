@@ -10,10 +10,11 @@ from data_prep.public.tables import (
     BOX,
     PublicTables,
     ReleaseFolder,
-    common_names,
     image_id,
+    in_common,
     listed,
     read_csv,
+    renamed,
     text_of,
     with_numbers,
 )
@@ -27,43 +28,39 @@ RELABELLED = ("Fracture", "Pneumothorax", "Airspace opacity", "Nodule or mass")
 BOX_SIDE = 1024
 """Boxes are in pixels of the release's images, 1024 x 1024."""
 
-_PEOPLE = ("Patient ID", "Patient Age", "Patient Gender", "Patient Sex", "View Position")
+_PEOPLE = {
+    "Patient ID": "patient",
+    "Patient Age": "age",
+    "Patient Gender": "sex",
+    "Patient Sex": "sex",
+    "View Position": "view",
+}
 
 
 def read(folder: ReleaseFolder) -> PublicTables:
     """The release's Data_Entry_2017_v2020.csv, BBox_List_2017.csv, train_val_list.txt and test_list.txt."""
     entry = folder.table("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
-    table = read_csv(entry, ("Image Index", "Finding Labels", "Patient ID"), _PEOPLE)
-    names, choices = common_names(FINDINGS)
-    found = table["Finding Labels"].map(
-        lambda text: [name.strip() for name in text.split("|") if name.strip() not in ("", "No Finding")]
-    )
+    table = read_csv(entry, ("Image Index", "Finding Labels", "Patient ID"), [*_PEOPLE])
     images = _images(table)
-    labels = listed(images["image"], found, FINDINGS).rename(columns=names)
+    labels, choices = listed(table["Finding Labels"].str.split("|"), FINDINGS, ("", "No Finding"))
     choices.append("labels: mined from reports; a finding that is not listed counts as absent (choice)")
-    files, left_out = [entry], {}
-    lists = {"train": folder.optional("train_val_list.txt"), "test": folder.optional("test_list.txt")}
-    if all(lists.values()):
-        for split, file in lists.items():
-            assert file is not None
-            files.append(file)
-            is_listed = images["image"].isin({image_id(line) for line in text_of(file).split()})
-            if (is_listed & (images["split"] != "")).any():
-                raise ReleaseError(f"{file} and {files[-2]} have images in common; download them again")
-            images.loc[is_listed, "split"] = split
+    left_out = {}
+    train, test = (folder.optional(name) for name in ("train_val_list.txt", "test_list.txt"))
+    if train is not None and test is not None:
+        split_of = dict.fromkeys(map(image_id, text_of(train).split()), "train")
+        tested = dict.fromkeys(map(image_id, text_of(test).split()), "test")
+        if split_of.keys() & tested.keys():
+            raise ReleaseError(f"{train} and {test} have images in common; download them again")
+        images["split"] = images["image"].map(split_of | tested).fillna("")
         unlisted = images.loc[images["split"] == "", "image"]
         left_out = dict.fromkeys(unlisted, "its name is in neither train_val_list.txt nor test_list.txt")
     else:
         choices.append("split: drawn, since train_val_list.txt or test_list.txt is missing")
-    boxes = None
-    if (boxed := folder.optional("BBox_List_2017.csv")) is not None:
-        files.append(boxed)
-        boxes = _boxes(boxed)
+    boxed = folder.optional("BBox_List_2017.csv")
     return PublicTables(
         title="NIH ChestX-ray14",
-        files=files,
         images=images.join(labels),
-        boxes=boxes,
+        boxes=None if boxed is None else _boxes(boxed),
         left_out=left_out,
         choices=choices,
     )
@@ -72,42 +69,22 @@ def read(folder: ReleaseFolder) -> PublicTables:
 def read_relabels(folder: ReleaseFolder) -> PublicTables:
     """Google's relabels of four findings: one table with ``Set Id``, or test_labels.csv and validation_labels.csv."""
     one = folder.optional("google2019_nih-chest-xray-labels.csv")
-    parts = (
-        {"": one}
-        if one is not None
-        else {
-            "validate": folder.table("validation_labels.csv"),
-            "test": folder.table("test_labels.csv"),
-        }
+    files = [one] if one else [folder.table(name) for name in ("validation_labels.csv", "test_labels.csv")]
+    columns = ("Image Index", *RELABELLED, *(("Set Id",) if one else ()))
+    table = pd.concat(
+        [read_csv(file, columns, [*_PEOPLE]).assign(file=file.name) for file in files], ignore_index=True
     )
-    tables = []
-    for split, file in parts.items():
-        table = read_csv(file, ("Image Index", *RELABELLED), (*_PEOPLE, "Set Id"))
-        if split == "":
-            if "Set Id" not in table:
-                raise ReleaseError(
-                    f"{file}: expected a column Set Id, found none; is it the table of another version?"
-                )
-            table["split"] = (
-                table["Set Id"].str.lower().map({"val": "validate", "validation": "validate", "test": "test"})
-            )
-        else:
-            table["split"] = split
-        tables.append(table)
-    table = pd.concat(tables, ignore_index=True)
-    names, choices = common_names(RELABELLED)
+    split = table["Set Id" if one else "file"].str.lower().str[:3].map({"val": "validate", "tes": "test"})
     said = table[list(RELABELLED)].apply(lambda column: column.str.upper())
-    if table["split"].isna().any() or not said.isin(("YES", "NO", "")).all(axis=None):
+    if split.isna().any() or not said.isin(("YES", "NO", "")).all(axis=None):
         raise ReleaseError(
-            f"{' or '.join(map(str, parts.values()))}: expected labels of YES, NO or empty, and a Set Id of "
-            "validation or test; is it the table of another version?"
+            f"{' or '.join(map(str, files))}: expected labels of YES, NO or empty, and a Set Id of validation or test; "
+            "is it the table of another version?"
         )
-    values = said.apply(lambda column: column.map({"YES": 1.0, "NO": 0.0}))
-    images = _images(table).assign(split=table["split"])
+    labels, choices = renamed(said.apply(lambda column: column.map({"YES": 1.0, "NO": 0.0})))
     return PublicTables(
         title="NIH ChestX-ray14, relabelled by radiologists",
-        files=list(parts.values()),
-        images=images.join(values.rename(columns=names)),
+        images=_images(table).assign(split=split).join(labels),
         choices=[*choices, "labels: majority of radiologists; an empty cell is not labelled"],
         images_of=("NIH ChestX-ray14",),
     )
@@ -115,22 +92,12 @@ def read_relabels(folder: ReleaseFolder) -> PublicTables:
 
 def _images(table: pd.DataFrame) -> pd.DataFrame:
     """Images by `PublicTables`, without split."""
+    table = table.rename(columns=_PEOPLE)
     image = table["Image Index"].map(image_id)
-    empty = pd.Series("", index=table.index)
-    sex = table.get("Patient Gender", table.get("Patient Sex", empty))
-    patient = table.get("Patient ID", empty)
-    return pd.DataFrame(
-        {
-            "image": image,
-            # 00000013_005: patient 13, the sixth image.
-            "patient": patient.where(patient != "", image.str.split("_").str[0]).str.lstrip("0"),
-            "study": image,
-            "view": table.get("View Position", empty),
-            "split": "",
-            "sex": sex,
-            "age": table.get("Patient Age", empty),
-        }
-    )
+    # 00000013_005: patient 13, the sixth image.
+    patient = table.get("patient", image.str.partition("_")[0]).str.lstrip("0")
+    people = [name for name in ("view", "sex", "age") if name in table]
+    return table[people].assign(image=image, patient=patient, split="")
 
 
 def _boxes(file: Path) -> pd.DataFrame:
@@ -138,8 +105,5 @@ def _boxes(file: Path) -> pd.DataFrame:
     names = {"Bbox [x": "x", "h]": "h"}
     table = read_csv(file, ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")).rename(columns=names)
     table = with_numbers(table, ("x", "y", "w", "h"), file)
-    common, _ = common_names(table["Finding Label"])
-    table = table.assign(
-        image=table["Image Index"].map(image_id), category=table["Finding Label"].map(common)
-    )
+    table = table.assign(image=table["Image Index"].map(image_id), category=in_common(table["Finding Label"]))
     return table.assign(reader="", image_width=BOX_SIDE, image_height=BOX_SIDE)[BOX]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
-from data_prep.public.tables import PublicTables, ReleaseFolder, common_names, image_id, listed, read_csv
+from data_prep.public.tables import PublicTables, ReleaseFolder, image_id, listed, read_csv
 from data_prep.sources.releases import ReleaseError
 
 VIEWS = {"PA": "PA", "AP": "AP", "AP_horizontal": "AP"}
@@ -20,55 +21,52 @@ def read(folder: ReleaseFolder) -> PublicTables:
     """The table of 160,861 images; those with labels by physicians are the test split."""
     file = folder.table(*_NAMES)
     columns = ("ImageID", "StudyID", "PatientID", "Projection", "MethodLabel", "Labels")
-    table = read_csv(file, columns, ("PatientSex_DICOM", "PatientBirth", "StudyDate_DICOM"))
+    table = read_csv(file, (*columns, "PatientSex_DICOM", "PatientBirth", "StudyDate_DICOM"))
     image = table["ImageID"].map(image_id)
     stated = pd.Series([_labels(text, file) for text in table["Labels"]], index=table.index)
     is_read = table["MethodLabel"] == "Physician"
-    # Patients of the test split have no image in training: their rows labelled by a network are left out.
-    in_both = ~is_read & table["PatientID"].isin(table.loc[is_read, "PatientID"])
+    view = table["Projection"].map(VIEWS)
+    # The first that holds. Patients of the test split have no image in training.
     reasons = {
         "Projection is EXCLUDE": table["Projection"] == "EXCLUDE",
-        "its view is not frontal": ~table["Projection"].isin(VIEWS),
+        "its view is not frontal": view.isna(),
         "it has no labels": stated.map(len) == 0,
-        **{f"labelled {name!r}": stated.map(lambda names, name=name: name in names) for name in _UNUSABLE},
-        "labelled by a network, of a patient of the test split": in_both,
+        **{f"labelled {name!r}": _has(stated, name) for name in _UNUSABLE},
+        "labelled by a network, of a patient of the test split": (
+            ~is_read & table["PatientID"].isin(table.loc[is_read, "PatientID"])
+        ),
     }
-    left_out: dict[str, str] = {}
-    for reason, holds in reasons.items():
-        left_out = {**dict.fromkeys(image[holds], reason), **left_out}
-    is_used = ~image.isin(left_out)
-    findings = stated.map(lambda names: [name for name in names if name not in _NOT_FINDINGS])
-    known, choices = common_names(sorted({name for names in findings[is_used] for name in names}))
-    labels = listed(image, findings.map(lambda names: [known[name] for name in names if name in known]))
+    reason = pd.Series(np.select(list(reasons.values()), list(reasons), ""), table.index)
+    labels, choices = listed(stated.where(reason == ""), (), _NOT_FINDINGS)
     # "unchanged" compares with an earlier image: what is not listed may be there.
-    is_unchanged = stated.map(lambda names: "unchanged" in names).to_numpy()
-    labels = labels.mask((labels == 0) & is_unchanged[:, None])
-    birth = pd.to_numeric(table.get("PatientBirth", ""), errors="coerce")
-    year = pd.to_numeric(
-        table.get("StudyDate_DICOM", pd.Series("", index=table.index)).str[:4], errors="coerce"
+    labels = labels.mask((labels == 0) & _has(stated, "unchanged").to_numpy()[:, None])
+    born, taken = (
+        pd.to_numeric(table[name].str[:4], errors="coerce") for name in ("PatientBirth", "StudyDate_DICOM")
     )
-    age = (year - birth).map(lambda years: "" if pd.isna(years) else f"{years:.0f}")
     return PublicTables(
         title="PadChest",
-        files=[file],
         images=pd.DataFrame(
             {
                 "image": image,
                 "patient": table["PatientID"],
                 "study": table["StudyID"],
-                "view": table["Projection"].map(VIEWS).fillna(table["Projection"]),
+                "view": view.fillna(table["Projection"]),
                 "split": is_read.map({True: "test", False: "train"}),
-                "sex": table.get("PatientSex_DICOM", ""),
-                "age": age,
+                "sex": table["PatientSex_DICOM"],
+                "age": (taken - born).map("{:.0f}".format, na_action="ignore").fillna(""),
             }
         ).join(labels),
-        left_out=left_out,
+        left_out={name: why for name, why in zip(image, reason, strict=True) if why},
         choices=[
             *choices,
             "labels: a finding that is not listed counts as absent (choice), and as not labelled beside 'unchanged'",
             "split: labels by physicians are test (choice), the others train",
         ],
     )
+
+
+def _has(stated: pd.Series, name: str) -> pd.Series:
+    return stated.map(lambda names: name in names)
 
 
 def _labels(text: str, file: Path) -> list[str]:

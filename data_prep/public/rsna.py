@@ -2,67 +2,48 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import pandas as pd
-
-from data_prep.public.tables import BOX, PublicTables, ReleaseFolder, read_csv, text_of, with_numbers
+from data_prep.public.tables import BOX, PublicTables, ReleaseFolder, read_csv, read_json, with_numbers
 from data_prep.sources.releases import ReleaseError
 
 FINDING = "Pneumonia"
 SIDE = 1024
+_NUMBERS = ("x", "y", "width", "height", "Target")
 
 
 def read(folder: ReleaseFolder) -> PublicTables:
     """stage_2_train_labels.csv, and for patients pneumonia-challenge-dataset-mappings_2018.json."""
     file = folder.table("stage_2_train_labels.csv")
-    table = read_csv(file, ("patientId", "x", "y", "width", "height", "Target"))
-    table = with_numbers(table, ("x", "y", "width", "height", "Target"), file)
+    table = with_numbers(read_csv(file, ("patientId", *_NUMBERS)), _NUMBERS, file)
+    table = table.rename(columns={"patientId": "image", "width": "w", "height": "h"})
     if not table["Target"].isin((0.0, 1.0)).all():
         raise ReleaseError(f"{file}, column Target: expected 0 or 1; download it again")
-    target = table.groupby("patientId", sort=False)["Target"].max()
-    mapping = folder.optional("pneumonia-challenge-dataset-mappings_2018.json")
-    patients = _patients(mapping) if mapping is not None else {}
-    image = target.index.to_series()
-    patient = image.map(patients).astype("object")
+    images = table.groupby("image", sort=False)["Target"].max().rename(FINDING).reset_index()
     choices = [
         f"labels: Target 1 counts as {FINDING}, Target 0 as its absence (choices); Target 0 includes images with other "
         "abnormalities",
     ]
+    mapping = folder.optional("pneumonia-challenge-dataset-mappings_2018.json")
+    left_out = {}
     if mapping is None:
         choices.append(
             "patients: patientId names an image; pneumonia-challenge-dataset-mappings_2018.json has patients"
         )
-    boxes = table[table["Target"] == 1].rename(columns={"patientId": "image", "width": "w", "height": "h"})
+    else:
+        # The name of NIH's image begins with its patient: 00000013_005.png.
+        patients = read_json(
+            mapping,
+            "a list of subset_img_id and img_id",
+            lambda rows: {row["subset_img_id"]: str(int(row["img_id"].split("_")[0])) for row in rows},
+        )
+        images["patient"] = images["image"].map(patients).fillna(images["image"])
+        unknown = images.loc[~images["image"].isin(patients), "image"]
+        left_out = dict.fromkeys(unknown, f"its patient is not in {mapping.name}")
+    drawn = table[table["Target"] == 1].assign(category=FINDING, reader="")
     return PublicTables(
         title="RSNA pneumonia",
-        files=[file, *([mapping] if mapping else [])],
-        images=pd.DataFrame(
-            {
-                "image": image,
-                "patient": patient.where(patient.notna(), image),
-                "study": image,
-                **dict.fromkeys(("view", "split", "sex", "age"), ""),
-                FINDING: target,
-            }
-        ).reset_index(drop=True),
-        boxes=boxes.assign(category=FINDING, reader="", image_width=SIDE, image_height=SIDE)[BOX],
+        images=images,
+        boxes=drawn.assign(image_width=SIDE, image_height=SIDE)[BOX],
         choices=choices,
-        left_out={}
-        if mapping is None
-        else dict.fromkeys(image[patient.isna()], f"its patient is not in {mapping.name}"),
-        names_patients=mapping is not None,
+        left_out=left_out,
         images_of=("NIH ChestX-ray14",),
     )
-
-
-def _patients(file: Path) -> dict[str, str]:
-    """Image of the challenge -> patient of NIH, from the name of NIH's image (00000013_005.png: patient 13)."""
-    try:
-        content = json.loads(text_of(file))
-        return {row["subset_img_id"]: str(int(row["img_id"].split("_")[0])) for row in content}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ReleaseError(
-            f"{file}: expected a list of subset_img_id and img_id, found another form ({error}); download it again"
-        ) from error

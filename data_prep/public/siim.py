@@ -20,27 +20,17 @@ def read(folder: ReleaseFolder) -> PublicTables:
     is_none = table["EncodedPixels"].isin(("-1", ""))
     drawn = table[~is_none]
     rows = [
-        (image, FINDING, "", SIDE, SIDE, _counts(runs, image, file))
+        (image, FINDING, SIDE, SIDE, _counts(runs, image, file))
         for image, runs in drawn.itertuples(index=False)
     ]
-    images = pd.Series(table["ImageId"].unique())
+    images = pd.DataFrame({"image": table["ImageId"].unique()})
     both = set(table.loc[is_none, "ImageId"]) & set(drawn["ImageId"])
     return PublicTables(
         title="SIIM-ACR pneumothorax",
-        files=[file],
-        images=pd.DataFrame(
-            {
-                "image": images,
-                "patient": images,
-                "study": images,
-                **dict.fromkeys(("view", "split", "sex", "age"), ""),
-                FINDING: images.isin(drawn["ImageId"]).astype("float64"),
-            }
-        ),
+        images=images.assign(**{FINDING: images["image"].isin(drawn["ImageId"]).astype("float64")}),
         masks=pd.DataFrame(rows, columns=MASK),
         left_out=dict.fromkeys(both, "one row has a mask and another one says that there is none"),
         choices=["labels: a mask is a pneumothorax, no mask its absence (choice)"],
-        names_patients=False,
         images_of=("NIH ChestX-ray14",),
     )
 

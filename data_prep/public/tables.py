@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
+import json
 import os
 import re
-import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -20,12 +22,12 @@ import yaml
 
 from data_prep.sources.releases import ReleaseError
 
+T = TypeVar("T")
 _IMAGE = re.compile(r"\.(?:png|jpe?g|dcm|dicom|tiff?|bmp)$", re.IGNORECASE)
-REGION = ["image", "category", "reader"]
-"""Columns of a box or a mask: image, finding, and the reader who drew it ("" for none or a consensus)."""
-BOX = [*REGION, "x", "y", "w", "h", "image_width", "image_height"]
-"""Columns of boxes, in pixels of an image of this width and height (NaN: of the image itself)."""
-MASK = [*REGION, "height", "width", "counts"]
+_CHEXPERT = re.compile(r"(patient\d+)/(study\d+)/(view\d+_[a-z]+)$")
+BOX = ["image", "category", "reader", "x", "y", "w", "h", "image_width", "image_height"]
+"""Columns of boxes: reader who drew it ("" for none or a consensus), pixels of an image of this size (NaN: itself)."""
+MASK = ["image", "category", "height", "width", "counts"]
 """Columns of masks: COCO run lengths, column by column, alternately outside and inside, outside first."""
 
 
@@ -35,38 +37,52 @@ class PublicTables:
 
     Attributes:
         title: name of the set.
-        files: tables that were read.
-        images: one row each: image (id without the file's ending), patient, study, view, split ("" to be drawn), sex,
-            age (text, "" if unknown), and a column of floats for each finding: 1, 0, -1 (uncertain), NaN (unlabelled).
+        images: one row each: image (id, see `image_id`), a column of floats for each finding: 1, 0, -1 (uncertain), NaN
+            (unlabelled); and where the release has them patient, study, view, split ("" to be drawn), sex and age, as
+            text, "" if unknown.
         boxes: `BOX`.
         masks: `MASK`.
         left_out: image -> why it is not used.
         choices: sentences about labels, splits and patients, printed and kept in dataset.json.
-        names_patients: False if the release names none, so that each image counts as a patient.
         images_of: sets whose images these are.
     """
 
     title: str
-    files: Sequence[Path]
     images: pd.DataFrame
     boxes: pd.DataFrame | None = None
     masks: pd.DataFrame | None = None
     left_out: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[str] = ()
-    names_patients: bool = True
     images_of: Sequence[str] = ()
+
+    @property
+    def names_patients(self) -> bool:
+        """False if each image counts as a patient."""
+        return "patient" in self.images
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """`images` with all columns: an image without patient or study is its own."""
+        columns: dict[str, Any] = dict.fromkeys(("patient", "study"), self.images["image"])
+        columns |= dict.fromkeys(("view", "split", "sex", "age"), "")
+        return self.images.assign(**{name: columns[name] for name in columns if name not in self.images})
 
 
 # --- Files ------------------------------------------------------------------------------------------------------------
 
 
 class ReleaseFolder:
-    """Files of a release, wherever they lie below its folder: users unpack the parts of a download in many ways."""
+    """Files of a release, wherever they lie below its folder: users unpack the parts of a download in many ways.
+
+    Attributes:
+        taken: the tables that were asked for and are there.
+    """
 
     def __init__(self, folder: Path) -> None:
         if not folder.is_dir():
             raise ReleaseError(f"--source {folder} is not a folder; it expects the unpacked release")
         self.folder = folder
+        self.taken: list[Path] = []
 
     @cached_property
     def _files(self) -> list[Path]:
@@ -75,18 +91,8 @@ class ReleaseFolder:
         ]
         return sorted(file for file in found if not file.name.startswith("."))
 
-    def table(self, *names: str) -> Path:
-        """The file of one of these names, the first that is there, packed (.gz) or not."""
-        found = self.optional(*names)
-        if found is None:
-            raise ReleaseError(
-                f"--source {self.folder}: expected {' or '.join(names)} (or packed, .gz), found neither"
-                " in it nor below it"
-            )
-        return found
-
     def optional(self, *names: str) -> Path | None:
-        """As `table`; None if none is there."""
+        """The file of one of these names, the first that is there, packed (.gz) or not; None if none is."""
         for name in names:
             found = [file for file in self._files if file.name in (name, f"{name}.gz")]
             if len({file.name for file in found}) < len(found):
@@ -94,59 +100,95 @@ class ReleaseFolder:
                     f"--source {self.folder} holds {found[0]} and {found[1]}; keep one of them"
                 )
             if found:
+                self.taken.append(found[0])
                 return found[0]
         return None
 
-    def images(self, wanted: Iterable[str], name: Callable[[Path], str] | None = None) -> dict[str, Path]:
-        """Image id -> file, of the wanted images that are there; `name` gives the id of a file (its stem)."""
+    def table(self, *names: str) -> Path:
+        """As `optional`; one must be there."""
+        return self.tables({"": names})[""]
+
+    def tables(self, names: Mapping[str, Sequence[str]]) -> dict[str, Path]:
+        """Split -> its table by one of these names, of the splits that have one, which must be one at least."""
+        found = {split: file for split, of in names.items() if (file := self.optional(*of)) is not None}
+        if not found:
+            expected = " or ".join(name for of_split in names.values() for name in of_split)
+            raise ReleaseError(
+                f"--source {self.folder}: expected {expected} (or packed, .gz), found neither in it nor below it"
+            )
+        return found
+
+    def images(self, wanted: Iterable[str]) -> dict[str, Path]:
+        """Image id -> file, of the wanted images that are there."""
         ids = set(wanted)
         found: dict[str, Path] = {}
         for file in self._files:
-            if not _IMAGE.search(file.name):
+            if not _IMAGE.search(file.name) or (name := image_id(file.as_posix())) not in ids:
                 continue
-            of_file = name(file) if name is not None else image_id(file.name)
-            if of_file in ids and found.setdefault(of_file, file) != file:
+            if found.setdefault(name, file) != file:
                 raise ReleaseError(
-                    f"--source {self.folder} holds image {of_file} twice: {found[of_file]} and {file}; keep one of them"
+                    f"--source {self.folder} holds image {name} twice: {found[name]} and {file}; keep one of them"
                 )
         return found
 
 
-def image_id(name: str) -> str:
-    """Name of an image without folders and without the ending of a picture."""
-    return _IMAGE.sub("", name.replace("\\", "/").rpartition("/")[2].strip())
+def image_id(path: str) -> str:
+    """A file's name without its ending; of CheXpert patient00001_study1_view1_frontal, as CheXlocalize has it."""
+    path = _IMAGE.sub("", path.strip())
+    of_chexpert = _CHEXPERT.search(path)
+    return "_".join(of_chexpert.groups()) if of_chexpert else path.rpartition("/")[2]
 
 
-def read_csv(file: Path, columns: Sequence[str], optional: Sequence[str] = ()) -> pd.DataFrame:
-    """These columns of a table as text, "" where empty; blanks around names and values are dropped."""
+def read_csv(file: Path, columns: Sequence[str], optional: Sequence[str] | None = ()) -> pd.DataFrame:
+    """These columns of a table as text, "" where empty; blanks around names and values are dropped.
+
+    `optional` columns may be missing; None for all others.
+    """
+    reader = csv.reader(io.StringIO(text_of(file), newline=""), strict=True)
+    rows = []
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with too many values
-            table = pd.read_csv(file, dtype=str, keep_default_na=False, index_col=False)
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        pd.errors.ParserWarning,
-    ) as error:  # also damaged archives and text
+        names = [name.strip() for name in next(reader, [])]
+        if missing := [column for column in columns if column not in names]:
+            raise ReleaseError(
+                f"{file}: expected the columns {', '.join(columns)}, found no {', '.join(missing)} among "
+                f"{', '.join(names)[:300]}; is it the table of another version?"
+            )
+        others = names if optional is None else [column for column in optional if column in names]
+        kept = list(dict.fromkeys([*columns, *others]))
+        places = [names.index(column) for column in kept]
+        # Commas without names may end the header alone.
+        n_named = len(",".join(names).rstrip(",").split(","))
+        for row in reader:
+            if row and not n_named <= len(row) <= len(names):
+                raise ReleaseError(
+                    f"{file}, line {reader.line_num}: expected {n_named} values, found {len(row)}; the file is cut off "
+                    "or damaged: download it again"
+                )
+            if row:
+                rows.append([row[place].strip() for place in places])
+    except csv.Error as error:
         raise ReleaseError(f"{file} cannot be read ({error}); download it again") from error
-    table = table.rename(columns=str.strip)
-    if missing := [column for column in columns if column not in table]:
-        raise ReleaseError(
-            f"{file}: expected the columns {', '.join(columns)}, found no {', '.join(missing)} among "
-            f"{', '.join(table.columns)[:300]}; is it the table of another version?"
-        )
-    kept = list(dict.fromkeys([*columns, *(column for column in optional if column in table)]))
-    return table[kept].apply(lambda column: column.str.strip())
+    return pd.DataFrame(rows, columns=kept, dtype="str")
 
 
 def text_of(file: Path) -> str:
     """Content of a file, packed (.gz) or not."""
     try:
         content = file.read_bytes()
-        return (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8")
+        return (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8-sig")
     except (OSError, EOFError, ValueError, zlib.error) as error:
         raise ReleaseError(f"{file} cannot be read ({error}); download it again") from error
+
+
+def read_json(file: Path, form: str, read: Callable[[Any], T]) -> T:
+    """`read` of the content of a JSON file, which has this form."""
+    content = text_of(file)
+    try:
+        return read(json.loads(content))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ReleaseError(
+            f"{file}: expected {form}, found another form ({error}); download it again"
+        ) from error
 
 
 def with_numbers(table: pd.DataFrame, columns: Sequence[str], file: Path) -> pd.DataFrame:
@@ -178,8 +220,7 @@ def aliases() -> dict[str, Alias]:
     found = {_plain(finding): Alias(finding, False) for finding in table}
     for finding, other in table.items():
         for kind, names in (other or {}).items():
-            if kind != "source":
-                found |= {_plain(name): Alias(finding, kind == "choice") for name in names}
+            found |= {_plain(name): Alias(finding, kind == "choice") for name in names}
     return found
 
 
@@ -198,20 +239,29 @@ def common_names(names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
     return found, [f"findings: {'; '.join(choices)} (choices)"] if choices else []
 
 
-def renamed(labels: pd.DataFrame, names: Mapping[str, str]) -> pd.DataFrame:
-    """Labels under common names; of several columns of one common name the largest value."""
+def in_common(names: pd.Series) -> pd.Series:
+    """The common name of each."""
+    return names.map(common_names(names)[0])
+
+
+def renamed(labels: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Labels under common names, of several columns of one name the largest value; and the choices among the names."""
+    names, choices = common_names(labels.columns)
     labels = labels.rename(columns=names)
-    return labels if labels.columns.is_unique else labels.T.groupby(level=0, sort=False).max().T
+    return labels if labels.columns.is_unique else labels.T.groupby(level=0, sort=False).max().T, choices
 
 
-def listed(images: pd.Series, findings: pd.Series, known: Sequence[str] = ()) -> pd.DataFrame:
-    """Labels from the list of an image's findings: 1 if listed, else 0; columns `known`, then the others by name."""
-    pairs = pd.DataFrame({"image": images.to_numpy(), "finding": list(findings)}).explode("finding")
-    labels = pd.crosstab(pairs["image"], pairs["finding"]).clip(upper=1)
-    columns = [*known, *sorted(set(map(str, labels)) - set(known))]
-    return (
-        labels.reindex(index=images, columns=columns, fill_value=0).astype("float64").reset_index(drop=True)
-    )
+def listed(
+    findings: pd.Series, known: Sequence[str] = (), others: Collection[str] = ("",)
+) -> tuple[pd.DataFrame, list[str]]:
+    """As `renamed`, from lists of findings: 1 if listed, else 0; `known` first, then by name; without `others`."""
+    named = findings.reset_index(drop=True).explode().dropna().str.strip()
+    named = named[~named.isin(list(others))]
+    names, choices = common_names([*known, *sorted(set(named))])
+    columns = [*dict.fromkeys(names.values())]
+    labels = np.zeros((len(findings), len(columns)))
+    labels[named.index, named.map(names).map(columns.index).astype("int64")] = 1
+    return pd.DataFrame(labels, columns=columns), choices
 
 
 # --- Masks ------------------------------------------------------------------------------------------------------------

@@ -101,8 +101,8 @@ class Source:
         reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once. None: a set without any.
         no_reports: error message if no report was found.
         studies: study_id, subject_id, official_split of reports that come without images; None where there are images.
-        boxes: with the view of each one's image, `box_id`, and image_width and image_height of the image that they were
-            drawn on (NaN: the image itself); None without any.
+        boxes: with the view of each one's image (without: all on `images`), `box_id`, and image_width and image_height
+            of the image that they were drawn on (NaN: the image itself); None without any.
         masks: rows of the table "masks"; None without any.
         resized: how images got other proportions than those that the boxes were drawn on, from `tables.RESIZED`.
         grounding_patients: subject_id of every patient of the MS-CXR file.
@@ -256,7 +256,7 @@ def _refuse_boxes(settings: Settings, source: Source) -> None:
     remedy = "take the release's images, or copies in their proportions"
     if source.masks is not None:
         _, rejects = tables.select_masks(source.masks, _with_sizes(source.images, source.masks))
-        reasons = {name: reason for _, name, reason in rejects}
+        reasons = {name: reason for _, name, reason in rejects if not reason.startswith(tables.OF_ITS_IMAGE)}
         _refuse_many(settings, "mask", reasons, len(source.masks), remedy)
     if source.boxes is None:
         return

@@ -65,10 +65,19 @@ class SplitSettings(preparation.Settings):
     )
     split_seed: int | None = option("of that draw (0)", None, type=int, metavar="SEED")
 
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """For train, validate, test."""
+        return self.split_shares or SHARES
+
+    @property
+    def seed(self) -> int:
+        return self.split_seed or 0
+
     def split_options(self, has_split: bool) -> Any:
         """The split, for dataset.json."""
         if not has_split:
-            return {"shares": list(self.split_shares or SHARES), "seed": self.split_seed or 0}
+            return {"shares": list(self.shares), "seed": self.seed}
         if self.split_shares is not None or self.split_seed is not None:
             raise ReleaseError(
                 "--split_shares and --split_seed draw a split, but the table has a column for it; leave them out, or "
@@ -216,9 +225,8 @@ def _prepared_paths(images: pd.Series) -> pd.Series:
 def _splits(rows: pd.DataFrame, settings: SplitSettings, file: Path) -> pd.Series:
     if (rows["split"] != "").any():
         return rows["split"]
-    shares = settings.split_shares or SHARES
-    drawn = draw_split(rows["patient"], shares, settings.split_seed or 0)
-    for split, share in zip(SPLITS, shares, strict=True):
+    drawn = draw_split(rows["patient"], settings.shares, settings.seed)
+    for split, share in zip(SPLITS, settings.shares, strict=True):
         if share > 0 and not (drawn == split).any():
             raise ReleaseError(
                 f"{file}: of {rows['patient'].nunique():,} patients none was drawn for {split}; give the table a "

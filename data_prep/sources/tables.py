@@ -26,6 +26,7 @@ OTHER_SIZE = "drawn on an image of"
 """Beginning of a box's reason: the image of the source is not the one that it was drawn on."""
 OF_ITS_IMAGE = "its image "
 """Beginning of a box's reason: its image is not in the set."""
+CANNOT_BE_USED = f"{OF_ITS_IMAGE}cannot be used"
 
 
 def select_boxes(
@@ -39,7 +40,8 @@ def select_boxes(
     one phrase are adjacent. Boxes of a source without phrases have none; those without the size of the image that they
     were drawn on are in its own pixels. Returns the number of boxes that were scaled as well.
     """
-    view = boxes["view"]
+    # Without the column all are on chosen images.
+    view = boxes["view"] if "view" in boxes else pd.Series(FRONTAL_VIEWS[0], index=boxes.index)
     found = boxes.merge(images[["dicom_id", "height", "width"]], on="dicom_id", how="left").set_axis(
         boxes.index
     )
@@ -63,7 +65,7 @@ def select_boxes(
     # The first that holds.
     reasons: dict[str, pd.Series] = {
         "its image is not in the release": view.isna(),
-        "its image cannot be used": is_unusable & is_frontal,
+        CANNOT_BE_USED: is_unusable & is_frontal,
         "its image is not frontal (view {view})": is_unusable,
         "it has no category or no phrase": (found["category"] == "")
         | (needs_phrase & (found["phrase"] == "")),
@@ -86,17 +88,19 @@ def select_boxes(
 
 
 def select_masks(masks: pd.DataFrame, images: pd.DataFrame) -> tuple[pd.DataFrame, list[Reject]]:
-    """Masks of the images, and a reject for each of another shape than its image; those of no pixel are left out.
+    """Masks of usable images, and a reject for each of the others; those of no pixel are left out.
 
     A mask may have another size than its image, if the proportions are the same up to a pixel.
     """
-    found = masks.merge(images[["dicom_id", "height", "width"]], on="dicom_id", suffixes=("", "_image"))
+    found = masks.merge(images[["dicom_id", "height", "width"]], "left", "dicom_id", suffixes=("", "_image"))
     wide, high = found["width_image"] / found["width"], found["height_image"] / found["height"]
     is_whole = (wide - high).abs() <= 1 / found["width"] + 1 / found["height"]
-    rejects = [
-        ("mask", f"{row.dicom_id} {row.category}", f"{OTHER_SIZE} {row.width} x {row.height} pixels")
-        for row in found[~is_whole].itertuples()
-    ]
+    reason = (
+        f"{OTHER_SIZE} " + found["width"].astype("str") + " x " + found["height"].astype("str") + " pixels"
+    )
+    found["reason"] = reason.mask(found["width_image"].isna(), CANNOT_BE_USED)
+    bad = found.loc[~is_whole, ["dicom_id", "category", "reason"]].to_numpy().tolist()
+    rejects = [("mask", f"{dicom_id} {category}", reason) for dicom_id, category, reason in bad]
     has_pixels = found["counts"].map(lambda runs: any(map(int, runs.split()[1::2]))).astype(bool)
     return typed(found[is_whole & has_pixels], "masks"), rejects
 

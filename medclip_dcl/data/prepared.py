@@ -311,6 +311,11 @@ class PreparedSet:
         """True if the set comes from the digital phantom: no patient data, the truth is known."""
         return self.info.get("phantom") is True
 
+    @property
+    def names_patients(self) -> bool:
+        """False if the source names no patients, so that each image counts as one."""
+        return self.info.get("options", {}).get("names_patients", True)
+
     def has(self, table: str) -> bool:
         return (self.folder / f"{table}.parquet").is_file()
 

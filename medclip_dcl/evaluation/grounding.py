@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from matplotlib.figure import Figure
-from scipy.ndimage import gaussian_filter
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
@@ -23,11 +22,17 @@ from medclip_dcl.evaluation.base import (
     embed_texts,
     subject_ids,
 )
+from medclip_dcl.evaluation.heat_maps import (
+    Example,
+    example_figures,
+    image_sizes,
+    seen_heat_map,
+    whole_heat_map,
+)
 from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, box_bounds, summaries
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.similarity import at_image_size, cosine_heat_maps
-from medclip_dcl.pictures.figure import draw_heat_maps
-from medclip_dcl.pictures.geometry import Seen, View
+from medclip_dcl.networks.similarity import cosine_heat_maps
+from medclip_dcl.pictures.geometry import View
 
 COLUMNS = (
     ["dicom_id", "subject_id", "category", "phrase", "box", "x", "y", "w", "h"]
@@ -138,7 +143,7 @@ class Grounding(EvaluationCallback):
             if regions.device.type == "mps":
                 # MPS has no float64.
                 regions = regions.cpu()
-            boxed = BoxedHeatMap(self._enlarged(regions, square, part))
+            boxed = BoxedHeatMap(seen_heat_map(regions, square, part, self.interpolation, self.smoothing))
             rows = [box.row for box in boxes if box.phrase == phrase]
             for row in rows:
                 of_boxes[row] = _agreement(boxed, [seen[row]])
@@ -169,20 +174,6 @@ class Grounding(EvaluationCallback):
         )
         shown = self._view.shown(*self._sizes[dicom_id], sizes=(down, across))
         return shown.height, shown.width
-
-    def _enlarged(
-        self,
-        regions: Float[Tensor, "region_row region_column"],
-        square: Seen,
-        part: Seen,
-    ) -> Float[Tensor, "height width"]:
-        """Heat map of the part of the image that lies in the square that the model sees."""
-        heat_map = at_image_size(regions, square.height, square.width, self.interpolation)
-        if self.smoothing:
-            # Cut at 4 sigma by default.
-            smoothed = gaussian_filter(heat_map.cpu().numpy(), self.smoothing, mode="nearest")
-            heat_map = torch.from_numpy(smoothed).to(heat_map.device)
-        return heat_map[part.slices_in(square)]
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
@@ -241,34 +232,23 @@ class Grounding(EvaluationCallback):
         return {self.section: result}
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
-        """Best, median and worst boxes by signed CNR: the best alone would mislead."""
+        """Best, median and worst boxes by signed CNR."""
         cases = self.results[self.section].predictions
-        for group, place, row in chosen_examples(cases["cnr_signed"], self.examples):
-            case = cases.iloc[row]
-            same = (cases["dicom_id"] == case["dicom_id"]) & (cases["phrase"] == case["phrase"])
+
+        def example(case: pd.Series) -> Example:
+            dicom_id, phrase = case["dicom_id"], case["phrase"]
+            same = (cases["dicom_id"] == dicom_id) & (cases["phrase"] == phrase)
             others = cases.loc[same & (cases["box"] != case["box"]), ["x", "y", "w", "h"]].astype(float)
-            heat_map = self._shown(case["dicom_id"], case["phrase"])
-            figure = draw_heat_maps(
-                load_image(case["dicom_id"]),
-                [heat_map],
-                [case["phrase"]],
-                limits=(float(np.nanmin(heat_map)), float(np.nanmax(heat_map))),
-                size=self._sizes[case["dicom_id"]],
-                boxes=[case[["x", "y", "w", "h"]].astype(float).tolist(), *others.to_numpy().tolist()],
-                note=f"{group} {place + 1} of {len(cases)} boxes by signed CNR: {case['category']}, "
-                f"signed CNR {case['cnr_signed']:.2f}, mIoU {case['miou']:.2f}",
-            )
-            yield f"grounding_{group}_{place + 1}", figure
+            boxes = [case[["x", "y", "w", "h"]].astype(float).tolist(), *others.to_numpy().tolist()]
+            return Example(self._shown(dicom_id, phrase), phrase, self._sizes[dicom_id], boxes)
+
+        yield from example_figures(self.section, cases, self.examples, "boxes", example, load_image)
 
     def _shown(self, dicom_id: str, phrase: str) -> Float[np.ndarray, "map_height map_width"]:
-        """The evaluated heat map, NaN where the model saw nothing."""
-        height, width = self._evaluated_sizes[dicom_id]
+        """The evaluated heat map."""
         regions = torch.from_numpy(self._maps[dicom_id][phrase])
-        square = self._view.of(height, width, self._sizes[dicom_id])
-        part = square.within(height, width)
-        whole = torch.full((height, width), math.nan)
-        whole[part.slices] = self._enlarged(regions, square, part)
-        return whole.numpy()
+        sizes = self._evaluated_sizes[dicom_id], self._sizes[dicom_id]
+        return whole_heat_map(regions, self._view, *sizes, self.interpolation, self.smoothing).numpy()
 
 
 def boxes_by_image(tables: EvaluationTables) -> dict[str, list[Box]]:
@@ -294,27 +274,6 @@ def _pixels(
         return box_bounds(x, y, w, h, image_height=evaluated[0], image_width=evaluated[1])
     except ValueError as error:
         raise UserError(f"image {dicom_id}: {error}; {advice}") from error
-
-
-def image_sizes(tables: EvaluationTables) -> dict[str, tuple[int, int]]:
-    """(height, width) of each original image in pixels."""
-    images = tables.images
-    columns = (images["dicom_id"], images["height"], images["width"])
-    return {dicom_id: (int(height), int(width)) for dicom_id, height, width in zip(*columns, strict=True)}
-
-
-def chosen_examples(signed_cnr: pd.Series, count: int) -> list[tuple[str, int, int]]:
-    """(group, place, row) of the best, median and worst rows, none of them twice; NaN is never chosen."""
-    order = [
-        int(i) for i in np.argsort(-signed_cnr.to_numpy(), kind="stable") if math.isfinite(signed_cnr.iloc[i])
-    ]
-    count = min(count, len(order) // 3) if len(order) >= 3 else min(count, 1 if order else 0)
-    middle = (len(order) - count) // 2
-    groups = {"best": order[:count]}
-    if len(order) >= 3:
-        groups["median"] = order[middle : middle + count]
-        groups["worst"] = order[::-1][:count]
-    return [(group, place, row) for group, rows in groups.items() for place, row in enumerate(rows)]
 
 
 def _agreement(boxed: BoxedHeatMap, boxes: Sequence[Rectangle | None]) -> Agreement:

@@ -24,12 +24,11 @@ from medclip_dcl.evaluation.base import (
     embed_texts,
     subject_ids,
 )
-from medclip_dcl.evaluation.grounding import chosen_examples, image_sizes
+from medclip_dcl.evaluation.heat_maps import Example, example_figures, image_sizes, whole_heat_map
 from medclip_dcl.metrics import box_bounds, contrast_to_noise_ratio, default_thresholds, summaries
 from medclip_dcl.metrics.localisation import filled_runs, overlaps, pointing_hit, resized_mask
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.similarity import at_image_size, cosine_heat_maps
-from medclip_dcl.pictures.figure import draw_heat_maps
+from medclip_dcl.networks.similarity import cosine_heat_maps
 from medclip_dcl.pictures.geometry import View
 
 NO_REGIONS = "the set has no boxes or masks: localisation is not measured"
@@ -139,7 +138,7 @@ class Localisation(EvaluationCallback):
     ) -> dict[str, Any]:
         height, width = self._sizes[dicom_id]
         rough = cosine_heat_maps(feature_map, embed_texts(network, [self.phrase(finding)]))[0].cpu()
-        heat_map = self._enlarged(rough, height, width)
+        heat_map = whole_heat_map(rough, self._view, (height, width), (height, width))
         drawn = [region.inside(height, width) for region in regions]
         inside = torch.from_numpy(np.logical_or.reduce(drawn))
         iou, dice = overlaps(heat_map, inside)
@@ -160,18 +159,6 @@ class Localisation(EvaluationCallback):
             "curves": np.stack([iou.numpy(), dice.numpy()]),
             "map": rough.numpy(),
         }
-
-    def _enlarged(
-        self, rough: Float[Tensor, "row column"], height: int, width: int
-    ) -> Float[Tensor, "height width"]:
-        """Heat map of the whole image, NaN where the model saw nothing."""
-        square = self._view.of(height, width, (height, width))
-        part = square.within(height, width)
-        whole = torch.full((height, width), math.nan)
-        whole[part.slices] = at_image_size(rough, square.height, square.width, "bilinear")[
-            part.slices_in(square)
-        ]
-        return whole
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
@@ -244,24 +231,17 @@ class Localisation(EvaluationCallback):
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
         """Best, median and worst cases by signed CNR."""
+
+        def example(case: pd.Series) -> Example:
+            dicom_id, finding = case["dicom_id"], case["category"]
+            size = self._sizes[dicom_id]
+            rough = torch.from_numpy(self._maps[dicom_id, finding])
+            heat_map = whole_heat_map(rough, self._view, size, size).numpy()
+            boxes = [_extent(region, *size) for region in self._regions[dicom_id][finding]]
+            return Example(heat_map, self.phrase(finding), size, boxes)
+
         cases = self.results[self.section].predictions
-        for group, place, row in chosen_examples(cases["cnr_signed"], self.examples):
-            case = cases.iloc[row]
-            height, width = self._sizes[case["dicom_id"]]
-            rough = torch.from_numpy(self._maps[case["dicom_id"], case["category"]])
-            heat_map = self._enlarged(rough, height, width).numpy()
-            regions = self._regions[case["dicom_id"]][case["category"]]
-            figure = draw_heat_maps(
-                load_image(case["dicom_id"]),
-                [heat_map],
-                [self.phrase(case["category"])],
-                limits=(float(np.nanmin(heat_map)), float(np.nanmax(heat_map))),
-                size=(height, width),
-                boxes=[_extent(region, height, width) for region in regions],
-                note=f"{group} {place + 1} of {len(cases)} cases by signed CNR: {case['category']}, "
-                f"signed CNR {case['cnr_signed']:.2f}, mIoU {case['miou']:.2f}",
-            )
-            yield f"localisation_{group}_{place + 1}", figure
+        yield from example_figures(self.section, cases, self.examples, "cases", example, load_image)
 
 
 def regions_by_image(tables: EvaluationTables) -> dict[str, dict[str, list[Region]]]:

@@ -162,6 +162,7 @@ class ResultsWriter(Callback):
                 "folder": prepared.folder.resolve().name,
                 "images": len(images),
                 "patients": int(images["subject_id"].nunique()),
+                "names_patients": prepared.names_patients,
             },
             "images": {"shown": shown_images(datamodule), "trained": self.trained_on},
         }

@@ -25,7 +25,8 @@ from medclip_dcl.evaluation.base import (
     scores,
     subject_ids,
 )
-from medclip_dcl.evaluation.grounding import NO_BOXES, boxes_by_image, image_sizes
+from medclip_dcl.evaluation.grounding import NO_BOXES, boxes_by_image
+from medclip_dcl.evaluation.heat_maps import image_sizes
 from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summaries
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS
 from medclip_dcl.networks.image_text import ImageTextNetwork

@@ -11,7 +11,7 @@ from medclip_dcl.command.one_run import LOG_FILE, error_of, is_done
 from medclip_dcl.common.files import write_text
 from medclip_dcl.experiments.grid import Experiment
 from medclip_dcl.experiments.page_tables import ALPHA, tables
-from medclip_dcl.experiments.patients import N_DRAWS
+from medclip_dcl.experiments.patients import N_DRAWS, units_drawn
 from medclip_dcl.experiments.plots import draw_plots
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import NOTHING
@@ -45,7 +45,7 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
         ],
         "notes": _notes(finished, len(runs) - n_done),
         "failures": failures,
-        "method": _method(experiment),
+        "method": _method(experiment, finished),
         "pairs": experiment.pairs,
         "tables": tables(experiment, table),
         "figures": draw_plots(experiment, table),
@@ -58,7 +58,7 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
     return file
 
 
-def _method(experiment: Experiment) -> str:
+def _method(experiment: Experiment, finished: pd.DataFrame) -> str:
     """Description of the statistics in the tables."""
     if experiment.pairs is None:
         text = "One run of each: there are no intervals over trainings."
@@ -71,10 +71,10 @@ def _method(experiment: Experiment) -> str:
             "outcome; outcomes are not adjusted for one another."
         )
     if experiment.patients:
+        number = f"number, the mean over {experiment.pairs}" if experiment.pairs else "number"
         text += (
-            f" In round brackets, 95% percentile intervals over {N_DRAWS:,} bootstrap draws of the tested patients, of "
-            f"the same number{f', the mean over {experiment.pairs}' if experiment.pairs else ''}: they do not say how "
-            "trainings vary."
+            f" In round brackets, 95% percentile intervals over {N_DRAWS:,} bootstrap draws of the tested "
+            f"{units_drawn(experiment, finished)}, of the same {number}: they do not say how trainings vary."
         )
     return text
 

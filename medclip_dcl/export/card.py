@@ -27,7 +27,7 @@ from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report import tables
-from medclip_dcl.report.intervals import TestedRun, method
+from medclip_dcl.report.intervals import TestedRun, method, units_of
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.reliability import fitted_table
 from medclip_dcl.report.subgroups import describe_run
@@ -151,7 +151,9 @@ def _results(runs: Mapping[str, TestedRun], shown: str) -> dict[str, Any]:
         "summary": _summary(rows),
         "tables": tables.detail_tables(rows),
         "tested": tables.describe_data(run.tested),
-        "method": " ".join([method(), *problems] if len(errors) < len(rows) else problems),
+        "method": " ".join(
+            [method(units_of(run.tested)), *problems] if len(errors) < len(rows) else problems
+        ),
     }
 
 

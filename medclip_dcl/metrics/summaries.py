@@ -14,7 +14,9 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Shaped
 
-KS = (10, 50, 100)
+KS = (1, 5, 10, 50, 100)
+MEAN_KS = (10, 50, 100)
+"""Of the mean recall, as in SSD's table 1."""
 DIRECTIONS = ("image_to_text", "text_to_image")
 GROUNDING = ("cnr", "cnr_signed", "miou")
 LOCALISATION = ("hit", "area", "cnr_signed", "miou", "iou", "dice", "reader_iou", "reader_dice")
@@ -175,7 +177,7 @@ def report_retrieval(queries: pd.DataFrame, weights: Weights, *, min_patients: i
 def recalls(
     queries: pd.DataFrame, weights: Weights, column: str = "rank", *, min_patients: int = 1
 ) -> Numbers:
-    """R@10, R@50, R@100 and MedR of both directions, the mean of the six recalls and that of the two medians."""
+    """R@K and MedR of both directions, the mean of their recalls at `MEAN_KS` and that of the two medians."""
     queries = queries.reset_index(drop=True)
     found = {}
     for direction in DIRECTIONS:
@@ -187,7 +189,7 @@ def recalls(
         }
         found[direction] = {name: _of_patients(rows, x, min_patients) for name, x in numbers.items()}
     return {
-        "recall": _mean([found[direction][f"R@{k}"] for direction in DIRECTIONS for k in KS]),
+        "recall": _mean([found[direction][f"R@{k}"] for direction in DIRECTIONS for k in MEAN_KS]),
         "medr": _mean([found[direction]["MedR"] for direction in DIRECTIONS]),
         **found,
     }

@@ -30,6 +30,7 @@ from medclip_dcl.report.intervals import (
     intervals_of,
     method,
     require_same_cases,
+    units_of,
 )
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.statistics import ALPHA, means, paired_differences
@@ -338,16 +339,17 @@ def _settings(comparison: Comparison) -> Table:
 
 
 def _explanation(comparison: Comparison) -> str:
+    units = units_of(comparison.rows[0].tested)
     if comparison.is_of_seeds:
         return (
             "Means over the trainings that differ in the seed alone; in brackets, 95% t intervals over trainings, which"
-            " do not cover other patients: each run's report has intervals over these. Differences are paired by seed;"
+            f" do not cover other {units}: each run's report has intervals over these. Differences are paired by seed;"
             f" * marks p <= {ALPHA} of the paired t test, adjusted by Holm's method for all differences of one column."
         )
-    text = method(comparison.n_draws)
+    text = method(units, comparison.n_draws)
     if comparison.baseline is not None:
         text += (
-            " Differences are paired: each draw takes the same patients in both runs. None is marked: with one training"
+            f" Differences are paired: each draw takes the same {units} in both runs. None is marked: with one training"
             " each they compare these networks, not objectives, whose numbers change with the seed. Train each with"
             " three seeds or more; runs that differ in the seed alone are grouped."
         )

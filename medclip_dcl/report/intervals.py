@@ -120,7 +120,10 @@ class TestedRun(SavedRun):
         protocols = (results["protocol"].get(section, {}) for section in CLASSIFICATIONS)
         min_cases = next((found["min_cases"] for found in protocols if "min_cases" in found), 5)
         found = Predictions(tables, min_cases, str(self.folder / f"predictions{self.suffix}"))
+        in_file = {path[1:] for path, _ in summaries.by_path(results["metrics"], "")}
         for path, (value,) in (one for of_section in found.values.values() for one in of_section.items()):
+            if path not in in_file:
+                continue  # a number that the version of the test did not write
             stored = value_at(results["metrics"], path)
             known = math.nan if stored is None else stored
             if not np.isclose(value, known, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
@@ -218,11 +221,16 @@ def require_same_cases(a: Predictions, b: Predictions) -> None:
             )
 
 
-def method(n_draws: int = N_DRAWS) -> str:
-    """Explanation of the brackets in a table."""
+def units_of(results: Mapping[str, Any]) -> str:
+    """The units that the bootstrap draws: patients, or images of a set that names no patients."""
+    return "patients" if results["dataset"].get("names_patients", True) else "images"
+
+
+def method(units: str, n_draws: int = N_DRAWS) -> str:
+    """Explanation of the brackets in a table; `units` as from :func:`units_of`."""
     return (
-        f"In brackets: {100 * LEVEL:g}% percentile intervals of {n_draws:,} bootstrap draws of patients;"
-        " they say how far a number depends on which patients were tested, not on the training seed."
+        f"In brackets: {100 * LEVEL:g}% percentile intervals of {n_draws:,} bootstrap draws of {units};"
+        f" they say how far a number depends on which {units} were tested, not on the training seed."
         " Ranks of retrieval are those among all candidates."
     )
 

@@ -22,7 +22,7 @@ from medclip_dcl.metrics.summaries import DIRECTIONS
 from medclip_dcl.pictures.plots import draw_roc
 from medclip_dcl.report import charts, tables
 from medclip_dcl.report import reliability as calibration
-from medclip_dcl.report.intervals import TestedRun, method
+from medclip_dcl.report.intervals import TestedRun, method, units_of
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.subgroups import describe_run
 from medclip_dcl.runs.saved import (
@@ -151,6 +151,7 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
     headline = []
     first = next(iter(results.values()), None)
     levels = tables.chance_levels(first) if first else {}
+    units = units_of(first) if first else ""
     for label, path, digits, _ in tables.headline(first) if first else ():
         # A share that is 1 by chance, such as Recall at 10 of 10 candidates, says nothing.
         if levels.get(path) != 1:
@@ -162,7 +163,8 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
         "tables": shown,
         "headline": headline,
         "notes": list(dict.fromkeys(notes)),
-        "method": method() if len(errors) < len(rows) and shown else None,
+        "method": method(units) if len(errors) < len(rows) and shown else None,
+        "units": units,
         "reason": tables.why_left_out(first) if first else "",
     }
 

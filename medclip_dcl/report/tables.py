@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import yaml
 
 from medclip_dcl.common.findings import CHEX5
-from medclip_dcl.metrics.summaries import DIRECTIONS, KS, by_path
-from medclip_dcl.report.intervals import Interval, TestedRun
+from medclip_dcl.metrics.summaries import DIRECTIONS, KS, MEAN_KS, by_path
+from medclip_dcl.report.intervals import Interval, TestedRun, units_of
 from medclip_dcl.runs.saved import SavedResultsError, value_at
 
 Results = Mapping[str, Any]
@@ -163,7 +163,12 @@ def describe_data(results: Results) -> str:
         source = f"in the layout of {source}"
     words = [
         f"{dataset['folder']} ({source})",
-        f"{dataset['images']:,} test images of {dataset['patients']:,} patients",
+        f"{dataset['images']:,} test images "
+        + (
+            f"of {dataset['patients']:,} patients"
+            if units_of(results) == "patients"
+            else "(the set names no patients)"
+        ),
     ]
     n_boxes = (counts.get("grounding") or {}).get("boxes")
     if localised := (counts.get("localisation") or {}).get("cases"):
@@ -198,7 +203,7 @@ def chance_levels(results: Results) -> dict[str, float]:
         tasks["retrieval"] = dict.fromkeys(DIRECTIONS, recalls | {"MedR": (n_boxes + 1) / 2})
     for prefix, levels in tasks.items():
         found |= {f"{prefix}/{d}/{name}": level for d in DIRECTIONS for name, level in levels[d].items()}
-        found[f"{prefix}/recall"] = sum(levels[d][f"R@{k}"] for d in DIRECTIONS for k in KS) / 6
+        found[f"{prefix}/recall"] = sum(levels[d][f"R@{k}"] for d in DIRECTIONS for k in MEAN_KS) / 6
         found[f"{prefix}/medr"] = sum(levels[d]["MedR"] for d in DIRECTIONS) / 2
     return found
 

@@ -35,7 +35,7 @@ from medclip_dcl.evaluation import (
     Retrieval,
     ZeroShotClassification,
 )
-from medclip_dcl.evaluation.grounding import chosen_examples
+from medclip_dcl.evaluation.heat_maps import chosen_examples
 from medclip_dcl.evaluation.retrieval import box_features, by_chance
 from medclip_dcl.experiments.grid import PATHS
 from medclip_dcl.networks.image_encoder import RegionEncoder
@@ -113,7 +113,11 @@ class ColourData(LightningDataModule):
         self.order = list(range(N_IMAGES)) if order is None else order
         info = {"source": "colours"}
         self.prepared = SimpleNamespace(
-            info=info, fingerprint="f00d", is_phantom=True, folder=Path("somewhere/colour_set")
+            info=info,
+            fingerprint="f00d",
+            is_phantom=True,
+            names_patients=True,
+            folder=Path("somewhere/colour_set"),
         )
         self.image_size = ROWS * STRIDE
         ids = [f"image{i:02}" for i in range(N_IMAGES)]
@@ -472,7 +476,8 @@ def test_retrieval_ranks_cosines_of_boxes_and_phrases(tested):
                 assert [rows.loc[query, column]] == ranks_of(matrix[[query]], correct)
         summary = tested.results["metrics"]["retrieval"][direction]
         assert summary["MedR"] == pytest.approx(rows["rank"].median())
-        assert summary["R@10"] == pytest.approx((rows["rank"] <= 10).mean())
+        for k in (1, 5, 10):
+            assert summary[f"R@{k}"] == pytest.approx((rows["rank"] <= k).mean())
     metrics = tested.results["metrics"]["retrieval"]
     both = [metrics["image_to_text"], metrics["text_to_image"]]
     assert metrics["medr"] == pytest.approx(np.mean([m["MedR"] for m in both]))
@@ -524,7 +529,8 @@ def test_reports_and_sentences_are_retrieved_beside_boxes(tmp_path):
         both = ranks_of(scores, correct), ranks_of(scores.T, correct.T)
         for direction, ranks in zip(("image_to_text", "text_to_image"), both, strict=True):
             assert one[direction]["MedR"] == np.median(ranks), (task, direction)
-            assert one[direction]["R@10"] == pytest.approx((ranks <= 10).mean())
+            for k in (1, 5, 10):
+                assert one[direction][f"R@{k}"] == pytest.approx((ranks <= k).mean())
     assert logged["test/image_report_medr"] == found["image_report"]["medr"]
     assert logged["test/image_sentence_recall"] == pytest.approx(found["image_sentence"]["recall"])
     counts = results["counts"]["report_retrieval"]
@@ -556,7 +562,8 @@ def test_chance_is_that_of_shuffled_candidates(n_correct, n_candidates):
     random = np.random.default_rng(0)
     ranks = [1 + np.sort(random.permutation(n_candidates)[:n]).min() for _ in range(6000) for n in n_correct]
     expected = by_chance(np.array(n_correct), n_candidates)
-    assert expected["R@10"] == pytest.approx(np.mean(np.array(ranks) <= 10), abs=0.015)
+    for k in (1, 5, 10):
+        assert expected[f"R@{k}"] == pytest.approx(np.mean(np.array(ranks) <= k), abs=0.015)
     assert expected["MedR"] == pytest.approx(np.median(ranks), rel=0.1)
     if set(n_correct) == {1}:
         assert expected["MedR"] == (n_candidates + 1) / 2
@@ -580,6 +587,7 @@ def test_results_say_what_they_are_of(tested):
         "folder": "colour_set",
         "images": N_IMAGES,
         "patients": 12,
+        "names_patients": True,
     }
     assert results["images"]["shown"]["image_size"] == ROWS * STRIDE
     assert results["precision"] == "32-true"

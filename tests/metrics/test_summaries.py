@@ -110,5 +110,7 @@ def test_recalls_by_hand():
     ranks = [1.0, 10.0, 10.5, 51.0, 100.0, 101.0]
     queries = pd.DataFrame({"direction": ["image_to_text"] * 6 + ["text_to_image"], "rank": [*ranks, 1.0]})
     found = values_of(recalls(queries, once(queries)))
-    assert found["image_to_text"] == {"R@10": 2 / 6, "R@50": 3 / 6, "R@100": 5 / 6, "MedR": 30.75}
+    recall_at = {"R@1": 1 / 6, "R@5": 1 / 6, "R@10": 2 / 6, "R@50": 3 / 6, "R@100": 5 / 6}
+    assert found["image_to_text"] == {**recall_at, "MedR": 30.75}
+    # The mean is the paper's: over 10, 50 and 100 alone.
     assert found["recall"] == pytest.approx((10 / 6 + 3) / 6) and found["medr"] == 15.875

@@ -174,7 +174,7 @@ def _means(rows: pd.DataFrame) -> dict[str, float]:
 def _recalls(ranks: dict[str, pd.Series]) -> dict[str, Any]:
     found: dict[str, Any] = {
         direction: {
-            **{f"R@{k}": float((of_direction <= k).mean()) for k in (10, 50, 100)},
+            **{f"R@{k}": float((of_direction <= k).mean()) for k in (1, 5, 10, 50, 100)},
             "MedR": float(of_direction.median()),
         }
         for direction, of_direction in ranks.items()

@@ -424,6 +424,16 @@ def test_evaluations_without_numbers_and_times_may_differ(pair):
     assert len(compare(pair).rows) == 2
 
 
+def test_of_a_set_without_patients_images_are_drawn(pair, tmp_path, capsys):
+    for run in pair:
+        _change("dataset", "names_patients", value=False)(run)
+    main(command(*pair, "--baseline", pair[0], "--output", tmp_path / "out"))
+    text = capsys.readouterr().out
+    assert "bootstrap draws of images" in text and "which images were tested" in text
+    assert "each draw takes the same images" in text
+    assert "90 test images (the set names no patients)" in text
+
+
 def test_a_run_without_reports_is_compared_otherwise(pair, capsys, tmp_path):
     file = pair[1] / "results.json"
     results = json.loads(file.read_text())
@@ -435,7 +445,7 @@ def test_a_run_without_reports_is_compared_otherwise(pair, capsys, tmp_path):
         text = capsys.readouterr().out
         assert "no retrieval of reports, because no sentence was tested: b" in text
         shown = markdown_tables(text)
-        assert shown[4]["b"] == [DASH] * 8 and DASH not in shown[4]["a"] and DASH not in shown[3]["b"]
+        assert shown[4]["b"] == [DASH] * 12 and DASH not in shown[4]["a"] and DASH not in shown[3]["b"]
 
 
 def test_settings_that_differ_stand_in_the_comparison(pair, capsys, tmp_path):

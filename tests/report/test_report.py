@@ -28,7 +28,10 @@ SCRIPT = "<script>alert('no')</script> & \"effusion\""
 def results(shift: float = 0.0, phantom: bool = False) -> dict:
     """results.json with numbers that are all different, of the set that the paper's rows are of."""
     recalls, other = (
-        {"R@10": a + shift, "R@50": a + 0.1001 + shift, "R@100": a + 0.2002 + shift, "MedR": m + 100 * shift}
+        {
+            **{f"R@{k}": a + place / 10 + shift for place, k in enumerate((10, 50, 100))},
+            **{"R@1": a / 4 + shift, "R@5": a / 2 + shift, "MedR": m + 100 * shift},
+        }
         for a, m in ((0.1001, 61.5), (0.1501, 72.0))
     )
     retrieval = {"recall": 0.2251 + shift, "medr": 66.75, "image_to_text": recalls, "text_to_image": other}
@@ -63,7 +66,7 @@ def results(shift: float = 0.0, phantom: bool = False) -> dict:
                 "by_chance": {
                     task: dict.fromkeys(
                         ("image_to_text", "text_to_image"),
-                        {"R@10": 0.01, "R@50": 0.02, "R@100": 0.06, "MedR": 777.0},
+                        {"R@1": 0.0, "R@5": 0.005, "R@10": 0.01, "R@50": 0.02, "R@100": 0.06, "MedR": 777.0},
                     )
                     for task in ("image_report", "image_sentence")
                 },
@@ -277,6 +280,9 @@ def test_the_head_names_the_data_and_its_protection(html, copy):
         "a_set (in the layout of mimic-cxr-2.0.0), 4,000 test images of 1,100 patients, 138 boxes"
         in render(copy)
     )
+    few["dataset"]["names_patients"] = False
+    (copy / "results.json").write_text(json.dumps(few))
+    assert "4,000 test images (the set names no patients), 138 boxes" in render(copy)
 
 
 def test_each_table_has_its_chance_level(page):
@@ -286,9 +292,11 @@ def test_each_table_has_its_chance_level(page):
     assert page.row(2, "chance level") == ["–", "0.000", "–"]
     assert page.row(3, "chance level")[3] == "724.5" and page.row(3, "candidates") == ["1,448"] * 8
     for table, texts in ((4, "3,269"), (5, "9,999")):
-        assert page.row(table, "chance level") == ["0.01", "0.02", "0.06", "777"] * 2
-        assert page.row(table, "candidates") == [texts] * 4 + ["3,403"] * 4
-        assert page.row(table, "this run")[3] == "61.5"
+        assert page.row(table, "chance level") == ["0.00", "0.01", "0.01", "0.02", "0.06", "777"] * 2
+        assert page.row(table, "candidates") == [texts] * 6 + ["3,403"] * 6
+        assert (
+            page.row(table, "this run")[:2] == ["0.03", "0.05"] and page.row(table, "this run")[5] == "61.5"
+        )
 
 
 def test_the_head_shows_chance_and_omits_certainties(copy):
@@ -317,7 +325,7 @@ def elsewhere_tested(folder: Path, *sections: str) -> Page:
 
 def test_the_report_shows_the_measured_sections_alone(tmp_path, without_charts):
     page = elsewhere_tested(tmp_path, "report_retrieval")
-    assert len(page.tables) == 2 and page.row(0, "this run")[3] == page.row(1, "this run")[3] == "61.5"
+    assert len(page.tables) == 2 and page.row(0, "this run")[5] == page.row(1, "this run")[5] == "61.5"
     for absent in ("AUC", "Table", "0 boxes", "Heat maps", "BioViL"):
         assert absent not in page.text, absent
     assert "no boxes" in page.text and "image-report Recall" in page.text

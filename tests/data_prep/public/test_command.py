@@ -12,6 +12,7 @@ import pytest
 from data_prep.check import check_set
 from data_prep.public.__main__ import main
 from data_prep.public.tables import ReleaseFolder
+from data_prep.sources.releases import ReleaseError
 from medclip_dcl.command import cli
 from medclip_dcl.data.prepared import PreparedSet
 
@@ -101,9 +102,11 @@ def test_a_model_is_tested_on_it(prepared: Path, exported: Path, tmp_path: Path)
         rows.loc[rows["category"] == "Atelectasis", "hit"].mean()
     )
     test = PreparedSet(prepared).table("images").query("use == 'test'")
-    assert (
-        set(rows["dicom_id"]) <= set(test["dicom_id"]) and results["protocol"]["localisation"]["thresholds"]
-    )
+    assert results["protocol"]["localisation"]["thresholds"]
+    # Validate images choose thresholds, and are in no table: not in the map of embeddings, either.
+    for name in ("localisation", "classification", "embedding_map", "images"):
+        shown = pd.read_parquet(tmp_path / f"predictions/{name}.parquet")["dicom_id"]
+        assert len(shown) and set(shown) <= set(test["dicom_id"]), name
     assert rows["area"].between(0, 1).all() and rows["hit"].between(0, 1).all()
 
 
@@ -191,3 +194,49 @@ def test_templates_give_each_label_its_sentence(release: Path, prepared: Path, t
                 str(prompts),
             ]
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "table", "content", "kind"),
+    [
+        (
+            "rsna",
+            "stage_2_train_labels.csv",
+            "patientId,x,y,width,height,Target\na,9,9,99,99,1\nb,9,9,99,99,1\nb,5,5,50,50,1\n",
+            "box",
+        ),
+        ("siim", "train-rle.csv", "ImageId, EncodedPixels\na,5 9\nb,5 9\nb,5 70\n", "mask"),
+    ],
+    ids=["boxes", "masks"],
+)
+def test_regions_of_a_damaged_image_are_left_out(
+    tmp_path: Path, real_data: Path, name: str, table: str, content: str, kind: str
+) -> None:
+    source, output = tmp_path / "source", tmp_path / "set"
+    source.mkdir()
+    (source / table).write_text(content)
+    shutil.copyfile(next((real_data / "nih/images").iterdir()), source / "a.jpg")
+    (source / "b.dcm").write_bytes(b"damaged")
+    words = ["--split_shares", "0,0,1", "--size", "32", "--workers", "1"]
+    main([name, "--source", str(source), "--output", str(output), *words])
+    rejects = pd.read_csv(output / "rejects.csv")
+    assert rejects["kind"].tolist() == ["image", kind, kind]
+    assert rejects["reason"].tolist()[1:] == ["its image cannot be used"] * 2
+    found = PreparedSet(output)
+    assert len(found.table("boxes" if kind == "box" else "masks")) == 1 and not found.names_patients
+    assert check_set(output)[1] == []
+
+
+def test_boxes_on_pictures_need_the_originals_sizes(tmp_path: Path, real_data: Path) -> None:
+    source, output = tmp_path / "source", tmp_path / "set"
+    source.mkdir()
+    rows = "image_id,class_name,x_min,y_min,x_max,y_max\na,Mass,200,400,600,1000\n"
+    (source / "annotations_test.csv").write_text(rows)
+    shutil.copyfile(next((real_data / "nih/images").iterdir()), source / "a.jpg")  # 512 pixels
+    words = ["vindr", "--source", str(source), "--output", str(output), "--size", "32", "--workers", "1"]
+    with pytest.raises(ReleaseError, match=r"sizes.csv: image_id, width, height"):
+        main(words)
+    (source / "sizes.csv").write_text("image_id,width,height\na,2048,2048\n")
+    main(words)
+    boxes = PreparedSet(output).table("boxes")
+    assert boxes[["category", "x", "y", "w", "h"]].to_numpy().tolist() == [["Mass", 50, 100, 100, 150]]

@@ -29,6 +29,11 @@ WHEEL = Path(_FOUND.origin).parent / "data" if _FOUND is not None and _FOUND.ori
 """Real tables, read without importing the package."""
 
 
+PADCHEST = (
+    "ImageID,StudyID,PatientID,Projection,MethodLabel,Labels,PatientSex_DICOM,PatientBirth,StudyDate_DICOM"
+)
+
+
 def _rows(name: str) -> Iterator[dict[str, str]]:
     """Rows of a table of the wheel, by the csv module."""
     assert WHEEL is not None
@@ -246,9 +251,7 @@ def test_chexpert_with_masks_of_chexlocalize(tmp_path: Path) -> None:
     ]
     assert found.masks["counts"].iloc[0] == run_lengths(np.eye(6, 8, dtype=bool))
     assert found.masks["counts"].iloc[1] == [48]
-    assert list(release.images(found.images["image"], chexpert.name_of)) == [
-        "patient64741_study1_view1_frontal"
-    ]
+    assert list(release.images(found.images["image"])) == ["patient64741_study1_view1_frontal"]
 
 
 def test_vindr_of_physionet(tmp_path: Path) -> None:
@@ -295,10 +298,13 @@ def test_findings_of_one_common_name_are_one_label(tmp_path: Path) -> None:
 
 
 def test_a_finding_of_a_lateral_image_alone_and_packed_lists(tmp_path: Path) -> None:
-    rows = "a.png,1,1,PA,Physician,['edema']\nb.png,1,1,L,Physician,['scoliosis']\n"
-    table = "ImageID,StudyID,PatientID,Projection,MethodLabel,Labels\n" + rows
+    rows = (
+        "a.png,1,1,PA,Physician,['edema'],F,1950,20150304\nb.png,1,1,L,Physician,['scoliosis'],F,,20150304\n"
+    )
+    table = f"{PADCHEST}\n{rows}"
     found = padchest.read(_write(tmp_path / "p", {"chest_x_ray_images_labels_160K.csv": table}))
     assert _findings(found) == ["Edema"] and found.left_out == {"b": "its view is not frontal"}
+    assert found.images["age"].tolist() == ["65", ""]
     entry = "Image Index,Finding Labels,Patient ID\n1.png,Mass,1\n2.png,Mass,2\n"
     _write(tmp_path / "n", {"Data_Entry_2017.csv": entry, "test_list.txt": "2.png\n"})
     (tmp_path / "n/train_val_list.txt.gz").write_bytes(gzip.compress(b"1.png\n"))
@@ -332,18 +338,22 @@ def test_boxes_and_polygons_of_chestx_det(tmp_path: Path) -> None:
             "ChestX_Det_test.json": [
                 {
                     "file_name": "8.png",
-                    "syms": ["Effusion"],
-                    "boxes": [[10, 20, 40, 60]],
-                    "polygons": [square],
+                    "syms": ["Effusion", "pleural effusion", "New thing"],
+                    "boxes": [[10, 20, 40, 60]] * 3,
+                    "polygons": [square] * 3,
                 }
             ],
         },
     )
     found = chestx_det.read(release)
     assert found.images["split"].tolist() == ["train", "test"]
-    assert found.images["Pleural Effusion"].tolist() == [0.0, 1.0] and len(_findings(found)) == 13
+    # Two names of one finding are one; what is not in the table of aliases keeps its name.
+    assert len(_findings(found)) == 14
+    assert found.images[["Pleural Effusion", "New thing"]].to_numpy().tolist() == [[0, 0], [1, 1]]
     assert found.boxes is not None and found.masks is not None
-    assert found.boxes[["x", "y", "w", "h"]].to_numpy().tolist() == [[10, 20, 30, 40]]
+    assert found.boxes[["x", "y", "w", "h"]].to_numpy().tolist() == [[10, 20, 30, 40]] * 3
+    for regions in (found.boxes, found.masks):
+        assert regions["category"].tolist() == ["Pleural Effusion", "Pleural Effusion", "New thing"]
     mask = coco.decode(
         coco.frPyObjects({"size": [1024, 1024], "counts": found.masks["counts"].iloc[0]}, 1024, 1024)
     )
@@ -373,7 +383,17 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "long row": (
         nih.read,
         {"Data_Entry_2017.csv": "Image Index,Finding Labels,Patient ID\n1.png,Mass,1,2\n"},
-        ["Data_Entry_2017.csv cannot be read"],
+        ["Data_Entry_2017.csv, line 2: expected 3 values, found 4"],
+    ),
+    "cut off": (
+        nih.read,
+        {"Data_Entry_2017.csv": "Image Index,Finding Labels,Patient ID\n1.png,Mass,1\n2.png,Pneumo"},
+        ["line 3: expected 3 values, found 2", "cut off"],
+    ),
+    "cut off in quotes": (
+        nih.read,
+        {"Data_Entry_2017.csv": 'Image Index,Finding Labels,Patient ID\n1.png,"Mass|Pneumo'},
+        ["Data_Entry_2017.csv cannot be read (unexpected end of data)"],
     ),
     "labels": (
         chexpert.read,
@@ -403,7 +423,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "records": (
         chestx_det.read,
         {"ChestX_Det_test.json": [{"file_name": "1.png", "syms": ["Mass"], "boxes": []}]},
-        ["ChestX_Det_test.json", "1.png"],
+        ["ChestX_Det_test.json", "found another form"],
     ),
     "two lists": (
         nih.read,
@@ -429,7 +449,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
                 {"file_name": "1.png", "syms": ["Mass"], "boxes": [[1, 2, 3, 4]], "polygons": [[[1, 2]]]}
             ]
         },
-        ["1.png", "list of points"],
+        ["ChestX_Det_test.json", "at least 2 coordinates"],
     ),
     "short mask": (
         chexpert.read,
@@ -450,8 +470,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "list of names": (
         padchest.read,
         {
-            "chest_x_ray_images_labels_160K.csv": "ImageID,StudyID,PatientID,Projection,MethodLabel,Labels\n"
-            "a.png,1,1,PA,Physician,normal\n"
+            "chest_x_ray_images_labels_160K.csv": f"{PADCHEST}\na.png,1,1,PA,Physician,normal,,,\n",
         },
         ["column Labels", "'normal'"],
     ),
