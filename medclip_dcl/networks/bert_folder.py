@@ -10,23 +10,32 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from tokenizers import Encoding
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    BertTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import CONFIG_FILE, check_numbers, some_of
 
-Bert = TypeVar("Bert", BertModel, BertForMaskedLM)
+Model = TypeVar("Model", bound=PreTrainedModel)
 
 # Downloaded from a repository, and the weights in PyTorch's format only where there are no safetensors.
-_FILES = ("*.json", "vocab.txt", "model*.safetensors")
+_FILES = ("*.json", "vocab.txt", "merges.txt", "model*.safetensors")
 _TORCH_FILES = ("pytorch_model*.bin",)
 
 # Entries of config.json that are not settings of a BERT: names of remote code, classes and library versions.
@@ -40,8 +49,10 @@ _NOT_BERT_SETTINGS = (
     "torch_dtype",
     "transformers_version",
 )
+BERT_FAMILIES = ("bert", "cxr-bert")
+"""Values of `model_type` in config.json that are read as a BERT."""
 # Settings of config.json that transformers' BERT ignores -> values that it computes with.
-_ONLY = {"model_type": ("bert", "cxr-bert"), "position_embedding_type": ("absolute",), "is_decoder": (False,)}
+_ONLY = {"model_type": BERT_FAMILIES, "position_embedding_type": ("absolute",), "is_decoder": (False,)}
 
 _MLM_HEAD = "cls.predictions."
 # Weights that a file may hold and no model here needs: buffers of older versions, the pooler, the
@@ -77,8 +88,8 @@ def resolve_folder(name_or_path: str | Path) -> Path:
     except (OSError, ValueError) as error:
         raise ModelFolderError(
             f"model {str(name_or_path)!r} is neither an existing folder (looked at {folder.absolute()}) nor a "
-            f"Hugging Face repository that could be downloaded ({_reason(error)}); give the path of a local copy, "
-            "or check the spelling and the network"
+            f"Hugging Face repository that could be downloaded ({first_sentence(error)}); give the path of a local "
+            "copy, or check the spelling and the network"
         ) from error
     return snapshot
 
@@ -86,7 +97,7 @@ def resolve_folder(name_or_path: str | Path) -> Path:
 def load_bert_config(folder: str | Path) -> BertConfig:
     """Read BERT's configuration from the folder's config.json, without remote code."""
     file = Path(folder) / CONFIG_FILE
-    return bert_config(_read_json(file), str(file))
+    return bert_config(read_json(file), str(file))
 
 
 def bert_config(raw: Mapping[str, Any], source: str) -> BertConfig:
@@ -106,9 +117,9 @@ def load_tokenizer(folder: str | Path) -> BertTokenizer:
     folder = Path(folder)
     settings = _normalizer(folder)
     try:
-        with _silent():
+        with silent_transformers():
             tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True, **settings)
-    except Exception as error:  # as in `_load`
+    except Exception as error:  # as in `load_weights`
         raise ModelFolderError(
             f"{folder}: the tokenizer cannot be read ({error!r}); copy its files again"
         ) from error
@@ -133,29 +144,36 @@ def load_tokenizer(folder: str | Path) -> BertTokenizer:
     return tokenizer
 
 
-def word_pieces(tokenizer: BertTokenizer, texts: Sequence[str]) -> Iterator[list[int]]:
+def word_pieces(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Iterator[list[int]]:
     """Token ids of each text, without [CLS] and [SEP]; a literal "[SEP]" or "[MASK]" in a text is text.
 
     In half the time of `tokenizer(...)`, which also computes offsets and masks.
     """
+    return (encoding.ids for encoding in encodings(tokenizer, texts))
+
+
+def encodings(
+    tokenizer: PreTrainedTokenizerFast, texts: Sequence[str], *, has_words: bool = False
+) -> Iterator[Encoding]:
+    """`word_pieces` as encodings, with the word of each token if asked for, which takes longer."""
     backend = tokenizer.backend_tokenizer
+    encode = backend.encode_batch if has_words else backend.encode_batch_fast
     for first in range(0, len(texts), _TOKENISED_AT_ONCE):
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
         some = list(texts[first : first + _TOKENISED_AT_ONCE])
-        for encoding in backend.encode_batch_fast(some, add_special_tokens=False):
-            yield encoding.ids
+        yield from encode(some, add_special_tokens=False)
 
 
 def load_bert(folder: str | Path) -> BertModel:
     """Load the folder's BERT encoder in float32, without pooler, in train mode (so that dropout is active)."""
-    return _load(BertModel, Path(folder), (*_IGNORED_WEIGHTS, _MLM_HEAD), add_pooling_layer=False)
+    return _load_bert(BertModel, Path(folder), (*_IGNORED_WEIGHTS, _MLM_HEAD), add_pooling_layer=False)
 
 
 def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
     """Load the folder's BERT with its masked-language-model head in float32, in train mode."""
-    model = _load(BertForMaskedLM, Path(folder), _IGNORED_WEIGHTS)
+    model = _load_bert(BertForMaskedLM, Path(folder), _IGNORED_WEIGHTS)
     decoder, words = model.cls.predictions.decoder, model.bert.embeddings.word_embeddings
     is_tied = decoder.weight is words.weight and decoder.bias is model.cls.predictions.bias
     if model.config.tie_word_embeddings and not is_tied:
@@ -166,11 +184,43 @@ def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
     return model
 
 
-def _load(kind: type[Bert], folder: Path, ignored: tuple[str, ...], **arguments: Any) -> Bert:
-    """Load exactly the tensors of a model, saved alone or as part of a larger one, in one file or several."""
-    config = load_bert_config(folder)
+def _load_bert(kind: type[Model], folder: Path, ignored: tuple[str, ...], **arguments: Any) -> Model:
+    def is_ignored(name: str, model: PreTrainedModel) -> bool:
+        return name.removeprefix("bert.").startswith(ignored)
+
+    def remedy(missing: Sequence[str]) -> str:
+        if any(name.startswith(_MLM_HEAD) for name in missing):
+            return (
+                "give a folder with a masked-language-model head, such as microsoft/BiomedVLP-CXR-BERT-general, or "
+                "the export of `python -m medclip_dcl fit --config configs/language_model.yaml`"
+            )
+        return "give the folder of a BERT"
+
+    return load_weights(kind, folder, load_bert_config(folder), is_ignored, remedy, **arguments)
+
+
+def load_weights(
+    kind: type[Model],
+    folder: Path,
+    config: PreTrainedConfig,
+    is_ignored: Callable[[str, PreTrainedModel], bool],
+    remedy: Callable[[Sequence[str]], str],
+    **arguments: Any,
+) -> Model:
+    """Load exactly the tensors of a model, saved alone or as part of a larger one, in one file or several.
+
+    In float32 and train mode.
+
+    Args:
+        kind: the model's class.
+        folder: with its weights.
+        config: its configuration.
+        is_ignored: True for a tensor of the files, by its name, that the model may leave out.
+        remedy: from the names of missing tensors to what the user can do.
+        arguments: of the class.
+    """
     try:
-        with torch.random.fork_rng(devices=[]), _silent():
+        with torch.random.fork_rng(devices=[]), silent_transformers():
             model, found = kind.from_pretrained(
                 folder,
                 config=config,
@@ -183,23 +233,15 @@ def _load(kind: type[Bert], folder: Path, ignored: tuple[str, ...], **arguments:
     # Readers of both formats fail on other bytes with many exceptions.
     except Exception as error:
         raise ModelFolderError(
-            f"{folder}: the weights cannot be loaded ({_reason(error)}); copy the folder again (files that hold "
-            "Python objects are not opened)"
+            f"{folder}: the weights cannot be loaded ({first_sentence(error)}); copy the folder again (files that "
+            "hold Python objects are not opened)"
         ) from error
     missing = sorted(found["missing_keys"])
-    unexpected = sorted(
-        x for x in found["unexpected_keys"] if not x.removeprefix("bert.").startswith(ignored)
-    )
+    unexpected = sorted(x for x in found["unexpected_keys"] if not is_ignored(x, model))
     shapes = [f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in sorted(found["mismatched_keys"])]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
     if listed := ", ".join(f"{problem} {some_of(names)}" for problem, names in problems.items() if names):
-        remedy = "give the folder of a BERT"
-        if any(name.startswith(_MLM_HEAD) for name in missing):
-            remedy = (
-                "give a folder with a masked-language-model head, such as microsoft/BiomedVLP-CXR-BERT-general, or "
-                "the export of `python -m medclip_dcl fit --config configs/language_model.yaml`"
-            )
-        raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; {remedy}")
+        raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; {remedy(missing)}")
     check_numbers(model.state_dict(), folder)
     for parameter in model.parameters():
         # Until here it lies in the file, and would change with it.
@@ -239,7 +281,7 @@ def save_language_model(
     temporary, replaced = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     for leftover in (temporary, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
-    with _silent():
+    with silent_transformers():
         model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     _drop_machine_settings(temporary / "tokenizer_config.json")
@@ -255,7 +297,8 @@ def save_language_model(
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """Content of a JSON file of a model folder."""
     if not file.is_file():
         raise ModelFolderError(f"{file.parent} is not a model folder: {file.name} is missing")
     try:
@@ -272,7 +315,7 @@ def _normalizer(folder: Path) -> dict[str, Any]:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return {}
-    raw = _read_json(file)
+    raw = read_json(file)
     kinds = tuple((raw.get(part) or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer"))
     expected = ("WordPiece", "BertNormalizer", "BertPreTokenizer")
     if kinds != expected:
@@ -283,7 +326,7 @@ def _normalizer(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent_transformers() -> Iterator[None]:
     """Without transformers' bars, and its tables of weights that are left out."""
     verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -296,13 +339,13 @@ def _silent() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _reason(error: Exception) -> str:
+def first_sentence(error: Exception) -> str:
     """The first sentence of a library's message; what follows is long, or advises unsafe loading."""
     return re.split(r"\. |\n", str(error).strip(), maxsplit=1)[0] or type(error).__name__
 
 
 def _drop_machine_settings(file: Path) -> None:
-    settings = _read_json(file)
+    settings = read_json(file)
     for name in ("auto_map", "is_local", "local_files_only", "name_or_path", "tokenizer_file"):
         settings.pop(name, None)
     file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
