@@ -35,7 +35,7 @@ from medclip_dcl.common.weight_files import CONFIG_FILE, check_numbers, some_of
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 # Downloaded from a repository, and the weights in PyTorch's format only where there are no safetensors.
-_FILES = ("*.json", "vocab.txt", "merges.txt", "model*.safetensors")
+_FILES = ("*.json", "vocab.txt", "merges.txt", "*.model", "model*.safetensors")
 _TORCH_FILES = ("pytorch_model*.bin",)
 
 # Entries of config.json that are not settings of a BERT: names of remote code, classes and library versions.
@@ -168,12 +168,17 @@ def encodings(
 
 def load_bert(folder: str | Path) -> BertModel:
     """Load the folder's BERT encoder in float32, without pooler, in train mode (so that dropout is active)."""
-    return _load_bert(BertModel, Path(folder), (*_IGNORED_WEIGHTS, _MLM_HEAD), add_pooling_layer=False)
+    ignored = (*_IGNORED_WEIGHTS, _MLM_HEAD)
+    return _load_bert(BertModel, Path(folder), ignored, "the folder of a BERT", add_pooling_layer=False)
 
 
 def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
     """Load the folder's BERT with its masked-language-model head in float32, in train mode."""
-    model = _load_bert(BertForMaskedLM, Path(folder), _IGNORED_WEIGHTS)
+    remedy = (
+        "the folder of a BERT with a masked-language-model head, such as microsoft/BiomedVLP-CXR-BERT-general, or the "
+        "export of `python -m medclip_dcl fit --config configs/language_model.yaml`"
+    )
+    model = _load_bert(BertForMaskedLM, Path(folder), _IGNORED_WEIGHTS, remedy)
     decoder, words = model.cls.predictions.decoder, model.bert.embeddings.word_embeddings
     is_tied = decoder.weight is words.weight and decoder.bias is model.cls.predictions.bias
     if model.config.tie_word_embeddings and not is_tied:
@@ -184,17 +189,11 @@ def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
     return model
 
 
-def _load_bert(kind: type[Model], folder: Path, ignored: tuple[str, ...], **arguments: Any) -> Model:
-    def is_ignored(name: str, model: PreTrainedModel) -> bool:
+def _load_bert(
+    kind: type[Model], folder: Path, ignored: tuple[str, ...], remedy: str, **arguments: Any
+) -> Model:
+    def is_ignored(name: str, _: PreTrainedModel) -> bool:
         return name.removeprefix("bert.").startswith(ignored)
-
-    def remedy(missing: Sequence[str]) -> str:
-        if any(name.startswith(_MLM_HEAD) for name in missing):
-            return (
-                "give a folder with a masked-language-model head, such as microsoft/BiomedVLP-CXR-BERT-general, or "
-                "the export of `python -m medclip_dcl fit --config configs/language_model.yaml`"
-            )
-        return "give the folder of a BERT"
 
     return load_weights(kind, folder, load_bert_config(folder), is_ignored, remedy, **arguments)
 
@@ -204,20 +203,12 @@ def load_weights(
     folder: Path,
     config: PreTrainedConfig,
     is_ignored: Callable[[str, PreTrainedModel], bool],
-    remedy: Callable[[Sequence[str]], str],
+    remedy: str,
     **arguments: Any,
 ) -> Model:
-    """Load exactly the tensors of a model, saved alone or as part of a larger one, in one file or several.
+    """Load exactly the tensors of a model, saved alone or as part of a larger one, in float32 and train mode.
 
-    In float32 and train mode.
-
-    Args:
-        kind: the model's class.
-        folder: with its weights.
-        config: its configuration.
-        is_ignored: True for a tensor of the files, by its name, that the model may leave out.
-        remedy: from the names of missing tensors to what the user can do.
-        arguments: of the class.
+    `is_ignored` says by name which tensors of the files the model may leave out, `remedy` what to give instead.
     """
     try:
         with torch.random.fork_rng(devices=[]), silent_transformers():
@@ -241,7 +232,7 @@ def load_weights(
     shapes = [f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in sorted(found["mismatched_keys"])]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
     if listed := ", ".join(f"{problem} {some_of(names)}" for problem, names in problems.items() if names):
-        raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; {remedy(missing)}")
+        raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; give {remedy}")
     check_numbers(model.state_dict(), folder)
     for parameter in model.parameters():
         # Until here it lies in the file, and would change with it.

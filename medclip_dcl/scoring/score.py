@@ -68,7 +68,8 @@ def pseudo_log_likelihood(
     Args:
         model: any masked or causal language model of transformers. transformers' own BERT is the fastest; one with
             other parts is scored the slow way, with a warning.
-        tokenizer: the model's own. Special tokens that stand in a sentence as text are text.
+        tokenizer: the model's own. Special tokens that stand in a sentence as text are text, except for Unigram's,
+            which knows them as pieces.
         sentences: any strings, repeats included: equal tokens get bitwise equal values.
         token_budget: tokens in a batch, special tokens included; at least one copy. None:
             4,096 on a CPU (16,384 for models narrower than 512), 65,536 on a GPU. It changes the speed, and the

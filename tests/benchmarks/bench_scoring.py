@@ -117,6 +117,12 @@ def random_family(family: str, size: str) -> PreTrainedModel:
     return model
 
 
+def ours(model: PreTrainedModel, tokenizer: BertTokenizer, sentences: list[str]) -> list[float]:
+    """The engine."""
+    found: list[float] = pseudo_log_likelihood(model, tokenizer, sentences)["log_p"].tolist()
+    return found
+
+
 def compare_families(sizes: list[str], per_stratum: int, rounds: int) -> list[str]:
     """Rows of the table of families, float32."""
     tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
@@ -127,11 +133,11 @@ def compare_families(sizes: list[str], per_stratum: int, rounds: int) -> list[st
             model = random_family(family, size)
             scorer = minicons_scorer(model, tokenizer)
             methods: dict[str, Callable[[], Any]] = {
-                "naive": lambda m=model, s=sentences: naive(m, tokenizer, s),
-                "ours": lambda m=model, s=sentences: pseudo_log_likelihood(m, tokenizer, s)["log_p"].tolist(),
+                "naive": functools.partial(naive, model, tokenizer, sentences),
+                "ours": functools.partial(ours, model, tokenizer, sentences),
             }
             if scorer is not None:
-                methods["minicons"] = lambda score=scorer, s=sentences: score(s)
+                methods["minicons"] = functools.partial(scorer, sentences)
             error = np.abs(np.array(methods["ours"]()) / np.array(methods["naive"]()) - 1).max()
             median = medians(methods, rounds)
             to_minicons = f"{median['minicons'] / median['ours']:.2f}" if scorer is not None else "-"
@@ -257,16 +263,12 @@ def compare(size: str, per_stratum: int, rounds: int, low: torch.dtype) -> list[
     # The floor's products are as large as what goes through the layers at a time.
     plan = ScoringPlan(tokenizer, sentences, positions=512, token_budget=4096)
 
-    def ours(dtype: torch.dtype) -> Callable[[], list[float]]:
-        converted = copy.deepcopy(model).to(dtype)
-        return lambda: pseudo_log_likelihood(converted, tokenizer, sentences)["log_p"].tolist()
-
     methods: dict[str, Callable[[], Any]] = {
         "naive float32": lambda: naive(model, tokenizer, sentences),
         "naive, all float32": lambda: naive_all(model, tokenizer, sentences),
-        "ours float32": ours(torch.float32),
+        "ours float32": functools.partial(ours, model, tokenizer, sentences),
         "floor float32": floor(model, plan, torch.float32),
-        f"ours {_short(low)}": ours(low),
+        f"ours {_short(low)}": functools.partial(ours, copy.deepcopy(model).to(low), tokenizer, sentences),
         f"floor {_short(low)}": floor(model, plan, low),
     }
     scorer = minicons_scorer(model, tokenizer)

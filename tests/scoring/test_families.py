@@ -190,9 +190,22 @@ def test_tokenizer_file_counts_not_its_class(folders: dict[str, Path], tmp_path:
     assert tokenizer.mask_token == "[MASK]"
 
 
+def test_words_need_a_tokenizer_that_splits(folders: dict[str, Path]) -> None:
+    """Otherwise a whole sentence would count as a word."""
+    model, tokenizer = load_language_model(folders["roberta"])
+    tokenizer.backend_tokenizer.pre_tokenizer = None
+    with pytest.raises(UserError, match="within_word_l2r: expected a tokenizer that splits words"):
+        pseudo_log_likelihood(model, tokenizer, ["heart"], within_word_l2r=True)
+
+
 def change_config(folder: Path, **changes: object) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def rename_mask(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text().replace("<mask>", "<musk>"))
 
 
 def remove_tokenizer(folder: Path) -> None:
@@ -204,10 +217,11 @@ def remove_tokenizer(folder: Path) -> None:
     ("family", "damage", "message"),
     [
         ("roberta", lambda x: change_config(x, model_type="unheard_of", auto_map={"AutoModel": "code.X"}),
-         r"config\.json: model_type: expected a masked or causal .* found 'unheard_of' \(it needs the code of"),
-        ("roberta", lambda x: change_config(x, is_decoder=True), "expected an encoder .* is_decoder"),
+         r"config\.json: model_type: expected an encoder or .* found 'unheard_of' \(it needs the code of"),
+        ("roberta", lambda x: change_config(x, is_decoder=True), "expected an encoder .* found 'roberta'"),
         ("roberta", lambda x: change_config(x, num_hidden_layers=1), r"unexpected .*encoder\.layer\.1\."),
         ("roberta", lambda x: change_config(x, num_hidden_layers=3), r"missing .*encoder\.layer\.2\."),
+        ("roberta", rename_mask, "tokenizer does not fit the weights: it has no mask token"),
         ("roberta", remove_tokenizer, "the tokenizer cannot be read|tokenizer does not fit"),
         ("electra", lambda x: change_config(x, embedding_size=12), "of another shape .*word_embeddings"),
         ("deberta-v2", lambda x: change_config(x, legacy=True), 'missing .*cls.* under "legacy": false'),
