@@ -36,13 +36,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model, tokenizer = load_language_model(resolve_folder(options.model))
     model = model.to(device)
     plan = scoring_plan(model, tokenizer, texts, within_word_l2r=options.within_word_l2r, truncate=True)
-    settings = {"sentences": plan.fingerprint, "dtype": options.dtype, "device": device.type}
+    meaning = {"sentences": plan.fingerprint, "dtype": options.dtype, "device": device.type}
+    meaning["model"] = settings_fingerprint(model, model.config.to_diff_dict())
     output.parent.mkdir(parents=True, exist_ok=True)
-    kept = Journal(
-        output.with_name(f".{output.name}.progress.jsonl"),
-        {**settings, "model": settings_fingerprint(model, model.config.to_diff_dict())},
-        "give the options of before, or remove it",
-    )
+    progress = output.with_name(f".{output.name}.progress.jsonl")
+    kept = Journal(progress, meaning, "give the options of before, or remove it")
     values = plan.empty_values()
     for entry in kept.entries:
         values[plan.places(entry["batch"])] = entry["values"]

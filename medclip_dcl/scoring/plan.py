@@ -78,9 +78,10 @@ class DistinctPieces:
             ids = encoding.ids
             if len(ids) > longest:
                 if not self.is_truncating:
+                    special = self.tokenizer.convert_ids_to_tokens([*self.before, *self.after])
                     raise ValueError(
                         f"sentence {index} has {len(ids)} tokens, the model takes at most {longest} (besides "
-                        f"{self._special_names()}); split it, leave it out, or pass truncate=True"
+                        f"{' and '.join(special)}); split it, leave it out, or pass truncate=True"
                     )
                 self.is_truncated[index] = True
                 ids = ids[:longest]
@@ -95,12 +96,6 @@ class DistinctPieces:
         self.pieces = np.concatenate([none, *(part[:n] for part, n in zip(parts, counts, strict=True))])
         self.words = np.concatenate([none, *(part[n:] for part, n in zip(parts, counts, strict=True))])
         self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
-
-    def _special_names(self) -> str:
-        return (
-            " and ".join(self.tokenizer.convert_ids_to_tokens([*self.before, *self.after]))
-            or "special tokens"
-        )
 
     @property
     def n_distinct(self) -> int:

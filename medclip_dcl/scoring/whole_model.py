@@ -104,7 +104,8 @@ class WholeModel:
             some: slice | Tensor = slice(start, start + size)
             if copies.query_copy is not None:
                 some = (copy_of_query >= start) & (copy_of_query < start + size)
-            logits = self._logits(inputs[start : start + size], copy_of_query[some] - start, position[some])
+            copy = copy_of_query[some] - start
+            logits = self._logits(inputs[start : start + size], copy, position[some], self.has_head_at_rows)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             found[some] = log_probability_at(logits, targets[some]).to(found.dtype)
         return found
@@ -116,18 +117,17 @@ class WholeModel:
         return max(1, min(size, LAYERS_TOKENS // length) if is_on_host(inputs) else size)
 
     def _logits(
-        self, inputs: Int[Tensor, "copy token"], copy: Int[Tensor, " query"], position: Int[Tensor, " query"]
+        self,
+        inputs: Int[Tensor, "copy token"],
+        copy: Int[Tensor, " query"],
+        position: Int[Tensor, " query"],
+        has_head_at_rows: bool,
     ) -> Float[Tensor, "query vocabulary"]:
-        if self.has_head_at_rows:
-            return self._logits_at_rows(inputs, copy, position)
-        # All keys and values of a causal model would be kept.
-        options = {"use_cache": False} if self.mask_id is None else {}
-        return self.model(input_ids=inputs, **options).logits[copy, position]
-
-    def _logits_at_rows(
-        self, inputs: Int[Tensor, "copy token"], copy: Int[Tensor, " query"], position: Int[Tensor, " query"]
-    ) -> Float[Tensor, "query vocabulary"]:
-        """The head sees the hidden states of the queries alone, as sentences of one token."""
+        """Logits at some tokens, which the head sees alone, as sentences of one token each, or among the others."""
+        if not has_head_at_rows:
+            # All keys and values of a causal model would be kept.
+            options = {"use_cache": False} if self.mask_id is None else {}
+            return self.model(input_ids=inputs, **options).logits[copy, position]
 
         def rows(module: nn.Module, inputs: Any, output: Any) -> Any:
             output.last_hidden_state = output.last_hidden_state[copy, position][:, None]
@@ -145,9 +145,9 @@ class WholeModel:
         # The last ids: padding, which models treat in their own ways, is among the first.
         inputs = self.model.config.vocab_size - 1 - torch.arange(6, device=device).view(2, 3)
         copy, position = torch.tensor([[0, 0, 1], [2, 1, 0]], device=device)
-        expected = self.model(input_ids=inputs).logits[copy, position].float()
+        expected = self._logits(inputs, copy, position, False).float()
         try:
-            found = self._logits_at_rows(inputs, copy, position).float()
+            found = self._logits(inputs, copy, position, True).float()
         except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
             return False
         # Far above rounding in half precision, far below what another token would give.
