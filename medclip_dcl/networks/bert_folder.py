@@ -23,8 +23,8 @@ from transformers import (
     BertForMaskedLM,
     BertModel,
     BertTokenizer,
-    PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 from transformers.utils import logging
@@ -32,17 +32,21 @@ from transformers.utils import logging
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import CONFIG_FILE, check_numbers, some_of
 
-Model = TypeVar("Model", bound=PreTrainedModel)
+Bert = TypeVar("Bert", BertModel, BertForMaskedLM)
+Pretrained = TypeVar("Pretrained", bound=nn.Module)
 
 # Downloaded from a repository, and the weights in PyTorch's format only where there are no safetensors.
 _FILES = ("*.json", "vocab.txt", "merges.txt", "*.model", "model*.safetensors")
 _TORCH_FILES = ("pytorch_model*.bin",)
 
-# Entries of config.json that are not settings of a BERT: names of remote code, classes and library versions.
+NAMES_OF_CODE = ("auto_map", "attn_implementation", "_attn_implementation", "use_kernels", "kernel_config")
+"""Entries of a config.json by which transformers would download code and run it."""
+
+# Further entries that are not settings of a BERT: names of classes and library versions.
 _NOT_BERT_SETTINGS = (
+    *NAMES_OF_CODE,
     "_name_or_path",
     "architectures",
-    "auto_map",
     "dtype",
     "model_type",
     "projection_size",
@@ -88,8 +92,8 @@ def resolve_folder(name_or_path: str | Path) -> Path:
     except (OSError, ValueError) as error:
         raise ModelFolderError(
             f"model {str(name_or_path)!r} is neither an existing folder (looked at {folder.absolute()}) nor a "
-            f"Hugging Face repository that could be downloaded ({first_sentence(error)}); give the path of a local "
-            "copy, or check the spelling and the network"
+            f"Hugging Face repository that could be downloaded ({_reason(error)}); give the path of a local copy, "
+            "or check the spelling and the network"
         ) from error
     return snapshot
 
@@ -97,7 +101,7 @@ def resolve_folder(name_or_path: str | Path) -> Path:
 def load_bert_config(folder: str | Path) -> BertConfig:
     """Read BERT's configuration from the folder's config.json, without remote code."""
     file = Path(folder) / CONFIG_FILE
-    return bert_config(read_json(file), str(file))
+    return bert_config(read_folder_json(file), str(file))
 
 
 def bert_config(raw: Mapping[str, Any], source: str) -> BertConfig:
@@ -117,9 +121,9 @@ def load_tokenizer(folder: str | Path) -> BertTokenizer:
     folder = Path(folder)
     settings = _normalizer(folder)
     try:
-        with silent_transformers():
+        with _silent():
             tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True, **settings)
-    except Exception as error:  # as in `load_weights`
+    except Exception as error:  # as in `_load`
         raise ModelFolderError(
             f"{folder}: the tokenizer cannot be read ({error!r}); copy its files again"
         ) from error
@@ -168,17 +172,12 @@ def encodings(
 
 def load_bert(folder: str | Path) -> BertModel:
     """Load the folder's BERT encoder in float32, without pooler, in train mode (so that dropout is active)."""
-    ignored = (*_IGNORED_WEIGHTS, _MLM_HEAD)
-    return _load_bert(BertModel, Path(folder), ignored, "the folder of a BERT", add_pooling_layer=False)
+    return _load(BertModel, Path(folder), (*_IGNORED_WEIGHTS, _MLM_HEAD), add_pooling_layer=False)
 
 
 def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
     """Load the folder's BERT with its masked-language-model head in float32, in train mode."""
-    remedy = (
-        "the folder of a BERT with a masked-language-model head, such as microsoft/BiomedVLP-CXR-BERT-general, or the "
-        "export of `python -m medclip_dcl fit --config configs/language_model.yaml`"
-    )
-    model = _load_bert(BertForMaskedLM, Path(folder), _IGNORED_WEIGHTS, remedy)
+    model = _load(BertForMaskedLM, Path(folder), _IGNORED_WEIGHTS)
     decoder, words = model.cls.predictions.decoder, model.bert.embeddings.word_embeddings
     is_tied = decoder.weight is words.weight and decoder.bias is model.cls.predictions.bias
     if model.config.tie_word_embeddings and not is_tied:
@@ -189,30 +188,41 @@ def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
     return model
 
 
-def _load_bert(
-    kind: type[Model], folder: Path, ignored: tuple[str, ...], remedy: str, **arguments: Any
-) -> Model:
-    def is_ignored(name: str, _: PreTrainedModel) -> bool:
+def _load(kind: type[Bert], folder: Path, ignored: tuple[str, ...], **arguments: Any) -> Bert:
+    def remedy(missing: Sequence[str]) -> str:
+        if not any(name.startswith(_MLM_HEAD) for name in missing):
+            return "give the folder of a BERT"
+        return (
+            "give a folder with a masked-language-model head, such as microsoft/BiomedVLP-CXR-BERT-general, or "
+            "the export of `python -m medclip_dcl fit --config configs/language_model.yaml`"
+        )
+
+    def is_ignored(name: str) -> bool:
         return name.removeprefix("bert.").startswith(ignored)
 
-    return load_weights(kind, folder, load_bert_config(folder), is_ignored, remedy, **arguments)
+    return load_from_folder(kind, folder, load_bert_config(folder), is_ignored, remedy, **arguments)
 
 
-def load_weights(
-    kind: type[Model],
+def load_from_folder(
+    kind: type[Pretrained],
     folder: Path,
-    config: PreTrainedConfig,
-    is_ignored: Callable[[str, PreTrainedModel], bool],
-    remedy: str,
+    config: Any,
+    is_ignored: Callable[[str], bool],
+    remedy: Callable[[Sequence[str]], str],
     **arguments: Any,
-) -> Model:
-    """Load exactly the tensors of a model, saved alone or as part of a larger one, in float32 and train mode.
+) -> Pretrained:
+    """Load exactly the tensors of a transformers model in float32, in train mode.
 
-    `is_ignored` says by name which tensors of the files the model may leave out, `remedy` what to give instead.
+    It may be saved alone or as part of a larger model, in one file or several.
+
+    Args:
+        kind: a class of transformers; `arguments` are its constructor's beside `config`.
+        is_ignored: True for the name of a tensor in the file that the model need not have.
+        remedy: advice for weights that do not fit, from the names of the missing ones.
     """
     try:
-        with torch.random.fork_rng(devices=[]), silent_transformers():
-            model, found = kind.from_pretrained(
+        with torch.random.fork_rng(devices=[]), _silent():
+            model, found = kind.from_pretrained(  # type: ignore[attr-defined]
                 folder,
                 config=config,
                 dtype=torch.float32,
@@ -224,15 +234,15 @@ def load_weights(
     # Readers of both formats fail on other bytes with many exceptions.
     except Exception as error:
         raise ModelFolderError(
-            f"{folder}: the weights cannot be loaded ({first_sentence(error)}); copy the folder again (files that "
-            "hold Python objects are not opened)"
+            f"{folder}: the weights cannot be loaded ({_reason(error)}); copy the folder again (files that hold "
+            "Python objects are not opened)"
         ) from error
     missing = sorted(found["missing_keys"])
-    unexpected = sorted(x for x in found["unexpected_keys"] if not is_ignored(x, model))
+    unexpected = sorted(x for x in found["unexpected_keys"] if not is_ignored(x))
     shapes = [f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in sorted(found["mismatched_keys"])]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
     if listed := ", ".join(f"{problem} {some_of(names)}" for problem, names in problems.items() if names):
-        raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; give {remedy}")
+        raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; {remedy(missing)}")
     check_numbers(model.state_dict(), folder)
     for parameter in model.parameters():
         # Until here it lies in the file, and would change with it.
@@ -257,8 +267,8 @@ def settings_fingerprint(model: nn.Module, settings: Mapping[str, Any]) -> str:
 
 
 def save_language_model(
-    model: BertForMaskedLM | BertModel,
-    tokenizer: BertTokenizer,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
     further_files: Mapping[str, bytes] | None = None,
 ) -> None:
@@ -272,7 +282,7 @@ def save_language_model(
     temporary, replaced = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     for leftover in (temporary, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
-    with silent_transformers():
+    with _silent():
         model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     _drop_machine_settings(temporary / "tokenizer_config.json")
@@ -288,7 +298,7 @@ def save_language_model(
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_folder_json(file: Path) -> dict[str, Any]:
     """Content of a JSON file of a model folder."""
     if not file.is_file():
         raise ModelFolderError(f"{file.parent} is not a model folder: {file.name} is missing")
@@ -306,7 +316,7 @@ def _normalizer(folder: Path) -> dict[str, Any]:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return {}
-    raw = read_json(file)
+    raw = read_folder_json(file)
     kinds = tuple((raw.get(part) or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer"))
     expected = ("WordPiece", "BertNormalizer", "BertPreTokenizer")
     if kinds != expected:
@@ -317,7 +327,7 @@ def _normalizer(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def silent_transformers() -> Iterator[None]:
+def _silent() -> Iterator[None]:
     """Without transformers' bars, and its tables of weights that are left out."""
     verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -330,13 +340,13 @@ def silent_transformers() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def first_sentence(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """The first sentence of a library's message; what follows is long, or advises unsafe loading."""
     return re.split(r"\. |\n", str(error).strip(), maxsplit=1)[0] or type(error).__name__
 
 
 def _drop_machine_settings(file: Path) -> None:
-    settings = read_json(file)
+    settings = read_folder_json(file)
     for name in ("auto_map", "is_local", "local_files_only", "name_or_path", "tokenizer_file"):
         settings.pop(name, None)
     file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")

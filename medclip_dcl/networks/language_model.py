@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 import transformers
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
@@ -12,13 +13,12 @@ from transformers.models.auto import modeling_auto
 from medclip_dcl.common.weight_files import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import (
     BERT_FAMILIES,
+    NAMES_OF_CODE,
     ModelFolderError,
-    first_sentence,
+    load_from_folder,
     load_masked_language_model,
     load_tokenizer,
-    load_weights,
-    read_json,
-    silent_transformers,
+    read_folder_json,
 )
 
 _TOKENIZER_FILE = "tokenizer.json"
@@ -27,7 +27,7 @@ _CLASSES = (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, modeling_auto.MODEL
 # Parts of names of weights that files hold and language models leave out.
 _NEEDLESS = ("pooler.", "position_ids", "cls.seq_relationship.")
 _REMEDY = (
-    "a folder with the language model's head, as its architectures in config.json should say (DeBERTa's published "
+    "give a folder with the language model's head, as its architectures in config.json should say (DeBERTa's published "
     'weights have theirs under "legacy": false)'
 )
 # A surplus of embedding rows over tokens below this, or this share, counts as rounding up (choice).
@@ -44,7 +44,7 @@ def load_language_model(folder: str | Path) -> tuple[PreTrainedModel, PreTrained
         ModelFolderError: of another family, damaged, without the head, or with a tokenizer that does not fit.
     """
     folder = Path(folder)
-    raw = read_json(folder / CONFIG_FILE)
+    raw = read_folder_json(folder / CONFIG_FILE)
     family = raw.get("model_type")
     if family in BERT_FAMILIES:
         return load_masked_language_model(folder), load_tokenizer(folder)
@@ -59,13 +59,12 @@ def load_language_model(folder: str | Path) -> tuple[PreTrainedModel, PreTrained
             f"{transformers.__version__}, found {family!r}{code}; give another, or install a version that has it"
         )
     try:
-        with silent_transformers():
-            config = kind.config_class.from_dict(raw)
-            tokenizer = _tokenizer(folder, config)
-    except Exception as error:  # as in `load_weights`
+        config = kind.config_class.from_dict({k: x for k, x in raw.items() if k not in NAMES_OF_CODE})
+        tokenizer = _tokenizer(folder, config)
+    except Exception as error:  # as in `load_from_folder`
         raise ModelFolderError(
-            f"{folder}: config.json or the tokenizer cannot be read ({first_sentence(error)}); give a folder with "
-            f"{_TOKENIZER_FILE}, which save_pretrained of transformers' AutoTokenizer writes"
+            f"{folder}: config.json or the tokenizer cannot be read ({' '.join(str(error).split())[:300]}); give a "
+            f"folder with {_TOKENIZER_FILE}, which save_pretrained of transformers' AutoTokenizer writes"
         ) from error
     n_tokens, rows = 1 + max(tokenizer.get_vocab().values()), config.vocab_size
     problem = ""
@@ -77,7 +76,15 @@ def load_language_model(folder: str | Path) -> tuple[PreTrainedModel, PreTrained
         raise ModelFolderError(
             f"{folder}: tokenizer does not fit the weights: {problem}; take both from the same model"
         )
-    return load_weights(kind, folder, config, _is_needless, _REMEDY), tokenizer
+    with torch.device("meta"):
+        outline = kind(config)
+    own = {*dict(outline.named_children()), *dict(outline.base_model.named_children())}
+
+    def is_needless(name: str) -> bool:
+        """True for a weight of another head, or one that the model computes without."""
+        return name.partition(".")[0] not in own or any(part in name for part in _NEEDLESS)
+
+    return load_from_folder(kind, folder, config, is_needless, lambda missing: _REMEDY), tokenizer
 
 
 def is_causal(kind: type) -> bool:
@@ -98,9 +105,3 @@ def _tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerFas
     # Others would get new numbers, for which there are no weights.
     special = {name: token for name, token in named.items() if str(token) in known}
     return PreTrainedTokenizerFast(tokenizer_object=exact, **special)
-
-
-def _is_needless(name: str, model: PreTrainedModel) -> bool:
-    """True for a weight of another head, or one that the model computes without."""
-    own = {*dict(model.named_children()), *dict(model.base_model.named_children())}
-    return name.partition(".")[0] not in own or any(part in name for part in _NEEDLESS)

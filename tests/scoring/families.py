@@ -12,8 +12,6 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from medclip_dcl.networks.bert_folder import silent_transformers
-
 TEXTS = [
     "No pneumothorax.",
     "Heart size is normal.",
@@ -143,13 +141,11 @@ def write(family: str, folder: Path, **changes: Any) -> Path:
     tokenizer = make_tokenizer()
     model_class = getattr(transformers, kind)
     torch.manual_seed(5)
-    with silent_transformers():
-        config = model_class.config_class(vocab_size=len(tokenizer), **(options | changes))
-        model = model_class(config)
+    config = model_class.config_class(vocab_size=len(tokenizer), **(options | changes))
+    model = model_class(config)
     for name, parameter in model.named_parameters():
         if "norm" not in name.lower():
             torch.nn.init.normal_(parameter, std=0.3)
-    with silent_transformers():
-        model.save_pretrained(folder)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

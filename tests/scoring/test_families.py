@@ -238,6 +238,13 @@ def test_folders_that_do_not_fit_are_refused(
     assert "\n" not in str(caught.value)
 
 
+def test_a_kernel_in_the_settings_is_not_downloaded(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = shutil.copytree(folders["roberta"], tmp_path / "roberta")
+    change_config(folder, attn_implementation="someone/kernel", auto_map={"AutoModelForMaskedLM": "code.X"})
+    model, _ = load_language_model(folder)
+    assert type(model).__name__ == "RobertaForMaskedLM" and model.config._attn_implementation == "sdpa"
+
+
 def test_missing_head_and_other_heads(folders: dict[str, Path], tmp_path: Path) -> None:
     """A discriminator has no language model's head; a classifier's head beside one does no harm."""
     config = transformers.AutoConfig.from_pretrained(folders["electra"])
