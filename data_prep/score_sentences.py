@@ -1,13 +1,14 @@
-"""Score every distinct sentence of a prepared set by a masked language model.
+"""Score every distinct sentence of a prepared set by a masked language model, or a causal one.
 
     python -m data_prep.score_sentences --data SET --model FOLDER
     torchrun --nproc_per_node 4 -m data_prep.score_sentences --data SET --model FOLDER
 
-FOLDER is a Hugging Face folder or repository id with a masked-language-model head: CXR-BERT, or what
-`python -m medclip_dcl fit --config configs/language_model.yaml` exported. The scores (pseudo-log-likelihood, natural
-logarithm) go to ``SET/log_p/NAME.parquet`` with the columns sentence_id, n_tokens, log_p; NAME is the folder's name, a
-fingerprint of the weights and the options that change the scores. Existing scores are not computed again. The same
-command continues after a kill; the result is the same, byte for byte, on the same machine.
+FOLDER is a Hugging Face folder or repository id with a masked-language-model head: CXR-BERT, what
+`python -m medclip_dcl fit --config configs/language_model.yaml` exported, RoBERTa, ModernBERT, DeBERTa or another of
+transformers; or a causal language model, such as GPT-2. The scores (pseudo-log-likelihood, of a causal model the
+likelihood, natural logarithm) go to ``SET/log_p/NAME.parquet`` with the columns sentence_id, n_tokens, log_p; NAME is
+the folder's name, a fingerprint of the weights and the options that change the scores. Existing scores are not computed
+again. The same command continues after a kill; the result is the same, byte for byte, on the same machine.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from data_prep.scores import language_model
 from data_prep.scores.language_model import (
@@ -40,12 +40,10 @@ from medclip_dcl.data.prepared import PreparedSet, seal, write_table
 if TYPE_CHECKING:
     import torch
     from lightning_fabric import Fabric
-    from transformers import BertForMaskedLM
+    from transformers import PreTrainedModel
 
     from medclip_dcl.scoring import ScoringPlan
 
-# Number of sentence ids that a message lists.
-_NAMED = 5
 # Time that one process waits for another, which may have a slower machine.
 _LONGEST_WAIT = timedelta(days=30)
 # Parquet metadata: identifies the scored tokens and the model's settings.
@@ -96,20 +94,19 @@ def score_sentences(settings: Settings) -> Path:
     # Heavy imports come after the cheap checks.
     import torch
 
-    from medclip_dcl.networks.bert_folder import load_masked_language_model, load_tokenizer, resolve_folder
-    from medclip_dcl.scoring import ScoringPlan, default_token_budget
+    from medclip_dcl.networks.bert_folder import resolve_folder
+    from medclip_dcl.networks.language_model import load_language_model
+    from medclip_dcl.scoring import default_token_budget, score_summary, scoring_plan
 
-    folder = resolve_folder(settings.model)
-    tokenizer = load_tokenizer(folder)
-    network = load_masked_language_model(folder)
+    network, tokenizer = load_language_model(resolve_folder(settings.model))
     file = result_file(prepared.folder / "log_p", settings.model, network, settings.suffix)
     with _processes(choose_device(settings.device)) as fabric:
         network = network.to(fabric.device)
         budget = settings.token_budget or default_token_budget(network)
-        plan = ScoringPlan(
+        plan = scoring_plan(
+            network,
             tokenizer,
             sentences["text"].tolist(),
-            positions=int(network.config.max_position_embeddings),
             token_budget=budget,
             within_word_l2r=settings.within_word_l2r,
             mask_every=settings.mask_every,
@@ -135,14 +132,14 @@ def score_sentences(settings: Settings) -> Path:
             result = scores[["sentence_id", "n_tokens", "log_p"]]
             result.attrs = {_PLAN: meaning, **seal(result, sentences)}  # type: ignore[dict-item]
             write_table(result, file, "log_p")
-            print(_summary(scores, file), flush=True)
+            print(score_summary(scores, file, sentences["sentence_id"], "sentence_id"), flush=True)
         fabric.barrier()
         remove_progress(file)
     return file
 
 
 def _scored(
-    network: BertForMaskedLM,
+    network: PreTrainedModel,
     plan: ScoringPlan,
     file: Path,
     work: dict[str, Any],
@@ -205,21 +202,6 @@ def _processes(device: str) -> Iterator[Fabric]:
         yield fabric
     finally:
         torch.distributed.destroy_process_group()
-
-
-def _summary(scores: pd.DataFrame, file: Path) -> str:
-    """Number and median of the scores, and sentences that deserve a look; no texts."""
-    lines = [f"{file}: {len(scores):,} sentences, median log p {scores['log_p'].median():.2f}"]
-    for chosen, what in (
-        (scores["truncated"], "were too long for the model: only their beginning was scored"),
-        (scores["n_unknown"] > 0, "contain unknown tokens ([UNK])"),
-        (scores["n_tokens"] == 0, "have no tokens and no score (NaN)"),
-    ):
-        numbers = scores.loc[chosen, "sentence_id"].tolist()
-        if numbers:
-            first = ", ".join(map(str, numbers[:_NAMED])) + (", ..." if len(numbers) > _NAMED else "")
-            lines.append(f"  {len(numbers):,} sentences {what} (sentence_id {first})")
-    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -31,7 +31,9 @@ KEEP_EVERY = 20.0
 
 _FINGERPRINT_DIGITS = 8
 _REMEDY = "give the options of before, or remove it"
+# Settings of a BERT, and of the others.
 _DECIDING = ("hidden_act", "layer_norm_eps", "num_attention_heads")
+_NOT_DECIDING = ("_name_or_path", "architectures", "auto_map", "dtype", "transformers_version", "use_cache")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +67,15 @@ def choose_device(device: str) -> str:
 
 
 def settings_fingerprint(network: PreTrainedModel) -> str:
-    """Fingerprint of the configuration that determines a BERT's values; dropout rates, names and the like do not."""
-    settings = {name: getattr(network.config, name) for name in _DECIDING}
+    """Fingerprint of the configuration that determines a model's values; dropout rates, names and the like do not."""
+    if network.config.model_type == "bert":
+        settings = {name: getattr(network.config, name) for name in _DECIDING}
+    else:
+        settings = {
+            name: value
+            for name, value in network.config.to_diff_dict().items()
+            if name not in _NOT_DECIDING and "drop" not in name
+        }
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
 

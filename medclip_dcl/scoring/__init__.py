@@ -1,10 +1,12 @@
-"""Pseudo-log-likelihood of sentences under a masked language model, in bulk."""
+"""Log-likelihood of sentences under masked and causal language models, in bulk."""
 
 from medclip_dcl.scoring.plan import ScoringPlan
 from medclip_dcl.scoring.score import (
     default_token_budget,
     pseudo_log_likelihood,
     score_batches,
+    score_summary,
+    scoring_plan,
     scoring_progress,
 )
 
@@ -13,5 +15,7 @@ __all__ = [
     "default_token_budget",
     "pseudo_log_likelihood",
     "score_batches",
+    "score_summary",
+    "scoring_plan",
     "scoring_progress",
 ]

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 from transformers import BertForMaskedLM
@@ -22,6 +21,13 @@ from transformers.activations import GELUActivation
 from transformers.models.bert import modeling_bert
 
 from medclip_dcl.common.devices import widest_float
+from medclip_dcl.scoring.whole_model import (
+    LAYERS_TOKENS,
+    MaskedCopies,
+    WholeModel,
+    is_on_host,
+    log_probability_at,
+)
 
 # Modules of a plain BertForMaskedLM, besides activations.
 _PLAIN = {
@@ -32,8 +38,6 @@ _PLAIN = {
     *(modeling_bert.BertOnlyMLMHead, modeling_bert.BertLMPredictionHead),
     modeling_bert.BertPredictionHeadTransform,
 }
-# Tokens per pass through the layers on a CPU, and per call of the whole model.
-_LAYERS_TOKENS = 4096
 # Rows of logits in memory at a time (CPU, GPU): on a GPU 0.5 GB for a vocabulary of 30,522 in float32; on a CPU blocks
 # of rows and columns that stay in the cache.
 _HEAD_ROWS = (1024, 4096)
@@ -42,54 +46,6 @@ _HEAD_COLUMNS = 1024
 _MODERATE_BIAS = 20.0
 # Smallest sum of exponentials beside which those that underflowed are negligible.
 _SMALL_TOTAL = 1e-20
-
-
-@dataclass(frozen=True)
-class MaskedCopies:
-    """Copies of sentences of one length, each with some positions masked, and the positions to score.
-
-    Attributes:
-        tokens: (sentence, token) ids with [CLS] and [SEP], nothing masked.
-        sentence: (copy,) row of `tokens`.
-        is_masked: (copy, token).
-        query_copy: (query,) copy of each query; None: query i belongs to copy i.
-        query_position: (query,) masked column whose token is scored.
-    """
-
-    tokens: Int[Tensor, "sentence token"]
-    sentence: Int[Tensor, " copy"]
-    is_masked: Bool[Tensor, "copy token"]
-    query_copy: Int[Tensor, " query"] | None
-    query_position: Int[Tensor, " query"]
-
-    @property
-    def copy_of_query(self) -> Int[Tensor, " query"]:
-        if self.query_copy is None:
-            return torch.arange(len(self.query_position), device=self.query_position.device)
-        return self.query_copy
-
-    @property
-    def targets(self) -> Int[Tensor, " query"]:
-        return self.tokens[self.sentence[self.copy_of_query], self.query_position]
-
-    def split(self, size: int) -> list[MaskedCopies]:
-        """Parts of `size` copies; `sentence` and `query_copy` must be ascending."""
-        return [self._part(start, start + size) for start in range(0, len(self.sentence), size)]
-
-    def _part(self, start: int, stop: int) -> MaskedCopies:
-        sentence = self.sentence[start:stop]
-        first, last = int(sentence[0]), int(sentence[-1])
-        queries, query_copy = slice(start, stop), None
-        if self.query_copy is not None:
-            queries = slice(*(int((self.query_copy < edge).sum()) for edge in (start, stop)))
-            query_copy = self.query_copy[queries] - start
-        return MaskedCopies(
-            tokens=self.tokens[first : last + 1],
-            sentence=sentence - first,
-            is_masked=self.is_masked[start:stop],
-            query_copy=query_copy,
-            query_position=self.query_position[queries],
-        )
 
 
 def masked_bert(model: BertForMaskedLM, mask_id: int) -> MaskedBert:
@@ -101,36 +57,7 @@ def masked_bert(model: BertForMaskedLM, mask_id: int) -> MaskedBert:
         f"scoring: {reason}, so every copy goes through the whole model, which is slower; results are the same",
         stacklevel=2,
     )
-    return WholeMaskedBert(model, mask_id)
-
-
-class WholeMaskedBert:
-    """The whole model for each copy; works with any model.
-
-    Attributes:
-        takes_threads: True if several threads may call it at a time.
-    """
-
-    takes_threads = False
-
-    def __init__(self, model: BertForMaskedLM, mask_id: int) -> None:
-        self.model, self.mask_id = model, mask_id
-
-    def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
-        """log P of each query's token, at least float32."""
-        masked = copies.tokens[copies.sentence].masked_fill(copies.is_masked, self.mask_id)
-        copy_of_query, targets = copies.copy_of_query, copies.targets
-        found = torch.empty(len(targets), device=masked.device, dtype=widest_float(masked.device))
-        # Few copies at a time: the logits cover all positions.
-        rows = max(1, _LAYERS_TOKENS // masked.shape[1])
-        for start in range(0, len(masked), rows):
-            some = (copy_of_query >= start) & (copy_of_query < start + rows)
-            logits = self.model(input_ids=masked[start : start + rows]).logits
-            logits = logits[copy_of_query[some] - start, copies.query_position[some]]
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            chosen = logits.gather(1, targets[some][:, None])[:, 0] - logits.logsumexp(dim=1)
-            found[some] = chosen.to(found.dtype)
-        return found
+    return WholeModel(model, mask_id)
 
 
 class SharedMaskedBert:
@@ -151,8 +78,8 @@ class SharedMaskedBert:
     def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
         """log P of each query's token, at least float32."""
         parts = [copies]
-        if _is_on_host(copies.tokens):
-            parts = copies.split(max(1, _LAYERS_TOKENS // copies.tokens.shape[1]))
+        if is_on_host(copies.tokens):
+            parts = copies.split(max(1, LAYERS_TOKENS // copies.tokens.shape[1]))
         rows = torch.cat([self._rows(part) for part in parts])
         return self.head.log_probability(self.transform(rows), copies.targets)
 
@@ -177,7 +104,7 @@ class SharedMaskedBert:
         return hidden[copies.copy_of_query, copies.query_position]
 
 
-MaskedBert = SharedMaskedBert | WholeMaskedBert
+MaskedBert = SharedMaskedBert | WholeModel
 
 
 class _Copied:
@@ -186,7 +113,7 @@ class _Copied:
     def __init__(self, copies: MaskedCopies) -> None:
         self.sentence, self.is_masked = copies.sentence, copies.is_masked
         # On a GPU the host would wait for the device.
-        self.places = copies.is_masked.nonzero(as_tuple=True) if _is_on_host(copies.tokens) else None
+        self.places = copies.is_masked.nonzero(as_tuple=True) if is_on_host(copies.tokens) else None
 
     def __call__(
         self, of_sentence: Float[Tensor, "sentence token part"], of_mask: Float[Tensor, "1 token part"]
@@ -197,10 +124,6 @@ class _Copied:
         copy, token = self.places
         found[copy, token] = of_mask[0, token]
         return found
-
-
-def _is_on_host(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu"
 
 
 class _Layer:
@@ -286,7 +209,7 @@ def _bias_without(projection: nn.Linear, added: Float[Tensor, " width"]) -> Floa
 
 def _takes_blas(tensor: Tensor) -> bool:
     """True if a BLAS computes matrix products, which adds no bias; else oneDNN."""
-    return _is_on_host(tensor) and tensor.dtype in (torch.float32, torch.float64)
+    return is_on_host(tensor) and tensor.dtype in (torch.float32, torch.float64)
 
 
 def _linear(
@@ -330,14 +253,14 @@ class _Head:
         self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
     ) -> Float[Tensor, " query"]:
         """log P of the targets over the vocabulary, some rows at a time."""
-        rows = _HEAD_ROWS[not _is_on_host(hidden)]
+        rows = _HEAD_ROWS[not is_on_host(hidden)]
         parts = zip(hidden.split(rows), targets.split(rows), strict=True)
         return torch.cat([self._of_some(some, tokens) for some, tokens in parts])
 
     def _of_some(
         self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
     ) -> Float[Tensor, " query"]:
-        if not _is_on_host(hidden) or not self.has_moderate_bias:
+        if not is_on_host(hidden) or not self.has_moderate_bias:
             return self._at_once(hidden, targets)
         found = self._by_blocks(hidden, targets)
         # Logits whose exponentials overflow or underflow, or that are not finite.
@@ -346,10 +269,7 @@ class _Head:
     def _at_once(
         self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
     ) -> Float[Tensor, " query"]:
-        logits = self.decoder(hidden).to(self.precise)
-        here = logits.gather(1, targets[:, None])[:, 0]
-        largest = logits.amax(dim=1, keepdim=True)
-        return here - largest[:, 0] - logits.sub_(largest).exp_().sum(dim=1).log_()
+        return log_probability_at(self.decoder(hidden).to(self.precise), targets)
 
     def _by_blocks(
         self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]

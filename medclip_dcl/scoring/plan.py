@@ -1,4 +1,4 @@
-"""Sentences as distinct sequences of tokens, and the batches of masked copies that score them."""
+"""Sentences as distinct sequences of tokens, and the batches of copies that score them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float64, Int
+from jaxtyping import Float64, Int
 from torch import Tensor
-from transformers import BertTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.networks.bert_folder import word_pieces
-from medclip_dcl.scoring.masked_bert import MaskedCopies
+from medclip_dcl.networks.bert_folder import encodings
+from medclip_dcl.scoring.whole_model import MaskedCopies
 
-_EDGES = 2  # [CLS] and [SEP]
+Around = tuple[Sequence[int], Sequence[int]]
 
 
 class Batch(NamedTuple):
@@ -35,22 +35,35 @@ class DistinctPieces:
     Args:
         tokenizer: of the model. Special tokens that stand in a sentence as text are text.
         sentences: any strings, repeats included.
-        positions: of the model, [CLS] and [SEP] included.
+        positions: of the model, special tokens included.
         truncate: keep the first tokens of a sentence that is too long, instead of refusing it.
+        has_words: keep the word of each token; sequences are distinct if their words are.
+        around: special tokens before and after each sentence; None: as the tokenizer adds them.
 
     Attributes:
         pieces, starts: the distinct sequences end to end, and where each begins (one more: the end).
+        words: the word of each of `pieces`, numbered in its sequence; empty without `has_words`.
         row: (sentence,) which distinct sequence each sentence is.
         is_truncated: (sentence,) True where a sentence was too long.
         rows_by_length: number of tokens -> distinct sequences of that length, in the order of the list; longest first.
     """
 
     def __init__(
-        self, tokenizer: BertTokenizer, sentences: Sequence[str], *, positions: int, truncate: bool = False
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        sentences: Sequence[str],
+        *,
+        positions: int,
+        truncate: bool = False,
+        has_words: bool = False,
+        around: Around | None = None,
     ) -> None:
         self.tokenizer, self.sentences, self.is_truncating = tokenizer, sentences, truncate
+        self.has_words = has_words
+        self.before, self.after = around or special_tokens_around(tokenizer)
+        self.n_special = len(self.before) + len(self.after)
         self.is_truncated = np.zeros(len(sentences), dtype=bool)
-        self._tokenise(positions - _EDGES)
+        self._tokenise(positions - self.n_special)
         lengths = np.diff(self.starts)
         self.rows_by_length = {
             int(length): np.flatnonzero(lengths == length) for length in np.unique(lengths)[::-1]
@@ -61,22 +74,27 @@ class DistinctPieces:
         self.row = np.empty(len(self.sentences), dtype=np.int64)
         parts: list[np.ndarray] = []
         counts: list[int] = []
-        for index, ids in enumerate(word_pieces(self.tokenizer, self.sentences)):
+        for index, encoding in enumerate(encodings(self.tokenizer, self.sentences, has_words=self.has_words)):
+            ids = encoding.ids
             if len(ids) > longest:
                 if not self.is_truncating:
+                    special = self.tokenizer.convert_ids_to_tokens([*self.before, *self.after])
                     raise ValueError(
                         f"sentence {index} has {len(ids)} tokens, the model takes at most {longest} (besides "
-                        "[CLS] and [SEP]); split it, leave it out, or pass truncate=True"
+                        f"{' and '.join(special)}); split it, leave it out, or pass truncate=True"
                     )
                 self.is_truncated[index] = True
                 ids = ids[:longest]
-            key = np.array(ids, dtype=np.int32)
+            words = encoding.word_ids[: len(ids)] if self.has_words else []
+            key = np.array([*ids, *words], dtype=np.int32)
             row = row_of.setdefault(key.tobytes(), len(row_of))
             if row == len(counts):
                 parts.append(key)
-                counts.append(len(key))
+                counts.append(len(ids))
             self.row[index] = row
-        self.pieces = np.concatenate([np.empty(0, np.int32), *parts])
+        none = np.empty(0, np.int32)
+        self.pieces = np.concatenate([none, *(part[:n] for part, n in zip(parts, counts, strict=True))])
+        self.words = np.concatenate([none, *(part[n:] for part, n in zip(parts, counts, strict=True))])
         self.starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]).astype(np.int64)
 
     @property
@@ -85,12 +103,14 @@ class DistinctPieces:
         return len(self.starts) - 1
 
     def bucket(self, length: int) -> Int[np.ndarray, "sentence token"]:
-        """Distinct sentences of one length, with [CLS] and [SEP]."""
-        rows = self.rows_by_length[length]
-        tokens = np.empty((len(rows), length + _EDGES), dtype=np.int64)
-        tokens[:, 0], tokens[:, -1] = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
-        tokens[:, 1:-1] = self.pieces[self.starts[rows][:, None] + np.arange(length)]
-        return tokens
+        """Distinct sentences of one length, with the special tokens around them."""
+        places = self._places(self.rows_by_length[length], length)
+        before, after = (np.tile(np.array(x, np.int64), (len(places), 1)) for x in (self.before, self.after))
+        return np.concatenate([before, self.pieces[places], after], axis=1)
+
+    def _places(self, rows: Int[np.ndarray, " sentence"], length: int) -> Int[np.ndarray, "sentence token"]:
+        """Places in `pieces` of distinct sentences of one length."""
+        return self.starts[rows][:, None] + np.arange(length)
 
     def in_batches(
         self, token_budget: int, copies_of: Callable[[int], int] = lambda length: 1
@@ -98,14 +118,14 @@ class DistinctPieces:
         """All distinct sequences, the longest first; at least one copy a batch, whatever the budget.
 
         Args:
-            token_budget: tokens of a batch, [CLS] and [SEP] included.
+            token_budget: tokens of a batch, special tokens included.
             copies_of: number of tokens -> copies of each sequence of that length, which follow one another.
         """
         return [
             Batch(length, start, min(start + step, copies))
             for length, rows in self.rows_by_length.items()
             for copies in [len(rows) * copies_of(length)]
-            for step in [max(1, token_budget // (length + _EDGES))]
+            for step in [max(1, token_budget // (length + self.n_special))]
             for start in range(0, copies, step)
         ]
 
@@ -122,7 +142,8 @@ class ScoringPlan(DistinctPieces):
 
     Args:
         tokenizer, sentences, token_budget, within_word_l2r, mask_every, truncate: as in `pseudo_log_likelihood`.
-        positions: of the model, [CLS] and [SEP] included.
+        positions: of the model, special tokens included.
+        is_causal: for a causal model: each distinct sentence once, behind one token that starts it.
 
     Attributes:
         batches: every masked copy of every distinct sentence once; the longest sentences first.
@@ -132,7 +153,7 @@ class ScoringPlan(DistinctPieces):
 
     def __init__(
         self,
-        tokenizer: BertTokenizer,
+        tokenizer: PreTrainedTokenizerFast,
         sentences: Sequence[str],
         *,
         positions: int,
@@ -140,17 +161,35 @@ class ScoringPlan(DistinctPieces):
         within_word_l2r: bool = False,
         mask_every: int | None = None,
         truncate: bool = False,
+        is_causal: bool = False,
     ) -> None:
+        if is_causal and (within_word_l2r or mask_every is not None):
+            raise UserError(
+                "within_word_l2r, mask_every: expected a masked language model, found a causal one, which masks "
+                "nothing; leave them out"
+            )
+        if within_word_l2r and tokenizer.backend_tokenizer.pre_tokenizer is None:
+            raise UserError(
+                "within_word_l2r: expected a tokenizer that splits words, found none; leave it out"
+            )
         if mask_every is not None and (mask_every < 1 or within_word_l2r):
             raise UserError(
                 f"mask_every: expected at least 1, without within_word_l2r, found {mask_every} and {within_word_l2r}"
             )
-        super().__init__(tokenizer, sentences, positions=positions, truncate=truncate)
-        self.mask_every = mask_every
-        self.continues_word = _continuations(tokenizer) if within_word_l2r else None
+        super().__init__(
+            tokenizer,
+            sentences,
+            positions=positions,
+            truncate=truncate,
+            has_words=within_word_l2r,
+            around=_start(tokenizer) if is_causal else None,
+        )
+        # All tokens of a copy are queries where a causal model reads them.
+        self.mask_every = 1 if is_causal else mask_every
         # An empty sentence has no copies, and so no batch.
         self.batches = self.in_batches(token_budget, self.copies_of)
-        special = (tokenizer.mask_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
+        self.mask_id = None if is_causal else tokenizer.mask_token_id
+        special = (self.mask_id, *self.before, *self.after)
         self.fingerprint = self.fingerprint_with(within_word_l2r, mask_every, special)
 
     def copies_of(self, length: int) -> int:
@@ -159,7 +198,7 @@ class ScoringPlan(DistinctPieces):
 
     def work(self, batch: Batch) -> int:
         """Tokens of the batch that go through the model; over all batches quadratic in the lengths."""
-        return (batch.stop - batch.start) * (batch.length + _EDGES)
+        return (batch.stop - batch.start) * (batch.length + self.n_special)
 
     def empty_values(self) -> Float64[np.ndarray, " piece"]:
         """NaN for the log probability of each token of each distinct sentence."""
@@ -180,8 +219,15 @@ class ScoringPlan(DistinctPieces):
         n_copies = batch.stop - batch.start
         of_copy = np.empty(n_copies, dtype=np.int64)
         of_copy[query_copy] = sentence - first
-        is_masked = np.zeros((n_copies, batch.length + _EDGES), dtype=bool)
-        is_masked[query_copy, position + 1] = True
+        first_token = len(self.before)
+        is_masked = np.zeros((n_copies, batch.length + self.n_special), dtype=bool)
+        is_masked[query_copy, position + first_token] = True
+        if self.has_words:
+            rows = self.rows_by_length[batch.length][sentence]
+            words = self.words[self._places(rows, batch.length)]
+            is_same = words == np.take_along_axis(words, position[:, None], axis=1)
+            is_later = np.arange(batch.length) > position[:, None]
+            is_masked[:, first_token : first_token + batch.length] |= is_same & is_later
 
         def on_device(values: np.ndarray) -> Tensor:
             tensor = torch.from_numpy(values)
@@ -192,10 +238,8 @@ class ScoringPlan(DistinctPieces):
         masked, copy_sentence, query_position = (
             on_device(is_masked),
             on_device(of_copy),
-            on_device(position + 1),
+            on_device(position + first_token),
         )
-        if self.continues_word is not None:
-            masked = masked | self._later_pieces(tokens[copy_sentence], query_position)
         is_one_each = self.mask_every is None
         return MaskedCopies(
             tokens=tokens,
@@ -214,19 +258,10 @@ class ScoringPlan(DistinctPieces):
         copy_number, which = np.nonzero(position < batch.length)
         return sentence[copy_number], position[copy_number, which], copy_number
 
-    def _later_pieces(
-        self, tokens: Int[Tensor, "copy token"], position: Int[Tensor, " copy"]
-    ) -> Bool[Tensor, "copy token"]:
-        """The tokens of the scored token's word that follow it."""
-        assert self.continues_word is not None
-        word = (~self.continues_word.to(tokens.device)[tokens]).cumsum(dim=1)
-        is_same_word = word == word.gather(1, position[:, None])
-        return is_same_word & (torch.arange(tokens.shape[1], device=tokens.device) > position[:, None])
-
     def table(self, values: Float64[np.ndarray, " piece"]) -> pd.DataFrame:
         """The scores of the sentences, in order, from the values of all batches (see `pseudo_log_likelihood`)."""
         lengths = np.diff(self.starts)
-        is_unknown = self.pieces == self.tokenizer.unk_token_id
+        is_unknown = np.isin(self.pieces, [self.tokenizer.unk_token_id])
         # One more element, so that an empty last sentence has a start.
         sums = np.add.reduceat(np.append(values, 0.0), self.starts)[:-1]
         unknown = np.add.reduceat(np.append(is_unknown, False).astype(np.int64), self.starts)[:-1]
@@ -240,11 +275,39 @@ class ScoringPlan(DistinctPieces):
             columns["truncated"] = pd.Series(self.is_truncated, dtype=bool)
         return pd.DataFrame(columns)
 
+    def token_table(self, values: Float64[np.ndarray, " piece"]) -> pd.DataFrame:
+        """One row for each token: number of its sentence, its position, token as in the vocabulary, log_p."""
+        lengths = np.diff(self.starts)[self.row]
+        sentence = np.repeat(np.arange(len(lengths)), lengths)
+        position = np.arange(len(sentence)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        places = self.starts[self.row[sentence]] + position
+        known, which = np.unique(self.pieces[places], return_inverse=True)
+        tokens = np.array(self.tokenizer.convert_ids_to_tokens(known.tolist()), dtype=object)
+        columns = {
+            "sentence": sentence,
+            "position": position,
+            "token": tokens[which],
+            "log_p": values[places],
+        }
+        return pd.DataFrame(columns)
 
-def _continuations(tokenizer: BertTokenizer) -> Bool[Tensor, " piece"]:
-    """True for tokens that continue a word."""
-    vocabulary = tokenizer.get_vocab()
-    continues = torch.zeros(max(vocabulary.values()) + 1, dtype=torch.bool)
-    for piece, number in vocabulary.items():
-        continues[number] = piece.startswith("##") and len(piece) > 2
-    return continues
+
+def special_tokens_around(tokenizer: PreTrainedTokenizerFast) -> Around:
+    """Ids that the tokenizer puts before and after the tokens of a text, such as [CLS] and [SEP]."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    encoding = backend.encode("a")
+    (own,) = np.nonzero(np.array(encoding.special_tokens_mask) == 0)
+    return encoding.ids[: own[0]], encoding.ids[own[-1] + 1 :]
+
+
+def _start(tokenizer: PreTrainedTokenizerFast) -> Around:
+    """The token before the first of a causal model: it begins a text, or ended the one before (choice)."""
+    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    if start is None:
+        raise UserError(
+            "the causal model's tokenizer: expected a bos_token or an eos_token, after which the first token is "
+            "scored, found none; give tokenizer_config.json one"
+        )
+    return [start], []

@@ -1,4 +1,4 @@
-"""Exact pseudo-log-likelihood of sentences under a masked language model, in bulk.
+"""Exact pseudo-log-likelihood of sentences under a masked language model, or likelihood under a causal one, in bulk.
 
 The sum over a sentence's tokens of log P(token | sentence with that token masked) (Salazar et al., ACL 2020,
 eq. 1) costs one forward pass for each token. Sentences with the same tokens are scored once; the masked copies
@@ -9,35 +9,42 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float64
 from torch import Tensor, nn
-from transformers import BertForMaskedLM, BertTokenizer
+from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from medclip_dcl.common.command_line import progress_bar
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.scoring.masked_bert import MaskedBert, MaskedCopies, masked_bert
+from medclip_dcl.networks.language_model import is_causal
+from medclip_dcl.scoring.masked_bert import MaskedBert, masked_bert
 from medclip_dcl.scoring.plan import ScoringPlan
+from medclip_dcl.scoring.whole_model import MaskedCopies, WholeModel
 
-# Tokens in a batch, [CLS] and [SEP] included, of small and of large models. Measured on CPU: BERT-base is as fast
+# Tokens in a batch, special tokens included, of small and of large models. Measured on CPU: BERT-base is as fast
 # from 4,096 on, 4 layers x 256 2% faster at 16,384 than at 4,096, in bfloat16 9%.
 _DEFAULT_TOKEN_BUDGET = {"cpu": (16384, 4096), "cuda": (65536, 65536)}
 _LARGE_WIDTH = 512
 # Batches that a GPU may have been given before the host waits for the first of them.
 _AHEAD = 3
+# Number of sentence ids that a message lists.
+_NAMED = 5
 
 
 def pseudo_log_likelihood(
-    model: BertForMaskedLM,
-    tokenizer: BertTokenizer,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
     sentences: Sequence[str],
     *,
     token_budget: int | None = None,
@@ -47,24 +54,29 @@ def pseudo_log_likelihood(
     truncate: bool = False,
     progress: bool = False,
 ) -> pd.DataFrame:
-    """Pseudo-log-likelihood of each sentence under a masked language model.
+    """Pseudo-log-likelihood of each sentence under a masked language model, or its likelihood under a causal one.
 
     log_p = sum over t of log P(token t | sentence with token t masked), natural logarithm, [CLS] and [SEP] excluded
-    (Salazar et al., ACL 2020, eq. 1). The model is scored in eval mode on its device and returned to the
-    mode it was in; log-softmax is at least float32, sums are float64. On a CPU each of torch's threads scores
+    (Salazar et al., ACL 2020, eq. 1). A causal model: log_p = sum over t of log P(token t | those before), the first
+    token after the tokenizer's bos_token, or its eos_token where it has no bos_token (choice).
+
+    The model is scored in eval mode on its device and returned to the mode it was in; log-softmax is at least float32,
+    sums are float64. On a CPU each of torch's threads scores
     batches of its own (BERT-base takes about 0.15 GB a thread for that); a plain BERT's values are the same for any
     number of threads.
 
     Args:
-        model: a BERT with its masked-language-model head. One with parts that are not transformers' own BERT is
-            scored the slow way, with a warning.
-        tokenizer: the model's own. Special tokens that stand in a sentence as text are text.
+        model: any masked or causal language model of transformers. transformers' own BERT is the fastest; one with
+            other parts is scored the slow way, with a warning.
+        tokenizer: the model's own. Special tokens that stand in a sentence as text are text, except for Unigram's,
+            which knows them as pieces.
         sentences: any strings, repeats included: equal tokens get bitwise equal values.
-        token_budget: tokens in a batch, [CLS] and [SEP] included; at least one copy. None:
+        token_budget: tokens in a batch, special tokens included; at least one copy. None:
             4,096 on a CPU (16,384 for models narrower than 512), 65,536 on a GPU. It changes the speed, and the
             values by rounding only.
         within_word_l2r: mask the later tokens of the same word, too (Kauf & Ivanova, ACL 2023, PLL-word-l2r): the
-            original over-scores words of several tokens. Choice; the default is the original.
+            original over-scores words of several tokens. A word is what the tokenizer splits a text into before it
+            looks for tokens. Choice; the default is the original.
         mask_every: None is exact. k scores every k-th token in one pass (and k passes score a sentence), an
             APPROXIMATION: on Open-i with a small BERT, Spearman with the exact scores is .9999 for k = 8, .9990 for
             k = 4, .990 for k = 2. Up to k tokens it is exact.
@@ -81,7 +93,8 @@ def pseudo_log_likelihood(
     Raises:
         TypeError: a single string, or a sentence that is not a string.
         ValueError: without `truncate`, a sentence with more tokens than the model has positions; `mask_every`
-            below 1 or together with `within_word_l2r`; a token that the model does not have.
+            below 1 or together with `within_word_l2r`, or one of them for a causal model; a token that the model does
+            not have.
         UserError: a score that is not finite.
     """
     # The tokenizer would take a tuple for a pair; an iterator would be empty the second time.
@@ -89,11 +102,11 @@ def pseudo_log_likelihood(
     wrong = [x for x in given if isinstance(sentences, str) or not isinstance(x, str)]
     if wrong:
         raise TypeError(f"sentences: expected a list of strings, found {type(wrong[0]).__name__}")
-    plan = ScoringPlan(
+    plan = scoring_plan(
+        model,
         tokenizer,
         given,
-        positions=int(model.config.max_position_embeddings),
-        token_budget=default_token_budget(model) if token_budget is None else token_budget,
+        token_budget=token_budget,
         within_word_l2r=within_word_l2r,
         mask_every=mask_every,
         truncate=truncate,
@@ -107,7 +120,37 @@ def pseudo_log_likelihood(
     return plan.table(values)
 
 
-def default_token_budget(model: BertForMaskedLM) -> int:
+def scoring_plan(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    sentences: Sequence[str],
+    *,
+    token_budget: int | None = None,
+    **options: Any,
+) -> ScoringPlan:
+    """The plan that scores the sentences by the model; options of `ScoringPlan`."""
+    return ScoringPlan(
+        tokenizer,
+        sentences,
+        positions=max_tokens(model),
+        token_budget=default_token_budget(model) if token_budget is None else token_budget,
+        is_causal=is_causal(type(model)),
+        **options,
+    )
+
+
+def max_tokens(model: PreTrainedModel) -> int:
+    """Tokens that the model takes, special tokens included: its positions, in RoBERTa without those of padding."""
+    # Some have no positions, and no limit.
+    positions = int(getattr(model.config, "max_position_embeddings", sys.maxsize))
+    for name, module in model.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if name.endswith("position_embeddings") and padding is not None:
+            return positions - padding - 1
+    return positions
+
+
+def default_token_budget(model: PreTrainedModel) -> int:
     """Default tokens in a batch for the model and its device."""
     device = next(model.parameters()).device
     budgets = _DEFAULT_TOKEN_BUDGET.get(device.type, _DEFAULT_TOKEN_BUDGET["cuda"])
@@ -115,7 +158,7 @@ def default_token_budget(model: BertForMaskedLM) -> int:
 
 
 def score_batches(
-    model: BertForMaskedLM, plan: ScoringPlan, numbers: Iterable[int], *, dtype: torch.dtype | None = None
+    model: PreTrainedModel, plan: ScoringPlan, numbers: Iterable[int], *, dtype: torch.dtype | None = None
 ) -> Generator[tuple[int, Float64[np.ndarray, " query"]], None, None]:
     """Log probabilities of a plan's batches, one batch after the other; they belong to `plan.places(number)`.
 
@@ -123,7 +166,7 @@ def score_batches(
     in which it was.
 
     Args:
-        model: the masked language model, on its device.
+        model: the language model, on its device.
         plan: made with the model's tokenizer.
         numbers: of batches, in the order in which they are wanted; ascending is fastest.
         dtype: as in `pseudo_log_likelihood`.
@@ -132,7 +175,7 @@ def score_batches(
         UserError: a value that is not finite.
         ValueError: a token that the model does not have.
     """
-    special = (plan.tokenizer.mask_token_id, plan.tokenizer.cls_token_id, plan.tokenizer.sep_token_id)
+    special = (plan.mask_id or 0, *plan.before, *plan.after)
     known, largest = model.config.vocab_size, max(plan.pieces.max(initial=0), *special)
     if largest >= known:
         raise ValueError(
@@ -140,9 +183,11 @@ def score_batches(
             "0; load both from one folder"
         )
     device = next(model.parameters()).device
-    scorer = _scorer(model, plan.tokenizer.mask_token_id, dtype)
-    # Of the plan, not of `numbers`: who continues it computes as who did all of it.
-    with _evaluating(model), _starting(scorer, device, len(plan.batches)) as (start, ahead):
+    with ExitStack() as stack:
+        stack.enter_context(_evaluating(model))
+        scorer = _scorer(model, plan.mask_id, dtype)
+        # Of the plan, not of `numbers`: who continues it computes as who did all of it.
+        start, ahead = stack.enter_context(_starting(scorer, device, len(plan.batches)))
         length, bucket = -1, torch.empty(0)
         under_way: deque[tuple[int, Callable[[], np.ndarray]]] = deque()
         for number in numbers:
@@ -200,12 +245,33 @@ def _compute_with(threads: int) -> None:
 
 
 @torch.inference_mode()
-def _scorer(model: BertForMaskedLM, mask_id: int, dtype: torch.dtype | None) -> MaskedBert:
+def _scorer(model: PreTrainedModel, mask_id: int | None, dtype: torch.dtype | None) -> MaskedBert:
     is_own = dtype is None or all(
         parameter.dtype == dtype for parameter in model.parameters() if parameter.is_floating_point()
     )
-    # `_evaluating` does not reach the copy.
-    return masked_bert(model if is_own else copy.deepcopy(model).to(dtype).eval(), mask_id)
+    if not is_own:
+        model = copy.deepcopy(model)
+        for parameter in model.parameters():
+            # Without buffers: rotary frequencies are float32 in every model.
+            parameter.data = parameter.data.to(dtype)
+    if isinstance(model, BertForMaskedLM) and mask_id is not None:
+        return masked_bert(model, mask_id)
+    return WholeModel(model, mask_id)
+
+
+def score_summary(scores: pd.DataFrame, file: Path, ids: pd.Series, id_name: str) -> str:
+    """Number and median of the scores, and sentences that deserve a look, by their ids; no texts."""
+    lines = [f"{file}: {len(scores):,} sentences, median log p {scores['log_p'].median():.2f}"]
+    for chosen, what in (
+        (scores["truncated"], "were too long for the model: only their beginning was scored"),
+        (scores["n_unknown"] > 0, "contain unknown tokens ([UNK])"),
+        (scores["n_tokens"] == 0, "have no tokens and no score (NaN)"),
+    ):
+        numbers = ids[chosen].tolist()
+        if numbers:
+            first = ", ".join(map(str, numbers[:_NAMED])) + (", ..." if len(numbers) > _NAMED else "")
+            lines.append(f"  {len(numbers):,} sentences {what} ({id_name} {first})")
+    return "\n".join(lines)
 
 
 class _OnItsWay:

@@ -1,6 +1,6 @@
 """Speed, exactness and memory of sentence scoring, against the naive loop, minicons and the arithmetic floor.
 
-    python tests/benchmarks/bench_scoring.py [--model base | small | both] [--sentences 128] [--rounds 3]
+    python tests/benchmarks/bench_scoring.py [--model base | small | both] [--sentences 128] [--rounds 3] [--families]
 
 Run by hand, never in CI. Real Open-i sentences (MEDCLIP_DCL_REAL_DATA), CXR-BERT's real tokenizer, random weights of
 BERT's sizes. The rounds of all methods are interleaved and medians are compared, so that a noisy machine is fair to
@@ -11,6 +11,9 @@ each. Prints the tables and replaces the section of this file in RESULTS.md. min
 - naive, all: the same with log-softmax of all logits, as where the model is given labels and returns the loss.
 - minicons: its MaskedLMScorer with batches of 10 sentences in the order of a prepared set, which is the alphabet's.
 - floor: the matrix products that the algorithm needs, of the same sizes, and nothing else.
+
+With --families, other families than BERT against minicons and the naive loop: their sizes of vocabulary, CXR-BERT's
+tokenizer for all, so that the sentences are the same.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import copy
 import functools
+import math
 import operator
 import os
 import statistics
@@ -38,8 +42,8 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from results_file import REAL, command, cpu, process_memory, timed, write_section
-from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+from results_file import REAL, command, cpu, medians, process_memory, timed, write_section
+from transformers import BertConfig, BertForMaskedLM, BertTokenizer, PreTrainedModel
 
 from data_prep.text.sentences import passages, split_sentences
 from medclip_dcl.common.devices import device_name
@@ -59,6 +63,21 @@ SIZES: dict[str, dict[str, int]] = {
 NAMES = {"base": "BERT-base (12 x 768)", "small": "4 layers x 256"}
 STRATA = 8
 SAMPLED = 200
+FAMILIES: dict[str, dict[str, Any]] = {
+    "DistilBertForMaskedLM": {},
+    "RobertaForMaskedLM": {"vocab_size": 50265, "pad_token_id": 0},
+    "ElectraForMaskedLM": {"embedding_size": 128},
+    "DebertaV2ForMaskedLM": {
+        "vocab_size": 128100,
+        "relative_attention": True,
+        "pos_att_type": ["p2c", "c2p"],
+        "position_buckets": 256,
+        "share_att_key": True,
+        "position_biased_input": False,
+    },
+    "ModernBertForMaskedLM": {"vocab_size": 50368, "pad_token_id": 0},
+}
+"""Settings in which a family differs from BERT at the same size; BERT-base sizes are 12 x 768."""
 
 
 @functools.cache
@@ -81,6 +100,58 @@ def chosen_sentences(tokenizer: BertTokenizer, per_stratum: int) -> list[str]:
     return [distinct[i] for i in sorted(np.concatenate(parts))]
 
 
+def random_family(family: str, size: str) -> PreTrainedModel:
+    """A model of another family of that size with random weights."""
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 768,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "intermediate_size": 3072,
+    }
+    options = {"vocab_size": 30522, **sizes, **SIZES[size], **FAMILIES[family]}
+    if family.startswith("DistilBert"):
+        options["hidden_dim"] = options.pop("intermediate_size")
+    kind = getattr(transformers, family)
+    model: PreTrainedModel = kind(kind.config_class(**options)).eval()
+    return model
+
+
+def ours(model: PreTrainedModel, tokenizer: BertTokenizer, sentences: list[str]) -> list[float]:
+    """The engine."""
+    found: list[float] = pseudo_log_likelihood(model, tokenizer, sentences)["log_p"].tolist()
+    return found
+
+
+def compare_families(sizes: list[str], per_stratum: int, rounds: int) -> list[str]:
+    """Rows of the table of families, float32."""
+    tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
+    lines = []
+    for size in sizes:
+        for family in FAMILIES if size == "small" else ["RobertaForMaskedLM"]:
+            sentences = chosen_sentences(tokenizer, per_stratum if size == "small" else per_stratum // 4)
+            model = random_family(family, size)
+            scorer = minicons_scorer(model, tokenizer)
+            methods: dict[str, Callable[[], Any]] = {
+                "naive": functools.partial(naive, model, tokenizer, sentences),
+                "ours": functools.partial(ours, model, tokenizer, sentences),
+            }
+            if scorer is not None:
+                methods["minicons"] = functools.partial(scorer, sentences)
+            error = np.abs(np.array(methods["ours"]()) / np.array(methods["naive"]()) - 1).max()
+            median = medians(methods, rounds)
+            to_minicons = f"{median['minicons'] / median['ours']:.2f}" if scorer is not None else "-"
+            parts = [
+                family.removesuffix("ForMaskedLM"),
+                NAMES[size].replace("BERT-base (12 x 768)", "12 x 768"),
+            ]
+            seconds = [f"{median.get(name, math.nan):.2f}" for name in ("ours", "naive", "minicons")]
+            ratio = f"{median['naive'] / median['ours']:.2f}"
+            lines.append(f"| {' | '.join([*parts, *seconds, ratio, to_minicons])} | {error:.1e} |")
+            print(lines[-1], flush=True)
+    return lines
+
+
 def random_model(size: str) -> BertForMaskedLM:
     """BERT of that size with CXR-BERT's vocabulary and random weights."""
     torch.manual_seed(0)
@@ -88,7 +159,7 @@ def random_model(size: str) -> BertForMaskedLM:
 
 
 @torch.inference_mode()
-def naive(model: BertForMaskedLM, tokenizer: BertTokenizer, sentences: list[str]) -> list[float]:
+def naive(model: PreTrainedModel, tokenizer: BertTokenizer, sentences: list[str]) -> list[float]:
     """The definition, sentence by sentence."""
     found = []
     for ids in word_pieces(tokenizer, sentences):
@@ -111,7 +182,7 @@ def naive_all(model: BertForMaskedLM, tokenizer: BertTokenizer, sentences: list[
 
 
 def masked_copies(
-    model: BertForMaskedLM, tokenizer: BertTokenizer, ids: list[int]
+    model: PreTrainedModel, tokenizer: BertTokenizer, ids: list[int]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A sentence's copies with one piece masked each, their numbers, and the pieces that were masked."""
     row = torch.tensor([tokenizer.cls_token_id, *ids, tokenizer.sep_token_id], device=model.device)
@@ -121,7 +192,7 @@ def masked_copies(
     return batch, copies, torch.tensor(ids)
 
 
-def minicons_scorer(model: BertForMaskedLM, tokenizer: BertTokenizer) -> Callable[[list[str]], Any] | None:
+def minicons_scorer(model: PreTrainedModel, tokenizer: BertTokenizer) -> Callable[[list[str]], Any] | None:
     """minicons' scorer around the same model; None where it is not installed."""
     try:
         from minicons.scorer import MaskedLMScorer  # type: ignore[import-not-found,import-untyped,unused-ignore]
@@ -192,16 +263,12 @@ def compare(size: str, per_stratum: int, rounds: int, low: torch.dtype) -> list[
     # The floor's products are as large as what goes through the layers at a time.
     plan = ScoringPlan(tokenizer, sentences, positions=512, token_budget=4096)
 
-    def ours(dtype: torch.dtype) -> Callable[[], list[float]]:
-        converted = copy.deepcopy(model).to(dtype)
-        return lambda: pseudo_log_likelihood(converted, tokenizer, sentences)["log_p"].tolist()
-
     methods: dict[str, Callable[[], Any]] = {
         "naive float32": lambda: naive(model, tokenizer, sentences),
         "naive, all float32": lambda: naive_all(model, tokenizer, sentences),
-        "ours float32": ours(torch.float32),
+        "ours float32": functools.partial(ours, model, tokenizer, sentences),
         "floor float32": floor(model, plan, torch.float32),
-        f"ours {_short(low)}": ours(low),
+        f"ours {_short(low)}": functools.partial(ours, copy.deepcopy(model).to(low), tokenizer, sentences),
         f"floor {_short(low)}": floor(model, plan, low),
     }
     scorer = minicons_scorer(model, tokenizer)
@@ -252,6 +319,8 @@ def operations(config: BertConfig, plan: ScoringPlan) -> int:
 
 class WithRepeats(ScoringPlan):
     """A plan that scores every sentence, also one that was there before."""
+
+    words = np.empty(0, dtype=np.int32)
 
     def _tokenise(self, longest: int) -> None:
         rows = list(word_pieces(self.tokenizer, self.sentences))
@@ -354,6 +423,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--families", action="store_true", help="other families than BERT, and nothing else")
     parser.add_argument("--peak_memory", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -364,6 +434,19 @@ def main() -> None:
     device, (name, units) = torch.device("cpu"), cpu()
     amx = "with AMX" if "amx_tile" in units else "without AMX"
     versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
+    if options.families:
+        lines = [
+            f"{device_name(device)}, {name}; {versions}; minicons 0.3.39; float32; distinct Open-i sentences from "
+            f"{STRATA} strata of length, {options.sentences} each (12 x 768: a fourth), CXR-BERT's tokenizer, each "
+            f"family's own size of vocabulary, random weights; medians of {options.rounds} interleaved rounds; the "
+            f"largest relative error against the naive loop. `{command()}`",
+            "",
+            "| family | size | ours, s | naive, s | minicons, s | x naive | x minicons | relative error |",
+            "|---|---|---|---|---|---|---|---|",
+            *compare_families(sizes[::-1], options.sentences, options.rounds),
+        ]
+        write_section("Sentence scoring by family", lines)
+        return
     lines = [
         f"{device_name(device)}, {name} {amx}; {versions}; distinct Open-i sentences from {STRATA} strata of "
         f"length, {options.sentences} each (BERT-base: a fourth), random weights; medians of {options.rounds} "

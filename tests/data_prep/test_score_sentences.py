@@ -26,8 +26,10 @@ from medclip_dcl.networks.bert_folder import (
     save_language_model,
     weights_fingerprint,
 )
+from medclip_dcl.networks.language_model import load_language_model
 from medclip_dcl.scoring import pseudo_log_likelihood
 from tests.processes import in_processes
+from tests.scoring import families
 
 TEXTS = ["No pneumothorax.", "Heart size is normal.", "no Pneumothorax .", "Small left effusion."]
 WORDS = ["no", "pneumo", "##thorax", "heart", "size", "is", "normal", "small", "left", "effusion", "."]
@@ -131,6 +133,27 @@ def test_another_dtype_differs_by_its_rounding(prepared: Path, model: Path, dtyp
     write_table(older, file, "log_p")
     main(["--data", str(prepared), "--model", str(model), "--device", "cpu", "--dtype", dtype])
     pd.testing.assert_frame_equal(pd.read_parquet(file), found)
+
+
+@pytest.mark.parametrize("family", ["roberta", "gpt2"])
+def test_other_families_score_a_set(
+    prepared: Path, tmp_path: Path, family: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their settings count as much as their weights."""
+    folder = families.write(family, tmp_path / family)
+    file = score(prepared, folder)
+    found = PreparedSet(prepared).log_p()
+    expected = pseudo_log_likelihood(*load_language_model(folder), [TEXTS[i] for i in (1, 3, 2, 0)])
+    assert found["log_p"].tolist() == expected["log_p"].tolist()
+    assert found["n_tokens"].tolist() == expected["n_tokens"].tolist()
+    config = json.loads((folder / "config.json").read_text())
+    for changes, is_scored_again in (({"attn_pdrop": 0.3, "attention_probs_dropout_prob": 0.3}, False),
+                                     ({"hidden_act": "relu", "activation_function": "relu"}, True)):  # fmt: skip
+        config |= changes
+        write_json(config, folder / "config.json")
+        main(["--data", str(prepared), "--model", str(folder), "--device", "cpu"])
+        assert ("are computed again" in capsys.readouterr().out) == is_scored_again
+    assert not (pd.read_parquet(file)["log_p"] == found["log_p"]).any()
 
 
 class Stopped(Exception):

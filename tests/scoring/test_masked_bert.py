@@ -10,7 +10,8 @@ from transformers import BertConfig, BertForMaskedLM
 from transformers.activations import GELUActivation
 
 import medclip_dcl.scoring.masked_bert as masked_bert
-from medclip_dcl.scoring.masked_bert import MaskedCopies, SharedMaskedBert, WholeMaskedBert
+from medclip_dcl.scoring.masked_bert import SharedMaskedBert
+from medclip_dcl.scoring.whole_model import MaskedCopies, WholeModel
 
 MASK = 3
 LENGTH = 9
@@ -62,7 +63,7 @@ def both(network: BertForMaskedLM, copies: MaskedCopies) -> tuple[torch.Tensor, 
     before = {name: value.clone() for name, value in network.state_dict().items()}
     with torch.inference_mode():
         found = SharedMaskedBert(network, MASK).log_probability(copies)
-        expected = WholeMaskedBert(network, MASK).log_probability(copies)
+        expected = WholeModel(network, MASK).log_probability(copies)
     assert all(
         value.equal(before[name]) or value.isnan().any() for name, value in network.state_dict().items()
     )
@@ -75,7 +76,7 @@ def test_short_cuts_equal_the_whole_model(
     copies: MaskedCopies, monkeypatch: pytest.MonkeyPatch, is_on_host: bool, activation: str
 ) -> None:
     """The path that a GPU takes, too."""
-    monkeypatch.setattr(masked_bert, "_is_on_host", lambda tensor: is_on_host)
+    monkeypatch.setattr(masked_bert, "is_on_host", lambda tensor: is_on_host)
     found, expected = both(random_bert(hidden_act=activation), copies)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
@@ -98,7 +99,7 @@ def test_parts_of_a_batch_equal_the_whole(
     expected, whole = both(network, copies)
     sizes = [len(part.sentence) for part in copies.split(copies_at_a_time)]
     assert sum(sizes) == 21 and max(sizes) == copies_at_a_time
-    monkeypatch.setattr(masked_bert, "_LAYERS_TOKENS", copies_at_a_time * LENGTH + 1)
+    monkeypatch.setattr(masked_bert, "LAYERS_TOKENS", copies_at_a_time * LENGTH + 1)
     original, calls = SharedMaskedBert._rows, []
 
     def counted(self: SharedMaskedBert, part: MaskedCopies) -> torch.Tensor:

@@ -27,7 +27,8 @@ from medclip_dcl.scoring import (
     score_batches,
     scoring_progress,
 )
-from medclip_dcl.scoring.masked_bert import MaskedCopies, SharedMaskedBert
+from medclip_dcl.scoring.masked_bert import SharedMaskedBert
+from medclip_dcl.scoring.whole_model import MaskedCopies
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["no", "pneumo", "##thorax", "##thor", "##ax", "heart", "size", "normal", "is", ".", ",", "[", "]"]
