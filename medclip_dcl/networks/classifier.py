@@ -14,7 +14,7 @@ from medclip_dcl.common.formats import NETWORK, VERSION_KEY
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import require_kind
 from medclip_dcl.metrics.linear_probe import standardisation
-from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork
+from medclip_dcl.networks.base import ImageNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder
 
 
@@ -38,12 +38,14 @@ class FindingNetwork(ImageNetwork):
         image_encoder: RegionEncoder,
         findings: Sequence[str],
         image_size: int = 512,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         geometry: str = "stretch",
         crop_size: int | None = None,
     ) -> None:
-        super().__init__(image_size, mean, std, geometry, crop_size)
+        super().__init__(
+            image_size, mean or image_encoder.mean, std or image_encoder.std, geometry, crop_size
+        )
         if not findings or len(set(findings)) < len(findings):
             raise UserError(
                 f"model.findings: expected distinct names, found {findings}; null takes CheX5's five"

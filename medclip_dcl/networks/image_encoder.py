@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import compare_state_dicts, read_state_dict
+from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD
 
 IMAGENET = "imagenet"
 BACKBONE = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
@@ -43,10 +44,14 @@ class RegionEncoder(nn.Module):
     Attributes:
         dim: size of a region's embedding.
         stride: pixels for each region, in both directions.
+        mean: per channel, which a new network subtracts from images in [0, 1]; ImageNet's by default (choice).
+        std: per channel; divides what remains.
     """
 
     dim: int
     stride: int
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
 
     @property
     def feature_dim(self) -> int:
@@ -65,6 +70,9 @@ class RegionEncoder(nn.Module):
     def trunk_settings(self) -> dict[str, Any]:
         """Settings, in plain values, on which `features` depend besides the weights."""
         return self.config()
+
+    def check_sides(self, sides: Mapping[str, int]) -> None:
+        """Refuse sides of images in pixels, by the names of their settings, that the encoder does not take."""
 
     def features(
         self, images: Float[Tensor, "image 3 height width"]
@@ -160,7 +168,7 @@ class ResNetRegions(RegionEncoder):
         self.backbone = (_Centred if centred else nn.Sequential)(*stem, *kept)
         if width != TORCHVISION_WIDTH:
             draw_kernels(self.backbone)
-        self.projection = _projection(projection, self.feature_dim, dim)
+        self.projection = region_projection(projection, self.feature_dim, dim)
 
     @property
     def trunk(self) -> nn.Module:
@@ -199,7 +207,8 @@ class ResNetRegions(RegionEncoder):
         return self.project(self.features(images))
 
 
-def _projection(kind: str, channels: int, dim: int) -> nn.Module:
+def region_projection(kind: str, channels: int, dim: int) -> nn.Module:
+    """Projection of each region, "linear" or "mlp" (see `ResNetRegions`)."""
     if kind == "linear":
         return nn.Conv2d(channels, dim, kernel_size=1)
     return nn.Sequential(

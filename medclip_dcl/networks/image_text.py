@@ -23,7 +23,7 @@ from medclip_dcl.common.weight_files import (
     require_kind,
     write_safetensors,
 )
-from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork, check_side
+from medclip_dcl.networks.base import ImageNetwork, check_side
 from medclip_dcl.networks.bert_folder import settings_fingerprint, weights_fingerprint
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.similarity import LSENonLocal, Similarity
@@ -39,7 +39,7 @@ class ImageTextNetwork(ImageNetwork):
         text_encoder: sentences to embeddings of the same size.
         similarity: logits from regions and sentences; default LSE+NL.
         image_size: side of the network's input for a whole image in evaluation, in pixels.
-        mean: per channel, subtracted from images in [0, 1]; ImageNet's by default (choice, not from the paper).
+        mean: per channel, subtracted from images in [0, 1]; None for the image encoder's.
         std: per channel; divides what remains.
         geometry: how images were fitted to a square in training, see `medclip_dcl.pictures.geometry`.
         prepared_size: to which they were fitted before they were scaled to `image_size`; None for the same.
@@ -55,13 +55,15 @@ class ImageTextNetwork(ImageNetwork):
         text_encoder: SentenceEncoder,
         similarity: Similarity | None = None,
         image_size: int = 512,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         geometry: str = "stretch",
         prepared_size: int | None = None,
         crop_size: int | None = None,
     ) -> None:
-        super().__init__(image_size, mean, std, geometry, crop_size)
+        super().__init__(
+            image_size, mean or image_encoder.mean, std or image_encoder.std, geometry, crop_size
+        )
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
         self.similarity = LSENonLocal(dim=image_encoder.dim) if similarity is None else similarity
