@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from medclip_dcl.networks.similarity import Similarity as Similarity
     from medclip_dcl.networks.text_encoder import BertSentences as BertSentences
     from medclip_dcl.networks.text_encoder import SentenceEncoder as SentenceEncoder
+    from medclip_dcl.networks.timm_regions import TimmRegions as TimmRegions
 
 _MODULES = {
     "BertSentences": "text_encoder",
@@ -32,6 +33,7 @@ _MODULES = {
     "ResNetRegions": "image_encoder",
     "SentenceEncoder": "text_encoder",
     "Similarity": "similarity",
+    "TimmRegions": "timm_regions",
     "TransformersRegions": "pretrained_regions",
 }
 

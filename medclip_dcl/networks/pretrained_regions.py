@@ -54,11 +54,22 @@ class PretrainedRegions(RegionEncoder):
 
     backbone: Any
     channels: int
+    projection: nn.Module
 
     def __init__(
-        self, dim: int, projection: str, mean: Sequence[float] | None, std: Sequence[float] | None
+        self,
+        pretrained: str | None,
+        architecture: Mapping[str, Any] | None,
+        dim: int,
+        projection: str,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
     ) -> None:
         super().__init__()
+        if (pretrained is None) == (architecture is None):
+            raise UserError(
+                "image_encoder: give either pretrained (a folder or repository id) or architecture"
+            )
         check_min("image_encoder", {"dim": (dim, 1)})
         check_choice("image_encoder.projection", projection, ("linear", "mlp"))
         if (mean is None) != (std is None):
@@ -128,11 +139,7 @@ class TransformersRegions(PretrainedRegions):
         *,
         architecture: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(dim, projection, mean, std)
-        if (pretrained is None) == (architecture is None):
-            raise UserError(
-                "image_encoder: give either pretrained (a folder or repository id) or architecture"
-            )
+        super().__init__(pretrained, architecture, dim, projection, mean, std)
         if pretrained is None:
             config = _image_config(dict(architecture or {}), "image_encoder.architecture")
             kind, options = _without_pooler(config)
@@ -150,7 +157,7 @@ class TransformersRegions(PretrainedRegions):
                 mean, std = _normalisation(folder)
         if mean is not None and std is not None:
             self.mean, self.std = mean, std
-        embeddings = getattr(self.backbone, "embeddings", None)
+        embeddings: Any = getattr(self.backbone, "embeddings", None)
         if getattr(embeddings, "mask_token", None) is not None:
             embeddings.mask_token = None  # of masked training; it would have no gradient
         if gradient_checkpointing:
