@@ -19,7 +19,7 @@ from medclip_dcl.networks.image_encoder import RegionEncoder
 
 
 class FindingNetwork(ImageNetwork):
-    """A logit for each finding, linear in the mean of the image's features over its regions.
+    """A logit for each finding, linear in the mean of the image's features over its regions, or their global vector.
 
     The features are those before the projection into the common space, on which linear probes of contrastive models do
     better (Chen et al., SimCLR, ICML 2020, section 4.2), shifted and scaled by `feature_mean` and `feature_std`, which
@@ -59,7 +59,9 @@ class FindingNetwork(ImageNetwork):
         self.register_buffer("feature_std", torch.ones(image_encoder.feature_dim))
 
     def features(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image channel"]:
-        """Mean over the regions of the encoder's features; images in [0, 1]."""
+        """Mean over the regions of the encoder's features, or their global vector; images in [0, 1]."""
+        if self.image_encoder.has_global_vector:
+            return self.image_encoder.features_and_global(self.normalised(images))[1]
         return self.image_encoder.features(self.normalised(images)).flatten(2).mean(2)
 
     def classify(self, features: Float[Tensor, "image channel"]) -> Float[Tensor, "image finding"]:

@@ -46,12 +46,15 @@ class RegionEncoder(nn.Module):
         stride: pixels for each region, in both directions.
         mean: per channel, which a new network subtracts from images in [0, 1]; ImageNet's by default (choice).
         std: per channel; divides what remains.
+        has_global_vector: True if it also has a vector of the whole image, with the channels of `features`, which the
+            projection of the regions maps into the common space.
     """
 
     dim: int
     stride: int
     mean: Sequence[float] = IMAGENET_MEAN
     std: Sequence[float] = IMAGENET_STD
+    has_global_vector: bool = False
 
     @property
     def feature_dim(self) -> int:
@@ -79,6 +82,12 @@ class RegionEncoder(nn.Module):
     ) -> Float[Tensor, "image channel region_row region_column"]:
         """Input of the projection into the common space; the regions themselves where there is none."""
         return self(images)
+
+    def features_and_global(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> tuple[Float[Tensor, "image channel region_row region_column"], Float[Tensor, "image channel"]]:
+        """`features`, and the vector of the whole image before the projection."""
+        raise NotImplementedError
 
     def project(
         self, features: Float[Tensor, "image channel region_row region_column"]

@@ -33,6 +33,12 @@ FINAL_NORM = {
 }
 """Families (model_type) -> norm that transformers applies to the pooled vector alone, here to each region (choice)."""
 
+_CLASS_TOKEN = (
+    *("vit", "deit", "vit_msn", "dinov2", "dinov2_with_registers", "dinov3_vit", "dinov3_convnext"),
+    "clip_vision_model",
+)
+_ATTENTION_POOLING = "siglip_vision_model"
+
 # Tensors of a file that no region depends on: other heads, pooled vectors, masked training, CLIP's and SigLIP's texts.
 _OTHER_HEADS = re.compile(
     r"(.*\.)?(pooler|classifier|cls_classifier|distillation_classifier|decoder|head|text_model|text_projection|"
@@ -64,6 +70,7 @@ class PretrainedRegions(RegionEncoder):
         projection: str,
         mean: Sequence[float] | None,
         std: Sequence[float] | None,
+        global_vector: bool,
     ) -> None:
         super().__init__()
         if (pretrained is None) == (architecture is None):
@@ -74,7 +81,12 @@ class PretrainedRegions(RegionEncoder):
         check_choice("image_encoder.projection", projection, ("linear", "mlp"))
         if (mean is None) != (std is None):
             raise UserError(f"image_encoder: expected mean and std, or neither, found {mean} and {std}")
-        self.dim, self.projection_kind = dim, projection
+        if global_vector and projection != "linear":
+            raise UserError(
+                "image_encoder: global_vector shares the projection of the regions, which must then be linear; found "
+                f"projection {projection}"
+            )
+        self.dim, self.projection_kind, self.has_global_vector = dim, projection, global_vector
 
     @property
     def trunk(self) -> nn.Module:
@@ -87,6 +99,13 @@ class PretrainedRegions(RegionEncoder):
     def config(self) -> dict[str, Any]:
         return {**self.trunk_settings(), "dim": self.dim, "projection": self.projection_kind}
 
+    def trunk_settings(self) -> dict[str, Any]:
+        return {"architecture": self.architecture(), "global_vector": self.has_global_vector}
+
+    def architecture(self) -> dict[str, Any]:
+        """Description of the library's model, in plain values."""
+        raise NotImplementedError
+
     def check_sides(self, sides: Mapping[str, int]) -> None:
         for name, side in sides.items():
             if side % self.stride:
@@ -94,6 +113,28 @@ class PretrainedRegions(RegionEncoder):
                     f"{name}: expected a multiple of the image encoder's patch, {self.stride} pixels, found {side}: "
                     "pixels would be left out or made up at the border"
                 )
+
+    def features(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image channel region_row region_column"]:
+        return self._states(images)[0]
+
+    def features_and_global(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> tuple[Float[Tensor, "image channel region_row region_column"], Float[Tensor, "image channel"]]:
+        features, vector = self._states(images)
+        assert vector is not None, "only of an encoder with a global vector"
+        return features, vector
+
+    def _states(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Features of the regions in their places, and of the whole image where there is a global vector."""
+        raise NotImplementedError
+
+    def _grid(self, images: Tensor) -> tuple[int, int]:
+        """Rows and columns of the regions."""
+        height, width = images.shape[-2:]
+        self.check_sides({"height of the images": height, "width of the images": width})
+        return height // self.stride, width // self.stride
 
     def project(
         self, features: Float[Tensor, "image channel region_row region_column"]
@@ -121,6 +162,8 @@ class TransformersRegions(PretrainedRegions):
         mean: of the channels, for a new network; null for that of the folder's preprocessor_config.json.
         std: of the channels.
         gradient_checkpointing: true: blocks are computed again in the backward pass, which saves memory.
+        global_vector: true: also a vector of the whole image, which GlobalCosine compares: the class token after the
+            final norm, or SigLIP's attention pooling, through the projection of the regions.
         architecture: content of a config.json, as returned by `config`.
 
     Raises:
@@ -136,18 +179,19 @@ class TransformersRegions(PretrainedRegions):
         mean: list[float] | None = None,
         std: list[float] | None = None,
         gradient_checkpointing: bool = False,
+        global_vector: bool = False,
         *,
         architecture: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(pretrained, architecture, dim, projection, mean, std)
+        super().__init__(pretrained, architecture, dim, projection, mean, std, global_vector)
         if pretrained is None:
             config = _image_config(dict(architecture or {}), "image_encoder.architecture")
-            kind, options = _without_pooler(config)
+            kind, options = _without_pooler(config, global_vector)
             self.backbone = kind(config, **options)
         else:
             folder = resolve_folder(pretrained)
             config = _image_config(read_folder_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
-            kind, options = _without_pooler(config)
+            kind, options = _without_pooler(config, global_vector)
             self.backbone = load_from_folder(
                 *(kind, folder, config, _is_of_other_heads),
                 lambda missing: f"give the folder of a {config.model_type}",
@@ -170,21 +214,22 @@ class TransformersRegions(PretrainedRegions):
         self._options = {name: True for name in ("interpolate_pos_encoding",) if name in called}
         self.projection = region_projection(projection, self.channels, dim)
 
-    def trunk_settings(self) -> dict[str, Any]:
-        return {"architecture": _plain(self.backbone.config)}
+    def architecture(self) -> dict[str, Any]:
+        return _plain(self.backbone.config)
 
-    def features(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image channel region_row region_column"]:
-        """Patch tokens after the final norm, in their places."""
-        height, width = images.shape[-2:]
-        self.check_sides({"height of the images": height, "width of the images": width})
-        grid = (height // self.stride, width // self.stride)
-        states = self.backbone(pixel_values=images, **self._options).last_hidden_state
-        tokens = states.flatten(2).transpose(1, 2) if states.ndim == 4 else states[:, -grid[0] * grid[1] :]
+    def _states(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        grid = self._grid(images)
+        output = self.backbone(pixel_values=images, **self._options)
+        states = output.last_hidden_state
+        if states.ndim == 4:
+            states = states.flatten(2).transpose(1, 2)
         if self._norm_name is not None:
-            tokens = self.backbone.get_submodule(self._norm_name)(tokens)
-        return tokens.transpose(1, 2).unflatten(2, grid)
+            states = self.backbone.get_submodule(self._norm_name)(states)
+        regions = states[:, -grid[0] * grid[1] :].transpose(1, 2).unflatten(2, grid)
+        if not self.has_global_vector:
+            return regions, None
+        is_pooled = self.backbone.config.model_type == _ATTENTION_POOLING
+        return regions, output.pooler_output if is_pooled else states[:, 0]
 
     def feature_layers(self) -> list[list[nn.Parameter]]:
         """The embeddings, then each block (each stage of Swin and ConvNeXt), the last one with the final norm."""
@@ -219,12 +264,17 @@ def _image_config(raw: dict[str, Any], source: str) -> Any:
     )
 
 
-def _without_pooler(config: Any) -> tuple[type[nn.Module], dict[str, Any]]:
+def _without_pooler(config: Any, global_vector: bool) -> tuple[type[nn.Module], dict[str, Any]]:
     """The class of a configuration's model, and options without pooled vectors, whose weights regions do not need."""
-    kind = MODEL_MAPPING[type(config)]
-    for name in ("vision_use_head", "use_mask_token"):
-        if hasattr(config, name):
-            setattr(config, name, False)
+    kind, family = MODEL_MAPPING[type(config)], config.model_type
+    if global_vector and family not in (*_CLASS_TOKEN, _ATTENTION_POOLING):
+        raise UserError(
+            f"image_encoder.global_vector: a {family} has no class token and no attention pooling; set it to false"
+        )
+    if family == _ATTENTION_POOLING:
+        config.vision_use_head = global_vector
+    if hasattr(config, "use_mask_token"):
+        config.use_mask_token = False
     has_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
     return kind, {"add_pooling_layer": False} if has_pooler else {}
 

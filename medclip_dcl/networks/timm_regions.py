@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError
@@ -34,6 +33,8 @@ class TimmRegions(PretrainedRegions):
         mean: of the channels, for a new network; null for that of the folder's config.json.
         std: of the channels.
         gradient_checkpointing: true: blocks are computed again in the backward pass, which saves memory.
+        global_vector: true: also a vector of the whole image, which GlobalCosine compares: what timm pools for its
+            classifier (class token, mean or attention pooling, and its norm), through the projection of the regions.
         architecture: `name` of a model of timm and, optionally, its `model_args`, as returned by `config`.
 
     Raises:
@@ -49,10 +50,11 @@ class TimmRegions(PretrainedRegions):
         mean: list[float] | None = None,
         std: list[float] | None = None,
         gradient_checkpointing: bool = False,
+        global_vector: bool = False,
         *,
         architecture: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(pretrained, architecture, dim, projection, mean, std)
+        super().__init__(pretrained, architecture, dim, projection, mean, std, global_vector)
         folder = None if pretrained is None else resolve_folder(pretrained)
         raw: dict[str, Any] = {}
         if folder is not None:
@@ -76,7 +78,7 @@ class TimmRegions(PretrainedRegions):
         built_for = self.model_args.get("img_size") or twin.pretrained_cfg["input_size"][-1]
         size = built_for if isinstance(built_for, int) else built_for[-1]
         self._one_size = size if twin.pretrained_cfg.get("fixed_input_size") and not options else None
-        maps, unused = _on_meta(twin, size)
+        maps, vector, unused = _on_meta(_Features(twin, global_vector), size)
         for name in unused:
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, None)
@@ -86,15 +88,20 @@ class TimmRegions(PretrainedRegions):
             self.mean, self.std = mean, std
         if gradient_checkpointing:
             model.set_grad_checkpointing(True)
-        self.backbone = _Features(model)
+        self.backbone = _Features(model, global_vector)
         self._channels_last = maps.ndim == 3 or getattr(model, "output_fmt", "NCHW") == "NHWC"
         self._n_prefix = getattr(model, "num_prefix_tokens", 0) if maps.ndim == 3 else 0
         self.stride = int(model.feature_info[-1]["reduction"])
         self.channels = maps.shape[-1 if self._channels_last else 1]
+        if vector is not None and vector.shape[1] != self.channels:
+            raise UserError(
+                f"image_encoder.global_vector: that of {self.name} has {vector.shape[1]} channels, its regions have "
+                f"{self.channels}; set it to false"
+            )
         self.projection = region_projection(projection, self.channels, dim)
 
-    def trunk_settings(self) -> dict[str, Any]:
-        return {"architecture": {"name": self.name, "model_args": self.model_args}}
+    def architecture(self) -> dict[str, Any]:
+        return {"name": self.name, "model_args": self.model_args}
 
     def check_sides(self, sides: Mapping[str, int]) -> None:
         super().check_sides(sides)
@@ -104,14 +111,9 @@ class TimmRegions(PretrainedRegions):
                     f"{name}: expected {self._one_size} pixels, the only size of {self.name}, found {side}"
                 )
 
-    def features(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image channel region_row region_column"]:
-        """Patch tokens or the last map, as `forward_features` of timm returns them."""
-        height, width = images.shape[-2:]
-        self.check_sides({"height of the images": height, "width of the images": width})
-        grid = (height // self.stride, width // self.stride)
-        maps = self.backbone(images)
+    def _states(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        grid = self._grid(images)
+        maps, vector = self.backbone(images)
         if maps.ndim == 3:
             maps = maps[:, self._n_prefix :]
             maps = maps.unflatten(1, grid) if maps.shape[1] == grid[0] * grid[1] else maps[:, None]
@@ -122,7 +124,7 @@ class TimmRegions(PretrainedRegions):
                 f"image_encoder: expected {grid[0]} x {grid[1]} regions of {self.name}, found "
                 f"{maps.shape[2]} x {maps.shape[3]}; choose a model whose features are a map of its image"
             )
-        return maps
+        return maps, vector
 
     def feature_layers(self) -> list[list[nn.Parameter]]:
         """The layers of timm's own grouping: the stem, then each block, the last one with the final norm."""
@@ -134,14 +136,16 @@ class TimmRegions(PretrainedRegions):
 
 
 class _Features(nn.Module):
-    """A model of timm without what follows its features."""
+    """A model of timm without what follows its features, or without its classifier alone."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, is_pooled: bool) -> None:
         super().__init__()
         self.model: Any = model
+        self.is_pooled = is_pooled
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model.forward_features(images)
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        maps = self.model.forward_features(images)
+        return maps, self.model.forward_head(maps, pre_logits=True) if self.is_pooled else None
 
 
 def _checked(architecture: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -176,13 +180,14 @@ def _created(name: str, arguments: Mapping[str, Any], n_classes: int = 0) -> tup
     raise UserError(f"image_encoder.architecture.model_args: {name}: {reason}")
 
 
-def _on_meta(model: nn.Module, size: int) -> tuple[Tensor, list[str]]:
+def _on_meta(features: _Features, size: int) -> tuple[Tensor, Tensor | None, list[str]]:
     """Features of a model on the meta device, and the names of the parameters that they do not depend on."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    names, parameters = zip(*features.model.named_parameters(), strict=True)
     with torch.enable_grad():
-        maps = model.forward_features(torch.empty(2, 3, size, size, device="meta"))  # type: ignore[operator]
-        gradients = torch.autograd.grad(maps.sum(), parameters, allow_unused=True)
-    return maps, [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
+        maps, vector = features(torch.empty(2, 3, size, size, device="meta"))
+        total = maps.sum() if vector is None else maps.sum() + vector.sum()
+        gradients = torch.autograd.grad(total, parameters, allow_unused=True)
+    return maps, vector, [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
 
 
 def _load(model: nn.Module, name: str, folder: Any, raw: Mapping[str, Any]) -> None:
