@@ -108,6 +108,32 @@ def test_regions_are_the_librarys_patch_tokens(family):
 
 
 @torch.no_grad()
+def test_global_vectors_are_the_librarys(family):
+    name, model, plain, folder = family
+    if name in ("ijepa", "swin", "swinv2", "convnext", "convnextv2"):
+        with pytest.raises(UserError, match=f"global_vector: a {name} has no class token and no attention"):
+            TransformersRegions(str(folder), global_vector=True)
+        return
+    encoder = TransformersRegions(str(folder), dim=5, global_vector=True).eval()
+    images = torch.rand(2, 3, 3 * encoder.stride, 5 * encoder.stride)
+    options = {"interpolate_pos_encoding": True} if len(encoder._options) else {}
+    output = model(pixel_values=images, **options)
+    is_token = name in ("vit", "deit", "vit_msn")
+    expected = output.last_hidden_state[:, 0] if is_token else output.pooler_output
+    regions, vector = encoder.features_and_global(images)
+    torch.testing.assert_close(vector, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(regions, plain.eval().features(images), rtol=1e-5, atol=1e-5)
+    assert torch.equal(encoder.features(images), regions)
+    on_meta = TransformersRegions(**encoder.config()).to("meta").train()
+    with torch.enable_grad():
+        on_meta.projection(
+            on_meta.features_and_global(images.to("meta"))[1][:, :, None, None]
+        ).sum().backward()
+    assert {name for name, p in on_meta.named_parameters() if p.grad is None} == set()
+    TransformersRegions(**encoder.config()).load_state_dict(encoder.state_dict())
+
+
+@torch.no_grad()
 def test_a_square_changes_most_its_region(family):
     _, _, encoder, _ = family
     side = encoder.stride
@@ -260,6 +286,10 @@ def test_unsuitable_folders_are_refused(vit, change, words):
         ({"pretrained": "a", "architecture": {}}, "give either pretrained"),
         ({"architecture": {"model_type": "vit"}, "mean": MEAN}, "mean and std, or neither"),
         ({"architecture": {"model_type": "vit"}, "dim": 0}, "dim: expected at least 1"),
+        (
+            {"architecture": {"model_type": "vit"}, "global_vector": True, "projection": "mlp"},
+            "must then be linear",
+        ),
         ({"architecture": {"model_type": "gpt2"}}, "image_encoder.architecture: model_type"),
     ],
 )

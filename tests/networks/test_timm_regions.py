@@ -96,6 +96,25 @@ def test_regions_are_timms_own_features(family):
 
 
 @torch.no_grad()
+def test_global_vectors_are_what_timm_pools(family):
+    name, model, plain = family
+    encoder = TimmRegions(**{**plain.config(), "global_vector": True}).eval()
+    state = model.state_dict()
+    encoder.backbone.model.load_state_dict({key: state[key] for key in encoder.backbone.model.state_dict()})
+    images = torch.rand(2, 3, *([24, 24] if SMALL[name] is TOKENS else sides(encoder, name)))
+    if name.startswith("swin"):
+        model.patch_embed.strict_img_size = False
+    expected = model.forward_head(model.forward_features(images), pre_logits=True)
+    regions, vector = encoder.features_and_global(images)
+    torch.testing.assert_close(vector, expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(regions, plain.eval().features(images), rtol=1e-5, atol=1e-5)
+    with torch.device("meta"), torch.enable_grad():
+        on_meta = TimmRegions(**encoder.config())
+        on_meta.features_and_global(torch.empty(images.shape))[1].sum().backward()
+    assert {name for name, p in on_meta.trunk.named_parameters() if p.grad is None} == set()
+
+
+@torch.no_grad()
 def test_a_square_changes_most_its_region(family):
     name, _, encoder = family
     side, (height, width) = encoder.stride, sides(encoder, name)
