@@ -23,7 +23,7 @@ from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.pretrained_regions import TransformersRegions
-from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.similarity import GlobalCosine, LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import LanguageModelClassProbability
 from medclip_dcl.training import progress
@@ -58,7 +58,7 @@ def model_and_batch(name: str, small_bert: Any, small_set: Any) -> tuple[ImageTe
         if name == "vision transformer"
         else ResNetRegions(depth=18, dim=16, stride=16, width=8),
         text,
-        LSENonLocal(dim=16),
+        GlobalCosine() if name == "vision transformer" else LSENonLocal(dim=16),
         LanguageModelClassProbability(),
         image_to_text=0.3,
         **options,
