@@ -47,6 +47,8 @@ _OTHER_HEADS = re.compile(
 _NOT_SETTINGS = (
     *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
     *("id2label", "label2id", "problem_type"),
+    # A repository named by these would be downloaded and its code run.
+    *("attn_implementation", "_attn_implementation", "use_kernels", "kernel_config"),
 )
 _BLOCK = re.compile(r"\.(\d+)\.")
 

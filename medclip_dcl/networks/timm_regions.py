@@ -166,14 +166,14 @@ def _checked(architecture: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     return name, {key: value for key, value in arguments.items() if key not in ("num_classes", *_ANY_SIZE)}
 
 
-def _created(name: str, arguments: Mapping[str, Any], n_classes: int = 0) -> tuple[Any, dict[str, Any]]:
+def _created(name: str, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """A model with random weights, and those of `_ANY_SIZE` that it takes."""
     import timm
 
     both, (first, last) = _ANY_SIZE, ({key: value} for key, value in _ANY_SIZE.items())
     for options in (both, first, last, {}):
         try:
-            fixed = {"pretrained": False, "checkpoint_path": "", "num_classes": n_classes}
+            fixed = {"pretrained": False, "checkpoint_path": "", "num_classes": 0}
             return timm.create_model(name, **fixed, **arguments, **options), options
         except TypeError as error:
             reason = str(error)

@@ -298,6 +298,17 @@ def test_settings_of_the_encoder_are_refused(options, words):
         TransformersRegions(**options)
 
 
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_no_folder_names_code_to_run(vit, name):
+    """transformers would download a kernel of that name, and run it."""
+    edited(vit, **{name: "somebody/kernel"})
+    encoder = TransformersRegions(str(vit), dim=5)
+    described = encoder.config()
+    described["architecture"][name] = "somebody/kernel"
+    for built in (encoder, TransformersRegions(**described)):
+        assert built.backbone.config._attn_implementation in ("sdpa", "eager")
+
+
 def test_gradient_checkpointing_changes_no_gradient():
     gradients = []
     for is_saving in (False, True):
