@@ -33,10 +33,7 @@ FINAL_NORM = {
 }
 """Families (model_type) -> norm that transformers applies to the pooled vector alone, here to each region (choice)."""
 
-_CLASS_TOKEN = (
-    *("vit", "deit", "vit_msn", "dinov2", "dinov2_with_registers", "dinov3_vit", "dinov3_convnext"),
-    "clip_vision_model",
-)
+_WITHOUT_GLOBAL_VECTOR = ("ijepa", "swin", "swinv2", "convnext", "convnextv2")
 _ATTENTION_POOLING = "siglip_vision_model"
 
 # Tensors of a file that no region depends on: other heads, pooled vectors, masked training, CLIP's and SigLIP's texts.
@@ -195,8 +192,9 @@ class TransformersRegions(PretrainedRegions):
             config = _image_config(read_folder_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
             kind, options = _without_pooler(config, global_vector)
             self.backbone = load_from_folder(
-                *(kind, folder, config, _is_of_other_heads),
-                lambda missing: f"give the folder of a {config.model_type}",
+                *(kind, folder, config),
+                is_ignored=lambda name: _OTHER_HEADS.match(name) is not None,
+                remedy=lambda missing: f"give the folder of a {config.model_type}",
                 **options,
             )
             if mean is None:
@@ -212,8 +210,8 @@ class TransformersRegions(PretrainedRegions):
         self.stride = int(getattr(config, "patch_size", 4)) * 2 ** (len(getattr(config, "depths", "1")) - 1)
         self._norm_name = FINAL_NORM[config.model_type]
         self.channels = (getattr(config, "hidden_sizes", None) or [config.hidden_size])[-1]
-        called = inspect.signature(kind.forward).parameters
-        self._options = {name: True for name in ("interpolate_pos_encoding",) if name in called}
+        interpolates = "interpolate_pos_encoding" in inspect.signature(kind.forward).parameters
+        self._options = {"interpolate_pos_encoding": True} if interpolates else {}
         self.projection = region_projection(projection, self.channels, dim)
 
     def architecture(self) -> dict[str, Any]:
@@ -269,7 +267,7 @@ def _image_config(raw: dict[str, Any], source: str) -> Any:
 def _without_pooler(config: Any, global_vector: bool) -> tuple[type[nn.Module], dict[str, Any]]:
     """The class of a configuration's model, and options without pooled vectors, whose weights regions do not need."""
     kind, family = MODEL_MAPPING[type(config)], config.model_type
-    if global_vector and family not in (*_CLASS_TOKEN, _ATTENTION_POOLING):
+    if global_vector and family in _WITHOUT_GLOBAL_VECTOR:
         raise UserError(
             f"image_encoder.global_vector: a {family} has no class token and no attention pooling; set it to false"
         )
@@ -279,10 +277,6 @@ def _without_pooler(config: Any, global_vector: bool) -> tuple[type[nn.Module], 
         config.use_mask_token = False
     has_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
     return kind, {"add_pooling_layer": False} if has_pooler else {}
-
-
-def _is_of_other_heads(name: str) -> bool:
-    return _OTHER_HEADS.match(name) is not None
 
 
 def _plain(config: Any) -> dict[str, Any]:
