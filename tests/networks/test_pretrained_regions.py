@@ -80,7 +80,7 @@ def patch_tokens(name: str, model: Any, images: Tensor, count: int) -> Tensor:
     return tokens
 
 
-ALIKE = ("deit", "vit_msn", "ijepa", "dinov2", "dinov3_convnext", "swinv2", "convnextv2")
+ALIKE = ("deit", "dinov3_vit", "vit_msn", "ijepa", "dinov2", "dinov3_convnext", "swinv2", "convnextv2")
 """Families that share their kind of tokens with another one."""
 
 

@@ -35,6 +35,7 @@ N_PREFIX = {
     "deit_tiny_distilled_patch16_224": 2,
 }
 SLOW = (
+    "vit_tiny_patch16_224",
     "vit_base_patch16_siglip_224",
     "deit_tiny_distilled_patch16_224",
     "eva02_tiny_patch14_224",
