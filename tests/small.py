@@ -21,7 +21,7 @@ from medclip_dcl.metrics.calibration import Calibration, FindingCalibration
 from medclip_dcl.networks.bert_folder import save_language_model
 from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.similarity import LSENonLocal
+from medclip_dcl.networks.similarity import LSENonLocal, Similarity, pooled_score
 from medclip_dcl.networks.text_encoder import BertSentences
 
 SENTENCES = (
@@ -66,6 +66,27 @@ class LinearPatches(RegionEncoder):
 
     def config(self) -> dict[str, Any]:
         return {"dim": self.dim, "stride": self.stride}
+
+
+class GlobalPatches(LinearPatches):
+    """Also a vector of the whole image that is not the mean of its regions."""
+
+    has_global_vector = True
+
+    def features_and_global(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        maps = self.map(images)
+        return maps, (3 * maps).tanh().mean((2, 3))
+
+
+class RegionsAndGlobal(Similarity):
+    """The mean of the cosines with the mean region and with the global vector."""
+
+    uses_global_vector = True
+
+    def scores(self, regions: Tensor, sentences: Tensor, global_vector: Tensor | None = None) -> Tensor:
+        assert global_vector is not None
+        both = pooled_score(regions, sentences) + pooled_score(global_vector[:, None], sentences)
+        return both / 2
 
 
 def write_pixel(figure: object, file: Path) -> None:

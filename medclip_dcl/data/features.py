@@ -1,6 +1,7 @@
 """Features of frozen encoders, computed once by `data_prep.encode`: the folder features/NAME of a prepared set.
 
-Files: `images.npy`, float16 (image, channel, row, column), before the projection, in the order of images.parquet;
+Files: `images.npy`, float16 (image, channel, row, column), before the projection, in the order of images.parquet, with
+the global vector in a further last row where the encoder has one (`ImageTextNetwork.image_features`);
 `sentences.npy`, float32 (sentence, hidden), in the order of sentences.parquet; `features.json`, written last.
 """
 

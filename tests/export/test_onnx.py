@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from medclip_dcl.export.__main__ import main
 from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE, export_onnx
+from medclip_dcl.networks import GlobalCosine, ImageTextNetwork, TransformersRegions
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -87,3 +88,19 @@ def test_a_missing_extra_is_one_line(run, tmp_path, monkeypatch, capsys):
         error
         == "medclip_dcl.export: error: ONNX files need the package onnxruntime: pip install -e '.[onnx]'\n"
     )
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_global_vector_is_an_output(network, tmp_path):
+    architecture = {"model_type": "siglip_vision_model", "hidden_size": 12, "num_hidden_layers": 1}
+    architecture |= {"num_attention_heads": 2, "intermediate_size": 10, "image_size": 24, "patch_size": 8}
+    torch.manual_seed(0)
+    encoder = TransformersRegions(dim=5, architecture=architecture, global_vector=True)
+    own = ImageTextNetwork(encoder, network.text_encoder, GlobalCosine(), image_size=32).eval()
+    export_onnx(own, tmp_path)
+    images = torch.rand(3, 3, 32, 32)
+    found = session(tmp_path / IMAGE_FILE).run(["feature_map", "global_vector"], {"images": images.numpy()})
+    for one, expected in zip(found, own.encode(images), strict=True):
+        assert expected is not None
+        np.testing.assert_allclose(one, expected.numpy(), rtol=0, atol=1e-4)

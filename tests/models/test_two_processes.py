@@ -39,7 +39,7 @@ from tests.models import test_classifier as classifier
 from tests.models import test_image_text as image_text
 from tests.models import test_resuming as resuming
 from tests.processes import in_processes
-from tests.small import LinearPatches
+from tests.small import GlobalPatches, LinearPatches, RegionsAndGlobal
 from tests.unimodal import test_model as image_only
 from tests.unimodal import test_views as views
 
@@ -89,6 +89,18 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "image_to_text": 0.3,
     },
     "lse": {"class_probability": LM, "similarity": LSE},
+    "global_vector": {
+        "image_encoder": GlobalPatches,
+        "similarity": RegionsAndGlobal,
+        "image_to_text": 0.3,
+        "views": 2,
+    },
+    "global_vector_in_parts": {
+        "image_encoder": GlobalPatches,
+        "similarity": GlobalCosine,
+        "encode_at_once": 2,
+        "class_probability": LM,
+    },
     "non_local": {"class_probability": LM, "similarity": partial(NonLocal, dim=8)},
 }
 OF_BATCH = ("views", "encode_at_once")
@@ -124,7 +136,8 @@ def build(name: str) -> ImageTextModel:
     similarity = options.pop("similarity", partial(LSENonLocal, dim=8))()
     encoder = MeanOfTokens("masked_language_weight" in options)
     # A copy: losses have parameters and a state.
-    model = ImageTextModel(LinearPatches(), encoder, similarity, **copy.deepcopy(options)).double()
+    images = options.pop("image_encoder", LinearPatches)()
+    model = ImageTextModel(images, encoder, similarity, **copy.deepcopy(options)).double()
     for table in (x for name, x in model.objective.named_buffers() if "is_seen" not in name):
         torch.nn.init.uniform_(table, 0.05, 0.1)
     for table in (x for name, x in model.objective.named_buffers() if "is_seen" in name):

@@ -1,0 +1,90 @@
+"""Runs with an image encoder of transformers: whole, on frozen features, as a classifier; its folder is not kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from transformers import Dinov2Config, Dinov2Model
+
+from data_prep.encode import main as encode
+from medclip_dcl import load
+from medclip_dcl.command.cli import main
+from medclip_dcl.export.__main__ import main as export
+from tests.command.small_runs import ROOT, refused, small
+
+ENCODER = "--model.init_args.image_encoder"
+
+
+@pytest.fixture
+def dinov2(tmp_path: Path) -> Path:
+    folder = tmp_path / "dinov2"
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 24}
+    Dinov2Model(Dinov2Config(patch_size=8, **sizes)).save_pretrained(folder)
+    settings = {"image_mean": [0.53] * 3, "image_std": [0.26] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("has_global_vector", [False, True])
+def test_the_whole_way(dinov2, small_set, small_bert, tmp_path, capsys, has_global_vector):
+    folder, run, exported = (tmp_path / name for name in ("set", "run", "exported"))
+    shutil.copytree(small_set, folder)
+    own = [
+        ENCODER,
+        "medclip_dcl.networks.TransformersRegions",
+        f"{ENCODER}.init_args.pretrained",
+        str(dinov2),
+    ]
+    if has_global_vector:
+        own += [f"{ENCODER}.init_args.global_vector", "true"]
+        own += ["--model.init_args.similarity", "medclip_dcl.networks.GlobalCosine"]
+    words = small(run, folder, small_bert, objective="infonce", resnet=True) + own
+    said = refused(capsys, ["fit", *words, "--data.init_args.crop_size", "36"])
+    assert "data.crop_size: expected a multiple of the image encoder's patch, 8 pixels, found 36" in said
+    assert not run.exists()
+    main(["fit", *words])
+    shutil.move(dinov2, tmp_path / "elsewhere")
+    main(["test", "--config", str(run / "config.yaml")])
+    found = json.loads((run / "results.json").read_text())["metrics"]
+    assert set(found) > {"classification", "grounding", "retrieval"}
+    model = load(run)
+    assert model.network.mean.flatten().tolist() == pytest.approx([0.53] * 3)
+    export([str(run), str(exported)])
+    assert "model_type dinov2" in (exported / "README.md").read_text()
+    encode(["--data", str(folder), "--model", str(exported), "--device", "cpu"])
+    (name,) = (file.name for file in (folder / "features").iterdir())
+    shutil.move(tmp_path / "elsewhere", dinov2)
+    heads = small(tmp_path / "heads", folder, small_bert, objective="infonce", resnet=True) + own
+    heads = [word for word in heads if word not in ("48", "32")]
+    for option in ("--data.init_args.image_size", "--data.init_args.crop_size"):
+        heads.remove(option)
+    heads[2:2] = ["--config", str(ROOT / "configs/heads.yaml")]
+    text = "--model.init_args.text_encoder.init_args."
+    heads += [f"{text}max_tokens", "64", f"{text}pooling", "mean", "--data.init_args.features", name]
+    main(["fit", *heads, "--model.init_args.init_from", str(exported)])
+    main(["test", "--config", str(tmp_path / "heads/config.yaml")])
+    on_features = json.loads((tmp_path / "heads/results.json").read_text())["metrics"]
+    main(["test", "--config", str(tmp_path / "heads/config.yaml"), "--data.init_args.features", "null"])
+    on_images = json.loads((tmp_path / "heads/results.json").read_text())["metrics"]
+    expected = on_images["grounding"]["cnr"]
+    assert on_features["grounding"]["cnr"] == pytest.approx(expected, abs=2e-3)
+    tuned = ["--config", str(ROOT / "configs/finetune.yaml"), "--run_folder", str(tmp_path / "tuned")]
+    tuned += ["--data.init_args.folder", str(folder), "--data.init_args.crop_size", "40"]
+    tuned += [
+        "--data.init_args.num_workers",
+        "0",
+        "--trainer.max_epochs",
+        "1",
+        "--trainer.precision",
+        "32-true",
+    ]
+    main(
+        ["fit", *tuned, "--model.init_args.init_from", str(exported), "--model.init_args.layer_decay", "0.5"]
+    )
+    main(["test", "--config", str(tmp_path / "tuned/config.yaml")])
+    assert (tmp_path / "tuned/results.json").is_file()
