@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from medclip_dcl.networks.image_encoder import RegionEncoder as RegionEncoder
     from medclip_dcl.networks.image_encoder import ResNetRegions as ResNetRegions
     from medclip_dcl.networks.image_text import ImageTextNetwork as ImageTextNetwork
+    from medclip_dcl.networks.pretrained_sentences import TransformersSentences as TransformersSentences
     from medclip_dcl.networks.similarity import LSE as LSE
     from medclip_dcl.networks.similarity import GlobalCosine as GlobalCosine
     from medclip_dcl.networks.similarity import LSENonLocal as LSENonLocal
@@ -31,6 +32,7 @@ _MODULES = {
     "ResNetRegions": "image_encoder",
     "SentenceEncoder": "text_encoder",
     "Similarity": "similarity",
+    "TransformersSentences": "pretrained_sentences",
 }
 
 __all__ = [*_MODULES]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from medclip_dcl.networks.masked_language import (
 
 FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
 """Settings of a BERT that change what it computes but none of its tensors."""
+_OF_TRAINING = re.compile("dropout|initializer")
 
 
 class SentenceEncoder(nn.Module):
@@ -91,6 +93,17 @@ class SentenceEncoder(nn.Module):
         """-log P of each masked token; `labels` are -100 at unmasked tokens, `places` those of the others."""
         raise NotImplementedError
 
+    def take_transformer(self, saved: SavedModel) -> None:
+        """Load all weights but the projection's from a trained encoder of the same configuration."""
+        own, state = self.state_dict(), saved.tensors("text_encoder")
+        wanted = [name for name in own if not name.startswith("projection.")]
+        if missing := [name for name in wanted if name not in state]:
+            raise UserError(
+                f"{saved.path}: its text encoder has no {', '.join(missing)}; choose masked_language_head: false, "
+                "another pooling, or a model that was trained with them"
+            )
+        self.load_state_dict({**own, **{name: state[name] for name in wanted}})
+
 
 class BertSentences(SentenceEncoder):
     """BERT (CXR-BERT), pooled last hidden state, projection to `dim`.
@@ -145,9 +158,9 @@ class BertSentences(SentenceEncoder):
         check_min("text_encoder", {"dim": (dim, 1)})
         check_choice("text_encoder.pooling", pooling, ("cls", "mean"))
         check_choice("text_encoder.projection", projection, ("linear", "mlp"))
-        trained = None if pretrained is None else _trained_encoder(pretrained)
+        trained = None if pretrained is None else trained_encoder(pretrained, ("bert", "tokenizer"), "BERT")
         if trained is not None:
-            bert, tokenizer = (_arguments(trained)[name] for name in ("bert", "tokenizer"))
+            bert, tokenizer = (trained_arguments(trained)[name] for name in ("bert", "tokenizer"))
         if bert is None:
             folder = resolve_folder(str(pretrained))
             model = load_masked_language_model(folder) if masked_language_head else load_bert(folder)
@@ -178,9 +191,9 @@ class BertSentences(SentenceEncoder):
         self.tokenizer.enable_truncation(max_tokens)
         # A literal "[SEP]" in a report is text, not the end of the sentence.
         self.tokenizer.encode_special_tokens = True
-        self.projection = _projection(projection, self.bert.config.hidden_size, dim)
+        self.projection = sentence_projection(projection, self.bert.config.hidden_size, dim)
         if trained is not None:
-            self._take_transformer(trained)
+            self.take_transformer(trained)
 
     @property
     def transformer(self) -> nn.Module:
@@ -248,17 +261,6 @@ class BertSentences(SentenceEncoder):
     def _closed(self, texts: Sequence[str]) -> list[str]:
         return [with_final_period(text) for text in texts] if self.final_period else list(texts)
 
-    def _take_transformer(self, saved: SavedModel) -> None:
-        """Load all weights but the projection's from a trained encoder of the same configuration."""
-        own, state = self.state_dict(), saved.tensors("text_encoder")
-        wanted = [name for name in own if not name.startswith("projection.")]
-        if missing := [name for name in wanted if name not in state]:
-            raise UserError(
-                f"{saved.path}: its text encoder has no {', '.join(missing)}; choose masked_language_head: false, or "
-                "a model that was trained with a head"
-            )
-        self.load_state_dict({**own, **{name: state[name] for name in wanted}})
-
 
 def share_of_truncated(count: int, total: int) -> str:
     """A warning about sentences that are longer than the encoder takes; "" for none."""
@@ -267,22 +269,32 @@ def share_of_truncated(count: int, total: int) -> str:
     return f"{count:,} of {total:,} sentences ({count / total:.2%}) are longer than max_tokens: their end is cut off"
 
 
-def _trained_encoder(source: str) -> SavedModel | None:
-    """The checkpoint or exported folder of an image-text model; None for a BERT folder or a repository id."""
+def trained_encoder(source: str, needed: Sequence[str], kind: str) -> SavedModel | None:
+    """The checkpoint or exported folder of an image-text model; None for a folder of weights or a repository id.
+
+    `needed`: arguments of its text encoder that a new one takes over; `kind` names such an encoder in the error.
+    """
     path = Path(source).expanduser()
     if not (path.is_file() or is_exported(path)):
         return None
     saved = read_model(path)
-    if not {"bert", "tokenizer"} <= _arguments(saved).keys():
-        raise UserError(f"{source} has no BERT as its text encoder; give a BERT folder (pretrained)")
+    if not set(needed) <= trained_arguments(saved).keys():
+        raise UserError(f"{source} has no {kind} as its text encoder; give a {kind} folder (pretrained)")
     return saved
 
 
-def _arguments(saved: SavedModel) -> dict[str, Any]:
+def trained_arguments(saved: SavedModel) -> dict[str, Any]:
+    """Arguments that rebuild the text encoder of an image-text model."""
     return saved.require_network().get("text_encoder", {}).get("init_args", {})
 
 
-def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
+def functional_settings(architecture: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a transformer's configuration on which its hidden states depend in evaluation."""
+    return {name: value for name, value in architecture.items() if not _OF_TRAINING.search(name)}
+
+
+def sentence_projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
+    """From a pooled hidden state to `dim`: "linear", or the two layers of "mlp", BioViL's."""
     if kind == "linear":
         return nn.Linear(hidden_size, dim)
     return nn.Sequential(
