@@ -31,7 +31,7 @@ DEBERTA: dict[str, Any] = {
 
 def bpe(first: list[str], end_of_word: str = "") -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Vocabulary and merges of a BPE over bytes, special tokens first."""
-    suffix = {"end_of_word_suffix": end_of_word} if end_of_word else {}
+    suffix: dict[str, Any] = {"end_of_word_suffix": end_of_word} if end_of_word else {}
     tokenizer = Tokenizer(models.BPE(**suffix))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -136,7 +136,13 @@ def _model(family: str, sizes: dict[str, Any], tokenizer: Any) -> Any:
     if family == "bert":
         return T.BertForPreTraining(T.BertConfig(**sizes))
     if family == "distilbert":
-        own = {"dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 24, "max_position_embeddings": 40}
+        own: dict[str, Any] = {
+            "dim": 16,
+            "n_layers": 2,
+            "n_heads": 2,
+            "hidden_dim": 24,
+            "max_position_embeddings": 40,
+        }
         config = T.DistilBertConfig(vocab_size=sizes["vocab_size"], **own)
         return T.DistilBertForMaskedLM(config)
     if family == "roberta":

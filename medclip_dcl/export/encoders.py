@@ -88,7 +88,7 @@ def _tokenizer(encoder: TransformersSentences) -> PreTrainedTokenizerFast:
         tokenizer_object=encoder.tokenizer,
         pad_token=encoder.tokenizer.id_to_token(encoder.pad_token_id),
         model_max_length=encoder.max_tokens,
-        truncation_side=encoder.tokenizer.truncation["direction"],
+        truncation_side=encoder.truncation_side,
         model_input_names=["input_ids", "attention_mask"],
     )
 

@@ -131,7 +131,11 @@ class TransformersSentences(SentenceEncoder):
         pad_token_id: int | None = None,
     ) -> None:
         super().__init__()
-        described = {"architecture": architecture, "tokenizer": tokenizer, "pad_token_id": pad_token_id}
+        described: dict[str, Any] = {
+            "architecture": architecture,
+            "tokenizer": tokenizer,
+            "pad_token_id": pad_token_id,
+        }
         if (pretrained is None) == (None in described.values()):
             raise UserError(
                 "text encoder: give either pretrained (a folder or repository id), or architecture, tokenizer and "
@@ -168,8 +172,9 @@ class TransformersSentences(SentenceEncoder):
                 f"max_tokens: expected a number in [{least}, {positions}] for this text encoder, found {max_tokens}"
             )
         self.dim, self.max_tokens, self.final_period = dim, max_tokens, final_period
+        self.truncation_side = str((self.tokenizer.truncation or {})["direction"])
         self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(max_tokens, direction=self.tokenizer.truncation["direction"])
+        self.tokenizer.enable_truncation(max_tokens, direction=self.truncation_side)
         # A literal "</s>" in a report is text, not the end of the sentence.
         self.tokenizer.encode_special_tokens = True
         self.projection_kind = projection

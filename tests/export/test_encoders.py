@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import torchvision
@@ -75,11 +76,8 @@ def test_any_text_encoder_is_exported(family, options, tmp_path, monkeypatch):
     tokens, lengths = network.tokenize(TEXTS)
     assert torch.equal(again.states(tokens, lengths), encoder.states(tokens, lengths))
     network.save_pretrained(tmp_path / "network")
-    model = load(tmp_path / "network")
-    assert torch.equal(model.embed_texts(TEXTS), model.embed_texts(TEXTS[::-1]).flip(0))
-    torch.testing.assert_close(
-        model.embed_texts(TEXTS), normalize(network.embed_texts(TEXTS), dim=1), rtol=1e-5, atol=1e-5
-    )
+    expected = normalize(network.embed_texts(TEXTS), dim=1).numpy()
+    np.testing.assert_allclose(load(tmp_path / "network").embed_texts(TEXTS), expected, rtol=0, atol=1e-5)
 
 
 def test_the_text_encoder_loads_here_and_in_transformers(network, tmp_path):
