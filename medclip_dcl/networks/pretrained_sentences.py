@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,12 +41,11 @@ from medclip_dcl.networks.bert_folder import (
 )
 from medclip_dcl.networks.masked_language import attention_kernels, is_token
 from medclip_dcl.networks.text_encoder import (
-    SentenceEncoder,
+    TransformerEncoder,
     functional_settings,
     sentence_projection,
     trained_arguments,
     trained_encoder,
-    with_final_period,
 )
 
 POOLINGS = ("cls", "mean", "last", "pooler")
@@ -83,7 +82,7 @@ ALL_MASK_ATTENTION_FUNCTIONS.register(_SDPA, _mask)
 ALL_ATTENTION_FUNCTIONS.register(_SDPA, sdpa_attention_forward)
 
 
-class TransformersSentences(SentenceEncoder):
+class TransformersSentences(TransformerEncoder):
     """A text encoder of transformers: RoBERTa, MPNet, ModernBERT, DeBERTa, DistilBERT, text towers of CLIP and SigLIP.
 
     Pooled last hidden state, projected to `dim`. Special tokens are the tokenizer's; a sentence is padded as the model
@@ -149,34 +148,23 @@ class TransformersSentences(SentenceEncoder):
         folder = None if pretrained is None or trained is not None else resolve_folder(pretrained)
         if folder is None:
             config = _text_config(dict(described["architecture"]), "text_encoder.architecture")
-            self.tokenizer = Tokenizer.from_str(described["tokenizer"])
+            splitter = Tokenizer.from_str(described["tokenizer"])
             self.pad_token_id: int = described["pad_token_id"]
         else:
             config = _text_config(read_folder_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
-            self.tokenizer, self.pad_token_id = _load_tokenizer(folder, config)
+            splitter, self.pad_token_id = _load_tokenizer(folder, config)
         if dropout is not None:
             _set_dropout(config, dropout)
         self.family: str = config.model_type
         self.pooling = pooling or ("pooler" if self.family in _TOWERS else "cls")
         self.model = _model(config, self.pooling, folder)
         positions = _positions(self.model)
-        if max_tokens is None:
-            max_tokens = min(positions, _DEFAULT_MAX_TOKENS)
-        # SigLIP sees its padding.
-        self.is_padded_to_positions = self.family in _SIGLIP
-        least = 1 + self.tokenizer.num_special_tokens_to_add(False)
-        if self.is_padded_to_positions:
-            least = positions
-        if not least <= max_tokens <= positions:
-            raise UserError(
-                f"max_tokens: expected a number in [{least}, {positions}] for this text encoder, found {max_tokens}"
-            )
-        self.dim, self.max_tokens, self.final_period = dim, max_tokens, final_period
-        self.truncation_side = str((self.tokenizer.truncation or {})["direction"])
-        self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(max_tokens, direction=self.truncation_side)
-        # A literal "</s>" in a report is text, not the end of the sentence.
-        self.tokenizer.encode_special_tokens = True
+        self.is_padded_to_positions = self.family in _SIGLIP  # and sees its padding
+        least = positions if self.is_padded_to_positions else 1 + splitter.num_special_tokens_to_add(False)
+        self.truncation_side = str((splitter.truncation or {})["direction"])
+        wanted = min(positions, _DEFAULT_MAX_TOKENS) if max_tokens is None else max_tokens
+        self.set_tokenizer(splitter, wanted, least, positions, self.truncation_side)
+        self.dim, self.final_period = dim, final_period
         self.projection_kind = projection
         if projection == "pretrained":
             self.projection = _own_projection(config, self.pooling, dim, folder)
@@ -214,17 +202,6 @@ class TransformersSentences(SentenceEncoder):
         settings = {name: x for name, x in self.config().items() if name not in ("dim", "projection")}
         return {**settings, "architecture": functional_settings(settings["architecture"])}
 
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(self._closed(texts))]
-
-    def are_truncated(self, texts: Sequence[str]) -> list[bool]:
-        return super().are_truncated(self._closed(texts))
-
-    def forward(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence dim"]:
-        return self.project(self.states(tokens, lengths))
-
     def states(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence hidden"]:
@@ -246,12 +223,6 @@ class TransformersSentences(SentenceEncoder):
             return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
         return hidden.masked_fill(~is_present[..., None], 0.0).sum(dim=1) / lengths[:, None]
 
-    def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
-        return self.projection(states)
-
-    def _closed(self, texts: Sequence[str]) -> list[str]:
-        return [with_final_period(text) for text in texts] if self.final_period else list(texts)
-
 
 def _text_config(raw: Mapping[str, Any], source: str) -> PreTrainedConfig:
     """transformers' configuration of a text model, or that of the text tower of two; never runs code of a folder."""
@@ -270,13 +241,12 @@ def _text_config(raw: Mapping[str, Any], source: str) -> PreTrainedConfig:
             text.projection_dim = config.projection_dim  # of the weights that both towers share a file with
         if _model_class(text) is not None and not text.is_encoder_decoder:
             return text
-    classes = [
-        x
-        for names in raw.get("auto_map", {}).values()
-        for x in (names if isinstance(names, list) else [names])
-    ]
-    files = sorted({f"{x.split('--')[-1].rpartition('.')[0]}.py" for x in classes if x})
-    code = f" with code of its own, {', '.join(files)}, which is never run" if files else ""
+    modules = sorted(set(re.findall(r'(\w+)\.\w+"', json.dumps(raw.get("auto_map")))))
+    code = (
+        f" with code of its own, {', '.join(f'{x}.py' for x in modules)}, which is never run"
+        if modules
+        else ""
+    )
     raise ModelFolderError(
         f"{source}: model_type: expected an encoder of transformers {transformers.__version__}, CLIP or SigLIP, found "
         f"{family!r}{code}; give another model, BertSentences for CXR-BERT, or a class of your own "
@@ -374,14 +344,11 @@ def _load_tokenizer(folder: Path, config: PreTrainedConfig) -> tuple[Tokenizer, 
         found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         backend = _backend(found)
     except Exception as error:  # a tokenizer's files are read in many ways
+        remedy = "copy its files again"
         if any(folder.glob("*.model")) and not (is_sentencepiece_available() and is_protobuf_available()):
-            raise ModelFolderError(
-                f"{folder}: its tokenizer needs the packages sentencepiece and protobuf: pip install -e "
-                "'.[sentencepiece]'"
-            ) from error
-        raise ModelFolderError(
-            f"{folder}: the tokenizer cannot be loaded ({' '.join(str(error).split())[:300]}); copy its files again"
-        ) from error
+            remedy = "it needs the packages sentencepiece and protobuf: pip install -e '.[sentencepiece]'"
+        reason = " ".join(str(error).split())[:300]
+        raise ModelFolderError(f"{folder}: the tokenizer cannot be loaded ({reason}); {remedy}") from error
     if (n_tokens := 1 + max(backend.get_vocab().values())) > config.vocab_size:
         raise ModelFolderError(
             f"{folder}: tokenizer does not fit the weights: {n_tokens} tokens, but {config.vocab_size} embedding rows "

@@ -93,6 +93,45 @@ class SentenceEncoder(nn.Module):
         """-log P of each masked token; `labels` are -100 at unmasked tokens, `places` those of the others."""
         raise NotImplementedError
 
+
+class TransformerEncoder(SentenceEncoder):
+    """Base class of encoders around a library's transformer: pooled states, and a projection of them."""
+
+    max_tokens: int
+    final_period: bool
+    projection: nn.Module
+
+    def set_tokenizer(
+        self, tokenizer: Tokenizer, max_tokens: int, least: int, positions: int, side: str = "right"
+    ) -> None:
+        """Take a tokenizer that truncates to `max_tokens`, of `least` to `positions`, and does not pad."""
+        if not least <= max_tokens <= positions:
+            raise UserError(
+                f"max_tokens: expected a number in [{least}, {positions}] for this text encoder, found {max_tokens}"
+            )
+        self.tokenizer, self.max_tokens = tokenizer, max_tokens
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(max_tokens, direction=side)
+        # A literal "[SEP]" in a report is text, not the end of the sentence.
+        tokenizer.encode_special_tokens = True
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(self._closed(texts))]
+
+    def are_truncated(self, texts: Sequence[str]) -> list[bool]:
+        return super().are_truncated(self._closed(texts))
+
+    def forward(
+        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    ) -> Float[Tensor, "sentence dim"]:
+        return self.project(self.states(tokens, lengths))
+
+    def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
+        return self.projection(states)
+
+    def _closed(self, texts: Sequence[str]) -> list[str]:
+        return [with_final_period(text) for text in texts] if self.final_period else list(texts)
+
     def take_transformer(self, saved: SavedModel) -> None:
         """Load all weights but the projection's from a trained encoder of the same configuration."""
         own, state = self.state_dict(), saved.tensors("text_encoder")
@@ -105,7 +144,7 @@ class SentenceEncoder(nn.Module):
         self.load_state_dict({**own, **{name: state[name] for name in wanted}})
 
 
-class BertSentences(SentenceEncoder):
+class BertSentences(TransformerEncoder):
     """BERT (CXR-BERT), pooled last hidden state, projection to `dim`.
 
     Give either `pretrained`, or `bert` and `tokenizer` as returned by `config`, for random weights. The configurations
@@ -169,7 +208,6 @@ class BertSentences(SentenceEncoder):
             model = BertForMaskedLM(BertConfig(**bert))
         else:
             model = BertModel(BertConfig(**bert), add_pooling_layer=False)
-        self.tokenizer = Tokenizer.from_str(str(tokenizer))
         self.bert = model.bert if masked_language_head else model
         self.masked_language_head = MaskedLanguageHead(model) if masked_language_head else None
         self.has_masked_language_head = masked_language_head
@@ -180,17 +218,11 @@ class BertSentences(SentenceEncoder):
             for module in self.bert.modules():
                 if isinstance(module, nn.Dropout):
                     module.p = dropout
-        positions = self.bert.config.max_position_embeddings
-        if not 3 <= max_tokens <= positions:
-            raise UserError(
-                f"max_tokens: expected a number in [3, {positions}] for this text encoder, found {max_tokens}"
-            )
-        self.dim, self.max_tokens = dim, max_tokens
-        self.final_period, self.pooling, self.projection_kind = final_period, pooling, projection
-        self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(max_tokens)
-        # A literal "[SEP]" in a report is text, not the end of the sentence.
-        self.tokenizer.encode_special_tokens = True
+        self.set_tokenizer(
+            Tokenizer.from_str(str(tokenizer)), max_tokens, 3, self.bert.config.max_position_embeddings
+        )
+        self.dim, self.final_period, self.pooling = dim, final_period, pooling
+        self.projection_kind = projection
         self.projection = sentence_projection(projection, self.bert.config.hidden_size, dim)
         if trained is not None:
             self.take_transformer(trained)
@@ -222,17 +254,6 @@ class BertSentences(SentenceEncoder):
         bert = {name: getattr(self.bert.config, name, None) for name in FUNCTION_OF_BERT}
         return {**own, **bert, "tokenizer": self.tokenizer.to_str()}
 
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(self._closed(texts))]
-
-    def are_truncated(self, texts: Sequence[str]) -> list[bool]:
-        return super().are_truncated(self._closed(texts))
-
-    def forward(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence dim"]:
-        return self.project(self.states(tokens, lengths))
-
     def states(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence hidden"]:
@@ -241,9 +262,6 @@ class BertSentences(SentenceEncoder):
             return hidden[:, 0]
         total = hidden.masked_fill(~is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
         return total / lengths[:, None]
-
-    def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
-        return self.projection(states)
 
     def masked_language_loss(
         self,
@@ -257,9 +275,6 @@ class BertSentences(SentenceEncoder):
         words = self.bert.embeddings.word_embeddings.weight
         hidden = last_hidden_states(self.bert, tokens, lengths)
         return masked_language_losses(hidden, labels, places, lambda rows: head(rows, words))
-
-    def _closed(self, texts: Sequence[str]) -> list[str]:
-        return [with_final_period(text) for text in texts] if self.final_period else list(texts)
 
 
 def share_of_truncated(count: int, total: int) -> str:

@@ -126,6 +126,17 @@ def test_a_step_trains_all_and_reads_nothing(family, folder_of):
     assert all(p.grad is not None and p.requires_grad for p in encoder.parameters())
 
 
+@pytest.mark.parametrize("family", ["modernbert", "deberta", "clip"])
+@torch.no_grad()
+def test_dropout_is_set_everywhere(family, folder_of):
+    encoder = TransformersSentences(str(folder_of(family)), dim=8, dropout=0.5)
+    tokens, lengths = encoded(encoder, TEXTS)
+    assert not torch.equal(encoder(tokens, lengths), encoder(tokens, lengths))
+    own = TransformersSentences(str(folder_of(family)), dim=8, dropout=0.0)
+    torch.testing.assert_close(encoder.eval().states(tokens, lengths), own.states(tokens, lengths))
+    assert own.transformer_settings() == encoder.transformer_settings()
+
+
 def test_siglips_head_is_not_trained_where_unused(folder_of):
     encoder = TransformersSentences(str(folder_of("siglip")), dim=8, pooling="mean")
     encoder(*encoded(encoder, TEXTS)).square().sum().backward()
@@ -289,7 +300,7 @@ def test_a_sentencepiece_file_names_its_extra(folder_of, tmp_path, monkeypatch):
     (folder / "spiece.model").write_bytes(b"pieces")
     monkeypatch.setattr(pretrained_sentences, "is_sentencepiece_available", lambda: False)
     with pytest.raises(
-        UserError, match=r"needs the packages sentencepiece and protobuf: pip .*\[sentencepiece\]"
+        UserError, match=r"it needs the packages sentencepiece and protobuf: pip .*\[sentencepiece\]"
     ):
         TransformersSentences(str(folder))
 
