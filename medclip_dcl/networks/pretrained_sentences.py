@@ -341,7 +341,8 @@ def _load_tokenizer(folder: Path, config: PreTrainedConfig) -> tuple[Tokenizer, 
             f"{folder}: no tokenizer: none of {', '.join(_VOCABULARIES)} is there; copy the tokenizer's files"
         )
     try:
-        found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        case = _case(folder / "tokenizer.json")
+        found = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **case)
         backend = _backend(found)
     except Exception as error:  # a tokenizer's files are read in many ways
         remedy = "copy its files again"
@@ -361,6 +362,13 @@ def _load_tokenizer(folder: Path, config: PreTrainedConfig) -> tuple[Tokenizer, 
     backend.enable_truncation(_DEFAULT_MAX_TOKENS, direction=found.truncation_side)
     known = (x for x in (found.pad_token_id, config.pad_token_id) if x is not None)
     return backend, int(next(known, 0))
+
+
+def _case(file: Path) -> dict[str, Any]:
+    """Treatment of case and accents in tokenizer.json, which transformers' classes of BERT's kind do not read."""
+    found = (read_folder_json(file).get("normalizer") if file.is_file() else None) or {}
+    names = {"do_lower_case": "lowercase", "strip_accents": "strip_accents"}
+    return {name: found[x] for name, x in names.items()} if found.get("type") == "BertNormalizer" else {}
 
 
 def _backend(tokenizer: Any) -> Tokenizer:

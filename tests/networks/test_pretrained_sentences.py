@@ -221,6 +221,18 @@ def test_special_tokens_in_a_text_are_text(folder_of):
     assert encoder.truncated_share(["clear", "clear " * 30]).startswith("1 of 2 sentences (50.00%)")
 
 
+@pytest.mark.parametrize("family", ["distilbert", "mpnet"])
+def test_a_cased_tokenizer_stays_cased(family, folder_of, tmp_path):
+    """transformers' classes take the vocabulary of tokenizer.json, but not its treatment of case."""
+    folder = changed(folder_of(family), tmp_path / family)
+    (folder / "tokenizer_config.json").unlink()
+    text = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(text.replace('"lowercase": true', '"lowercase": false'))
+    encoder = TransformersSentences(str(folder))
+    tokens = encoder.tokenizer.encode("edema EDEMA").tokens
+    assert tokens[1] == "edema" and tokens[2] == "[UNK]"
+
+
 def changed(source: Path, folder: Path, **settings: Any) -> Path:
     shutil.copytree(source, folder)
     config = json.loads((folder / "config.json").read_text())
