@@ -37,11 +37,14 @@ Pretrained = TypeVar("Pretrained", bound=nn.Module)
 _FILES = ("*.json", "vocab.txt", "merges.txt", "*.model", "model*.safetensors")
 _TORCH_FILES = ("pytorch_model*.bin",)
 
-# Entries of config.json that are not settings of a BERT: names of remote code, classes and library versions.
+NAMES_OF_CODE = ("auto_map", "attn_implementation", "_attn_implementation", "use_kernels", "kernel_config")
+"""Entries of a config.json by which transformers would download code and run it."""
+
+# Further entries that are not settings of a BERT: names of classes and library versions.
 _NOT_BERT_SETTINGS = (
+    *NAMES_OF_CODE,
     "_name_or_path",
     "architectures",
-    "auto_map",
     "dtype",
     "model_type",
     "projection_size",

@@ -34,6 +34,7 @@ from transformers.utils import is_protobuf_available, is_sentencepiece_available
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly
 from medclip_dcl.networks.bert_folder import (
+    NAMES_OF_CODE,
     ModelFolderError,
     load_from_folder,
     read_folder_json,
@@ -61,7 +62,7 @@ _TOWERS: dict[str, type[PreTrainedModel]] = {
 _DEFAULT_MAX_TOKENS = 128
 
 _NOT_SETTINGS = (
-    *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
+    *(*NAMES_OF_CODE, "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"),
     *("id2label", "label2id", "problem_type"),
 )
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
@@ -236,6 +237,7 @@ def _text_config(raw: Mapping[str, Any], source: str) -> PreTrainedConfig:
             raise ModelFolderError(
                 f"{source}: {' '.join(str(error).split())[:300]}; correct the setting"
             ) from error
+        config._attn_implementation = None  # in that of a tower, too
         text = getattr(config, "text_config", config)
         if text.model_type == _CLIP and text is not config:
             text.projection_dim = config.projection_dim  # of the weights that both towers share a file with

@@ -16,6 +16,7 @@ from transformers import BertConfig, BertForMaskedLM, BertModel
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import SavedModel, is_exported, read_model
 from medclip_dcl.networks.bert_folder import (
+    NAMES_OF_CODE,
     load_bert,
     load_masked_language_model,
     load_tokenizer,
@@ -204,10 +205,12 @@ class BertSentences(TransformerEncoder):
             folder = resolve_folder(str(pretrained))
             model = load_masked_language_model(folder) if masked_language_head else load_bert(folder)
             tokenizer = load_tokenizer(folder).backend_tokenizer.to_str()
-        elif masked_language_head:
-            model = BertForMaskedLM(BertConfig(**bert))
         else:
-            model = BertModel(BertConfig(**bert), add_pooling_layer=False)
+            config = BertConfig(**{name: x for name, x in bert.items() if name not in NAMES_OF_CODE})
+            if masked_language_head:
+                model = BertForMaskedLM(config)
+            else:
+                model = BertModel(config, add_pooling_layer=False)
         self.bert = model.bert if masked_language_head else model
         self.masked_language_head = MaskedLanguageHead(model) if masked_language_head else None
         self.has_masked_language_head = masked_language_head
