@@ -28,7 +28,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
 
 FeatureMaps: TypeAlias = Float[Tensor, "image dim region_row region_column"]
 
@@ -107,12 +107,14 @@ class EvaluationCallback(Evaluation, ABC):
         stages: "validate", "test", or both, the default.
         network_class: class of the network that it evaluates.
         measured: name of the model's output that it measures.
+        measures_images: True if it compares whole images: of an encoder with a global vector it then gets `Encoded`.
         options: its arguments on which the results depend; results.json records them as `protocol`.
     """
 
     stages: ClassVar[tuple[str, ...]] = ("validate", "test")
     network_class: ClassVar[type[nn.Module]] = ImageTextNetwork
     measured: ClassVar[str] = "feature_map"
+    measures_images: ClassVar[bool] = False
     options: ClassVar[tuple[str, ...]] = ()
 
     _tables: Any = None
@@ -164,6 +166,8 @@ class EvaluationCallback(Evaluation, ABC):
             return
         dicom_ids, output = outputs["dicom_id"], outputs[self.measured].float()
         _require_numbers(output, dicom_ids)
+        if self.measures_images and "global_vector" in outputs:
+            output = Encoded(output, outputs["global_vector"].float())
         self._values.update(self.measure(self._network(pl_module), output, dicom_ids))
 
     def _finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -236,13 +240,14 @@ def embed_anew(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor,
 
 def scores(
     network: ImageTextNetwork,
-    feature_map: FeatureMaps,
+    images: FeatureMaps | Encoded,
     sentences: Float[Tensor, "sentence dim"],
 ) -> Float[Tensor, "sentence image"]:
     """Image-sentence scores in [-1, 1]: the network's similarity logits divided by gamma^2, on the CPU."""
-    regions = network.regions(feature_map)
-    rows = max(1, _ELEMENTS_PER_CHUNK // max(1, regions.shape[0] * regions.shape[1]))
-    parts = [network.similarity(regions, part) for part in sentences.split(rows)]
+    encoded = images if isinstance(images, Encoded) else Encoded(images)
+    count, _, *grid = encoded.feature_map.shape
+    rows = max(1, _ELEMENTS_PER_CHUNK // max(1, count * math.prod(grid)))
+    parts = [network.logits(encoded, part) for part in sentences.split(rows)]
     return (torch.cat(parts) / network.similarity.gamma2).float().cpu()
 
 

@@ -178,8 +178,8 @@ def _kept_scores(
     zero_shot.prepare(tables, "validate")
     for batch in progress_bar(iterable=module.predict_dataloader(), desc="validate images", unit=" batch"):
         with torch.inference_mode():
-            feature_map = network.feature_map(batch["images"].to(network.mean.device))
-            values |= zero_shot.measure(network, feature_map, batch["dicom_id"])
+            encoded = network.encode(batch["images"].to(network.mean.device))
+            values |= zero_shot.measure(network, encoded, batch["dicom_id"])
     cases = zero_shot.summarise(network, values, tables)[zero_shot.section].predictions
     if cases.empty:
         raise UserError(

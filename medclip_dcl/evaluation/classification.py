@@ -29,7 +29,7 @@ from medclip_dcl.evaluation.base import (
     subject_ids,
 )
 from medclip_dcl.metrics import summaries
-from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
 from medclip_dcl.pictures.plots import roc_figure
 
 NO_CASES = "no image has a label of these findings: zero-shot classification is not measured"
@@ -75,6 +75,7 @@ class ZeroShotClassification(Classification):
     """
 
     section = "classification"
+    measures_images = True
     options = ("ensemble", "min_cases")
 
     def __init__(
@@ -102,11 +103,13 @@ class ZeroShotClassification(Classification):
         return set(tables.cases.loc[tables.cases["finding"].isin(self.prompts), "dicom_id"])
 
     def measure(
-        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
+        self, network: ImageTextNetwork, images: FeatureMaps | Encoded, dicom_ids: Sequence[str]
     ) -> dict[str, list[float]]:
-        return dict(zip(dicom_ids, self.scores(network, feature_map).T.tolist(), strict=True))
+        return dict(zip(dicom_ids, self.scores(network, images).T.tolist(), strict=True))
 
-    def scores(self, network: ImageTextNetwork, feature_map: FeatureMaps) -> Float[Tensor, "ensemble image"]:
+    def scores(
+        self, network: ImageTextNetwork, images: FeatureMaps | Encoded
+    ) -> Float[Tensor, "ensemble image"]:
         """Scores of each finding's negative prompts, then of each finding's positive prompts."""
         negative, positive = zip(*self.prompts.values(), strict=True)
         ensembles = [*negative, *positive]
@@ -117,8 +120,8 @@ class ZeroShotClassification(Classification):
                 part if len(part) == 1 else normalize(part, dim=-1).mean(dim=0, keepdim=True)
                 for part in embeddings.split(sizes)
             ]
-            return scores(network, feature_map, torch.cat(together))
-        found = scores(network, feature_map, embeddings)
+            return scores(network, images, torch.cat(together))
+        found = scores(network, images, embeddings)
         return torch.stack([part.mean(dim=0) for part in found.split(sizes)])
 
     def summarise(

@@ -16,7 +16,7 @@ from medclip_dcl.common.errors import check_min
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, FeatureMaps, subject_ids
-from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
 from medclip_dcl.pictures.plots import embedding_map_figure
 
 COLUMNS = ["dicom_id", "subject_id", "group", "x", "y"]
@@ -36,6 +36,7 @@ class EmbeddingMap(EvaluationCallback):
     """
 
     section = "embedding_map"
+    measures_images = True
     stages = ("test",)
     options = ("max_images",)
 
@@ -54,10 +55,10 @@ class EmbeddingMap(EvaluationCallback):
         return self._drawn
 
     def measure(
-        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
+        self, network: ImageTextNetwork, images: FeatureMaps | Encoded, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        vectors = normalize(feature_map.flatten(2).mean(2), dim=-1).cpu().numpy()
-        of_batch = zip(dicom_ids, vectors, strict=True)
+        vectors = network.image_vectors(images) if isinstance(images, Encoded) else images.flatten(2).mean(2)
+        of_batch = zip(dicom_ids, normalize(vectors, dim=-1).cpu().numpy(), strict=True)
         return {dicom_id: vector for dicom_id, vector in of_batch if dicom_id in self._drawn}
 
     def summarise(

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor
 
 from medclip_dcl.common.distributed import gather_objects
 from medclip_dcl.common.files import write_parquet, write_text
@@ -20,6 +21,7 @@ from medclip_dcl.evaluation.base import embed_anew, evaluation_data, forget_text
 from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
+from medclip_dcl.networks.image_text import Encoded
 
 
 class PredictionWriter(Callback):
@@ -56,11 +58,10 @@ class PredictionWriter(Callback):
         if isinstance(pl_module, Classifier):
             rows = outputs["logits"].float().cpu().numpy()
         elif isinstance(pl_module, ImageTextModel):
-            feature_map = outputs["feature_map"].float()
-            embeddings = pl_module.network.regions(feature_map).mean(1).cpu().numpy()
-            rows = zip(
-                embeddings, self._zero_shot.scores(pl_module.network, feature_map).T.numpy(), strict=True
-            )
+            network = pl_module.network
+            encoded = Encoded(outputs["feature_map"], outputs.get("global_vector")).each(Tensor.float)
+            embeddings = network.image_vectors(encoded).cpu().numpy()
+            rows = zip(embeddings, self._zero_shot.scores(network, encoded).T.numpy(), strict=True)
         self._values.update(zip(outputs["dicom_id"], rows, strict=True))
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -28,7 +28,7 @@ from medclip_dcl.evaluation.base import (
 from medclip_dcl.evaluation.grounding import NO_BOXES, boxes_by_image, image_sizes
 from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summaries
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS
-from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.plots import rank_figure
 
@@ -51,6 +51,7 @@ class Retrieval(EvaluationCallback):
     """
 
     section = "retrieval"
+    measures_images = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,9 +65,10 @@ class Retrieval(EvaluationCallback):
         return set().union(*(items.images for items in self._items))
 
     def measure(
-        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
+        self, network: ImageTextNetwork, images: FeatureMaps | Encoded, dicom_ids: Sequence[str]
     ) -> Mapping[str, Any]:
-        found = [items.measure(network, feature_map, dicom_ids) for items in self._items]
+        encoded = images if isinstance(images, Encoded) else Encoded(images)
+        found = [items.measure(network, encoded, dicom_ids) for items in self._items]
         measured = dict.fromkeys(dicom_id for of_images in found for dicom_id in of_images)
         return {dicom_id: [of_images.get(dicom_id) for of_images in found] for dicom_id in measured}
 
@@ -101,9 +103,9 @@ class BoxesAndPhrases:
         self.images = set(self._boxes)
 
     def measure(
-        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
+        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
     ) -> dict[str, dict[int, np.ndarray]]:
-        found = {}
+        found, feature_map = {}, encoded.feature_map
         for index, dicom_id in enumerate(dicom_ids):
             if boxes := self._boxes.get(dicom_id):
                 corners = torch.tensor([[box.x, box.y, box.w, box.h] for box in boxes]).to(feature_map)
@@ -175,7 +177,7 @@ class ImagesAndSentences:
         self.images = set(pairs["dicom_id"])
 
     def measure(
-        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
+        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Scores of all sentences for each image."""
         if self._texts.empty:
@@ -183,7 +185,7 @@ class ImagesAndSentences:
         if self._embedded is None:
             # Not batched with phrases and prompts, which would change the last bits.
             self._embedded = embed_anew(network, self._texts.tolist())
-        by_image = scores(network, feature_map, self._embedded).T.contiguous().numpy()
+        by_image = scores(network, encoded, self._embedded).T.contiguous().numpy()
         return dict(zip(dicom_ids, by_image, strict=True))
 
     def summarise(
@@ -238,11 +240,14 @@ class ImagesAndReports(ImagesAndSentences):
     """
 
     def measure(
-        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
+        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Scores of all sentences for each image that has a report."""
         rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self.images]
-        return super().measure(network, feature_map[rows], [dicom_ids[row] for row in rows]) if rows else {}
+        if not rows:
+            return {}
+        some = encoded.each(lambda tensor: tensor[rows])
+        return super().measure(network, some, [dicom_ids[row] for row in rows])
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables

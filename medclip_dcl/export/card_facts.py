@@ -49,7 +49,18 @@ FACTS: dict[str, dict[str, str]] = {
     },
 }
 """Part of the card -> name in it -> entry of dataset.json (data), fit.json (fit) or config.yaml; null is left out."""
-_SIZES_OF_BERT = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+_SIZES = {
+    "bert": ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"),
+    "architecture": (
+        "model_type",
+        "name",
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "depths",
+    ),
+}
+"""Settings of a library's model that the card names."""
 _TERMS = {
     "phantom": "No patient data: the images and reports are drawn and made up by `data_prep.phantom`, under the MIT"
     " license of the software. Weights that training started from keep their own terms.",
@@ -117,10 +128,10 @@ def model_facts(network: ImageTextNetwork) -> dict[str, str]:
 
 
 def _part(described: Mapping[str, Any]) -> str:
-    """Class and settings of a part; of a BERT its sizes alone, without the tokenizer."""
+    """Class and settings of a part; of a library's model its sizes alone, without the tokenizer."""
     arguments = {name: value for name, value in described["init_args"].items() if name != "tokenizer"}
-    if bert := arguments.get("bert"):
-        arguments["bert"] = {name: bert[name] for name in _SIZES_OF_BERT if name in bert}
+    for part in _SIZES.keys() & arguments.keys():
+        arguments[part] = {name: arguments[part][name] for name in _SIZES[part] if name in arguments[part]}
     name, settings = described["class_path"].rpartition(".")[2], as_text(arguments)
     return f"{name} ({settings})" if settings else name
 
@@ -130,7 +141,10 @@ def training_facts(fit: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
     settings = facts("training", config)
     network, image_encoder, *_ = FACTS["training"]
     if config and network not in settings:
-        settings = {image_encoder: settings.get(image_encoder, "random")} | settings
+        pretrained = setting(
+            config, "model.init_args.image_encoder.init_args.pretrained"
+        )  # of a library's model
+        settings = {image_encoder: settings.get(image_encoder, as_text(pretrained or "random"))} | settings
     if setting(config, "model.init_args.frozen"):
         settings["encoders"] = "frozen; projections and similarity were trained"
     return facts("fit", fit) | settings

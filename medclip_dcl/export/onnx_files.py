@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,8 @@ TOLERANCE = 1e-4
 _IMAGES = (
     "images: float32 (batch, 3, size, size), grey levels / 255 in three equal channels, of radiographs fitted to the "
     "size as image_size, geometry and prepared_size say; the normalisation of the channels is inside. feature_map: "
-    "(batch, dim, row, column), a region every stride pixels, not normalised to length 1."
+    "(batch, dim, row, column), a region every stride pixels, not normalised to length 1; global_vector, of encoders "
+    "that have one: (batch, dim)."
 )
 _SENTENCES = (
     "input_ids, attention_mask: int64 (batch, token), at most max_tokens, padded at the end, of tokenizer.json with "
@@ -42,8 +43,9 @@ class _ImageEncoder(nn.Module):
         super().__init__()
         self.network = network
 
-    def forward(self, images: Float[Tensor, "image 3 height width"]) -> Tensor:
-        return self.network.feature_map(images)
+    def forward(self, images: Float[Tensor, "image 3 height width"]) -> Any:
+        feature_map, global_vector = self.network.encode(images)
+        return feature_map if global_vector is None else (feature_map, global_vector)
 
 
 class _TextEncoder(nn.Module):
@@ -75,7 +77,7 @@ def export_onnx(network: ImageTextNetwork, folder: Path) -> None:
     image = _program(
         _ImageEncoder(network),
         {"images": torch.rand(2, 3, seen, seen)},
-        "feature_map",
+        ["feature_map", *(["global_vector"] if network.image_encoder.has_global_vector else [])],
         {"images": {0: batch}},
         _IMAGES,
         {
@@ -88,7 +90,7 @@ def export_onnx(network: ImageTextNetwork, folder: Path) -> None:
     sentence = _program(
         _TextEncoder(network),
         {"input_ids": tokens, "attention_mask": mask},
-        "sentence_embedding",
+        ["sentence_embedding"],
         {name: {0: batch, 1: token} for name in ("input_ids", "attention_mask")},
         _SENTENCES,
         {
@@ -105,7 +107,7 @@ def export_onnx(network: ImageTextNetwork, folder: Path) -> None:
 def _program(
     encoder: nn.Module,
     inputs: Mapping[str, Tensor],
-    output: str,
+    outputs: Sequence[str],
     dynamic_shapes: Mapping[str, Any],
     description: str,
     settings: Mapping[str, Any],
@@ -119,7 +121,7 @@ def _program(
             tuple(inputs.values()),
             dynamo=True,
             input_names=list(inputs),
-            output_names=[output],
+            output_names=list(outputs),
             dynamic_shapes=dict(dynamic_shapes),
             verbose=False,
         )
@@ -133,11 +135,11 @@ def _program(
     for name, value in settings.items():
         model.metadata_props.add(key=name, value=json.dumps(value))
     content = model.SerializeToString()
-    _check(content, encoder, inputs, output)
+    _check(content, encoder, inputs, outputs)
     return content
 
 
-def _check(content: bytes, encoder: nn.Module, inputs: Mapping[str, Tensor], output: str) -> None:
+def _check(content: bytes, encoder: nn.Module, inputs: Mapping[str, Tensor], outputs: Sequence[str]) -> None:
     """Refuse a model that differs from torch at the batch size of the export, or at 1."""
     import onnxruntime
 
@@ -145,8 +147,13 @@ def _check(content: bytes, encoder: nn.Module, inputs: Mapping[str, Tensor], out
     for size in (1, len(next(iter(inputs.values())))):
         some = {name: value[:size] for name, value in inputs.items()}
         with torch.no_grad():
-            expected = encoder(*some.values()).numpy()
-        (found,) = session.run([output], {name: value.numpy() for name, value in some.items()})
-        difference, scale = np.abs(found - expected).max(), max(1.0, float(np.abs(expected).max()))
-        if not difference <= TOLERANCE * scale:
-            raise RuntimeError(f"{output}: ONNX differs from torch by {difference:.2g} at batch size {size}")
+            result = encoder(*some.values())
+        all_found = session.run(list(outputs), {name: value.numpy() for name, value in some.items()})
+        by_torch = (result,) if isinstance(result, Tensor) else result
+        for output, found, tensor in zip(outputs, all_found, by_torch, strict=True):
+            expected = tensor.numpy()
+            difference, scale = np.abs(found - expected).max(), max(1.0, float(np.abs(expected).max()))
+            if not difference <= TOLERANCE * scale:
+                raise RuntimeError(
+                    f"{output}: ONNX differs from torch by {difference:.2g} at batch size {size}"
+                )

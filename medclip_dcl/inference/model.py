@@ -30,7 +30,7 @@ from medclip_dcl.common.findings import CHEX5, PromptSource, read_prompts
 from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 from medclip_dcl.inference.heat_maps import HeatMaps
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
-from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
 from medclip_dcl.networks.similarity import cosine_heat_maps
 from medclip_dcl.pictures.inputs import ImageLike, Images, as_grey, each_image, network_input
 from medclip_dcl.runs.checkpoint_files import checkpoint_of_run
@@ -114,10 +114,14 @@ def _download(repository: str) -> Path:
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An image, which may be replaced by a smaller copy for smaller heat maps, and its projected regions."""
+    """An image, which may be replaced by a smaller copy for smaller heat maps, and its projected regions.
+
+    `global_vector` is that of its encoder, if that has one.
+    """
 
     grey: Image.Image
     feature_map: Float[Tensor, "1 dim region_row region_column"]
+    global_vector: Float[Tensor, "1 dim"] | None = None
 
 
 class ImageTextInference:
@@ -153,8 +157,7 @@ class ImageTextInference:
         """Similarity of every image with every text, in [-1, 1] (the logits divided by gamma^2)."""
         sentences = self._sentences(texts)
         parts = [
-            self._similarity(self._feature_map(inputs), sentences)
-            for inputs in self._inputs(images, batch_size)
+            self._similarity(self._encoded(inputs), sentences) for inputs in self._inputs(images, batch_size)
         ]
         return np.concatenate([np.empty((0, len(sentences)), np.float32), *parts])
 
@@ -172,14 +175,14 @@ class ImageTextInference:
         sentences = self._sentences(listed)
         encoded = image if isinstance(image, EncodedImage) else self.encode_image(image)
         regions = cosine_heat_maps(encoded.feature_map[0], sentences).cpu()
-        similarity = self._similarity(encoded.feature_map, sentences)[0]
+        similarity = self._similarity(Encoded(encoded.feature_map, encoded.global_vector), sentences)[0]
         return HeatMaps(encoded.grey, tuple(listed), similarity, regions, self.network.view)
 
     @torch.inference_mode()
     def encode_image(self, image: ImageLike) -> EncodedImage:
         """Encode an image once, for several calls of `heat_maps`."""
         grey = as_grey(image)
-        return EncodedImage(grey, self._feature_map(np.stack([network_input(grey, self.network.view)])))
+        return EncodedImage(grey, *self._encoded(np.stack([network_input(grey, self.network.view)])))
 
     def show(self, image: ImageLike, text: str) -> ShownFigure:
         """A figure of the image and the text's heat map over it; shows itself as the last line of a notebook's cell."""
@@ -249,7 +252,7 @@ class ImageTextInference:
         def score(
             inputs: UInt8[np.ndarray, "image side side"],
         ) -> Float[np.ndarray, "image finding"]:
-            scores = np.split(self._similarity(self._feature_map(inputs), sentences), ends, axis=1)
+            scores = np.split(self._similarity(self._encoded(inputs), sentences), ends, axis=1)
             means = np.stack([part.mean(axis=1) for part in scores], axis=1)
             return means[:, 1::2] - means[:, ::2]
 
@@ -257,12 +260,12 @@ class ImageTextInference:
 
     @torch.inference_mode()
     def embed_images(self, images: Images, batch_size: int = BATCH_SIZE) -> Float[np.ndarray, "image dim"]:
-        """Mean of each image's projected regions, of length 1.
+        """Global vector of each image, or the mean of its projected regions, of length 1.
 
         Its cosine with a sentence differs from `similarity` if that depends on single regions (LSE+NL).
         """
         parts = [
-            normalize(self.network.regions(self._feature_map(inputs)).mean(1), dim=-1).cpu().numpy()
+            normalize(self.network.image_vectors(self._encoded(inputs)), dim=-1).cpu().numpy()
             for inputs in self._inputs(images, batch_size)
         ]
         return np.concatenate([np.empty((0, self.network.image_encoder.dim), np.float32), *parts])
@@ -300,21 +303,19 @@ class ImageTextInference:
 
     @torch.inference_mode()
     def _similarity(
-        self, feature_map: Float[Tensor, "image dim row column"], sentences: Float[Tensor, "text dim"]
+        self, encoded: Encoded, sentences: Float[Tensor, "text dim"]
     ) -> Float[np.ndarray, "image text"]:
-        similarity = self.network.similarity
-        logits = similarity(self.network.regions(feature_map), sentences)
+        logits = self.network.logits(encoded, sentences)
         if not logits.isfinite().all():
             raise UserError(f"scores are not finite in {self.dtype}; use float32, or another checkpoint")
-        return (logits / similarity.gamma2).T.cpu().numpy()
+        return (logits / self.network.similarity.gamma2).T.cpu().numpy()
 
     @torch.inference_mode()
-    def _feature_map(
-        self, inputs: UInt8[np.ndarray, "image side side"]
-    ) -> Float[Tensor, "image dim row column"]:
+    def _encoded(self, inputs: UInt8[np.ndarray, "image side side"]) -> Encoded:
         grey = torch.from_numpy(inputs).to(self.network.mean.device)
         with self._arithmetic():
-            return self.network.feature_map((grey.float() / 255)[:, None].expand(-1, 3, -1, -1)).float()
+            found = self.network.encode((grey.float() / 255)[:, None].expand(-1, 3, -1, -1))
+            return found.each(Tensor.float)
 
     @torch.inference_mode()
     def _sentences(

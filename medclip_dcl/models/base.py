@@ -136,6 +136,11 @@ class ImageModel(NetworkModel):
             self.use_images(images, stage)
 
     def use_images(self, images: ImageSettings, stage: str) -> None:
+        seen = "image_size" if images.evaluation_size == images.image_size else "evaluation_crop"
+        sides = {f"data.{seen}": images.evaluation_size}
+        if stage == "fit" and images.crop_size is not None:
+            sides["data.crop_size"] = images.crop_size
+        self.network.image_encoder.check_sides(sides)
         self.network.image_size, self.network.geometry = images.image_size, images.geometry
         if stage == "fit":
             self.network.crop_size = images.crop_size

@@ -19,7 +19,7 @@ from medclip_dcl.models.base import ImageModel
 from medclip_dcl.models.gradient_cache import in_parts
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.image_encoder import RegionEncoder
-from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
 from medclip_dcl.networks.initial_weights import PARTS
 from medclip_dcl.networks.similarity import Similarity
 from medclip_dcl.networks.text_encoder import SentenceEncoder
@@ -252,38 +252,39 @@ class ImageTextModel(ImageModel):
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Loss with the images of this batch and process as candidates, and the features for the callbacks."""
-        loss, feature_map, _ = self._losses(batch, across_processes=False)
+        loss, encoded, _ = self._losses(batch, across_processes=False)
         count = len(batch["sentence_id"])
         self.add_validation_loss(loss * count, count)
-        return {"loss": loss, "feature_map": feature_map.detach(), "dicom_id": batch["dicom_id"]}
+        return {"loss": loss, **_outputs(encoded), "dicom_id": batch["dicom_id"]}
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
-        return {"feature_map": self._feature_map(batch), "dicom_id": batch["dicom_id"]}
+        return {**_outputs(self._encoded(batch)), "dicom_id": batch["dicom_id"]}
 
     predict_step = test_step
 
     def _losses(
         self, batch: dict[str, Any], across_processes: bool = True, step: int = 0
-    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-        """Loss of this process's sentences, the feature map of its images, and metrics of the sentences."""
-        feature_map, sentences = self._feature_map(batch), self._sentences(batch)
-        regions = self.network.regions(feature_map)
+    ) -> tuple[Tensor, Encoded, dict[str, Tensor]]:
+        """Loss of this process's sentences, its images in the common space, and metrics of the sentences."""
+        encoded, sentences = self._encoded(batch), self._sentences(batch)
+        regions = self.network.regions(encoded.feature_map)
         loss, metrics = self.objective(
-            self.network.similarity, regions, sentences, batch, across_processes, step
+            *(self.network.similarity, regions, sentences, batch, across_processes, step),
+            global_vector=encoded.global_vector,
         )
         if "masked_tokens" in batch:
             losses = self._masked_language_losses(batch)
             of_language = global_mean(losses) if across_processes else losses.mean()
             metrics["masked_language_loss"] = of_language.detach()
             loss = loss + self.masked_language_weight * of_language
-        return loss, feature_map, metrics
+        return loss, encoded, metrics
 
-    def _feature_map(self, batch: dict[str, Any]) -> Tensor:
+    def _encoded(self, batch: dict[str, Any]) -> Encoded:
         if "features" in batch:
-            return self.network.image_encoder.project(batch["features"].to(self.network.mean))
+            return self.network.project(batch["features"].to(self.network.mean))
         images = batch["images"]
         parts = [(part,) for part in images.split(batch.get("encode_at_once", len(images)))]
-        return in_parts(self.network.feature_map, parts, len(parts) == 1)
+        return in_parts(self.network.encode, parts, len(parts) == 1)
 
     def _sentences(self, batch: dict[str, Any]) -> Tensor:
         """Embeddings of the distinct sentences, or of their states; without `by_length` of all sentences."""
@@ -357,3 +358,8 @@ class ImageTextModel(ImageModel):
         )
         model.restored(network, saved)
         return model
+
+
+def _outputs(encoded: Encoded) -> dict[str, Tensor]:
+    """What evaluations measure, by name."""
+    return {name: value.detach() for name, value in encoded._asdict().items() if value is not None}

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from medclip_dcl.networks.image_encoder import RegionEncoder as RegionEncoder
     from medclip_dcl.networks.image_encoder import ResNetRegions as ResNetRegions
     from medclip_dcl.networks.image_text import ImageTextNetwork as ImageTextNetwork
+    from medclip_dcl.networks.pretrained_regions import TransformersRegions as TransformersRegions
     from medclip_dcl.networks.similarity import LSE as LSE
     from medclip_dcl.networks.similarity import GlobalCosine as GlobalCosine
     from medclip_dcl.networks.similarity import LSENonLocal as LSENonLocal
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from medclip_dcl.networks.similarity import Similarity as Similarity
     from medclip_dcl.networks.text_encoder import BertSentences as BertSentences
     from medclip_dcl.networks.text_encoder import SentenceEncoder as SentenceEncoder
+    from medclip_dcl.networks.timm_regions import TimmRegions as TimmRegions
 
 _MODULES = {
     "BertSentences": "text_encoder",
@@ -31,6 +33,8 @@ _MODULES = {
     "ResNetRegions": "image_encoder",
     "SentenceEncoder": "text_encoder",
     "Similarity": "similarity",
+    "TimmRegions": "timm_regions",
+    "TransformersRegions": "pretrained_regions",
 }
 
 __all__ = [*_MODULES]

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +24,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import CONFIG_FILE, check_numbers, some_of
 
 Bert = TypeVar("Bert", BertModel, BertForMaskedLM)
+Pretrained = TypeVar("Pretrained", bound=nn.Module)
 
 # Downloaded from a repository, and the weights in PyTorch's format only where there are no safetensors.
 _FILES = ("*.json", "vocab.txt", "model*.safetensors")
@@ -86,7 +87,7 @@ def resolve_folder(name_or_path: str | Path) -> Path:
 def load_bert_config(folder: str | Path) -> BertConfig:
     """Read BERT's configuration from the folder's config.json, without remote code."""
     file = Path(folder) / CONFIG_FILE
-    return bert_config(_read_json(file), str(file))
+    return bert_config(read_folder_json(file), str(file))
 
 
 def bert_config(raw: Mapping[str, Any], source: str) -> BertConfig:
@@ -167,11 +168,40 @@ def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
 
 
 def _load(kind: type[Bert], folder: Path, ignored: tuple[str, ...], **arguments: Any) -> Bert:
-    """Load exactly the tensors of a model, saved alone or as part of a larger one, in one file or several."""
-    config = load_bert_config(folder)
+    def remedy(missing: Sequence[str]) -> str:
+        if not any(name.startswith(_MLM_HEAD) for name in missing):
+            return "give the folder of a BERT"
+        return (
+            "give a folder with a masked-language-model head, such as microsoft/BiomedVLP-CXR-BERT-general, or "
+            "the export of `python -m medclip_dcl fit --config configs/language_model.yaml`"
+        )
+
+    def is_ignored(name: str) -> bool:
+        return name.removeprefix("bert.").startswith(ignored)
+
+    return load_from_folder(kind, folder, load_bert_config(folder), is_ignored, remedy, **arguments)
+
+
+def load_from_folder(
+    kind: type[Pretrained],
+    folder: Path,
+    config: Any,
+    is_ignored: Callable[[str], bool],
+    remedy: Callable[[Sequence[str]], str],
+    **arguments: Any,
+) -> Pretrained:
+    """Load exactly the tensors of a transformers model in float32, in train mode.
+
+    It may be saved alone or as part of a larger model, in one file or several.
+
+    Args:
+        kind: a class of transformers; `arguments` are its constructor's beside `config`.
+        is_ignored: True for the name of a tensor in the file that the model need not have.
+        remedy: advice for weights that do not fit, from the names of the missing ones.
+    """
     try:
         with torch.random.fork_rng(devices=[]), _silent():
-            model, found = kind.from_pretrained(
+            model, found = kind.from_pretrained(  # type: ignore[attr-defined]
                 folder,
                 config=config,
                 dtype=torch.float32,
@@ -187,19 +217,11 @@ def _load(kind: type[Bert], folder: Path, ignored: tuple[str, ...], **arguments:
             "Python objects are not opened)"
         ) from error
     missing = sorted(found["missing_keys"])
-    unexpected = sorted(
-        x for x in found["unexpected_keys"] if not x.removeprefix("bert.").startswith(ignored)
-    )
+    unexpected = sorted(x for x in found["unexpected_keys"] if not is_ignored(x))
     shapes = [f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in sorted(found["mismatched_keys"])]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
     if listed := ", ".join(f"{problem} {some_of(names)}" for problem, names in problems.items() if names):
-        remedy = "give the folder of a BERT"
-        if any(name.startswith(_MLM_HEAD) for name in missing):
-            remedy = (
-                "give a folder with a masked-language-model head, such as microsoft/BiomedVLP-CXR-BERT-general, or "
-                "the export of `python -m medclip_dcl fit --config configs/language_model.yaml`"
-            )
-        raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; {remedy}")
+        raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; {remedy(missing)}")
     check_numbers(model.state_dict(), folder)
     for parameter in model.parameters():
         # Until here it lies in the file, and would change with it.
@@ -255,7 +277,8 @@ def save_language_model(
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def read_folder_json(file: Path) -> dict[str, Any]:
+    """Content of a JSON file of a model folder."""
     if not file.is_file():
         raise ModelFolderError(f"{file.parent} is not a model folder: {file.name} is missing")
     try:
@@ -272,7 +295,7 @@ def _normalizer(folder: Path) -> dict[str, Any]:
     file = folder / "tokenizer.json"
     if not file.is_file():
         return {}
-    raw = _read_json(file)
+    raw = read_folder_json(file)
     kinds = tuple((raw.get(part) or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer"))
     expected = ("WordPiece", "BertNormalizer", "BertPreTokenizer")
     if kinds != expected:
@@ -302,7 +325,7 @@ def _reason(error: Exception) -> str:
 
 
 def _drop_machine_settings(file: Path) -> None:
-    settings = _read_json(file)
+    settings = read_folder_json(file)
     for name in ("auto_map", "is_local", "local_files_only", "name_or_path", "tokenizer_file"):
         settings.pop(name, None)
     file.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")

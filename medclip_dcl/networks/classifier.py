@@ -14,12 +14,12 @@ from medclip_dcl.common.formats import NETWORK, VERSION_KEY
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import require_kind
 from medclip_dcl.metrics.linear_probe import standardisation
-from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork
+from medclip_dcl.networks.base import ImageNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder
 
 
 class FindingNetwork(ImageNetwork):
-    """A logit for each finding, linear in the mean of the image's features over its regions.
+    """A logit for each finding, linear in the mean of the image's features over its regions, or their global vector.
 
     The features are those before the projection into the common space, on which linear probes of contrastive models do
     better (Chen et al., SimCLR, ICML 2020, section 4.2), shifted and scaled by `feature_mean` and `feature_std`, which
@@ -38,12 +38,14 @@ class FindingNetwork(ImageNetwork):
         image_encoder: RegionEncoder,
         findings: Sequence[str],
         image_size: int = 512,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         geometry: str = "stretch",
         crop_size: int | None = None,
     ) -> None:
-        super().__init__(image_size, mean, std, geometry, crop_size)
+        super().__init__(
+            image_size, mean or image_encoder.mean, std or image_encoder.std, geometry, crop_size
+        )
         if not findings or len(set(findings)) < len(findings):
             raise UserError(
                 f"model.findings: expected distinct names, found {findings}; null takes CheX5's five"
@@ -57,7 +59,9 @@ class FindingNetwork(ImageNetwork):
         self.register_buffer("feature_std", torch.ones(image_encoder.feature_dim))
 
     def features(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image channel"]:
-        """Mean over the regions of the encoder's features; images in [0, 1]."""
+        """Mean over the regions of the encoder's features, or their global vector; images in [0, 1]."""
+        if self.image_encoder.has_global_vector:
+            return self.image_encoder.features_and_global(self.normalised(images))[1]
         return self.image_encoder.features(self.normalised(images)).flatten(2).mean(2)
 
     def classify(self, features: Float[Tensor, "image channel"]) -> Float[Tensor, "image finding"]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import compare_state_dicts, read_state_dict
+from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD
 
 IMAGENET = "imagenet"
 BACKBONE = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
@@ -43,10 +44,17 @@ class RegionEncoder(nn.Module):
     Attributes:
         dim: size of a region's embedding.
         stride: pixels for each region, in both directions.
+        mean: per channel, which a new network subtracts from images in [0, 1]; ImageNet's by default (choice).
+        std: per channel; divides what remains.
+        has_global_vector: True if it also has a vector of the whole image, with the channels of `features`, which the
+            projection of the regions maps into the common space.
     """
 
     dim: int
     stride: int
+    mean: Sequence[float] = IMAGENET_MEAN
+    std: Sequence[float] = IMAGENET_STD
+    has_global_vector: bool = False
 
     @property
     def feature_dim(self) -> int:
@@ -66,11 +74,20 @@ class RegionEncoder(nn.Module):
         """Settings, in plain values, on which `features` depend besides the weights."""
         return self.config()
 
+    def check_sides(self, sides: Mapping[str, int]) -> None:
+        """Refuse sides of images in pixels, by the names of their settings, that the encoder does not take."""
+
     def features(
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image channel region_row region_column"]:
         """Input of the projection into the common space; the regions themselves where there is none."""
         return self(images)
+
+    def features_and_global(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> tuple[Float[Tensor, "image channel region_row region_column"], Float[Tensor, "image channel"]]:
+        """`features`, and the vector of the whole image before the projection."""
+        raise NotImplementedError
 
     def project(
         self, features: Float[Tensor, "image channel region_row region_column"]
@@ -160,7 +177,7 @@ class ResNetRegions(RegionEncoder):
         self.backbone = (_Centred if centred else nn.Sequential)(*stem, *kept)
         if width != TORCHVISION_WIDTH:
             draw_kernels(self.backbone)
-        self.projection = _projection(projection, self.feature_dim, dim)
+        self.projection = region_projection(projection, self.feature_dim, dim)
 
     @property
     def trunk(self) -> nn.Module:
@@ -199,7 +216,8 @@ class ResNetRegions(RegionEncoder):
         return self.project(self.features(images))
 
 
-def _projection(kind: str, channels: int, dim: int) -> nn.Module:
+def region_projection(kind: str, channels: int, dim: int) -> nn.Module:
+    """Projection of each region, "linear" or "mlp" (see `ResNetRegions`)."""
     if kind == "linear":
         return nn.Conv2d(channels, dim, kernel_size=1)
     return nn.Sequential(

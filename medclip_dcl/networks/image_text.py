@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -23,12 +23,24 @@ from medclip_dcl.common.weight_files import (
     require_kind,
     write_safetensors,
 )
-from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD, ImageNetwork, check_side
+from medclip_dcl.networks.base import ImageNetwork, check_side
 from medclip_dcl.networks.bert_folder import settings_fingerprint, weights_fingerprint
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.similarity import LSENonLocal, Similarity
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.pictures.geometry import View
+
+
+class Encoded(NamedTuple):
+    """Images in the common space, not normalised to length 1: regions in their places, and global vectors if any."""
+
+    feature_map: Float[Tensor, "image dim region_row region_column"]
+    global_vector: Float[Tensor, "image dim"] | None = None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Encoded:
+        """Both tensors, changed alike."""
+        vector = self.global_vector
+        return Encoded(change(self.feature_map), None if vector is None else change(vector))
 
 
 class ImageTextNetwork(ImageNetwork):
@@ -39,14 +51,15 @@ class ImageTextNetwork(ImageNetwork):
         text_encoder: sentences to embeddings of the same size.
         similarity: logits from regions and sentences; default LSE+NL.
         image_size: side of the network's input for a whole image in evaluation, in pixels.
-        mean: per channel, subtracted from images in [0, 1]; ImageNet's by default (choice, not from the paper).
+        mean: per channel, subtracted from images in [0, 1]; None for the image encoder's.
         std: per channel; divides what remains.
         geometry: how images were fitted to a square in training, see `medclip_dcl.pictures.geometry`.
         prepared_size: to which they were fitted before they were scaled to `image_size`; None for the same.
         crop_size: side of the random crops in training, in pixels; None if unknown.
 
     Raises:
-        UserError: encoders (or the similarity) of different embedding sizes; an unknown geometry.
+        UserError: encoders (or the similarity) of different embedding sizes; an unknown geometry; a similarity that
+            does not use the global vector of the image encoder.
     """
 
     def __init__(
@@ -55,13 +68,15 @@ class ImageTextNetwork(ImageNetwork):
         text_encoder: SentenceEncoder,
         similarity: Similarity | None = None,
         image_size: int = 512,
-        mean: Sequence[float] = IMAGENET_MEAN,
-        std: Sequence[float] = IMAGENET_STD,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         geometry: str = "stretch",
         prepared_size: int | None = None,
         crop_size: int | None = None,
     ) -> None:
-        super().__init__(image_size, mean, std, geometry, crop_size)
+        super().__init__(
+            image_size, mean or image_encoder.mean, std or image_encoder.std, geometry, crop_size
+        )
         self.image_encoder = image_encoder
         self.text_encoder = text_encoder
         self.similarity = LSENonLocal(dim=image_encoder.dim) if similarity is None else similarity
@@ -69,6 +84,11 @@ class ImageTextNetwork(ImageNetwork):
         sizes["similarity"] = getattr(self.similarity, "dim", image_encoder.dim)
         if len(set(sizes.values())) > 1:
             raise UserError(f"dim: expected equal embedding sizes, found {sizes}")
+        if image_encoder.has_global_vector and not self.similarity.uses_global_vector:
+            raise UserError(
+                f"image_encoder.global_vector: {type(self.similarity).__name__} compares regions alone; set it to "
+                "false, or similarity to medclip_dcl.networks.GlobalCosine"
+            )
         if prepared_size is not None:
             check_side("prepared_size", prepared_size)
         self.prepared_size = prepared_size
@@ -102,8 +122,41 @@ class ImageTextNetwork(ImageNetwork):
     def image_features(
         self, images: Float[Tensor, "image 3 height width"]
     ) -> Float[Tensor, "image channel region_row region_column"]:
-        """Input of the image encoder's projection; images in [0, 1]."""
-        return self.image_encoder.features(self.normalised(images))
+        """Input of `project`; images in [0, 1].
+
+        Where the image encoder has a global vector, a further last row of regions repeats it.
+        """
+        if not self.image_encoder.has_global_vector:
+            return self.image_encoder.features(self.normalised(images))
+        features, vector = self.image_encoder.features_and_global(self.normalised(images))
+        row = vector[:, :, None, None].expand(-1, -1, 1, features.shape[3])
+        return torch.cat([features, row], dim=2)
+
+    def project(self, features: Float[Tensor, "image channel region_row region_column"]) -> Encoded:
+        """Images in the common space from `image_features`."""
+        found = self.image_encoder.project(features)
+        if not self.image_encoder.has_global_vector:
+            return Encoded(found)
+        return Encoded(found[:, :, :-1], found[:, :, -1, 0])
+
+    def encode(self, images: Float[Tensor, "image 3 height width"]) -> Encoded:
+        """Images in the common space; images in [0, 1]."""
+        if not self.image_encoder.has_global_vector:
+            return Encoded(self.feature_map(images))
+        return self.project(self.image_features(images))
+
+    def logits(
+        self, encoded: Encoded, sentences: Float[Tensor, "sentence dim"]
+    ) -> Float[Tensor, "sentence image"]:
+        """Logits of all pairs of encoded images and sentences."""
+        vector = () if encoded.global_vector is None else (encoded.global_vector,)
+        return self.similarity(self.regions(encoded.feature_map), sentences, *vector)
+
+    def image_vectors(self, encoded: Encoded) -> Float[Tensor, "image dim"]:
+        """One vector of each image: the global one, or the mean of the regions."""
+        if encoded.global_vector is not None:
+            return encoded.global_vector
+        return self.regions(encoded.feature_map).mean(1)
 
     def feature_map(
         self, images: Float[Tensor, "image 3 height width"]
@@ -130,8 +183,7 @@ class ImageTextNetwork(ImageNetwork):
         lengths: Int[Tensor, " sentence"],
     ) -> Float[Tensor, "sentence image"]:
         """Logits of every sentence with every image."""
-        regions = self.regions(self.feature_map(images))
-        return self.similarity(regions, self.encode_sentences(tokens, lengths))
+        return self.logits(self.encode(images), self.encode_sentences(tokens, lengths))
 
     def tokenize(
         self, texts: Sequence[str]

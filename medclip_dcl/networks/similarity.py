@@ -75,6 +75,7 @@ class Similarity(nn.Module):
         log_gamma2: the learned parameter.
         map_budget: max sentences x images x regions that are computed at once, in parts of at least one image; None for
             all images at once, which torch.func.grad needs.
+        uses_global_vector: True if `scores` takes a vector of each whole image as its third argument.
 
     Raises:
         ValueError: not 0 < gamma2 <= max_gamma2.
@@ -82,6 +83,7 @@ class Similarity(nn.Module):
 
     log_gamma2: Tensor
     map_budget: int | None = MAP_BUDGET
+    uses_global_vector: bool = False
 
     def __init__(self, gamma2: float = 14.0, learn_gamma: bool = True, max_gamma2: float = 100.0) -> None:
         super().__init__()
@@ -106,8 +108,13 @@ class Similarity(nn.Module):
     def config(self) -> dict[str, Any]:
         return dict(self._initial)
 
-    def forward(self, regions: Regions, sentences: Sentences) -> Logits:
-        """Logits of all pairs, computed in float32 or float64 even under autocast."""
+    def forward(
+        self, regions: Regions, sentences: Sentences, global_vector: Float[Tensor, "image dim"] | None = None
+    ) -> Logits:
+        """Logits of all pairs, computed in float32 or float64 even under autocast.
+
+        `global_vector`, of each whole image, has a part in them where `uses_global_vector` is true.
+        """
         if regions.dim() != 3 or sentences.dim() != 2 or not regions.shape[1]:
             raise ValueError(
                 f"{type(self).__name__}: expected regions (image, region, dim) and sentences (sentence, dim), found "
@@ -116,18 +123,25 @@ class Similarity(nn.Module):
         with torch.autocast(device_type=regions.device.type, enabled=False):
             if regions.dtype in (torch.float16, torch.bfloat16):
                 regions = regions.float()
-            return self.gamma2 * self._scores_in_parts(regions, sentences.to(regions.dtype))
+            of_images = [regions]
+            if self.uses_global_vector and global_vector is not None:
+                of_images.append(global_vector.to(regions.dtype))
+            return self.gamma2 * self._scores_in_parts(sentences.to(regions.dtype), *of_images)
 
-    def _scores_in_parts(self, regions: Regions, sentences: Sentences) -> Logits:
+    def _scores_in_parts(self, sentences: Sentences, *of_images: Tensor) -> Logits:
         """`scores`, in parts of the images where the maps exceed `map_budget`."""
-        images, of_image = len(regions), len(sentences) * regions.shape[1]
+        images, of_image = len(of_images[0]), len(sentences) * of_images[0].shape[1]
         if self.map_budget is None or images * of_image <= self.map_budget:
-            return self.scores(regions, sentences)
-        parts = regions.split(max(1, self.map_budget // of_image))
+            return self._scores(sentences, *of_images)
+        size = max(1, self.map_budget // of_image)
+        parts = zip(*(tensor.split(size) for tensor in of_images), strict=True)
         if not torch.is_grad_enabled():
-            return torch.cat([self.scores(part, sentences) for part in parts], dim=1)
+            return torch.cat([self._scores(sentences, *part) for part in parts], dim=1)
         options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}  # nothing is random
-        return torch.cat([checkpoint(self.scores, part, sentences, **options) for part in parts], dim=1)
+        return torch.cat([checkpoint(self._scores, sentences, *part, **options) for part in parts], dim=1)
+
+    def _scores(self, sentences: Sentences, regions: Regions, *global_vector: Tensor) -> Logits:
+        return self.scores(regions, sentences, *global_vector)
 
     def scores(self, regions: Regions, sentences: Sentences) -> Logits:
         """Scores of all pairs in [-1, 1]."""
@@ -135,12 +149,18 @@ class Similarity(nn.Module):
 
 
 class GlobalCosine(Similarity):
-    """Cosine of the sentence with the mean of the projected regions (BioViL, Boecking et al., ECCV 2022)."""
+    """Cosine of the sentence with the mean of the projected regions (BioViL, Boecking et al., ECCV 2022).
+
+    With the global vector of the image instead, where its encoder has one: CLIP's cosine (Radford et al., ICML 2021).
+    """
 
     map_budget = None  # no maps are computed
+    uses_global_vector = True
 
-    def scores(self, regions: Regions, sentences: Sentences) -> Logits:
-        return pooled_score(regions, sentences)
+    def scores(
+        self, regions: Regions, sentences: Sentences, global_vector: Float[Tensor, "image dim"] | None = None
+    ) -> Logits:
+        return pooled_score(regions if global_vector is None else global_vector[:, None], sentences)
 
 
 class LSE(Similarity):

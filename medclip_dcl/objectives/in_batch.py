@@ -46,6 +46,10 @@ class _Batch(NamedTuple):
     row_of_sentence: Int[Tensor, "own_sentence"]
     """Row of `sentences` of each sentence."""
     views: Float[Tensor, "view region dim"]
+    global_vectors: tuple[Tensor, ...]
+    """Of all views, (view, dim), where the encoder has them; else empty."""
+    own_global_vectors: tuple[Tensor, ...]
+    """Likewise (own_view, dim)."""
     image_of_sentence: Int[Tensor, "own_sentence"]
     image_of_view: Int[Tensor, "view"]
     is_first_view: Bool[Tensor, "view"]
@@ -178,6 +182,7 @@ class InBatchObjective(nn.Module):
         batch: Mapping[str, Any],
         across_processes: bool = True,
         step: int = 0,
+        global_vector: Float[Tensor, "view dim"] | None = None,
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
         """Loss, and statistics to log: means over this process's sentences.
 
@@ -191,17 +196,19 @@ class InBatchObjective(nn.Module):
                 (image,), which a `loss` may need: the row of each training image.
             across_processes: False restricts the candidates to the images of this process.
             step: of training, for resampled weights.
+            global_vector: of all views of this process's images, where the encoder has one.
         """
         processes = _ALL_PROCESSES if across_processes else _THIS_PROCESS
         # At least float32: half precision would round gathered gradients, weights and loss.
         with torch.autocast(device_type=regions.device.type, enabled=False):
             precise = torch.promote_types(regions.dtype, torch.float32)
-            whole = _through_processes(regions.to(precise), sentences.to(precise), batch, processes)
+            vectors = () if global_vector is None else (global_vector.to(precise),)
+            whole = _through_processes(regions.to(precise), sentences.to(precise), vectors, batch, processes)
             eta = self.class_probability(
                 **{name: whole.of_sentences[name] for name in self.class_probability.requires}
             )
             known = None if self.same_text == "negative" else self._known(whole, processes)
-            logits = similarity(whole.views, whole.sentences)[whole.row_of_sentence]
+            logits = similarity(whole.views, whole.sentences, *whole.global_vectors)[whole.row_of_sentence]
             of_sentences = self._from_sentences(logits, whole, eta, known, processes)
             loss, figures = self._loss_of(of_sentences, similarity.gamma2, processes, step)
             if self.image_to_text:
@@ -260,7 +267,8 @@ class InBatchObjective(nn.Module):
             logits = logits[:, :count].T
         else:
             rows = whole.row_of_sentence + processes.offset(len(whole.sentences), logits.device)
-            all_logits = similarity(whole.regions[:count], processes.gather(whole.sentences))
+            vectors = [vector[:count] for vector in whole.own_global_vectors]
+            all_logits = similarity(whole.regions[:count], processes.gather(whole.sentences), *vectors)
             logits = all_logits[processes.gather(rows)].T
         if logits.requires_grad:
             # In the layout of the logits: gamma^2's gradient is summed in one order, whatever the loss's operations.
@@ -357,7 +365,11 @@ class InBatchObjective(nn.Module):
 
 
 def _through_processes(
-    regions: Tensor, sentences: Tensor, batch: Mapping[str, Any], processes: _Processes
+    regions: Tensor,
+    sentences: Tensor,
+    global_vectors: tuple[Tensor, ...],
+    batch: Mapping[str, Any],
+    processes: _Processes,
 ) -> _Batch:
     """The batch with images numbered across processes and the fields of candidates gathered."""
     own_images = len(batch["study_id"])
@@ -370,6 +382,8 @@ def _through_processes(
         sentences=sentences,
         row_of_sentence=batch.get("row_of_sentence", each),
         views=processes.gather(regions),
+        global_vectors=tuple(map(processes.gather, global_vectors)),
+        own_global_vectors=global_vectors,
         image_of_sentence=batch["image_index"] + first_image,
         image_of_view=views[:, 0],
         is_first_view=views[:, 1] == 1,

@@ -14,7 +14,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from medclip_dcl.export.card import model_card
-from medclip_dcl.export.card_facts import FACTS
+from medclip_dcl.export.card_facts import FACTS, training_facts
 from medclip_dcl.metrics.calibration import Calibration, FindingCalibration
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_encoder import ResNetRegions
@@ -293,3 +293,10 @@ def test_subgroups_are_shown_where_there_are_any(changed, network, monkeypatch):
         "predictions/images.parquet: no numbers by view, sex and age; create it with: python -m medclip_dcl test"
         in missing
     )
+
+
+def test_a_pretrained_image_encoder_is_not_random():
+    encoder = {"class_path": "medclip_dcl.networks.TransformersRegions"}
+    for arguments, words in (({"pretrained": "/data/a/dinov2"}, "dinov2"), ({}, "random")):
+        config = {"model": {"init_args": {"image_encoder": {**encoder, "init_args": arguments}}}}
+        assert training_facts({}, config)["initial weights of the image encoder"] == words

@@ -62,7 +62,7 @@ def test_heat_map_has_image_pixels_and_region_values(model, grey):
     assert heat_map.shape == (90, 70) and np.abs(heat_map).max() <= 1
     with torch.no_grad():
         inputs = network_input(Image.fromarray(grey), model.network.view)
-        regions = model.network.regions(model._feature_map(np.stack([inputs])))[0]
+        regions = model.network.regions(model._encoded(np.stack([inputs])).feature_map)[0]
         sentence = model.network.embed_texts(TEXTS[:1])[0]
     cosines = torch.cosine_similarity(regions, sentence[None]).view(4, 4).numpy()
     # The image's corners lie in the corner regions, beyond their centres: bilinear interpolation is constant there.

@@ -22,6 +22,7 @@ from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
 from medclip_dcl.networks.image_encoder import ResNetRegions
+from medclip_dcl.networks.pretrained_regions import TransformersRegions
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import LanguageModelClassProbability
@@ -37,7 +38,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "masked language": {"masked_language_weight": 0.5},
     "gradient cache": {"masked_language_weight": 0.5, "contrastive_batch": 8},
     "frozen": {"frozen": True},
+    "vision transformer": {},
 }
+VIT = {
+    "model_type": "dinov2_with_registers",
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+}
+VIT |= {"patch_size": 8, "image_size": 24}
 
 
 def model_and_batch(name: str, small_bert: Any, small_set: Any) -> tuple[ImageTextModel, dict[str, Any]]:
@@ -45,7 +54,9 @@ def model_and_batch(name: str, small_bert: Any, small_set: Any) -> tuple[ImageTe
     contrastive_batch = options.pop("contrastive_batch", None)
     text = BertSentences(str(small_bert), dim=16, masked_language_head="masked_language_weight" in options)
     model = ImageTextModel(
-        ResNetRegions(depth=18, dim=16, stride=16, width=8),
+        TransformersRegions(dim=16, architecture=VIT)
+        if name == "vision transformer"
+        else ResNetRegions(depth=18, dim=16, stride=16, width=8),
         text,
         LSENonLocal(dim=16),
         LanguageModelClassProbability(),

@@ -1,0 +1,306 @@
+"""Image encoders of transformers: their patch tokens (or last feature map) as regions, each projected."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
+
+from medclip_dcl.common.errors import UserError, check_choice, check_min
+from medclip_dcl.common.weight_files import CONFIG_FILE
+from medclip_dcl.networks.bert_folder import (
+    ModelFolderError,
+    load_from_folder,
+    read_folder_json,
+    resolve_folder,
+)
+from medclip_dcl.networks.image_encoder import RegionEncoder, region_projection
+
+FINAL_NORM = {
+    **dict.fromkeys(("vit", "deit", "vit_msn", "ijepa", "dinov2", "dinov2_with_registers", "dinov3_vit")),
+    **dict.fromkeys(("dinov3_convnext", "swin", "swinv2", "siglip_vision_model")),
+    "clip_vision_model": "post_layernorm",
+    "convnext": "layernorm",
+    "convnextv2": "layernorm",
+}
+"""Families (model_type) -> norm that transformers applies to the pooled vector alone, here to each region (choice)."""
+
+_CLASS_TOKEN = (
+    *("vit", "deit", "vit_msn", "dinov2", "dinov2_with_registers", "dinov3_vit", "dinov3_convnext"),
+    "clip_vision_model",
+)
+_ATTENTION_POOLING = "siglip_vision_model"
+
+# Tensors of a file that no region depends on: other heads, pooled vectors, masked training, CLIP's and SigLIP's texts.
+_OTHER_HEADS = re.compile(
+    r"(.*\.)?(pooler|classifier|cls_classifier|distillation_classifier|decoder|head|text_model|text_projection|"
+    r"visual_projection|logit_scale|logit_bias|mask_token|position_ids)(\.|$)"
+)
+_NOT_SETTINGS = (
+    *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
+    *("id2label", "label2id", "problem_type"),
+)
+_BLOCK = re.compile(r"\.(\d+)\.")
+
+
+class PretrainedRegions(RegionEncoder):
+    """Base class of encoders around a library's model, `backbone`, with a projection of each region.
+
+    Attributes:
+        channels: of the library's features.
+    """
+
+    backbone: Any
+    channels: int
+    projection: nn.Module
+
+    def __init__(
+        self,
+        pretrained: str | None,
+        architecture: Mapping[str, Any] | None,
+        dim: int,
+        projection: str,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        global_vector: bool,
+    ) -> None:
+        super().__init__()
+        if (pretrained is None) == (architecture is None):
+            raise UserError(
+                "image_encoder: give either pretrained (a folder or repository id) or architecture"
+            )
+        check_min("image_encoder", {"dim": (dim, 1)})
+        check_choice("image_encoder.projection", projection, ("linear", "mlp"))
+        if (mean is None) != (std is None):
+            raise UserError(f"image_encoder: expected mean and std, or neither, found {mean} and {std}")
+        if global_vector and projection != "linear":
+            raise UserError(
+                "image_encoder: global_vector shares the projection of the regions, which must then be linear; found "
+                f"projection {projection}"
+            )
+        self.dim, self.projection_kind, self.has_global_vector = dim, projection, global_vector
+
+    @property
+    def trunk(self) -> nn.Module:
+        return self.backbone
+
+    @property
+    def feature_dim(self) -> int:
+        return self.channels
+
+    def config(self) -> dict[str, Any]:
+        return {**self.trunk_settings(), "dim": self.dim, "projection": self.projection_kind}
+
+    def trunk_settings(self) -> dict[str, Any]:
+        return {"architecture": self.architecture(), "global_vector": self.has_global_vector}
+
+    def architecture(self) -> dict[str, Any]:
+        """Description of the library's model, in plain values."""
+        raise NotImplementedError
+
+    def check_sides(self, sides: Mapping[str, int]) -> None:
+        for name, side in sides.items():
+            if side % self.stride:
+                raise UserError(
+                    f"{name}: expected a multiple of the image encoder's patch, {self.stride} pixels, found {side}: "
+                    "pixels would be left out or made up at the border"
+                )
+
+    def features(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image channel region_row region_column"]:
+        return self._states(images)[0]
+
+    def features_and_global(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> tuple[Float[Tensor, "image channel region_row region_column"], Float[Tensor, "image channel"]]:
+        features, vector = self._states(images)
+        assert vector is not None, "only of an encoder with a global vector"
+        return features, vector
+
+    def _states(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Features of the regions in their places, and of the whole image where there is a global vector."""
+        raise NotImplementedError
+
+    def _grid(self, images: Tensor) -> tuple[int, int]:
+        """Rows and columns of the regions."""
+        height, width = images.shape[-2:]
+        self.check_sides({"height of the images": height, "width of the images": width})
+        return height // self.stride, width // self.stride
+
+    def project(
+        self, features: Float[Tensor, "image channel region_row region_column"]
+    ) -> Float[Tensor, "image dim region_row region_column"]:
+        return self.projection(features)
+
+    def forward(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image dim region_row region_column"]:
+        return self.project(self.features(images))
+
+
+class TransformersRegions(PretrainedRegions):
+    """An image model of transformers: ViT, DINOv2, DINOv3, Swin, ConvNeXt, the image towers of CLIP and SigLIP.
+
+    A region is a patch token after the final norm, or a place of the last feature map; class and register tokens are
+    left out. Sides of images must be multiples of the patch (of the stride of the last stage); position embeddings are
+    interpolated as transformers does it. Give either `pretrained`, or `architecture` for random weights.
+
+    Args:
+        pretrained: a folder or repository id of transformers, e.g. microsoft/rad-dino; its config.json names one of the
+            families in `FINAL_NORM`, or a CLIP or SigLIP, whose image tower is used.
+        dim: size of the projected regions.
+        projection: of each region, "linear" or "mlp", as in `ResNetRegions`.
+        mean: of the channels, for a new network; null for that of the folder's preprocessor_config.json.
+        std: of the channels.
+        gradient_checkpointing: true: blocks are computed again in the backward pass, which saves memory.
+        global_vector: true: also a vector of the whole image, which GlobalCosine compares: the class token after the
+            final norm, or SigLIP's attention pooling, through the projection of the regions.
+        architecture: content of a config.json, as returned by `config`.
+
+    Raises:
+        UserError: a setting out of range; a folder without preprocessor_config.json where mean and std are null.
+        ModelFolderError: an unknown family, or one that needs code of its own; weights that do not fit exactly.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        dim: int = 128,
+        projection: Literal["linear", "mlp"] = "linear",
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        gradient_checkpointing: bool = False,
+        global_vector: bool = False,
+        *,
+        architecture: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(pretrained, architecture, dim, projection, mean, std, global_vector)
+        if pretrained is None:
+            config = _image_config(dict(architecture or {}), "image_encoder.architecture")
+            kind, options = _without_pooler(config, global_vector)
+            self.backbone = kind(config, **options)
+        else:
+            folder = resolve_folder(pretrained)
+            config = _image_config(read_folder_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+            kind, options = _without_pooler(config, global_vector)
+            self.backbone = load_from_folder(
+                *(kind, folder, config, _is_of_other_heads),
+                lambda missing: f"give the folder of a {config.model_type}",
+                **options,
+            )
+            if mean is None:
+                mean, std = _normalisation(folder)
+        if mean is not None and std is not None:
+            self.mean, self.std = mean, std
+        embeddings: Any = getattr(self.backbone, "embeddings", None)
+        if getattr(embeddings, "mask_token", None) is not None:
+            embeddings.mask_token = None  # of masked training; it would have no gradient
+        if gradient_checkpointing:
+            self.backbone.gradient_checkpointing_enable({"use_reentrant": False})
+        # Each stage of Swin and ConvNeXt halves the map; the patch of DINOv3's ConvNeXt is not in its configuration.
+        self.stride = int(getattr(config, "patch_size", 4)) * 2 ** (len(getattr(config, "depths", "1")) - 1)
+        self._norm_name = FINAL_NORM[config.model_type]
+        self.channels = (getattr(config, "hidden_sizes", None) or [config.hidden_size])[-1]
+        called = inspect.signature(kind.forward).parameters
+        self._options = {name: True for name in ("interpolate_pos_encoding",) if name in called}
+        self.projection = region_projection(projection, self.channels, dim)
+
+    def architecture(self) -> dict[str, Any]:
+        return _plain(self.backbone.config)
+
+    def _states(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
+        grid = self._grid(images)
+        output = self.backbone(pixel_values=images, **self._options)
+        states = output.last_hidden_state
+        if states.ndim == 4:
+            states = states.flatten(2).transpose(1, 2)
+        if self._norm_name is not None:
+            states = self.backbone.get_submodule(self._norm_name)(states)
+        regions = states[:, -grid[0] * grid[1] :].transpose(1, 2).unflatten(2, grid)
+        if not self.has_global_vector:
+            return regions, None
+        is_pooled = self.backbone.config.model_type == _ATTENTION_POOLING
+        return regions, output.pooler_output if is_pooled else states[:, 0]
+
+    def feature_layers(self) -> list[list[nn.Parameter]]:
+        """The embeddings, then each block (each stage of Swin and ConvNeXt), the last one with the final norm."""
+        layers: dict[int, list[nn.Parameter]] = {}
+        block = -1
+        for name, parameter in self.backbone.named_parameters():
+            found = _BLOCK.search(name)
+            block = block if found is None else int(found[1])
+            layers.setdefault(block, []).append(parameter)
+        return [layers[place] for place in sorted(layers)]
+
+
+def _image_config(raw: dict[str, Any], source: str) -> Any:
+    """transformers' configuration of an image model, or that of the image tower of two; never runs code of a folder."""
+    family = raw.get("model_type")
+    if family in CONFIG_MAPPING:
+        try:
+            config = CONFIG_MAPPING[family].from_dict(
+                {name: value for name, value in raw.items() if name not in _NOT_SETTINGS}
+            )
+        except Exception as error:  # transformers checks each family's settings in its own way
+            raise ModelFolderError(
+                f"{source}: {' '.join(str(error).split())[:300]}; correct the setting"
+            ) from error
+        config = getattr(config, "vision_config", config)
+        if config.model_type in FINAL_NORM:
+            return config
+    code = ", whose auto_map names Python code, which is never run" if "auto_map" in raw else ""
+    raise ModelFolderError(
+        f"{source}: model_type: expected one of {', '.join(FINAL_NORM)}, clip and siglip, found {family!r}{code}; give "
+        "another model, a model of timm (TimmRegions), or a class of your own (docs/contributing.md)"
+    )
+
+
+def _without_pooler(config: Any, global_vector: bool) -> tuple[type[nn.Module], dict[str, Any]]:
+    """The class of a configuration's model, and options without pooled vectors, whose weights regions do not need."""
+    kind, family = MODEL_MAPPING[type(config)], config.model_type
+    if global_vector and family not in (*_CLASS_TOKEN, _ATTENTION_POOLING):
+        raise UserError(
+            f"image_encoder.global_vector: a {family} has no class token and no attention pooling; set it to false"
+        )
+    if family == _ATTENTION_POOLING:
+        config.vision_use_head = global_vector
+    if hasattr(config, "use_mask_token"):
+        config.use_mask_token = False
+    has_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
+    return kind, {"add_pooling_layer": False} if has_pooler else {}
+
+
+def _is_of_other_heads(name: str) -> bool:
+    return _OTHER_HEADS.match(name) is not None
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """A configuration's settings as JSON."""
+    settings = {name: value for name, value in config.to_diff_dict().items() if name not in _NOT_SETTINGS}
+    return json.loads(json.dumps(settings))
+
+
+def _normalisation(folder: Path) -> tuple[list[float], list[float]]:
+    """Mean and deviation of channels in [0, 1] that a folder's image processor expects."""
+    files = [folder / name for name in ("preprocessor_config.json", "processor_config.json")]
+    settings = next((read_folder_json(file) for file in files if file.is_file()), {})
+    settings = settings.get("image_processor", settings)
+    if not {"image_mean", "image_std"} <= settings.keys():
+        raise UserError(
+            f"image_encoder.mean and std: {files[0]} with image_mean and image_std is missing; copy it, or set them, "
+            "e.g. mean: [0.485, 0.456, 0.406] and std: [0.229, 0.224, 0.225] for ImageNet's"
+        )
+    if not settings.get("do_normalize", True):
+        return [0.0] * 3, [1.0] * 3
+    # The processor rescales grey levels up to 255, which are images in [0, 1] here.
+    scale = 255 * settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 255
+    return [x / scale for x in settings["image_mean"]], [x / scale for x in settings["image_std"]]
