@@ -18,6 +18,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 OF_COMMANDS = {"ckpt_path", "weights_only"}
 SET_ELSEWHERE = {
     "BertSentences": {"bert", "tokenizer"},
+    "TransformersSentences": {"architecture", "tokenizer", "pad_token_id"},
     "ImageTextModel": {"class_probability"},
     "ImageOnlyModel": {"objective"},
 }
@@ -38,7 +39,7 @@ def classes(node: Any) -> Iterator[tuple[type, set[str]]]:
 
 
 def test_explaining_configurations_name_every_argument_of_their_classes():
-    for name in ("mimic_cxr", "language_model", *IMAGE_ONLY):
+    for name in ("mimic_cxr", "language_model", "text_encoder", *IMAGE_ONLY):
         for kind, given in classes(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())):
             expected = set(inspect.signature(kind).parameters)
             assert given == expected - SET_ELSEWHERE.get(kind.__name__, set()), (name, kind)
@@ -51,7 +52,7 @@ def test_mimic_cxr_explains_every_key_and_line(capsys):
         main(["fit", "--config", str(file), "--print_config"])
     assert set(configured) == set(yaml.safe_load(capsys.readouterr().out)) - OF_COMMANDS
     assert set(configured["checkpoint"]) == {"monitor", "mode"}
-    for name in ("mimic_cxr", *IMAGE_ONLY):
+    for name in ("mimic_cxr", "text_encoder", *IMAGE_ONLY):
         for line in (CONFIGS / f"{name}.yaml").read_text().splitlines():
             is_value = ": " in line.split("#")[0] and "class_path" not in line
             assert not is_value or "#" in line, f"{name}: no explanation: {line}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
+from typing import Any
 
-from transformers import BertTokenizer
+from torch import nn
+from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_text
@@ -13,6 +15,7 @@ from medclip_dcl.common.weight_files import read_settings, safetensors_bytes, wr
 from medclip_dcl.networks.bert_folder import load_tokenizer, save_language_model
 from medclip_dcl.networks.image_encoder import TORCHVISION_WIDTH, ResNetRegions, to_torchvision_names
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.report.page import render_template
 
@@ -20,40 +23,56 @@ PROJECTION_FILE = "projection.safetensors"
 
 
 def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
-    """Write the text encoder as a BERT folder, which transformers and `pretrained` of `BertSentences` load.
+    """Write the text encoder as a folder that transformers and `pretrained` of its class load.
 
     Beside it projection.safetensors, the projection of the pooled hidden state into the common space, and a README.md
     with the lines that compute a sentence embedding. A masked-language-model head is left out. An earlier export of a
     text encoder is replaced at once.
     """
     encoder = network.text_encoder
-    if not isinstance(encoder, BertSentences):
-        raise UserError(f"--text_encoder: expected a BERT, found a {type(encoder).__name__}; leave it out")
+    if not isinstance(encoder, (BertSentences, TransformersSentences)):
+        raise UserError(
+            f"--text_encoder: expected a BERT or another encoder of transformers, found a {type(encoder).__name__}; "
+            "leave it out"
+        )
     if folder.is_dir() and any(folder.iterdir()) and not (folder / PROJECTION_FILE).is_file():
         raise UserError(f"--text_encoder: {folder} holds something else; give another folder")
-    readme = render_template(
-        "text_encoder.md",
-        {
-            "pooling": encoder.pooling,
-            "projection": encoder.projection_kind,
-            "hidden_size": encoder.bert.config.hidden_size,
-            "dim": encoder.dim,
-            "max_tokens": encoder.max_tokens,
-            "final_period": encoder.final_period,
-        },
-        Path(__file__).parent,
-    )
+    readme = render_template("text_encoder.md", _readme_facts(encoder), Path(__file__).parent)
     files = {
         PROJECTION_FILE: safetensors_bytes(encoder.projection.state_dict()),
         "README.md": readme.encode(),
     }
     try:
-        save_language_model(encoder.bert, _tokenizer(encoder), folder, files)
+        if isinstance(encoder, BertSentences):
+            save_language_model(encoder.bert, _bert_tokenizer(encoder), folder, files)
+        else:
+            save_language_model(encoder.model, _tokenizer(encoder), folder, files)
     except FileExistsError as error:
         raise UserError(f"--text_encoder: {error}") from error
 
 
-def _tokenizer(encoder: BertSentences) -> BertTokenizer:
+def _readme_facts(encoder: BertSentences | TransformersSentences) -> dict[str, Any]:
+    is_bert = isinstance(encoder, BertSentences)
+    model = encoder.bert if is_bert else encoder.model
+    kind = "AutoModel" if is_bert else encoder.model_class
+    last = [layer for layer in encoder.projection.modules() if isinstance(layer, nn.Linear)]
+    return {
+        "family": type(model).__name__,
+        "model_class": kind,
+        "options": ", add_pooling_layer=False" if getattr(model, "pooler", 0) is None else "",
+        "inputs": "**tokens" if kind == "AutoModel" else 'input_ids=tokens["input_ids"]',
+        "padding": "True" if is_bert or not encoder.is_padded_to_positions else '"max_length"',
+        "pooling": encoder.pooling,
+        "projection": encoder.projection_kind if last else "none",
+        "has_bias": bool(last) and last[0].bias is not None,
+        "pooled_size": last[0].in_features if last else encoder.dim,
+        "dim": encoder.dim,
+        "max_tokens": encoder.max_tokens,
+        "final_period": encoder.final_period,
+    }
+
+
+def _bert_tokenizer(encoder: BertSentences) -> BertTokenizer:
     """The encoder's tokenizer as that of transformers, which truncates where the encoder does."""
     with tempfile.TemporaryDirectory() as name:
         encoder.bert.config.save_pretrained(name)
@@ -61,6 +80,17 @@ def _tokenizer(encoder: BertSentences) -> BertTokenizer:
         tokenizer = load_tokenizer(name)
     tokenizer.model_max_length = encoder.max_tokens
     return tokenizer
+
+
+def _tokenizer(encoder: TransformersSentences) -> PreTrainedTokenizerFast:
+    """The encoder's tokenizer as one of transformers without a class of its own, which would build it anew."""
+    return PreTrainedTokenizerFast(
+        tokenizer_object=encoder.tokenizer,
+        pad_token=encoder.tokenizer.id_to_token(encoder.pad_token_id),
+        model_max_length=encoder.max_tokens,
+        truncation_side=encoder.truncation_side,
+        model_input_names=["input_ids", "attention_mask"],
+    )
 
 
 def export_image_encoder(network: ImageTextNetwork, file: Path) -> None:

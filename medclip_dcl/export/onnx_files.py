@@ -33,7 +33,7 @@ _IMAGES = (
 )
 _SENTENCES = (
     "input_ids, attention_mask: int64 (batch, token), at most max_tokens, padded at the end, of tokenizer.json with "
-    "[CLS] and [SEP]; where final_period is true, a text without a final mark gets a period first. sentence_embedding: "
+    "special tokens; where final_period is true, a text without a final mark gets a period first. sentence_embedding: "
     "(batch, dim), not normalised to length 1."
 )
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from medclip_dcl.networks.image_encoder import ResNetRegions as ResNetRegions
     from medclip_dcl.networks.image_text import ImageTextNetwork as ImageTextNetwork
     from medclip_dcl.networks.pretrained_regions import TransformersRegions as TransformersRegions
+    from medclip_dcl.networks.pretrained_sentences import TransformersSentences as TransformersSentences
     from medclip_dcl.networks.similarity import LSE as LSE
     from medclip_dcl.networks.similarity import GlobalCosine as GlobalCosine
     from medclip_dcl.networks.similarity import LSENonLocal as LSENonLocal
@@ -35,6 +36,7 @@ _MODULES = {
     "Similarity": "similarity",
     "TimmRegions": "timm_regions",
     "TransformersRegions": "pretrained_regions",
+    "TransformersSentences": "pretrained_sentences",
 }
 
 __all__ = [*_MODULES]

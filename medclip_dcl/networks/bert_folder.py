@@ -17,7 +17,14 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import BertConfig, BertForMaskedLM, BertModel, BertTokenizer
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertModel,
+    BertTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging
 
 from medclip_dcl.common.errors import UserError
@@ -27,7 +34,7 @@ Bert = TypeVar("Bert", BertModel, BertForMaskedLM)
 Pretrained = TypeVar("Pretrained", bound=nn.Module)
 
 # Downloaded from a repository, and the weights in PyTorch's format only where there are no safetensors.
-_FILES = ("*.json", "vocab.txt", "model*.safetensors")
+_FILES = ("*.json", "vocab.txt", "merges.txt", "*.model", "model*.safetensors")
 _TORCH_FILES = ("pytorch_model*.bin",)
 
 # Entries of config.json that are not settings of a BERT: names of remote code, classes and library versions.
@@ -246,8 +253,8 @@ def settings_fingerprint(model: nn.Module, settings: Mapping[str, Any]) -> str:
 
 
 def save_language_model(
-    model: BertForMaskedLM | BertModel,
-    tokenizer: BertTokenizer,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
     further_files: Mapping[str, bytes] | None = None,
 ) -> None:

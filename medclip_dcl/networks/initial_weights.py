@@ -23,7 +23,7 @@ from medclip_dcl.networks.image_encoder import (
     from_torchvision_names,
 )
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.text_encoder import FUNCTION_OF_BERT
+from medclip_dcl.networks.text_encoder import FUNCTION_OF_BERT, functional_settings
 
 PARTS = ("image_encoder", "text_encoder", "similarity")
 WITHOUT_PROJECTION = {
@@ -212,15 +212,18 @@ def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -
 
 
 def _check_text_encoder(there: dict[str, Any], here: dict[str, Any], settings: list[str]) -> None:
-    """Refuse another tokenization, and settings of a BERT that its tensors do not show."""
-    functional = tuple(f"text_encoder.init_args.bert.{name}: " for name in FUNCTION_OF_BERT)
-    others = [line for line in settings if line.startswith(functional)]
+    """Refuse another tokenization, and settings of a transformer that its tensors do not show."""
+    architectures = [_flat(x.get("architecture", {}), "architecture.") for x in (there, here)]
+    functional = [f"bert.{name}" for name in FUNCTION_OF_BERT]
+    functional += [name for settings_of in architectures for name in functional_settings(settings_of)]
+    names = tuple(f"text_encoder.init_args.{name}: " for name in functional)
+    others = [line for line in settings if line.startswith(names)]
     if _splitting(there.get("tokenizer")) != _splitting(here.get("tokenizer")):
         others.append("another tokenizer, so that its weights belong to other tokens")
     if others:
         raise UserError(
-            f"text_encoder: another BERT, with {', '.join(others)}; set text_encoder.init_args.pretrained to the BERT "
-            "that the source was trained with"
+            f"text_encoder: another transformer, with {', '.join(others)}; set text_encoder.init_args.pretrained to "
+            "the one that the source was trained with"
         )
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, linear
-from transformers import BertForMaskedLM, BertModel
+from transformers import BertForMaskedLM, BertModel, PreTrainedModel
 
 IGNORED = -100
 """Label of a token that is not to be predicted."""
@@ -46,15 +46,15 @@ def last_hidden_states(
     """Last hidden states; undefined at padding, which `tokens` beyond `lengths` are."""
     # Of the shape that attention takes: from (sentence, token) transformers reads whether there is padding at all.
     mask = is_token(tokens, lengths)[:, None, None]
-    with _attention(bert, tokens.device):
+    with attention_kernels(bert, tokens.device):
         return bert(input_ids=tokens, attention_mask=mask).last_hidden_state
 
 
-def _attention(bert: BertModel, device: torch.device) -> AbstractContextManager[None]:
-    """By plain matrix products in training on a CPU below float32, where torch's fused attention is slower."""
-    if device.type != "cpu" or not bert.training:
+def attention_kernels(model: PreTrainedModel, device: torch.device) -> AbstractContextManager[None]:
+    """Plain matrix products in training on a CPU below float32, where torch's fused attention is slower."""
+    if device.type != "cpu" or not model.training:
         return nullcontext()
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else bert.dtype
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else model.dtype
     return sdpa_kernel(SDPBackend.MATH) if torch.finfo(dtype).bits < 32 else nullcontext()
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from medclip_dcl.networks.masked_language import (
 
 FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
 """Settings of a BERT that change what it computes but none of its tensors."""
+_OF_TRAINING = re.compile("dropout|initializer")
 
 
 class SentenceEncoder(nn.Module):
@@ -92,7 +94,57 @@ class SentenceEncoder(nn.Module):
         raise NotImplementedError
 
 
-class BertSentences(SentenceEncoder):
+class TransformerEncoder(SentenceEncoder):
+    """Base class of encoders around a library's transformer: pooled states, and a projection of them."""
+
+    max_tokens: int
+    final_period: bool
+    projection: nn.Module
+
+    def set_tokenizer(
+        self, tokenizer: Tokenizer, max_tokens: int, least: int, positions: int, side: str = "right"
+    ) -> None:
+        """Take a tokenizer that truncates to `max_tokens`, of `least` to `positions`, and does not pad."""
+        if not least <= max_tokens <= positions:
+            raise UserError(
+                f"max_tokens: expected a number in [{least}, {positions}] for this text encoder, found {max_tokens}"
+            )
+        self.tokenizer, self.max_tokens = tokenizer, max_tokens
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(max_tokens, direction=side)
+        # A literal "[SEP]" in a report is text, not the end of the sentence.
+        tokenizer.encode_special_tokens = True
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self.tokenizer.encode_batch(self._closed(texts))]
+
+    def are_truncated(self, texts: Sequence[str]) -> list[bool]:
+        return super().are_truncated(self._closed(texts))
+
+    def forward(
+        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    ) -> Float[Tensor, "sentence dim"]:
+        return self.project(self.states(tokens, lengths))
+
+    def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
+        return self.projection(states)
+
+    def _closed(self, texts: Sequence[str]) -> list[str]:
+        return [with_final_period(text) for text in texts] if self.final_period else list(texts)
+
+    def take_transformer(self, saved: SavedModel) -> None:
+        """Load all weights but the projection's from a trained encoder of the same configuration."""
+        own, state = self.state_dict(), saved.tensors("text_encoder")
+        wanted = [name for name in own if not name.startswith("projection.")]
+        if missing := [name for name in wanted if name not in state]:
+            raise UserError(
+                f"{saved.path}: its text encoder has no {', '.join(missing)}; choose masked_language_head: false, "
+                "another pooling, or a model that was trained with them"
+            )
+        self.load_state_dict({**own, **{name: state[name] for name in wanted}})
+
+
+class BertSentences(TransformerEncoder):
     """BERT (CXR-BERT), pooled last hidden state, projection to `dim`.
 
     Give either `pretrained`, or `bert` and `tokenizer` as returned by `config`, for random weights. The configurations
@@ -145,9 +197,9 @@ class BertSentences(SentenceEncoder):
         check_min("text_encoder", {"dim": (dim, 1)})
         check_choice("text_encoder.pooling", pooling, ("cls", "mean"))
         check_choice("text_encoder.projection", projection, ("linear", "mlp"))
-        trained = None if pretrained is None else _trained_encoder(pretrained)
+        trained = None if pretrained is None else trained_encoder(pretrained, ("bert", "tokenizer"), "BERT")
         if trained is not None:
-            bert, tokenizer = (_arguments(trained)[name] for name in ("bert", "tokenizer"))
+            bert, tokenizer = (trained_arguments(trained)[name] for name in ("bert", "tokenizer"))
         if bert is None:
             folder = resolve_folder(str(pretrained))
             model = load_masked_language_model(folder) if masked_language_head else load_bert(folder)
@@ -156,7 +208,6 @@ class BertSentences(SentenceEncoder):
             model = BertForMaskedLM(BertConfig(**bert))
         else:
             model = BertModel(BertConfig(**bert), add_pooling_layer=False)
-        self.tokenizer = Tokenizer.from_str(str(tokenizer))
         self.bert = model.bert if masked_language_head else model
         self.masked_language_head = MaskedLanguageHead(model) if masked_language_head else None
         self.has_masked_language_head = masked_language_head
@@ -167,20 +218,14 @@ class BertSentences(SentenceEncoder):
             for module in self.bert.modules():
                 if isinstance(module, nn.Dropout):
                     module.p = dropout
-        positions = self.bert.config.max_position_embeddings
-        if not 3 <= max_tokens <= positions:
-            raise UserError(
-                f"max_tokens: expected a number in [3, {positions}] for this text encoder, found {max_tokens}"
-            )
-        self.dim, self.max_tokens = dim, max_tokens
-        self.final_period, self.pooling, self.projection_kind = final_period, pooling, projection
-        self.tokenizer.no_padding()
-        self.tokenizer.enable_truncation(max_tokens)
-        # A literal "[SEP]" in a report is text, not the end of the sentence.
-        self.tokenizer.encode_special_tokens = True
-        self.projection = _projection(projection, self.bert.config.hidden_size, dim)
+        self.set_tokenizer(
+            Tokenizer.from_str(str(tokenizer)), max_tokens, 3, self.bert.config.max_position_embeddings
+        )
+        self.dim, self.final_period, self.pooling = dim, final_period, pooling
+        self.projection_kind = projection
+        self.projection = sentence_projection(projection, self.bert.config.hidden_size, dim)
         if trained is not None:
-            self._take_transformer(trained)
+            self.take_transformer(trained)
 
     @property
     def transformer(self) -> nn.Module:
@@ -209,17 +254,6 @@ class BertSentences(SentenceEncoder):
         bert = {name: getattr(self.bert.config, name, None) for name in FUNCTION_OF_BERT}
         return {**own, **bert, "tokenizer": self.tokenizer.to_str()}
 
-    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        return [encoding.ids for encoding in self.tokenizer.encode_batch(self._closed(texts))]
-
-    def are_truncated(self, texts: Sequence[str]) -> list[bool]:
-        return super().are_truncated(self._closed(texts))
-
-    def forward(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence dim"]:
-        return self.project(self.states(tokens, lengths))
-
     def states(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence hidden"]:
@@ -228,9 +262,6 @@ class BertSentences(SentenceEncoder):
             return hidden[:, 0]
         total = hidden.masked_fill(~is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
         return total / lengths[:, None]
-
-    def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
-        return self.projection(states)
 
     def masked_language_loss(
         self,
@@ -245,20 +276,6 @@ class BertSentences(SentenceEncoder):
         hidden = last_hidden_states(self.bert, tokens, lengths)
         return masked_language_losses(hidden, labels, places, lambda rows: head(rows, words))
 
-    def _closed(self, texts: Sequence[str]) -> list[str]:
-        return [with_final_period(text) for text in texts] if self.final_period else list(texts)
-
-    def _take_transformer(self, saved: SavedModel) -> None:
-        """Load all weights but the projection's from a trained encoder of the same configuration."""
-        own, state = self.state_dict(), saved.tensors("text_encoder")
-        wanted = [name for name in own if not name.startswith("projection.")]
-        if missing := [name for name in wanted if name not in state]:
-            raise UserError(
-                f"{saved.path}: its text encoder has no {', '.join(missing)}; choose masked_language_head: false, or "
-                "a model that was trained with a head"
-            )
-        self.load_state_dict({**own, **{name: state[name] for name in wanted}})
-
 
 def share_of_truncated(count: int, total: int) -> str:
     """A warning about sentences that are longer than the encoder takes; "" for none."""
@@ -267,22 +284,32 @@ def share_of_truncated(count: int, total: int) -> str:
     return f"{count:,} of {total:,} sentences ({count / total:.2%}) are longer than max_tokens: their end is cut off"
 
 
-def _trained_encoder(source: str) -> SavedModel | None:
-    """The checkpoint or exported folder of an image-text model; None for a BERT folder or a repository id."""
+def trained_encoder(source: str, needed: Sequence[str], kind: str) -> SavedModel | None:
+    """The checkpoint or exported folder of an image-text model; None for a folder of weights or a repository id.
+
+    `needed`: arguments of its text encoder that a new one takes over; `kind` names such an encoder in the error.
+    """
     path = Path(source).expanduser()
     if not (path.is_file() or is_exported(path)):
         return None
     saved = read_model(path)
-    if not {"bert", "tokenizer"} <= _arguments(saved).keys():
-        raise UserError(f"{source} has no BERT as its text encoder; give a BERT folder (pretrained)")
+    if not set(needed) <= trained_arguments(saved).keys():
+        raise UserError(f"{source} has no {kind} as its text encoder; give a {kind} folder (pretrained)")
     return saved
 
 
-def _arguments(saved: SavedModel) -> dict[str, Any]:
+def trained_arguments(saved: SavedModel) -> dict[str, Any]:
+    """Arguments that rebuild the text encoder of an image-text model."""
     return saved.require_network().get("text_encoder", {}).get("init_args", {})
 
 
-def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
+def functional_settings(architecture: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a transformer's configuration on which its hidden states depend in evaluation."""
+    return {name: value for name, value in architecture.items() if not _OF_TRAINING.search(name)}
+
+
+def sentence_projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
+    """From a pooled hidden state to `dim`: "linear", or the two layers of "mlp", BioViL's."""
     if kind == "linear":
         return nn.Linear(hidden_size, dim)
     return nn.Sequential(

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 
+import numpy as np
 import pytest
 import torch
 import torchvision
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn.functional import normalize
 from transformers import AutoTokenizer, BertModel
 
+from medclip_dcl import load
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import safetensors_bytes
 from medclip_dcl.export.__main__ import main
@@ -21,8 +25,11 @@ from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import take_over
+from medclip_dcl.networks.pretrained_sentences import TransformersSentences
+from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import BertSentences, SentenceEncoder
 from tests.export.small import small_network
+from tests.text_models import write_text_model
 
 TEXTS = ["No pneumothorax.", "There is a patchy opacity in the right lower lung.", "Edema."]
 
@@ -39,6 +46,38 @@ def test_text_encoder_readme_computes_the_networks_embeddings(
     monkeypatch.chdir(tmp_path / "bert")
     exec(compile(block, "README.md", "exec"), found)
     torch.testing.assert_close(found["embeddings"], network.embed_texts(TEXTS), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("roberta", {"pooling": "last", "projection": "mlp"}),
+        ("modernbert", {"pooling": "mean"}),
+        ("clip", {"dim": 12, "projection": "pretrained"}),
+        ("siglip", {"dim": 14, "projection": "pretrained"}),
+        ("siglip", {"pooling": "mean"}),
+    ],
+)
+def test_any_text_encoder_is_exported(family, options, tmp_path, monkeypatch):
+    source = write_text_model(family, tmp_path / "source")
+    encoder = TransformersSentences(str(source), **{"dim": 5, **options}).eval()
+    network = ImageTextNetwork(
+        ResNetRegions(dim=encoder.dim, stride=16, width=8), encoder, GlobalCosine(), 48
+    )
+    shutil.rmtree(source)
+    export_text_encoder(network.eval(), tmp_path / "text")
+    (block,) = re.findall(r"```python\n(.*?)```", (tmp_path / "text/README.md").read_text(), re.DOTALL)
+    found: dict = {}
+    monkeypatch.chdir(tmp_path / "text")
+    exec(compile(re.sub(r"texts = .*", f"texts = {TEXTS!r}", block), "README.md", "exec"), found)
+    torch.testing.assert_close(found["embeddings"], network.embed_texts(TEXTS), rtol=1e-5, atol=1e-5)
+    again = TransformersSentences(str(tmp_path / "text"), dim=5, pooling=options.get("pooling")).eval()
+    assert again.tokenize(TEXTS) == encoder.tokenize(TEXTS)
+    tokens, lengths = network.tokenize(TEXTS)
+    assert torch.equal(again.states(tokens, lengths), encoder.states(tokens, lengths))
+    network.save_pretrained(tmp_path / "network")
+    expected = normalize(network.embed_texts(TEXTS), dim=1).numpy()
+    np.testing.assert_allclose(load(tmp_path / "network").embed_texts(TEXTS), expected, rtol=0, atol=1e-5)
 
 
 def test_the_text_encoder_loads_here_and_in_transformers(network, tmp_path):
@@ -82,7 +121,7 @@ def torchvisions(network: ImageTextNetwork) -> ImageTextNetwork:
 )
 def test_what_has_no_plain_form_is_refused(network, tmp_path, encoder):
     own = ImageTextNetwork(encoder, OwnSentences(), network.similarity)
-    with pytest.raises(UserError, match="--text_encoder: expected a BERT, found a OwnSentences; leave"):
+    with pytest.raises(UserError, match="--text_encoder: expected a BERT or .*, found a OwnSentences; leave"):
         export_text_encoder(own, tmp_path / "bert")
     with pytest.raises(UserError, match="--image_encoder: expected a ResNet of torchvision, of width 64 and"):
         export_image_encoder(own, tmp_path / "a.safetensors")

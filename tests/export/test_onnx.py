@@ -12,6 +12,11 @@ from tokenizers import Tokenizer
 
 from medclip_dcl.export.__main__ import main
 from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE, export_onnx
+from medclip_dcl.networks.image_encoder import ResNetRegions
+from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.pretrained_sentences import TransformersSentences
+from medclip_dcl.networks.similarity import GlobalCosine
+from tests.text_models import write_text_model
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -64,6 +69,21 @@ def test_the_tokenizer_beside_them_serves_the_text_encoder(network, folder):
     }
     (found,) = session(folder / TEXT_FILE).run(None, inputs)
     np.testing.assert_allclose(found, network.embed_texts(texts).numpy(), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["roberta", "modernbert", "deberta-v2", "clip", "siglip"])
+def test_any_text_encoder(family, tmp_path):
+    encoder = TransformersSentences(str(write_text_model(family, tmp_path / "source")), dim=5)
+    network = ImageTextNetwork(ResNetRegions(dim=5, stride=16, width=8), encoder, GlobalCosine(), 48).eval()
+    export_onnx(network, tmp_path)
+    model = session(tmp_path / TEXT_FILE)
+    texts = ["No pneumothorax.", "Edema.", "Small left pleural effusion.", "The lungs are clear."]
+    for some in (texts, texts[1:2], texts[2:]):
+        tokens, lengths = network.tokenize(some)
+        mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).long()
+        (found,) = model.run(None, {"input_ids": tokens.numpy(), "attention_mask": mask.numpy()})
+        np.testing.assert_allclose(found, network.embed_texts(some).numpy(), rtol=0, atol=1e-4)
 
 
 def test_the_files_describe_themselves_without_local_paths(folder):

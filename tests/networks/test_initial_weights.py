@@ -228,7 +228,7 @@ def more_heads(folder) -> None:
     [
         (swap_words, "another tokenizer, so that its weights belong to other tokens"),
         (keep_case, "another tokenizer"),
-        (more_heads, r"another BERT, with .*num_attention_heads: 2 \(configured: 4\)"),
+        (more_heads, r"another transformer, with .*num_attention_heads: 2 \(configured: 4\)"),
     ],
 )
 def test_another_text_encoder_is_refused_with_the_reason(change, message, small_bert, source, tmp_path):
@@ -236,7 +236,7 @@ def test_another_text_encoder_is_refused_with_the_reason(change, message, small_
     before = copied(mine)
     with pytest.raises(ValueError, match=message) as error:
         take_over(mine, source)
-    assert "set text_encoder.init_args.pretrained to the BERT" in str(error.value)
+    assert "set text_encoder.init_args.pretrained to the one" in str(error.value)
     assert str(error.value).endswith("with model.init_args.init_parts: [image_encoder, similarity]")
     assert "edema" not in str(error.value)  # tokens come from reports
     assert same(mine.state_dict(), before)
