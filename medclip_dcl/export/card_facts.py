@@ -49,7 +49,15 @@ FACTS: dict[str, dict[str, str]] = {
     },
 }
 """Part of the card -> name in it -> entry of dataset.json (data), fit.json (fit) or config.yaml; null is left out."""
-_SIZES = ("model_type", "name", "num_hidden_layers", "hidden_size", "num_attention_heads", "depths", "vocab_size")
+_SIZES = (
+    "model_type",
+    "name",
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "depths",
+    "vocab_size",
+)
 """Settings of a library's model that the card names."""
 _TERMS = {
     "phantom": "No patient data: the images and reports are drawn and made up by `data_prep.phantom`, under the MIT"
