@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl import load
+from medclip_dcl.command import cli
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.convert.__main__ import main
 from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
@@ -121,8 +123,21 @@ def test_images_are_shown_as_the_processor_does(family: str, tmp_path: Path) -> 
     model = load(tmp_path / "output")
     (inputs,) = model._inputs([grey_image()], 1)
     shown = model.network.normalised(torch.as_tensor(np.stack([inputs] * 3, axis=1) / 255).float())
-    # Grey levels of two bicubic filters, torchvision's and PIL's, differ by rounding.
-    assert (shown - expected).abs().max() <= 1.01 / 255 / min(STD)
+    # Two bicubic filters, torchvision's on whole grey levels and PIL's.
+    assert (shown - expected).abs().max() <= 2.01 / 255 / min(STD)
+
+
+@pytest.mark.parametrize(("mode", "preprocessor"), [("shortest", "clip"), ("squash", "siglip")])
+def test_images_are_open_clips_own(mode: str, preprocessor: str, tmp_path: Path) -> None:
+    show = open_clip.image_transform(
+        SIDE, is_train=False, mean=tuple(MEAN), std=tuple(STD), resize_mode=mode, interpolation="bicubic"
+    )
+    options = {**PREPROCESSORS[preprocessor], "do_center_crop": mode == "shortest"}
+    converted(write_dual_encoder("clip", tmp_path / "source", **options), tmp_path / "output")
+    model = load(tmp_path / "output")
+    (inputs,) = model._inputs([grey_image()], 1)
+    shown = model.network.normalised(torch.as_tensor(np.stack([inputs] * 3, axis=1) / 255).float())
+    torch.testing.assert_close(shown[0], show(grey_image()), atol=1e-6, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -285,3 +300,29 @@ def test_wrong_sources_are_named(tmp_path) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 32, "width": 48}}))
     with pytest.raises(UserError, match="mean and std|expected size with height and width alike"):
         converted(folder, tmp_path / "output")
+
+
+def test_a_converted_model_is_trained_and_tested(small_set, tmp_path, undrawn) -> None:
+    converted(write_dual_encoder("clip", tmp_path / "source"), tmp_path / "output")
+    words = ["--config", "configs/mimic_cxr.yaml", "--config", "configs/published.yaml"]
+    words += ["--config", "configs/objective/infonce.yaml", "--run_folder", str(tmp_path / "run")]
+    words += ["--data.init_args.folder", str(small_set), "--data.init_args.num_workers", "0"]
+    words += [
+        "--data.init_args.image_size",
+        "48",
+        "--data.init_args.crop_size",
+        "32",
+        "--data.init_args.batch_size",
+        "8",
+    ]
+    words += ["--model.init_args.init_from", str(tmp_path / "output"), "--trainer.max_epochs", "1"]
+    words += ["--trainer.accelerator", "cpu", "--trainer.precision", "32-true", "--untrained", "false"]
+    cli.main(["fit", *words])
+    shutil.rmtree(tmp_path / "source")
+    shutil.rmtree(tmp_path / "output")
+    cli.main(["test", "--config", str(tmp_path / "run/config.yaml")])
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    assert 0 <= results["metrics"]["grounding"]["miou"] <= 1
+    network = load(tmp_path / "run").network
+    assert type(network.similarity).__name__ == "GlobalCosine" and network.image_size == 48
+    assert network.mean.flatten().tolist() == pytest.approx(MEAN)
