@@ -49,17 +49,15 @@ FACTS: dict[str, dict[str, str]] = {
     },
 }
 """Part of the card -> name in it -> entry of dataset.json (data), fit.json (fit) or config.yaml; null is left out."""
-_SIZES = {
-    "bert": ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size"),
-    "architecture": (
-        "model_type",
-        "name",
-        "num_hidden_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "depths",
-    ),
-}
+_SIZES = (
+    "model_type",
+    "name",
+    "num_hidden_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "depths",
+    "vocab_size",
+)
 """Settings of a library's model that the card names."""
 _TERMS = {
     "phantom": "No patient data: the images and reports are drawn and made up by `data_prep.phantom`, under the MIT"
@@ -128,12 +126,13 @@ def model_facts(network: ImageTextNetwork) -> dict[str, str]:
 
 
 def _part(described: Mapping[str, Any]) -> str:
-    """Class and settings of a part; of a library's model its sizes alone, without the tokenizer."""
+    """Class and settings of a part; of a library's model family and sizes alone, without the tokenizer."""
     arguments = {name: value for name, value in described["init_args"].items() if name != "tokenizer"}
-    for part in _SIZES.keys() & arguments.keys():
-        arguments[part] = {name: arguments[part][name] for name in _SIZES[part] if name in arguments[part]}
-    name, settings = described["class_path"].rpartition(".")[2], as_text(arguments)
-    return f"{name} ({settings})" if settings else name
+    for key in ("bert", "architecture"):
+        if settings := arguments.get(key):
+            arguments[key] = {name: settings[name] for name in _SIZES if name in settings}
+    name, listed = described["class_path"].rpartition(".")[2], as_text(arguments)
+    return f"{name} ({listed})" if listed else name
 
 
 def training_facts(fit: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:

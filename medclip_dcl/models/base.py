@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from medclip_dcl.common.devices import widest_float
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
-from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import SavedModel, load_exactly
+from medclip_dcl.common.parts import Part, build_part, part_config
+from medclip_dcl.common.weight_files import SavedModel, load_exactly, read_model
 from medclip_dcl.data.images import ImagesDataModule, image_settings
 from medclip_dcl.data.link import ImageSettings, trainer_data
 from medclip_dcl.models.optimisation import learning_rates
@@ -179,3 +179,15 @@ def _is_same(there: Any, here: Any) -> bool:
     with torch.device("meta"):
         built: Any = build_part(there, nn.Module)
     return part_config(built) == here
+
+
+def described_part(name: str, base: type[Part], init_from: str | None) -> Part:
+    """A part of a network as `init_from` describes it, with weights of its own."""
+    described = None if init_from is None else read_model(init_from).network.get(name)
+    if described is None:
+        source = "" if init_from is None else f" ({init_from} does not describe it)"
+        raise UserError(
+            f"model.{name}: give class_path and init_args, or init_from with a checkpoint or an exported folder, which "
+            f"describe theirs{source}"
+        )
+    return build_part(described, base)

@@ -21,10 +21,9 @@ from medclip_dcl.common.distributed import (
 )
 from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.findings import CHEX5
-from medclip_dcl.common.parts import build_part
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
-from medclip_dcl.models.base import ImageModel
+from medclip_dcl.models.base import ImageModel, described_part
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder
@@ -100,7 +99,7 @@ class Classifier(ImageModel):
                 "model.frozen: expected encoder_learning_rate null, layer_decay 1.0 and frozen_steps 0 with it, since "
                 f"it trains no encoder; found {encoder_learning_rate}, {layer_decay} and {frozen_steps}"
             )
-        image_encoder = image_encoder or _described_encoder(init_from)
+        image_encoder = image_encoder or described_part("image_encoder", RegionEncoder, init_from)
         self.network = FindingNetwork(image_encoder, list(CHEX5) if findings is None else findings)
         if init_from is not None:
             self.start_from(self.network, init_from, ["image_encoder"])
@@ -250,15 +249,3 @@ def finding_losses(
         pos_weight=positive_weight.to(labels.dtype).expand_as(labels)[is_labelled],
         reduction="none",
     )
-
-
-def _described_encoder(init_from: str | None) -> RegionEncoder:
-    """An encoder such as the source describes, with weights of its own."""
-    described = None if init_from is None else read_model(init_from).network.get("image_encoder")
-    if described is None:
-        source = "" if init_from is None else f" ({init_from} does not describe its encoder)"
-        raise UserError(
-            "model: give image_encoder (class_path and init_args; weights: null to start from nothing), or init_from "
-            f"with a checkpoint or an exported folder, which describe theirs{source}"
-        )
-    return build_part(described, RegionEncoder)

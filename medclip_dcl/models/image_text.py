@@ -15,7 +15,7 @@ from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
-from medclip_dcl.models.base import ImageModel
+from medclip_dcl.models.base import ImageModel, described_part
 from medclip_dcl.models.gradient_cache import in_parts
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.image_encoder import RegionEncoder
@@ -43,9 +43,9 @@ class ImageTextModel(ImageModel):
     """Text-to-image contrastive training: sentences are anchors, the images of all processes are candidates.
 
     Args:
-        image_encoder: images to regions (SSD: ResNet-18).
-        text_encoder: sentences to embeddings (SSD: CXR-BERT).
-        similarity: logits; null for LSE+NL.
+        image_encoder: images to regions (SSD: ResNet-18); null for that which `init_from` describes.
+        text_encoder: sentences to embeddings (SSD: CXR-BERT); null for that which `init_from` describes.
+        similarity: logits; null for LSE+NL or, where `image_encoder` and `text_encoder` are null, that of `init_from`.
         class_probability: eta of each anchor; null for 0, which is InfoNCE.
         negative_weights: rule that removes, reweights or resamples negatives; null for none.
         learning_rate: of AdamW after the warm-up (SSD: 1e-5).
@@ -87,8 +87,8 @@ class ImageTextModel(ImageModel):
 
     def __init__(
         self,
-        image_encoder: RegionEncoder,
-        text_encoder: SentenceEncoder,
+        image_encoder: RegionEncoder | None = None,
+        text_encoder: SentenceEncoder | None = None,
         similarity: Similarity | None = None,
         class_probability: ClassProbability | None = None,
         learning_rate: float = 1e-5,
@@ -126,6 +126,10 @@ class ImageTextModel(ImageModel):
             raise UserError(
                 f"model: expected image_to_text in [0, 1] and beta2 in [0, 1), found {image_to_text} and {beta2}"
             )
+        if image_encoder is None and text_encoder is None and similarity is None:
+            similarity = described_part("similarity", Similarity, init_from)
+        image_encoder = image_encoder or described_part("image_encoder", RegionEncoder, init_from)
+        text_encoder = text_encoder or described_part("text_encoder", SentenceEncoder, init_from)
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
         self.objective = InBatchObjective(
             class_probability, negative_weights, image_to_text, same_text, loss, near_texts

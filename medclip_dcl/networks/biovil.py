@@ -64,6 +64,11 @@ def load_biovil(
     return network.eval()
 
 
+def is_biovil(file: Path) -> bool:
+    """True for a state dict with the names of BioViL's image weights."""
+    return any(name.startswith(_RESNET) for name in read_state_dict(file))
+
+
 def _image_state(file: Path) -> tuple[dict[str, Tensor], Literal[18, 34, 50]]:
     """The image weights under the names of `ResNetRegions`, and the depth of the ResNet."""
     state = read_state_dict(file)

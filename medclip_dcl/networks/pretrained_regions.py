@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
+from transformers import CLIPVisionModelWithProjection
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
@@ -55,11 +56,13 @@ class PretrainedRegions(RegionEncoder):
 
     Attributes:
         channels: of the library's features.
+        projections: kinds that there are.
     """
 
     backbone: Any
     channels: int
     projection: nn.Module
+    projections: tuple[str, ...] = ("linear", "mlp")
 
     def __init__(
         self,
@@ -77,10 +80,10 @@ class PretrainedRegions(RegionEncoder):
                 "image_encoder: give either pretrained (a folder or repository id) or architecture"
             )
         check_min("image_encoder", {"dim": (dim, 1)})
-        check_choice("image_encoder.projection", projection, ("linear", "mlp"))
+        check_choice("image_encoder.projection", projection, self.projections)
         if (mean is None) != (std is None):
             raise UserError(f"image_encoder: expected mean and std, or neither, found {mean} and {std}")
-        if global_vector and projection != "linear":
+        if global_vector and projection == "mlp":
             raise UserError(
                 "image_encoder: global_vector shares the projection of the regions, which must then be linear; found "
                 f"projection {projection}"
@@ -157,12 +160,14 @@ class TransformersRegions(PretrainedRegions):
         pretrained: a folder or repository id of transformers, e.g. microsoft/rad-dino; its config.json names one of the
             families in `FINAL_NORM`, or a CLIP or SigLIP, whose image tower is used.
         dim: size of the projected regions.
-        projection: of each region, "linear" or "mlp", as in `ResNetRegions`.
+        projection: of each region, "linear" or "mlp", as in `ResNetRegions`; "pretrained": CLIP's visual_projection, or
+            nothing behind SigLIP's pooling, so that `dim` is theirs.
         mean: of the channels, for a new network; null for that of the folder's preprocessor_config.json.
         std: of the channels.
         gradient_checkpointing: true: blocks are computed again in the backward pass, which saves memory.
         global_vector: true: also a vector of the whole image, which GlobalCosine compares: the class token after the
-            final norm, or SigLIP's attention pooling, through the projection of the regions.
+            final norm, or SigLIP's attention pooling, through the projection of the regions. SigLIP's regions then
+            pass through that pooling, too, each alone (choice).
         architecture: content of a config.json, as returned by `config`.
 
     Raises:
@@ -170,11 +175,13 @@ class TransformersRegions(PretrainedRegions):
         ModelFolderError: an unknown family, or one that needs code of its own; weights that do not fit exactly.
     """
 
+    projections = ("linear", "mlp", "pretrained")
+
     def __init__(
         self,
         pretrained: str | None = None,
         dim: int = 128,
-        projection: Literal["linear", "mlp"] = "linear",
+        projection: Literal["linear", "mlp", "pretrained"] = "linear",
         mean: list[float] | None = None,
         std: list[float] | None = None,
         gradient_checkpointing: bool = False,
@@ -183,12 +190,12 @@ class TransformersRegions(PretrainedRegions):
         architecture: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(pretrained, architecture, dim, projection, mean, std, global_vector)
-        if pretrained is None:
+        folder = None if pretrained is None else resolve_folder(pretrained)
+        if folder is None:
             config = _image_config(dict(architecture or {}), "image_encoder.architecture")
             kind, options = _without_pooler(config, global_vector)
             self.backbone = kind(config, **options)
         else:
-            folder = resolve_folder(pretrained)
             config = _image_config(read_folder_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
             kind, options = _without_pooler(config, global_vector)
             self.backbone = load_from_folder(
@@ -212,7 +219,10 @@ class TransformersRegions(PretrainedRegions):
         self.channels = (getattr(config, "hidden_sizes", None) or [config.hidden_size])[-1]
         interpolates = "interpolate_pos_encoding" in inspect.signature(kind.forward).parameters
         self._options = {"interpolate_pos_encoding": True} if interpolates else {}
-        self.projection = region_projection(projection, self.channels, dim)
+        if projection == "pretrained":
+            self.projection = self._own_projection(config, folder)
+        else:
+            self.projection = region_projection(projection, self.channels, dim)
 
     def architecture(self) -> dict[str, Any]:
         return _plain(self.backbone.config)
@@ -228,8 +238,34 @@ class TransformersRegions(PretrainedRegions):
         regions = states[:, -grid[0] * grid[1] :].transpose(1, 2).unflatten(2, grid)
         if not self.has_global_vector:
             return regions, None
-        is_pooled = self.backbone.config.model_type == _ATTENTION_POOLING
-        return regions, output.pooler_output if is_pooled else states[:, 0]
+        if self.backbone.config.model_type != _ATTENTION_POOLING:
+            return regions, states[:, 0]
+        alone = self.backbone.head(states.flatten(0, 1)[:, None]).unflatten(0, states.shape[:2])
+        return alone.transpose(1, 2).unflatten(2, grid), output.pooler_output
+
+    def _own_projection(self, config: Any, folder: Path | None) -> nn.Module:
+        """CLIP's projection into the space of the texts; SigLIP's pooling has none behind it."""
+        family = config.model_type
+        if family not in ("clip_vision_model", _ATTENTION_POOLING) or not self.has_global_vector:
+            raise UserError(
+                f"image_encoder.projection: expected linear or mlp for a {family} with global_vector "
+                f"{self.has_global_vector}, found pretrained; only CLIP and SigLIP with their global vector have one"
+            )
+        size = config.hidden_size if family == _ATTENTION_POOLING else config.projection_dim
+        if size != self.dim:
+            raise UserError(
+                f"image_encoder.dim: expected {size}, the size of the pretrained projection, found {self.dim}"
+            )
+        if family == _ATTENTION_POOLING:
+            return nn.Identity()
+        found = nn.Conv2d(config.hidden_size, size, kernel_size=1, bias=False)
+        if folder is not None:
+            own = load_from_folder(
+                *(CLIPVisionModelWithProjection, folder, config, _is_of_other_heads),
+                lambda missing: "give a folder of CLIP that has both towers",
+            )
+            found.weight.data = own.visual_projection.weight.data[..., None, None].clone()
+        return found
 
     def feature_layers(self) -> list[list[nn.Parameter]]:
         """The embeddings, then each block (each stage of Swin and ConvNeXt), the last one with the final norm."""
@@ -254,7 +290,10 @@ def _image_config(raw: dict[str, Any], source: str) -> Any:
             raise ModelFolderError(
                 f"{source}: {' '.join(str(error).split())[:300]}; correct the setting"
             ) from error
-        config = getattr(config, "vision_config", config)
+        image = getattr(config, "vision_config", config)
+        if image is not config and hasattr(config, "projection_dim"):
+            image.projection_dim = config.projection_dim  # of the weights that both towers share a file with
+        config = image
         if config.model_type in FINAL_NORM:
             return config
     code = ", whose auto_map names Python code, which is never run" if "auto_map" in raw else ""

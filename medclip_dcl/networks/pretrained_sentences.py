@@ -104,7 +104,8 @@ class TransformersSentences(TransformerEncoder):
             included, "last" that of the last one, "pooler" transformers' `pooler_output` (CLIP: the state of the end of
             the text; SigLIP: the last place through its head; BERT: its pooler). null: "pooler" for CLIP and SigLIP,
             "cls" for all others (choice).
-        projection: "linear" or "mlp", as in `BertSentences`, with random initial weights; "pretrained": CLIP's
+        projection: "linear" or "mlp", as in `BertSentences`, or "gelu", two layers without biases as in open_clip, with
+            random initial weights; "pretrained": CLIP's
             text_projection, or nothing behind SigLIP's head, so that `dim` is theirs and pooling is "pooler".
         architecture: content of a config.json.
         tokenizer: content of tokenizer.json.
@@ -124,7 +125,7 @@ class TransformersSentences(TransformerEncoder):
         dropout: float | None = None,
         final_period: bool = True,
         pooling: Literal["cls", "mean", "last", "pooler"] | None = None,
-        projection: Literal["linear", "mlp", "pretrained"] = "linear",
+        projection: Literal["linear", "mlp", "gelu", "pretrained"] = "linear",
         *,
         architecture: dict[str, Any] | None = None,
         tokenizer: str | None = None,
@@ -142,7 +143,7 @@ class TransformersSentences(TransformerEncoder):
                 "pad_token_id"
             )
         check_min("text_encoder", {"dim": (dim, 1)})
-        check_choice("text_encoder.projection", projection, ("linear", "mlp", "pretrained"))
+        check_choice("text_encoder.projection", projection, ("linear", "mlp", "gelu", "pretrained"))
         trained = None if pretrained is None else trained_encoder(pretrained, [*described], "transformer")
         if trained is not None:
             described = {name: trained_arguments(trained)[name] for name in described}
@@ -177,6 +178,18 @@ class TransformersSentences(TransformerEncoder):
             load_exactly(self, trained.tensors("text_encoder"), trained.path)
         elif trained is not None:
             self.take_transformer(trained)
+
+    @classmethod
+    def untrained(cls, folder: Path, **options: Any) -> TransformersSentences:
+        """One with random weights, of a folder's configuration and tokenizer; `options` are the constructor's."""
+        config = _text_config(read_folder_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+        splitter, pad_token_id = _load_tokenizer(folder, config)
+        described: dict[str, Any] = {
+            "architecture": _plain(config),
+            "tokenizer": splitter.to_str(),
+            "pad_token_id": pad_token_id,
+        }
+        return cls(**described, **options)
 
     @property
     def transformer(self) -> nn.Module:

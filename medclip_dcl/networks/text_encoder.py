@@ -312,9 +312,13 @@ def functional_settings(architecture: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sentence_projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
-    """From a pooled hidden state to `dim`: "linear", or the two layers of "mlp", BioViL's."""
+    """From a pooled hidden state to `dim`: "linear", or the two layers of "mlp" (BioViL's) or "gelu" (open_clip's)."""
     if kind == "linear":
         return nn.Linear(hidden_size, dim)
+    if kind == "gelu":
+        between = (hidden_size + dim) // 2
+        layers = (nn.Linear(hidden_size, between, bias=False), nn.Linear(between, dim, bias=False))
+        return nn.Sequential(layers[0], nn.GELU(), layers[1])
     return nn.Sequential(
         OrderedDict(
             dense_to_hidden=nn.Linear(hidden_size, dim),

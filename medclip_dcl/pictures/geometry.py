@@ -38,7 +38,9 @@ def fitted_axes(geometry: str, height: int, width: int, size: int) -> tuple[Axis
     if geometry == "stretch":
         return Axis(0, size, size), Axis(0, size, size)
     measure = min(height, width) if geometry == "shortest" else max(height, width)
-    rows, columns = (max(1, round(size * length / measure)) for length in (height, width))
+    # The longer side is cut to whole pixels, as torchvision and transformers do.
+    whole = int if geometry == "shortest" else round
+    rows, columns = (max(1, whole(size * length / measure)) for length in (height, width))
     if geometry == "shortest":
         return Axis(0, rows, rows), Axis(0, columns, columns)
     return Axis((size - rows) // 2, rows, size), Axis((size - columns) // 2, columns, size)

@@ -12,11 +12,10 @@ import pytest
 import torch
 import yaml
 
-from data_prep.biovil import main as export_biovil
 from medclip_dcl import load
 from medclip_dcl.command.cli import main
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
+from medclip_dcl.convert.__main__ import main as convert
 from medclip_dcl.data.prepared import write_table
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -165,9 +164,8 @@ def test_biovils_weights_from_the_published_names_to_results(small_bert, small_s
         tmp_path / "biovil",
     )
     torch.save(image_state(), tmp_path / "image.pt")
-    files = ["--image_weights", str(tmp_path / "image.pt"), "--text_model", str(text)]
-    export_biovil([*files, "--output", str(folder)])
-    assert "BioViL; evaluate it with" in capsys.readouterr().out
+    convert([str(tmp_path / "image.pt"), "--text_encoder", str(text), "--output", str(folder)])
+    assert "Converted from image.pt" in (folder / "README.md").read_text()
     shutil.rmtree(text)  # the export needs no file of theirs
     with pytest.warns(UserWarning, match="trained on images of 512 pixels, data.image_size is 64"):
         main(arguments(run, folder, small_set, *CLASSIFICATION))
@@ -180,21 +178,3 @@ def test_biovils_weights_from_the_published_names_to_results(small_bert, small_s
     (folder / "config.json").write_text(json.dumps(config))
     assert_results_are_the_loaded_models(run, folder, small_set)
     assert np.abs(load(folder).heat_map(np.zeros((70, 90), np.uint8), "edema")).max() <= 1
-
-
-def test_the_converter_overwrites_nothing_else(exported, small_bert, tmp_path):
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes/a.txt").write_text("mine")
-    with_card = shutil.copytree(exported, tmp_path / "with_card")
-    (with_card / "README.md").write_text("card of another model")
-    weights = tmp_path / "image.pt"
-    for options, message in (
-        ((weights, small_bert, tmp_path / "new"), r"no file .*image.pt"),
-        ((weights, small_bert, tmp_path / "notes"), "exists and is not an exported model"),
-        ((weights, small_bert, small_bert), "exists and is not an exported model"),
-        ((weights, small_bert, with_card), "exists and is not an exported model of BioViL"),
-    ):
-        flags = ("--image_weights", "--text_model", "--output")
-        words = [word for pair in zip(flags, map(str, options), strict=True) for word in pair]
-        with pytest.raises(UserError, match=message):
-            export_biovil(words)

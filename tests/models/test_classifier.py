@@ -389,7 +389,9 @@ def test_weights_left_out_of_torchvisions_are_named(sources, caplog):
 def test_weights_of_another_encoder_are_refused(sources):
     with pytest.raises(ValueError, match="training cannot start from it: .*backbone.7.0.conv1.weight"):
         Classifier(image_encoder=ResNetRegions(dim=5, width=8), init_from=str(sources["model.ckpt"]))
-    with pytest.raises(ValueError, match="give image_encoder .*resnet18.pth does not describe its encoder"):
+    with pytest.raises(
+        ValueError, match="image_encoder: give class_path .*resnet18.pth does not describe it"
+    ):
         Classifier(init_from=str(sources["resnet18.pth"]))
 
 

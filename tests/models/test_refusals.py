@@ -39,7 +39,7 @@ def test_an_image_text_model(options: dict[str, Any], words: str, small_bert) ->
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"image_encoder": None}, "give image_encoder .* or init_from"),
+        ({"image_encoder": None}, "image_encoder: give class_path .* or init_from"),
         ({"image_encoder": None, "init_from": "gone.ckpt"}, "gone.ckpt"),
         ({"findings": []}, "model.findings: expected distinct names"),
         ({"findings": ["Edema", "Edema"]}, "model.findings: expected distinct names"),
