@@ -261,8 +261,9 @@ class TransformersRegions(PretrainedRegions):
         found = nn.Conv2d(config.hidden_size, size, kernel_size=1, bias=False)
         if folder is not None:
             own = load_from_folder(
-                *(CLIPVisionModelWithProjection, folder, config, _is_of_other_heads),
-                lambda missing: "give a folder of CLIP that has both towers",
+                *(CLIPVisionModelWithProjection, folder, config),
+                is_ignored=lambda name: _OTHER_HEADS.match(name) is not None,
+                remedy=lambda missing: "give a folder of CLIP that has both towers",
             )
             found.weight.data = own.visual_projection.weight.data[..., None, None].clone()
         return found

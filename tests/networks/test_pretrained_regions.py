@@ -122,7 +122,12 @@ def test_global_vectors_are_the_librarys(family):
     expected = output.last_hidden_state[:, 0] if is_token else output.pooler_output
     regions, vector = encoder.features_and_global(images)
     torch.testing.assert_close(vector, expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(regions, plain.eval().features(images), rtol=1e-5, atol=1e-5)
+    alone = plain.eval().features(images)
+    if name == "siglip_vision_model":  # in the space of the pooled vector
+        alone = torch.stack([model.head(x[:, None]) for x in alone.flatten(2).permute(2, 0, 1)], 2).view_as(
+            alone
+        )
+    torch.testing.assert_close(regions, alone, rtol=1e-5, atol=1e-5)
     assert torch.equal(encoder.features(images), regions)
     on_meta = TransformersRegions(**encoder.config()).to("meta").train()
     with torch.enable_grad():
