@@ -6,7 +6,8 @@ SOURCE is one of
     a folder of transformers' CLIPModel or SiglipModel (MedSigLIP, XrayCLIP), with preprocessor and tokenizer
     a folder of open_clip (open_clip_config.json and weights; BiomedCLIP needs --text_encoder and the extra timm)
     a state dict of OpenAI's CLIP with a vision transformer (CheXzero): needs --text_encoder, --mean and --std
-    BioViL's image weights (biovil_image_resnet50_proj_size_128.pt): needs --text_encoder
+    the image weights of BioViL (biovil_image_resnet50_proj_size_128.pt) or BioViL-T
+        (biovil_t_image_model_proj_size_128.pt, without its prior images): needs --text_encoder
 Files are read as data, without running their code, and must hold exactly the model's tensors. Licence and model card of
 the source are copied beside the weights.
 """
@@ -34,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
     from medclip_dcl.convert import open_clip_weights
     from medclip_dcl.convert.transformers_folder import Converted, from_transformers
-    from medclip_dcl.networks.biovil import is_biovil, load_biovil
+    from medclip_dcl.networks.biovil import biovil_differences, is_biovil, load_biovil
 
     source, output, text = options.source, options.output, options.text_encoder
     if not source.exists():
@@ -49,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif text is None:
             raise UserError("--text_encoder: expected the folder of the text encoder's tokenizer, found none")
         elif is_biovil(source):
-            found = Converted(load_biovil(source, text, final_period=not options.text_as_given))
+            network = load_biovil(source, text, final_period=not options.text_as_given)
+            found = Converted(network, biovil_differences(source))
         else:
             if options.mean is None or options.std is None:
                 own = map(_numbers, (open_clip_weights.OPENAI_MEAN, open_clip_weights.OPENAI_STD))
