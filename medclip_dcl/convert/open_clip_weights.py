@@ -85,7 +85,7 @@ def from_open_clip(folder: Path, text_folder: Path | None, work: Path) -> Conver
     if (mode := shown.get("resize_mode", "shortest")) not in modes:
         raise UserError(f"{file}: preprocess_cfg.resize_mode: expected {' or '.join(modes)}, found {mode!r}")
     side = vision.get("image_size")
-    preprocessor = _preprocessor(
+    preprocessor = preprocessor_settings(
         side,
         shown.get("mean", OPENAI_MEAN),
         shown.get("std", OPENAI_STD),
@@ -127,7 +127,7 @@ def from_openai(file: Path, text_folder: Path, mean: list[float], std: list[floa
         "vision": state["visual.conv1.weight"].shape[0] // _WIDTH_OF_HEAD,
         "text": state["ln_final.weight"].shape[0] // _WIDTH_OF_HEAD,
     }
-    preprocessor = _preprocessor(patch * round(places**0.5), mean, std, True, "bicubic")
+    preprocessor = preprocessor_settings(patch * round(places**0.5), mean, std, True, "bicubic")
     write_clip(state, file, text_folder, preprocessor, work, heads, quick_gelu=True)
     return from_transformers(work)
 
@@ -241,15 +241,16 @@ def _of_timm_and_bert(
     return assembled(image_encoder, text_encoder, state["logit_scale"], preprocessor)
 
 
-def _preprocessor(
+def preprocessor_settings(
     side: Any, mean: list[float], std: list[float], is_cropped: bool, interpolation: str | None
 ) -> dict[str, Any]:
-    """transformers' settings of the same preprocessing."""
+    """Content of transformers' preprocessor_config.json for the same preprocessing; bicubic unless named."""
     side = int(side[0] if isinstance(side, list) else side)
     size = {"shortest_edge": side} if is_cropped else {"height": side, "width": side}
-    crop = {"do_center_crop": True, "crop_size": side} if is_cropped else {}
+    crop = {"do_center_crop": is_cropped, "crop_size": {"height": side, "width": side}}
     resample = {"bilinear": 2, "random": BICUBIC}.get(interpolation or "", BICUBIC)
-    return {"size": size, **crop, "resample": resample, "image_mean": mean, "image_std": std}
+    kind = {"image_processor_type": "CLIPImageProcessor"}
+    return {**kind, "size": size, **crop, "resample": resample, "image_mean": mean, "image_std": std}
 
 
 def _require_known(file: Path, found: Mapping[str, Any], known: set[str], part: str) -> None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from medclip_dcl.common.errors import MissingFileError, UserError
-from medclip_dcl.common.files import write_bytes, write_text
+from medclip_dcl.common.files import write_text
 from medclip_dcl.common.terms import copy_terms_of_model
-from medclip_dcl.common.weight_files import load_exactly, read_model, safetensors_bytes
+from medclip_dcl.common.weight_files import load_exactly, read_model, write_safetensors
 from medclip_dcl.convert.clip_names import to_openai_names
-from medclip_dcl.convert.open_clip_weights import OPEN_CLIP_FILE
-from medclip_dcl.convert.transformers_folder import BICUBIC, FAMILIES, PREPROCESSOR_FILE
+from medclip_dcl.convert.open_clip_weights import OPEN_CLIP_FILE, preprocessor_settings
+from medclip_dcl.convert.transformers_folder import FAMILIES, PREPROCESSOR_FILE
 from medclip_dcl.export.card import CARD_FILE
 from medclip_dcl.export.encoders import plain_tokenizer
 from medclip_dcl.inference.model import load
@@ -56,14 +54,11 @@ def export_layout(source: Path, folder: Path, layout: str) -> list[str]:
     is_earlier = card.is_file() and _MARK in card.read_text(encoding="utf-8", errors="replace")
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not is_earlier):
         raise UserError(f"{folder} holds something else; give a new folder, or one of an earlier --format")
-    notes = _notes(network, layout)
-    bias = _bias(source) if family == "siglip" else None
-    if family == "siglip" and bias is None:
-        notes.append(
-            "the logit bias is not known (it is in the checkpoint of a training with SigmoidLoss): 0 is written; "
-            "logits are gamma^2 times the cosine, and their sigmoid is not a probability"
-        )
+    bias = _bias(source) if family == "siglip" else 0.0
+    notes = _notes(network, layout, bias)
     model = _model(network, family, bias or 0.0)
+    if layout == "open_clip":
+        _check_open_clip(text, model.config.vision_config, model.config.text_config)
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -76,9 +71,14 @@ def export_layout(source: Path, folder: Path, layout: str) -> list[str]:
     else:
         with silent():
             model.save_pretrained(temporary)
-        write_text(json.dumps(_preprocessor(network), indent=2) + "\n", temporary / PREPROCESSOR_FILE)
+        is_cropped = network.geometry == "shortest"
+        settings = preprocessor_settings(network.image_size, *_normalisation(network), is_cropped, None)
+        write_text(json.dumps(settings, indent=2) + "\n", temporary / PREPROCESSOR_FILE)
     terms = copy_terms_of_model(source, temporary)
     write_text(_card(folder.resolve().name, layout, family, notes, terms), temporary / CARD_FILE)
+    if others := {x.name for x in folder.glob("*")} - {x.name for x in temporary.iterdir()}:
+        shutil.rmtree(temporary)
+        raise UserError(f"{folder} also holds {min(others)}; move it away, or give a new folder")
     shutil.rmtree(folder, ignore_errors=True)
     os.replace(temporary, folder)
     return notes
@@ -92,35 +92,35 @@ def _family(network: ImageTextNetwork, layout: str) -> str:
         found[0] = f"{image.backbone.config.model_type} with projection {image.projection_kind}"
     if isinstance(text, TransformersSentences):
         found[1] = f"{text.family} with projection {text.projection_kind}"
-    expected = {
-        family: [
-            f"{family}_vision_model with projection pretrained",
-            f"{family}_text_model with projection pretrained",
-            GlobalCosine.__name__,
-        ]
-        for family in LAYOUTS[layout]
-    }
-    if family := next((name for name, parts in expected.items() if parts == found), ""):
-        return family
+    towers = "{0}_vision_model with projection pretrained, {0}_text_model with projection pretrained"
+    known = {f"{towers.format(x)}, {GlobalCosine.__name__}": x for x in LAYOUTS[layout]}
+    if (described := ", ".join(found)) in known:
+        return known[described]
     raise UserError(
-        f"--format {layout}: expected {' or '.join(', '.join(parts) for parts in expected.values())}, found "
-        f"{', '.join(found)}; leave --format out"
+        f"--format {layout}: expected {' or '.join(known)}, found {described}; leave --format out"
     )
 
 
-def _notes(network: ImageTextNetwork, layout: str) -> list[str]:
+def _normalisation(network: ImageTextNetwork) -> tuple[list[float], list[float]]:
+    return network.mean.flatten().tolist(), network.std.flatten().tolist()
+
+
+def _notes(network: ImageTextNetwork, layout: str, bias: float | None) -> list[str]:
+    """What the library does otherwise, or cannot know."""
     text: Any = network.text_encoder
-    notes = []
-    if text.final_period:
-        notes.append("a text without a final mark gets a period in medclip_dcl; end texts with one")
-    if network.geometry == "pad" and layout == "transformers":
-        notes.append("the processor stretches images; pad them to a square with black before")
-    if network.prepared_size not in (None, network.image_size):
-        notes.append(
-            f"medclip_dcl fits images to {network.prepared_size} pixels, then scales them to {network.image_size}; "
-            "the library resizes once"
-        )
-    return notes
+    size, prepared = network.image_size, network.prepared_size or network.image_size
+    notes = {
+        "a text without a final mark gets a period in medclip_dcl; end texts with one": text.final_period,
+        "the processor stretches images; pad them to a square with black before": (
+            network.geometry == "pad" and layout == "transformers"
+        ),
+        f"medclip_dcl fits images to {prepared} pixels, then scales them to {size}; the library resizes once": (
+            prepared != size
+        ),
+        "the logit bias is not known (a run or a checkpoint of SigmoidLoss has it): 0 is written; logits are gamma^2 "
+        "times the cosine, and their sigmoid is not a probability": bias is None,
+    }
+    return [note for note, is_true in notes.items() if is_true]
 
 
 def _bias(source: Path) -> float | None:
@@ -166,29 +166,9 @@ def _model(network: ImageTextNetwork, family: str, bias: float) -> Any:
     return model
 
 
-def _preprocessor(network: ImageTextNetwork) -> dict[str, Any]:
-    """Content of transformers' preprocessor_config.json."""
-    side = network.image_size
-    square, is_cropped = {"height": side, "width": side}, network.geometry == "shortest"
-    return {
-        "image_processor_type": "CLIPImageProcessor",
-        "do_resize": True,
-        "size": {"shortest_edge": side} if is_cropped else square,
-        "do_center_crop": is_cropped,
-        "crop_size": square,
-        "resample": BICUBIC,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": network.mean.flatten().tolist(),
-        "image_std": network.std.flatten().tolist(),
-        "do_convert_rgb": True,
-    }
-
-
 def _write_open_clip(network: ImageTextNetwork, model: Any, folder: Path) -> None:
     vision, text = model.config.vision_config, model.config.text_config
-    _check_open_clip(network, vision, text)
+    mean, std = _normalisation(network)
     content = {
         "model_cfg": {
             "embed_dim": model.config.projection_dim,
@@ -209,16 +189,15 @@ def _write_open_clip(network: ImageTextNetwork, model: Any, folder: Path) -> Non
             },
         },
         "preprocess_cfg": {
-            "mean": network.mean.flatten().tolist(),
-            "std": network.std.flatten().tolist(),
+            "mean": mean,
+            "std": std,
             "interpolation": "bicubic",
             "resize_mode": {"shortest": "shortest", "stretch": "squash", "pad": "longest"}[network.geometry],
             "fill_color": 0,
         },
     }
     write_text(json.dumps(content, indent=2) + "\n", folder / OPEN_CLIP_FILE)
-    state: dict[str, Tensor] = to_openai_names(model.state_dict())
-    write_bytes(safetensors_bytes(state), folder / OPEN_CLIP_WEIGHTS)
+    write_safetensors(to_openai_names(model.state_dict()), folder / OPEN_CLIP_WEIGHTS)
 
 
 def _tower(config: Any) -> dict[str, Any]:
@@ -229,18 +208,16 @@ def _tower(config: Any) -> dict[str, Any]:
     }
 
 
-def _check_open_clip(network: ImageTextNetwork, vision: Any, text: Any) -> None:
+def _check_open_clip(encoder: Any, vision: Any, text: Any) -> None:
     """Refuse what open_clip would compute otherwise: it takes the largest token as the end of a text."""
-    tokenizer: Any = network.text_encoder
-    last = max(tokenizer.tokenizer.get_vocab().values())
-    expected: Mapping[str, tuple[Any, tuple[Any, ...]]] = {
-        "vision_config.hidden_act": (vision.hidden_act, ("gelu", "quick_gelu")),
-        "text_config.hidden_act": (text.hidden_act, (vision.hidden_act,)),
-        "vision_config.layer_norm_eps": (vision.layer_norm_eps, (_EPSILON,)),
-        "text_config.layer_norm_eps": (text.layer_norm_eps, (_EPSILON,)),
-        "text_config.eos_token_id": (text.eos_token_id, (2, last)),
-    }
-    for name, (value, known) in expected.items():
+    last = max(encoder.tokenizer.get_vocab().values())
+    for name, value, known in (
+        ("vision_config.hidden_act", vision.hidden_act, ("gelu", "quick_gelu")),
+        ("text_config.hidden_act", text.hidden_act, (vision.hidden_act,)),
+        ("vision_config.layer_norm_eps", vision.layer_norm_eps, (_EPSILON,)),
+        ("text_config.layer_norm_eps", text.layer_norm_eps, (_EPSILON,)),
+        ("text_config.eos_token_id", text.eos_token_id, (2, last)),
+    ):
         if value not in known:
             raise UserError(
                 f"--format open_clip: {name}: expected {' or '.join(map(str, known))}, found {value}, which open_clip "
