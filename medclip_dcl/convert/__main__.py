@@ -6,7 +6,8 @@ SOURCE is one of
     a folder of transformers' CLIPModel or SiglipModel (MedSigLIP, XrayCLIP), with preprocessor and tokenizer
     a folder of open_clip (open_clip_config.json and weights; BiomedCLIP needs --text_encoder and the extra timm)
     a state dict of OpenAI's CLIP with a vision transformer (CheXzero): needs --text_encoder, --mean and --std
-    BioViL's image weights (biovil_image_resnet50_proj_size_128.pt): needs --text_encoder
+    the image weights of BioViL (biovil_image_resnet50_proj_size_128.pt) or BioViL-T
+        (biovil_t_image_model_proj_size_128.pt, without its prior images): needs --text_encoder
 Files are read as data, without running their code, and must hold exactly the model's tensors. Licence and model card of
 the source are copied beside the weights.
 """
@@ -21,8 +22,8 @@ from pathlib import Path
 
 from medclip_dcl.common.command_line import run_command
 
-SOURCE_CARD = "SOURCE_README.md"
-_LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "TERMS*")
+_STALE = ("data.json", "*.onnx", "tokenizer.json")
+"""Files of an earlier export that would be of other weights; its calibration is checked when it is read."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,10 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Here, so that --help is quick.
     from medclip_dcl.common.errors import MissingFileError, UserError
     from medclip_dcl.common.files import write_text
+    from medclip_dcl.common.terms import SOURCE_CARD, TERMS, copy_terms
     from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
     from medclip_dcl.convert import open_clip_weights
     from medclip_dcl.convert.transformers_folder import Converted, from_transformers
-    from medclip_dcl.networks.biovil import is_biovil, load_biovil
+    from medclip_dcl.networks.biovil import biovil_differences, is_biovil, load_biovil
 
     source, output, text = options.source, options.output, options.text_encoder
     if not source.exists():
@@ -49,7 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif text is None:
             raise UserError("--text_encoder: expected the folder of the text encoder's tokenizer, found none")
         elif is_biovil(source):
-            found = Converted(load_biovil(source, text, final_period=not options.text_as_given))
+            network = load_biovil(source, text, final_period=not options.text_as_given)
+            found = Converted(network, biovil_differences(source))
         else:
             if options.mean is None or options.std is None:
                 own = map(_numbers, (open_clip_weights.OPENAI_MEAN, open_clip_weights.OPENAI_STD))
@@ -60,15 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found = open_clip_weights.from_openai(source, text, options.mean, options.std, Path(work))
     found.network.save_pretrained(output)
     folder = source if source.is_dir() else source.parent
-    copied = [file for pattern in _LICENCES for file in sorted(folder.glob(pattern)) if file.is_file()]
-    for file in copied:
-        shutil.copyfile(file, output / file.name)
-    if (folder / "README.md").is_file():
+    for earlier in (file for pattern in (*_STALE, *TERMS) for file in output.glob(pattern)):
+        earlier.unlink()
+    copied = copy_terms(folder, output)
+    # Of a folder that this program wrote, the card of its own source.
+    if (folder / "README.md").is_file() and SOURCE_CARD not in copied:
         shutil.copyfile(folder / "README.md", output / SOURCE_CARD)
-    write_text(
-        _card(source, found.differences, found.facts, [file.name for file in copied], folder),
-        output / "README.md",
-    )
+        copied.append(SOURCE_CARD)
+    write_text(_card(source, found.differences, found.facts, copied), output / "README.md")
     for line in found.differences:
         print(f"difference: {line}")
     for name, value in found.facts.items():
@@ -78,19 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
 
 
-def _card(
-    source: Path, differences: Sequence[str], facts: dict[str, str], licences: Sequence[str], folder: Path
-) -> str:
+def _card(source: Path, differences: Sequence[str], facts: dict[str, str], terms: Sequence[str]) -> str:
     lines = [
         "# Converted model",
         "",
         f"Converted from {source.name} by medclip_dcl. Research only, not for clinical use.",
         "",
     ]
-    terms = ", ".join(licences) or "none was found beside the source: look where you downloaded it"
-    lines += [f"- Terms of the source, which hold for this copy: {terms}"]
-    if (folder / "README.md").is_file():
-        lines.append(f"- Model card of the source: {SOURCE_CARD}")
+    named = ", ".join(terms) or "none was found beside the source: look where you downloaded it"
+    lines += [f"- Terms and model card of the source, which hold for this copy: {named}"]
     lines += [f"- {name}: {value}" for name, value in facts.items()]
     lines += [f"- Differs from the source: {line}" for line in differences]
     return "\n".join(lines) + "\n"

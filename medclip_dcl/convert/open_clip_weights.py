@@ -21,6 +21,7 @@ from medclip_dcl.common.weight_files import (
     read_state_dict,
     read_torch_file,
 )
+from medclip_dcl.convert.clip_names import INPUT, to_transformers_names
 from medclip_dcl.convert.transformers_folder import (
     BICUBIC,
     PREPROCESSOR_FILE,
@@ -49,30 +50,6 @@ _TOKENIZER = (
     "special_tokens_map.json",
 )
 _WIDTH_OF_HEAD = 64
-_LAYER = {
-    "ln_1": "layer_norm1",
-    "ln_2": "layer_norm2",
-    "attn.out_proj": "self_attn.out_proj",
-    "mlp.c_fc": "mlp.fc1",
-    "mlp.c_proj": "mlp.fc2",
-}
-_VISION = {
-    "class_embedding": "embeddings.class_embedding",
-    "conv1.weight": "embeddings.patch_embedding.weight",
-    "positional_embedding": "embeddings.position_embedding.weight",
-    "ln_pre.weight": "pre_layrnorm.weight",
-    "ln_pre.bias": "pre_layrnorm.bias",
-    "ln_post.weight": "post_layernorm.weight",
-    "ln_post.bias": "post_layernorm.bias",
-}
-_TEXT = {
-    "token_embedding.weight": "embeddings.token_embedding.weight",
-    "positional_embedding": "embeddings.position_embedding.weight",
-    "ln_final.weight": "final_layer_norm.weight",
-    "ln_final.bias": "final_layer_norm.bias",
-}
-_INPUT = ("input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask")
-"""Entries of OpenAI's files that hold no weights."""
 _KNOWN_VISION = {"image_size", "layers", "width", "head_width", "patch_size", "mlp_ratio"}
 _KNOWN_TEXT = {"context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio", "hf_tokenizer_name"}
 _KNOWN_TIMM = {"image_size", "timm_model_name", "timm_model_pretrained", "timm_pool", "timm_proj"}
@@ -108,7 +85,7 @@ def from_open_clip(folder: Path, text_folder: Path | None, work: Path) -> Conver
     if (mode := shown.get("resize_mode", "shortest")) not in modes:
         raise UserError(f"{file}: preprocess_cfg.resize_mode: expected {' or '.join(modes)}, found {mode!r}")
     side = vision.get("image_size")
-    preprocessor = _preprocessor(
+    preprocessor = preprocessor_settings(
         side,
         shown.get("mean", OPENAI_MEAN),
         shown.get("std", OPENAI_STD),
@@ -139,7 +116,7 @@ def from_openai(file: Path, text_folder: Path, mean: list[float], std: list[floa
     content = content.get("state_dict", content) if isinstance(content, Mapping) else content
     state = as_state_dict(content, file) if content else read_state_dict(file)
     state = {name.removeprefix("module."): value.float() for name, value in state.items()}
-    state = {name: value for name, value in state.items() if name not in _INPUT}
+    state = {name: value for name, value in state.items() if name not in INPUT}
     if "visual.conv1.weight" not in state or "visual.proj" not in state:
         raise UserError(
             f"{file}: expected a CLIP with a vision transformer (visual.conv1.weight, visual.proj), found "
@@ -150,7 +127,7 @@ def from_openai(file: Path, text_folder: Path, mean: list[float], std: list[floa
         "vision": state["visual.conv1.weight"].shape[0] // _WIDTH_OF_HEAD,
         "text": state["ln_final.weight"].shape[0] // _WIDTH_OF_HEAD,
     }
-    preprocessor = _preprocessor(patch * round(places**0.5), mean, std, True, "bicubic")
+    preprocessor = preprocessor_settings(patch * round(places**0.5), mean, std, True, "bicubic")
     write_clip(state, file, text_folder, preprocessor, work, heads, quick_gelu=True)
     return from_transformers(work)
 
@@ -165,8 +142,8 @@ def write_clip(
     quick_gelu: bool,
 ) -> None:
     """Write a folder of transformers' CLIPModel from a state dict in OpenAI's names."""
-    state = {name.removeprefix("text."): value for name, value in state.items() if name not in _INPUT}
-    renamed = _renamed(state, source)
+    state = {name.removeprefix("text."): value for name, value in state.items() if name not in INPUT}
+    renamed = to_transformers_names(state, source)
     width, dim = state["visual.conv1.weight"].shape[0], state["text_projection"].shape[1]
     side = int(preprocessor["size"].get("shortest_edge") or preprocessor["size"]["height"])
     vocabulary, text_width = state["token_embedding.weight"].shape
@@ -207,45 +184,6 @@ def _sizes(renamed: Mapping[str, Tensor], tower: str, width: int, heads: int, ac
         "num_attention_heads": heads,
         "hidden_act": act,
     }
-
-
-def _renamed(state: Mapping[str, Tensor], source: Path) -> dict[str, Tensor]:
-    """OpenAI's names -> transformers' names of a CLIPModel; every tensor has one, or the file is refused."""
-    found: dict[str, Tensor] = {}
-    unknown: list[str] = []
-    for name, value in state.items():
-        is_vision = name.startswith("visual.")
-        own, tower = name.removeprefix("visual."), "vision_model" if is_vision else "text_model"
-        if name == "logit_scale":
-            found[name] = value.reshape(())
-        elif name in ("visual.proj", "text_projection"):
-            found["visual_projection.weight" if is_vision else "text_projection.weight"] = (
-                value.T.contiguous()
-            )
-        elif own in (known := _VISION if is_vision else _TEXT):
-            found[f"{tower}.{known[own]}"] = value
-        elif own.startswith("transformer.resblocks."):
-            _, _, layer, rest = own.split(".", maxsplit=3)
-            found |= _of_layer(f"{tower}.encoder.layers.{layer}", rest, value, unknown, name)
-        else:
-            unknown.append(name)
-    if unknown:
-        raise UserError(
-            f"{source}: expected the tensors of OpenAI's CLIP, found {', '.join(unknown[:8])}, too; this architecture "
-            "has no counterpart here"
-        )
-    return {name: value.contiguous().clone() for name, value in found.items()}
-
-
-def _of_layer(prefix: str, rest: str, value: Tensor, unknown: list[str], name: str) -> dict[str, Tensor]:
-    part, _, kind = rest.rpartition(".")
-    if rest in ("attn.in_proj_weight", "attn.in_proj_bias"):
-        kind = rest.rpartition("_")[2]
-        return {f"{prefix}.self_attn.{x}_proj.{kind}": y for x, y in zip("qkv", value.chunk(3), strict=True)}
-    if part in _LAYER:
-        return {f"{prefix}.{_LAYER[part]}.{kind}": value}
-    unknown.append(name)
-    return {}
 
 
 def _of_timm_and_bert(
@@ -303,15 +241,16 @@ def _of_timm_and_bert(
     return assembled(image_encoder, text_encoder, state["logit_scale"], preprocessor)
 
 
-def _preprocessor(
+def preprocessor_settings(
     side: Any, mean: list[float], std: list[float], is_cropped: bool, interpolation: str | None
 ) -> dict[str, Any]:
-    """transformers' settings of the same preprocessing."""
+    """Content of transformers' preprocessor_config.json for the same preprocessing; bicubic unless named."""
     side = int(side[0] if isinstance(side, list) else side)
     size = {"shortest_edge": side} if is_cropped else {"height": side, "width": side}
-    crop = {"do_center_crop": True, "crop_size": side} if is_cropped else {}
+    crop = {"do_center_crop": is_cropped, "crop_size": {"height": side, "width": side}}
     resample = {"bilinear": 2, "random": BICUBIC}.get(interpolation or "", BICUBIC)
-    return {"size": size, **crop, "resample": resample, "image_mean": mean, "image_std": std}
+    kind = {"image_processor_type": "CLIPImageProcessor"}
+    return {**kind, "size": size, **crop, "resample": resample, "image_mean": mean, "image_std": std}
 
 
 def _require_known(file: Path, found: Mapping[str, Any], known: set[str], part: str) -> None:

@@ -24,10 +24,11 @@ from medclip_dcl.networks.text_encoder import SentenceEncoder
 PREPROCESSOR_FILE = "preprocessor_config.json"
 BICUBIC = 3
 """PIL's number, in which transformers names the filter of a resize."""
-_FAMILIES: dict[str, tuple[Any, Any]] = {
+FAMILIES: dict[str, tuple[Any, Any]] = {
     "clip": (CLIPModel, CLIPConfig),
     "siglip": (SiglipModel, SiglipConfig),
 }
+"""`model_type` of config.json -> classes of model and configuration."""
 _MAX_GAMMA2 = 100.0
 
 
@@ -44,12 +45,12 @@ def from_transformers(folder: Path) -> Converted:
     """Convert a folder with config.json, weights, preprocessor_config.json and the tokenizer's files."""
     raw = read_folder_json(folder / CONFIG_FILE)
     family = raw.get("model_type")
-    if family not in _FAMILIES:
+    if family not in FAMILIES:
         raise UserError(
-            f"{folder / CONFIG_FILE}: model_type: expected {' or '.join(_FAMILIES)}, found {family!r}; give the folder "
+            f"{folder / CONFIG_FILE}: model_type: expected {' or '.join(FAMILIES)}, found {family!r}; give the folder "
             "of a CLIPModel or a SiglipModel, a folder of open_clip, or a state dict of OpenAI's CLIP"
         )
-    kind, of_kind = _FAMILIES[family]
+    kind, of_kind = FAMILIES[family]
     config = of_kind.from_dict(raw)
     whole = load_from_folder(
         *(kind, folder, config, lambda name: name.endswith("position_ids")), lambda missing: "copy it again"
@@ -61,7 +62,7 @@ def from_transformers(folder: Path) -> Converted:
         TransformersSentences(str(folder), final_period=False, **options),
         whole.logit_scale,
         read_folder_json(folder / PREPROCESSOR_FILE),
-        None if family == "clip" else float(whole.logit_bias),
+        None if family == "clip" else whole.logit_bias.item(),
     )
 
 
@@ -77,7 +78,7 @@ def assembled(
     `logit_scale` is the logarithm.
     """
     size, geometry, differences = _view(preprocessor)
-    scale = float(logit_scale.exp())
+    scale = logit_scale.exp().item()
     similarity = GlobalCosine(gamma2=scale, max_gamma2=max(_MAX_GAMMA2, scale))
     with torch.no_grad():
         similarity.log_gamma2.copy_(logit_scale.reshape(()))

@@ -3,6 +3,9 @@
 FOLDER then holds config.json (with the tokenizer) and model.safetensors, which `medclip_dcl.load` reads,
 calibration.json if the run has one, and README.md, a model card made from the run folder. RUN may also be an exported
 folder, to add ONNX files or to upload it.
+
+With --format, FOLDER is instead one that transformers (CLIP, SigLIP) or open_clip (CLIP) loads without medclip_dcl; RUN
+may then also be a checkpoint.
 """
 
 from __future__ import annotations
@@ -26,6 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "run", type=Path, metavar="RUN", help="run folder (its best checkpoint), or an exported folder"
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write")
+    parser.add_argument(
+        "--format",
+        choices=("transformers", "open_clip"),
+        help="write FOLDER in this library's layout, of a CLIP or a SigLIP",
+    )
     parser.add_argument(
         "--text_encoder",
         type=Path,
@@ -51,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.public and not options.push_to_hub:
         parser.error("--public needs --push_to_hub")
+    others = (options.text_encoder, options.image_encoder, options.onnx, options.push_to_hub)
+    if options.format and any(others):
+        parser.error("--format writes FOLDER alone; run the command again without it for the other files")
     with one_line_errors("medclip_dcl.export: error"):
         _export(options)
 
@@ -59,9 +70,16 @@ def _export(options: argparse.Namespace) -> None:
     # Here, so that --help is quick.
     from medclip_dcl.export.encoders import export_image_encoder, export_text_encoder
     from medclip_dcl.export.folder import export_model
+    from medclip_dcl.export.formats import export_layout
     from medclip_dcl.export.hub import WARNING, push_to_hub
     from medclip_dcl.export.onnx_files import export_onnx
 
+    if options.format:
+        for note in export_layout(options.run, options.folder, options.format):
+            print(f"note: {note}")
+        print(f"model for {options.format}: {options.folder}")
+        print(f"medclip_dcl.export: warning: {WARNING}", file=sys.stderr)
+        return
     network = export_model(options.run, options.folder, options.push_to_hub)
     print(f"model: {options.folder}")
     if options.text_encoder:

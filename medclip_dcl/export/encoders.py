@@ -46,7 +46,7 @@ def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
         if isinstance(encoder, BertSentences):
             save_language_model(encoder.bert, _bert_tokenizer(encoder), folder, files)
         else:
-            save_language_model(encoder.model, _tokenizer(encoder), folder, files)
+            save_language_model(encoder.model, plain_tokenizer(encoder), folder, files)
     except FileExistsError as error:
         raise UserError(f"--text_encoder: {error}") from error
 
@@ -82,7 +82,7 @@ def _bert_tokenizer(encoder: BertSentences) -> BertTokenizer:
     return tokenizer
 
 
-def _tokenizer(encoder: TransformersSentences) -> PreTrainedTokenizerFast:
+def plain_tokenizer(encoder: TransformersSentences) -> PreTrainedTokenizerFast:
     """The encoder's tokenizer as one of transformers without a class of its own, which would build it anew."""
     return PreTrainedTokenizerFast(
         tokenizer_object=encoder.tokenizer,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.terms import TERMS
 from medclip_dcl.export.folder import FILES
 
 WARNING = (
@@ -29,7 +30,10 @@ def push_to_hub(folder: Path, repository: str, *, public: bool = False) -> str:
         address = str(api.create_repo(repository, private=not public, exist_ok=True))
         if public or api.repo_info(repository).private:
             api.upload_folder(
-                repo_id=repository, folder_path=folder, allow_patterns=files, delete_patterns=files
+                repo_id=repository,
+                folder_path=folder,
+                allow_patterns=[*files, *TERMS],
+                delete_patterns=files,
             )
             return address
     # Without a network httpx's errors, which are not OSErrors; a bad name is a ValueError.

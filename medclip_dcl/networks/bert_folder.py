@@ -121,7 +121,7 @@ def load_tokenizer(folder: str | Path) -> BertTokenizer:
     folder = Path(folder)
     settings = _normalizer(folder)
     try:
-        with _silent():
+        with silent():
             tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True, **settings)
     except Exception as error:  # as in `_load`
         raise ModelFolderError(
@@ -221,7 +221,7 @@ def load_from_folder(
         remedy: advice for weights that do not fit, from the names of the missing ones.
     """
     try:
-        with torch.random.fork_rng(devices=[]), _silent():
+        with torch.random.fork_rng(devices=[]), silent():
             model, found = kind.from_pretrained(  # type: ignore[attr-defined]
                 folder,
                 config=config,
@@ -282,7 +282,7 @@ def save_language_model(
     temporary, replaced = (folder.with_name(f".{folder.name}.{end}") for end in ("tmp", "old"))
     for leftover in (temporary, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
-    with _silent():
+    with silent():
         model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     _drop_machine_settings(temporary / "tokenizer_config.json")
@@ -327,7 +327,7 @@ def _normalizer(folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _silent() -> Iterator[None]:
+def silent() -> Iterator[None]:
     """Without transformers' bars, and its tables of weights that are left out."""
     verbosity, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from medclip_dcl.common.devices import device_name
 from medclip_dcl.common.files import write_json
+from medclip_dcl.common.terms import copy_terms_of_model
 from medclip_dcl.runs.loggers import MetricsFile
 from medclip_dcl.runs.run_folder import INITIAL_WEIGHTS_FILE, UNTRAINED_CHECKPOINT, RunFolder
 
@@ -51,6 +53,7 @@ class RunRecord(Callback):
             taken_over = getattr(pl_module, "initial_weights", None)
             if trainer.is_global_zero and taken_over is not None:
                 write_json(asdict(taken_over), self.run.folder / INITIAL_WEIGHTS_FILE)
+                copy_terms_of_model(Path(taken_over.source), self.run.folder)
         for logger in trainer.loggers:
             if isinstance(logger, MetricsFile):
                 logger.forget_after(trainer.global_step, self._rows)

@@ -12,7 +12,6 @@ import open_clip
 import pytest
 import torch
 import transformers as T
-from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -21,44 +20,15 @@ from medclip_dcl import load
 from medclip_dcl.command import cli
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.convert.__main__ import main
+from medclip_dcl.export.formats import export_layout
 from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
+from tests.dual_encoders import MEAN, PREPROCESSORS, SIDE, STD, TEXTS, grey_image, write_dual_encoder
 from tests.text_models import BERTS, word_pieces, write_text_model
-
-SIDE = 32
-TEXTS = ["No pneumothorax.", "Small left pleural effusion", "Heart size is normal"]
-PREPROCESSORS: dict[str, dict[str, Any]] = {
-    "clip": {
-        "size": {"shortest_edge": SIDE},
-        "do_center_crop": True,
-        "crop_size": {"height": SIDE, "width": SIDE},
-    },
-    "siglip": {"size": {"height": SIDE, "width": SIDE}},
-}
-MEAN, STD = [0.48, 0.46, 0.41], [0.27, 0.26, 0.28]
-
-
-def write_dual_encoder(family: str, folder: Path, **preprocessor: Any) -> Path:
-    write_text_model(family, folder)
-    if family == "siglip":  # whose heads have one size
-        config = T.AutoConfig.from_pretrained(folder)
-        config.text_config.projection_size = config.vision_config.hidden_size
-        model = T.SiglipModel(config)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.normal_(std=0.6)
-        model.save_pretrained(folder)
-    content = {**PREPROCESSORS[family], "resample": 3, "image_mean": MEAN, "image_std": STD, **preprocessor}
-    (folder / "preprocessor_config.json").write_text(json.dumps(content))
-    return folder
 
 
 def converted(source: Path, output: Path, *more: str) -> ImageTextNetwork:
     main([str(source), "--output", str(output), *more])
     return load(output).network
-
-
-def grey_image() -> Image.Image:
-    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (70, 50), dtype=np.uint8))
 
 
 def logits_of(network: ImageTextNetwork, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -303,7 +273,8 @@ def test_wrong_sources_are_named(tmp_path) -> None:
 
 
 def test_a_converted_model_is_trained_and_tested(small_set, tmp_path, undrawn) -> None:
-    converted(write_dual_encoder("clip", tmp_path / "source"), tmp_path / "output")
+    (write_dual_encoder("clip", tmp_path / "source") / "LICENSE").write_text("Terms of somebody")
+    converted(tmp_path / "source", tmp_path / "output")
     words = ["--config", "configs/mimic_cxr.yaml", "--config", "configs/published.yaml"]
     words += ["--config", "configs/objective/infonce.yaml", "--run_folder", str(tmp_path / "run")]
     words += ["--data.init_args.folder", str(small_set), "--data.init_args.num_workers", "0"]
@@ -323,6 +294,17 @@ def test_a_converted_model_is_trained_and_tested(small_set, tmp_path, undrawn) -
     cli.main(["test", "--config", str(tmp_path / "run/config.yaml")])
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert 0 <= results["metrics"]["grounding"]["miou"] <= 1
+    assert (tmp_path / "run/LICENSE").read_text() == "Terms of somebody"
     network = load(tmp_path / "run").network
     assert type(network.similarity).__name__ == "GlobalCosine" and network.image_size == 48
     assert network.mean.flatten().tolist() == pytest.approx(MEAN)
+    # And out again, with the weights of its training.
+    export_layout(tmp_path / "run", tmp_path / "theirs", "transformers")
+    assert (tmp_path / "theirs/LICENSE").read_text() == "Terms of somebody"
+    images = torch.rand(2, 3, 48, 48)
+    tokens = T.AutoTokenizer.from_pretrained(tmp_path / "theirs")(TEXTS, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        theirs = T.CLIPModel.from_pretrained(tmp_path / "theirs").eval()(
+            pixel_values=network.normalised(images), **tokens
+        )
+    torch.testing.assert_close(theirs.logits_per_text, logits_of(network, images)[0], atol=1e-5, rtol=1e-5)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 
+from medclip_dcl.common.terms import TERMS
 from medclip_dcl.export.__main__ import main
 from medclip_dcl.export.folder import FILES
 
@@ -41,7 +42,7 @@ def test_a_new_repository_is_private_and_complete(hub, run, tmp_path, capsys):
     out = tmp_path / "out"
     main([str(run), str(out), "--push_to_hub", "me/mine"])
     assert hub.private == {"me/mine": True}
-    files = {"allow_patterns": list(FILES), "delete_patterns": list(FILES)}
+    files = {"allow_patterns": [*FILES, *TERMS], "delete_patterns": list(FILES)}
     assert hub.uploaded == [{"repo_id": "me/mine", "folder_path": out, **files}]
     assert 'load("me/mine")' in (out / "README.md").read_text()
     said = capsys.readouterr()

@@ -13,7 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import batch_norm, conv2d, gelu, layer_norm, linear
 from transformers import AutoTokenizer, BertModel
 
+from medclip_dcl import load
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.convert.__main__ import main
 from medclip_dcl.networks.biovil import load_biovil
 
 DIM = 8
@@ -77,6 +79,35 @@ def test_regions_are_torchvisions_and_the_projectors_layers(image_file, text_fol
     expected = conv2d(hidden, state["projector.model.3.weight"], state["projector.model.3.bias"])
     torch.testing.assert_close(network.feature_map(images), expected, rtol=1e-4, atol=1e-4)
     assert not network.training and expected.shape == (2, DIM, 2, 3)
+
+
+@torch.no_grad()
+def test_biovil_t_is_equal_without_priors(text_folder, tmp_path):
+    """hi-ml-multimodal's forward: a constant stands beside the features where there is no prior image."""
+    state = image_state()
+    width, no_prior = 6, "encoder.missing_previous_emb"
+    state["encoder.backbone_to_vit.weight"] = torch.randn(width, 512, 1, 1) / 512**0.5
+    state[no_prior] = torch.randn(1, width, 1, 1)
+    state["encoder.vit_pooler.norm_post.weight"] = torch.randn(2 * width)
+    state["projector.model.0.weight"] = torch.randn(DIM, 2 * width, 1, 1)
+    torch.save(state, tmp_path / "image.pt")
+    main(
+        [
+            *(str(tmp_path / "image.pt"), "--text_encoder", str(text_folder)),
+            *("--output", str(tmp_path / "output")),
+        ]
+    )
+    network: Any = load(tmp_path / "output").network
+    images = torch.rand(2, 3, 64, 96)
+    features = conv2d(network.image_encoder.features(images), state["encoder.backbone_to_vit.weight"])
+    constant = state[no_prior].expand(2, -1, 2, 3)
+    hidden = conv2d(torch.cat([features, constant], dim=1), state["projector.model.0.weight"])
+    mean, variance = (state[f"projector.model.1.running_{x}"] for x in ("mean", "var"))
+    weight, bias = (state[f"projector.model.1.{x}"] for x in ("weight", "bias"))
+    hidden = batch_norm(hidden, mean, variance, weight, bias).relu()
+    expected = conv2d(hidden, state["projector.model.3.weight"], state["projector.model.3.bias"])
+    torch.testing.assert_close(network.feature_map(images), expected, rtol=1e-5, atol=1e-5)
+    assert "prior images are left out" in (tmp_path / "output/README.md").read_text()
 
 
 @torch.no_grad()
