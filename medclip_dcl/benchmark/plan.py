@@ -95,12 +95,14 @@ def known_images(model: Model, prepared: PreparedSet) -> str:
     another release cannot be told by their files.
     """
     run, source = RunFolder.of(model.saved.path), prepared.info["source"]
+    others = prepared.info["options"].get(IMAGES_OF, [])
     trained = run.data()
+    names = trained.get(IMAGES_OF, [])
     if trained.get("fingerprint") == prepared.fingerprint:
-        return ""
+        names = names[1 + len(others) :]  # of the weights that its training started from
     is_told = len(prepared.image_digests().merge(run.images(), on=["dicom_id", "original"])) > 0
-    here = {*prepared.info["options"].get(IMAGES_OF, ()), *([] if is_told else [source])}
-    return next((name for name in trained.get(IMAGES_OF, ()) if name in here), "")
+    here = {*others, *([] if is_told else [source])}
+    return next((name for name in names if name in here), "")
 
 
 def test_of(model: Model, name: str, prepared: PreparedSet, prompts: PromptEnsembles, output: Path) -> Run:

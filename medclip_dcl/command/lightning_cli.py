@@ -265,7 +265,8 @@ class MedclipCLI(LightningCLI):
             images = self._images_of_training(prepared, before)
             own = [prepared.info["source"], *prepared.info["options"].get(IMAGES_OF, [])]
             earlier = before.data().get(IMAGES_OF, [None] if start else [])
-            data[IMAGES_OF] = list(dict.fromkeys([*own, *earlier]))
+            is_again = before.data().get("fingerprint") == data["fingerprint"] and earlier[: len(own)] == own
+            data[IMAGES_OF] = earlier if is_again else [*own, *earlier]
         is_longer = self.run.check(self.config_dump, data, self._completed)
         if self.run.is_finished and not is_longer:
             raise FinishedRun(

@@ -38,7 +38,7 @@ UNTRAINED_CHECKPOINT = "untrained.ckpt"
 DATA_FILE = "data.json"
 IMAGES_FILE = "data_images.parquet"
 IMAGES_OF = "images_of"
-"""Entry of data.json: names of the sets of the training, of those before it, and of sets whose images these have;
+"""Entry of data.json: name of the set of the training, of sets whose images it has, then those of the trainings before;
 None: the training started from weights of a training that is not known."""
 TESTS = "tests"
 """Folder in a run folder for results that are not those of its own network on its own set."""

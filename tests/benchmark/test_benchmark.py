@@ -218,8 +218,8 @@ def test_a_model_of_the_test_images_is_left_out(run, models, labelled_set, tmp_p
     assert "trained on set:" in page and "are training images of" in page and ">model<" in page
 
 
-def test_a_model_without_any_classification_is_compared(run, models, tmp_path, prompts) -> None:
-    """Without prompts of a labelled finding the image-text model has no scores, and the page is written all the same."""
+def test_a_model_without_any_classification_is_compared(run, tmp_path) -> None:
+    """Without prompts of a labelled finding the image-text model has no scores, and there is a page all the same."""
     shutil.copytree(run[0] / "tests", tmp_path / "tests")
     tested = {name: TestedRun(tmp_path / f"tests/{name}/set", "", name) for name in ("model", "classifier")}
     del tested["model"].predictions.tables["classification"]  # type: ignore[attr-defined]
@@ -240,6 +240,14 @@ def test_a_copy_in_another_release_is_marked(models, labelled_set, tmp_path) -> 
         images.to_parquet(trained / "data_images.parquet")
         assert known_images(model, PreparedSet(labelled_set)) == known
     assert model.is_training_known
+    # Of the same set, and before that of NIH, whose images it has.
+    names = [info["source"], "NIH ChestX-ray14", "NIH ChestX-ray14"]
+    of_nih = PreparedSet(labelled_set)
+    of_nih.info["options"]["images_of"] = names[1:2]
+    for before, known in ((names[:2], ""), (names, "NIH ChestX-ray14")):
+        data = {"fingerprint": of_nih.fingerprint, "images_of": before}
+        (trained / "data.json").write_text(json.dumps(data))
+        assert known_images(model, of_nih) == known
     (trained / "data.json").write_text(json.dumps({"images_of": ["RSNA pneumonia", None]}))
     assert not model.is_training_known
 
