@@ -140,6 +140,7 @@ def _localised(benchmark: Benchmark, name: str) -> Table:
         _Number(heading, digits, name, _LOCALISATION, metric, group="means over findings")
         for heading, (metric, digits) in _LOCALISED.items()
     ]
+    first = found["model"].iloc[0] if len(found) else ""
     others = {
         "chance level: area": {"hit": "area"},
         "between readers": {"iou": "reader_iou", "dice": "reader_dice"},
@@ -147,16 +148,9 @@ def _localised(benchmark: Benchmark, name: str) -> Table:
     rows = []
     for label, metrics in others.items():
         places = [one._replace(metric=metrics.get(one.metric, "none")) for one in columns]
-        of_models: dict[
-            tuple[Cell, ...], list[str]
-        ] = {}  # one that sees less of an image has another chance level
-        for model in found["model"].unique():
-            values = [_find(benchmark, model, "", place) for place in places]
-            cells = tuple(Cell("" if value is None else number(value["value"], 3)) for value in values)
-            of_models.setdefault(cells, []).append(model)
-        for cells, models in of_models.items():
-            named = f" ({', '.join(models)})" if len(of_models) > 1 else ""
-            rows += [Row(f"{label}{named}", "chance", cells)] if any(cell.text for cell in cells) else []
+        values = [_find(benchmark, first, "", place) for place in places]
+        cells = [Cell("" if value is None else number(value["value"], 3)) for value in values]
+        rows += [Row(label, "chance", cells)] if any(cell.text for cell in cells) else []
     return _table(
         benchmark,
         "Localisation",
