@@ -2,16 +2,19 @@
 
     python -m medclip_dcl.benchmark MODEL... --sets SET... --output FOLDER
 
-Tests that are finished are kept: the same command continues after a kill, and a further model or set adds to the page.
-Writes benchmark.html and benchmark.csv.
+Tests that are finished are kept: the same command continues after a kill, and one with a further model or set tests
+only that. Writes benchmark.html and benchmark.csv of the models and sets of the command.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from medclip_dcl.common.command_line import add_import_option, in_words, run_command
 
@@ -20,7 +23,7 @@ CSV = "benchmark.csv"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line; status 1 where a test failed, 2 for a mistake of the user."""
+    """Command line; status 1 where a test failed, 2 for a mistake of the user, 143 if stopped."""
     options = _parser().parse_args(arguments)
     # Here, so that --help is quick.
     from medclip_dcl.benchmark import plan
@@ -50,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for model in models:
             run = plan.test_of(model, name, prepared, prompts, options.output)
             end = run_one(run, ("test",), modules=options.imported)
+            if end.state == "stopped":
+                print("stopped; the same command continues where it stopped", file=sys.stderr)
+                raise SystemExit(128 + signal.SIGTERM)
             done = f"tested in {in_words(end.seconds)}" if end.seconds is not None else "is tested already"
             print(
                 f"{model.name} on {name}: {done if end.state == 'done' else end.error or end.state}",
@@ -98,5 +104,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    """Lightning would end a test at a signal as one that failed, and the next would begin."""
+    raise SystemExit(128 + number)
+
+
 if __name__ == "__main__":
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
     run_command(main)

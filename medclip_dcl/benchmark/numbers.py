@@ -55,7 +55,8 @@ def numbers_of_set(runs: Mapping[str, TestedRun]) -> SetNumbers:
         min_cases, title = run.predictions.min_cases, run.predictions.name
         tables = {key: one for key, one in run.predictions.tables.items() if key not in CLASSIFICATIONS}
         is_shared = scored[name]["finding"].isin(findings)
-        shared[name] = Predictions({_CASES: scored[name][is_shared], **tables}, min_cases, title)
+        classified = {_CASES: scored[name][is_shared]} if is_shared.any() else {}
+        shared[name] = Predictions(classified | tables, min_cases, title)
         others = bootstrap_numbers(Predictions({_CASES: scored[name][~is_shared]}, min_cases, title))
         own = {path: draws for path, draws in others.items() if f"/{_GROUPS[0]}" in path}
         by_model[name] = bootstrap_numbers(shared[name]) | own

@@ -39,7 +39,7 @@ class Model:
 
     @property
     def is_training_known(self) -> bool:
-        return IMAGES_OF in RunFolder.of(self.saved.path).data()
+        return None not in RunFolder.of(self.saved.path).data().get(IMAGES_OF, [None])
 
     def digest(self) -> str:
         """Changes with the weights or the description."""
@@ -91,15 +91,18 @@ def _name(path: Path) -> str:
 def known_images(model: Model, prepared: PreparedSet) -> str:
     """Name of the set whose images the model was trained on and is tested on; "" for none.
 
-    Where the images of its training are known, its test has refused them and their patients already; copies of another
-    release cannot be told by their files.
+    Where images of its training are those of the set, its test has refused them and their patients already; copies of
+    another release cannot be told by their files.
     """
     run, source = RunFolder.of(model.saved.path), prepared.info["source"]
+    others = prepared.info["options"].get(IMAGES_OF, [])
     trained = run.data()
+    names = trained.get(IMAGES_OF, [])
     if trained.get("fingerprint") == prepared.fingerprint:
-        return ""
-    here = {*prepared.info["options"].get("images_of", ()), *([] if len(run.images()) else [source])}
-    return next((name for name in trained.get(IMAGES_OF, ()) if name in here), "")
+        names = names[1 + len(others) :]  # of the weights that its training started from
+    is_told = len(prepared.image_digests().merge(run.images(), on=["dicom_id", "original"])) > 0
+    here = {*others, *([] if is_told else [source])}
+    return next((name for name in names if name in here), "")
 
 
 def test_of(model: Model, name: str, prepared: PreparedSet, prompts: PromptEnsembles, output: Path) -> Run:

@@ -260,12 +260,13 @@ class MedclipCLI(LightningCLI):
         data: dict[str, Any] = {"fingerprint": prepared and prepared.fingerprint}
         data["source"] = prepared and prepared.info["source"]
         if prepared is not None and not self.run.saved_config():
-            before = RunFolder.of(
-                config.ckpt_path or config.model.get("init_args", {}).get("init_from") or ""
-            )
+            start = config.ckpt_path or config.model.get("init_args", {}).get("init_from")
+            before = RunFolder.of(start or "")
             images = self._images_of_training(prepared, before)
             own = [prepared.info["source"], *prepared.info["options"].get(IMAGES_OF, [])]
-            data[IMAGES_OF] = list(dict.fromkeys([*own, *before.data().get(IMAGES_OF, [])]))
+            earlier = before.data().get(IMAGES_OF, [None] if start else [])
+            is_again = before.data().get("fingerprint") == data["fingerprint"] and earlier[: len(own)] == own
+            data[IMAGES_OF] = earlier if is_again else [*own, *earlier]
         is_longer = self.run.check(self.config_dump, data, self._completed)
         if self.run.is_finished and not is_longer:
             raise FinishedRun(

@@ -1,8 +1,8 @@
 """Export a run: ``python -m medclip_dcl.export RUN FOLDER``.
 
 FOLDER then holds config.json (with the tokenizer) and model.safetensors, which `medclip_dcl.load` reads,
-calibration.json if the run has one, and README.md, a model card made from the run folder. RUN may also be an exported
-folder, to add ONNX files or to upload it.
+calibration.json if the run has one, data.json (on which sets it was trained), and README.md, a model card made from the
+run folder. RUN may also be an exported folder, to add ONNX files or to upload it.
 
 With --format, FOLDER is instead one that transformers (CLIP, SigLIP) or open_clip (CLIP) loads without medclip_dcl; RUN
 may then also be a checkpoint.

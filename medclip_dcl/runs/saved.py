@@ -189,13 +189,16 @@ def settings_of_callback(config: Any, name: str) -> dict[str, Any]:
 
 
 def describe_image_size(results: Mapping[str, Any]) -> str:
-    """Size of the tested images, with the sizes of the training if they differ."""
-    shown, trained = results["images"]["shown"]["image_size"], results["images"]["trained"]
+    """Size of the tested images, with sizes and geometry of the training if they differ."""
+    shown, trained = results["images"]["shown"], results["images"]["trained"]
     others = {
         "trained at": trained.get("image_size"),
         "started from weights of": trained.get("image_size_before"),
     }
-    return ", ".join([f"{shown} pixels", *(f"{k} {x}" for k, x in others.items() if x not in (None, shown))])
+    words = [f"{k} {x}" for k, x in others.items() if x not in (None, shown["image_size"])]
+    if trained.get("geometry") not in (None, shown.get("geometry")):
+        words.append(f"fitted by {shown.get('geometry')}, in training by {trained['geometry']}")
+    return ", ".join([f"{shown['image_size']} pixels", *words])
 
 
 def describe_checkpoint(checkpoint: Mapping[str, Any]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,12 +17,15 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from medclip_dcl.benchmark.__main__ import main
+from medclip_dcl.benchmark.__main__ import _stop, main
+from medclip_dcl.benchmark.numbers import numbers_of_set
+from medclip_dcl.benchmark.plan import known_images, read_models
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.networks.image_encoder import ResNetRegions
+from medclip_dcl.report.intervals import TestedRun
 
 SHARED = ["Edema", "Pneumonia"]
 PROJECTION = "image_encoder.projection.weight"
@@ -212,6 +216,49 @@ def test_a_model_of_the_test_images_is_left_out(run, models, labelled_set, tmp_p
     assert end.value.code == 1
     page = (tmp_path / "out/benchmark.html").read_text()
     assert "trained on set:" in page and "are training images of" in page and ">model<" in page
+
+
+def test_a_model_without_any_classification_is_compared(run, tmp_path) -> None:
+    """Without prompts of a labelled finding the image-text model has no scores, and there is a page all the same."""
+    shutil.copytree(run[0] / "tests", tmp_path / "tests")
+    tested = {name: TestedRun(tmp_path / f"tests/{name}/set", "", name) for name in ("model", "classifier")}
+    del tested["model"].predictions.tables["classification"]  # type: ignore[attr-defined]
+    numbers = numbers_of_set(tested)
+    assert set(numbers.findings) == {*SHARED, "Fracture"}
+    assert "finding_classification/auc" in numbers.by_model["classifier"]
+    assert not any("classification" in path for path in numbers.by_model["model"])
+
+
+def test_a_copy_in_another_release_is_marked(models, labelled_set, tmp_path) -> None:
+    """Files of RSNA cannot be told to be NIH's; those of the same release are compared before the test."""
+    trained = shutil.copytree(models["classifier"], tmp_path / "trained")
+    digests = PreparedSet(labelled_set).image_digests().assign(use="train")
+    info = json.loads((labelled_set / "dataset.json").read_text())
+    (trained / "data.json").write_text(json.dumps({"images_of": ["RSNA pneumonia", info["source"]]}))
+    (model,) = read_models([trained], None)
+    for images, known in ((digests, ""), (digests.assign(dicom_id="other"), info["source"])):
+        images.to_parquet(trained / "data_images.parquet")
+        assert known_images(model, PreparedSet(labelled_set)) == known
+    assert model.is_training_known
+    # Of the same set, and before that of NIH, whose images it has.
+    names = [info["source"], "NIH ChestX-ray14", "NIH ChestX-ray14"]
+    of_nih = PreparedSet(labelled_set)
+    of_nih.info["options"]["images_of"] = names[1:2]
+    for before, known in ((names[:2], ""), (names, "NIH ChestX-ray14")):
+        data = {"fingerprint": of_nih.fingerprint, "images_of": before}
+        (trained / "data.json").write_text(json.dumps(data))
+        assert known_images(model, of_nih) == known
+    (trained / "data.json").write_text(json.dumps({"images_of": ["RSNA pneumonia", None]}))
+    assert not model.is_training_known
+
+
+def test_a_signal_ends_the_command(models, labelled_set, prompts, tmp_path, monkeypatch) -> None:
+    """The next test does not begin."""
+    monkeypatch.setattr("medclip_dcl.command.cli.main", lambda *_, **__: _stop(signal.SIGINT, None))
+    words = [*map(str, models.values()), "--sets", str(labelled_set), "--prompts", str(prompts)]
+    with pytest.raises(SystemExit) as end:
+        main([*words, "--output", str(tmp_path)])
+    assert end.value.code == 143 and len([*tmp_path.glob("tests/*")]) == 1
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,10 @@ def results(shift: float = 0.0, phantom: bool = False) -> dict:
             "images": 4000,
             "patients": 1100,
         },
-        "images": {"shown": {"image_size": 512}, "trained": {"image_size": 480}},
+        "images": {
+            "shown": {"image_size": 512, "geometry": "stretch"},
+            "trained": {"image_size": 480, "geometry": "shortest"},
+        },
         "precision": "32-true",
         "versions": {"torch": "9.8.7"},
         "timings": {"test_seconds": 12.3, "metric_seconds": {"grounding": 1.5}},
@@ -253,7 +256,7 @@ def test_constant_curves_are_one_line(run, tmp_path):
 
 def test_configuration_versions_timings_and_notes_are_shown(page):
     for text in (
-        "images were shown at 512 pixels, trained at 480",
+        "images were shown at 512 pixels, trained at 480, fitted by stretch, in training by shortest",
         "learning_rate: 1.0e-05",
         "9.8.7",
         "127.5",
