@@ -21,6 +21,9 @@ from medclip_dcl.scoring import pseudo_log_likelihood, scoring_plan
 from medclip_dcl.scoring.whole_model import WholeModel
 from tests.scoring.families import CAUSAL, MASKED, POSITIONS, TEXTS, write
 
+SLOW = ("mpnet", "deberta")
+"""Families that compute like another of the quick tests."""
+
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -61,7 +64,9 @@ def sums(values: list[list[float]]) -> list[float]:
     return [math.fsum(some) if some else math.nan for some in values]
 
 
-@pytest.mark.parametrize("family", MASKED)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MASKED]
+)
 def test_equals_one_forward_per_token(folders: dict[str, Path], family: str) -> None:
     model, tokenizer = load_language_model(folders[family])
     assert model.training and model.dtype == torch.float32
