@@ -15,13 +15,16 @@ from medclip_dcl import load
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.networks.adapters import LoRA, add_adapters
-from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.adapters import LoRA, add_adapters, has_adapters, merge_adapters
+from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
 from medclip_dcl.networks.pretrained_regions import TransformersRegions
+from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from tests.models.test_resuming import Kill, Killed, assert_same_run, train
+from tests.networks.test_pretrained_regions import ARCHITECTURES
 from tests.small import PatchRegions
+from tests.text_models import FAMILIES, write_text_model
 
 RANK, ALPHA = 3, 5.0
 HEADS = ("network.image_encoder.projection.", "network.text_encoder.projection.", "network.similarity.")
@@ -121,6 +124,38 @@ def test_the_tested_network_is_the_loaded_one(run, small_set, small_bert) -> Non
         assert model.network.fingerprint() == expected
     taken, _ = build(small_set, small_bert, lora=None, init_from=str(checkpoint))
     assert taken.network.fingerprint()["weights"] == expected["weights"]
+
+
+def assert_adapted(encoder: Any, transformer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Every adapter has a gradient, nothing else of the transformer has, and merging changes no output."""
+    add_adapters(transformer, LoRA(RANK, ALPHA))
+    for name, parameter in transformer.named_parameters():
+        assert parameter.requires_grad == (".lora_" in name), name
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    encoder.eval()
+    expected = encoder(*inputs)
+    expected.square().sum().backward()
+    assert all((p.grad is not None and p.grad.any()) == p.requires_grad for p in transformer.parameters())
+    merge_adapters(transformer, LoRA(RANK, ALPHA))
+    assert not has_adapters(encoder)
+    torch.testing.assert_close(encoder(*inputs), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_adapters_of_image_families(name) -> None:
+    encoder = TransformersRegions(architecture=ARCHITECTURES[name], dim=5)
+    side = 2 * encoder.stride
+    assert_adapted(encoder, encoder.trunk, (torch.rand(2, 3, side, side + encoder.stride),))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_of_text_families(family, tmp_path) -> None:
+    encoder = TransformersSentences(str(write_text_model(family, tmp_path)), dim=5)
+    tokens, lengths = pad_tokens(encoder.tokenize(TEXTS))
+    assert_adapted(encoder, encoder.transformer, (tokens, lengths))
 
 
 @pytest.mark.parametrize(
