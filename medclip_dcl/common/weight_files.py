@@ -24,6 +24,8 @@ from medclip_dcl.common.formats import CHECKPOINT, NETWORK, VERSION_KEY
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
+LORA_A, _LORA_B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
+"""Ends of the names that peft gives the two matrices of an adapter; its layer's own weights are in base_layer."""
 
 _SAFETENSORS = ".safetensors"
 _SETTINGS = "medclip_dcl"
@@ -48,9 +50,11 @@ class SavedModel:
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
-        """All tensors, under the names in the file."""
+        """All tensors, under the names in the file; a checkpoint's adapters are merged."""
         if self.checkpoint:
-            return as_state_dict(self.checkpoint.get("state_dict"), self.path)
+            state = as_state_dict(self.checkpoint.get("state_dict"), self.path)
+            lora = self.checkpoint.get("lora")
+            return state if lora is None else with_adapters_merged(state, lora["alpha"])
         return read_state_dict(self.path / WEIGHTS_FILE if self.path.is_dir() else self.path)
 
     @property
@@ -119,6 +123,22 @@ def require_kind(network: Mapping[str, Any], kind: str) -> None:
     NETWORK.check(network, "this model")
     if (found := kind_of_network(network)) != kind:
         raise UserError(f"this model: expected {kind}, found {found}; load it with the class of its own kind")
+
+
+def with_adapters_merged(state: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:
+    """A state dict with W + alpha / rank * B A instead of each layer's W, B and A; others stay as they are.
+
+    Bitwise equal on every machine, so that merged weights have one fingerprint: products of matrices are not.
+    """
+    merged = dict(state)
+    for layer in (name.removesuffix(LORA_A) for name in state if name.endswith(LORA_A)):
+        a, b = merged.pop(f"{layer}{LORA_A}"), merged.pop(f"{layer}{_LORA_B}")
+        weight = f"{layer}{_BASE}weight"
+        change = torch.zeros_like(merged[weight])
+        for row, column in zip(a, b.T, strict=True):
+            change += column[:, None] * row
+        merged[weight] = merged[weight] + alpha / len(a) * change
+    return {name.replace(_BASE, "."): value for name, value in merged.items()}
 
 
 def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:

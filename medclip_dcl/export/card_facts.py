@@ -146,6 +146,8 @@ def training_facts(fit: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
         settings = {image_encoder: settings.get(image_encoder, as_text(pretrained or "random"))} | settings
     if setting(config, "model.init_args.frozen"):
         settings["encoders"] = "frozen; projections and similarity were trained"
+    if lora := setting(config, "model.init_args.lora"):
+        settings["encoders"] = f"trained by adapters (LoRA) of rank {lora['rank']}, which are merged"
     return facts("fit", fit) | settings
 
 

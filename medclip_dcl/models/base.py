@@ -159,7 +159,7 @@ class ImageModel(NetworkModel):
     def restored(self, network: ImageTextNetwork | FindingNetwork, saved: SavedModel) -> None:
         self.network = network
         self.initial_weights = TakenOver.of_checkpoint(saved.checkpoint)
-        load_exactly(self, saved.checkpoint["state_dict"], saved.path)
+        load_exactly(self, saved.state, saved.path)
         self.eval()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.compiler import set_stance
 
 from medclip_dcl.common.distributed import global_mean
 from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import read_model
+from medclip_dcl.common.weight_files import read_model, with_adapters_merged
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
 from medclip_dcl.models.base import ImageModel, described_part
 from medclip_dcl.models.gradient_cache import in_parts
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
+from medclip_dcl.networks.adapters import LoRA, add_adapters, has_adapters, merge_adapters
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
 from medclip_dcl.networks.initial_weights import PARTS
@@ -78,6 +80,9 @@ class ImageTextModel(ImageModel):
             masked-language loss, by torch.compile, which the first steps wait for. Losses are equal up to
             rounding, in a run that is resumed too, but dropout draws other numbers. Evaluation is not compiled,
             checkpoints are the same.
+        lora: trains adapters of this rank and alpha in both encoders, which stay as they are otherwise, with
+            projections, similarity and what the objective learns; null for none. After training they are merged:
+            `test`, `load` and `export` see an ordinary network.
     """
 
     network: ImageTextNetwork
@@ -106,6 +111,7 @@ class ImageTextModel(ImageModel):
         near_texts: NearTexts | None = None,
         frozen: bool = False,
         compile: bool = False,
+        lora: LoRA | None = None,
     ) -> None:
         super().__init__()
         check_options(
@@ -120,6 +126,11 @@ class ImageTextModel(ImageModel):
             raise UserError(
                 "model.frozen: expected text_learning_rate null, masked_language_weight 0 and compile false with it, "
                 f"since it trains no encoder; found {text_learning_rate}, {masked_language_weight} and {compile}"
+            )
+        if lora is not None and (frozen or masked_language_weight or compile):
+            raise UserError(
+                "model.lora: expected frozen and compile false and masked_language_weight 0 with it, found "
+                f"{frozen}, {compile} and {masked_language_weight}"
             )
         # AdamW would say the latter after the run folder is made.
         if not (0 <= image_to_text <= 1 and 0 <= beta2 < 1):
@@ -143,7 +154,7 @@ class ImageTextModel(ImageModel):
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.text_learning_rate, self.beta2 = text_learning_rate, beta2
         self.masked_language_weight = masked_language_weight
-        self.frozen, self.is_compiled = frozen, compile
+        self.frozen, self.is_compiled, self.lora = frozen, compile, lora
         for part in self.frozen_parts():
             part.requires_grad_(False).eval()
         head = getattr(text_encoder, "masked_language_head", None)
@@ -179,8 +190,21 @@ class ImageTextModel(ImageModel):
         return self.network.text_encoder.tokenize(texts)
 
     def frozen_parts(self) -> list[nn.Module]:
-        network = self.network
-        return [network.image_encoder.trunk, network.text_encoder.transformer] if self.frozen else []
+        return self._encoders() if self.frozen else []
+
+    def _encoders(self) -> list[nn.Module]:
+        """The encoders before their projections."""
+        return [self.network.image_encoder.trunk, self.network.text_encoder.transformer]
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if stage != "fit" or self.lora is None or has_adapters(self):
+            return
+        for encoder in self._encoders():
+            add_adapters(encoder, self.lora)
+        trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
+        total = sum(p.numel() for p in self.parameters())
+        rank_zero_info(f"LoRA of rank {self.lora.rank}: {trained:,} of {total:,} parameters are trained")
 
     def use_data(self, data: ImageTextData, stage: str) -> None:
         self.use_images(data.images, stage)
@@ -211,7 +235,16 @@ class ImageTextModel(ImageModel):
             for part in text:
                 part.compile(fullgraph=True, dynamic=True)  # batches of sentences have any size
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        lora = checkpoint.get("lora")
+        if lora is not None and not has_adapters(self):
+            checkpoint["state_dict"] = with_adapters_merged(checkpoint["state_dict"], lora["alpha"])
+
     def on_fit_end(self) -> None:
+        if self.lora is not None:
+            for encoder in self._encoders():
+                merge_adapters(encoder, self.lora)
         for part in self._compiled_parts() if self.is_compiled else []:
             part._compiled_call_impl = None  # what `compile` sets and nothing public takes back
 
@@ -327,7 +360,8 @@ class ImageTextModel(ImageModel):
         return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total, self.beta2)
 
     def description(self) -> dict[str, Any]:
-        return {**super().description(), "objective": self._objective_config()}
+        lora = {} if self.lora is None else {"lora": asdict(self.lora)}
+        return {**super().description(), "objective": self._objective_config(), **lora}
 
     def _objective_config(self) -> dict[str, Any]:
         parts = {name: getattr(self.objective, name) for name in _OPTIONAL_PARTS}
@@ -359,6 +393,7 @@ class ImageTextModel(ImageModel):
             class_probability,
             **parts,
             **objective,
+            lora=None if (lora := checkpoint.get("lora")) is None else LoRA(**lora),
         )
         model.restored(network, saved)
         return model

@@ -41,18 +41,12 @@ _TORCH_FILES = ("pytorch_model*.bin",)
 
 NAMES_OF_CODE = ("auto_map", "attn_implementation", "_attn_implementation", "use_kernels", "kernel_config")
 """Entries of a config.json by which transformers would download code and run it."""
-
-# Further entries that are not settings of a BERT: names of classes and library versions.
-_NOT_BERT_SETTINGS = (
-    *NAMES_OF_CODE,
-    "_name_or_path",
-    "architectures",
-    "dtype",
-    "model_type",
-    "projection_size",
-    "torch_dtype",
-    "transformers_version",
+NOT_SETTINGS = (
+    *(*NAMES_OF_CODE, "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"),
+    *("id2label", "label2id", "problem_type"),
 )
+"""These, and entries on which no hidden state depends: names of classes, labels of a head, library versions."""
+_NOT_BERT_SETTINGS = (*NOT_SETTINGS, "model_type", "projection_size")
 BERT_FAMILIES = ("bert", "cxr-bert")
 """Values of `model_type` in config.json that are read as a BERT."""
 # Settings of config.json that transformers' BERT ignores -> values that it computes with.
@@ -70,8 +64,8 @@ _IGNORED_WEIGHTS = (
 )
 # Texts per call of the tokenizer, whose encodings are large.
 _TOKENISED_AT_ONCE = 8192
-# A surplus of embedding rows over tokens below this counts as rounding up.
-_EMBEDDING_ROWS_MULTIPLE = 128
+EMBEDDING_ROWS_MULTIPLE = 128
+"""A surplus of embedding rows over tokens below this counts as rounding up (choice)."""
 
 
 class ModelFolderError(UserError):
@@ -137,7 +131,7 @@ def load_tokenizer(folder: str | Path) -> BertTokenizer:
         problem = "neither tokenizer.json nor vocab.txt is there"
     elif missing:
         problem = f"no {', '.join(missing)} in its {len(vocabulary)} tokens"
-    elif not 0 <= config.vocab_size - n_tokens < _EMBEDDING_ROWS_MULTIPLE:
+    elif not 0 <= config.vocab_size - n_tokens < EMBEDDING_ROWS_MULTIPLE:
         problem = f"{n_tokens} tokens, but {config.vocab_size} embedding rows (vocab_size)"
     elif config.pad_token_id not in (None, tokenizer.pad_token_id):
         problem = f"{special[0]} has id {tokenizer.pad_token_id}, config.json says {config.pad_token_id}"

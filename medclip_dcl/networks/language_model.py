@@ -13,13 +13,14 @@ from transformers.models.auto import modeling_auto
 from medclip_dcl.common.weight_files import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import (
     BERT_FAMILIES,
-    NAMES_OF_CODE,
+    EMBEDDING_ROWS_MULTIPLE,
     ModelFolderError,
     load_from_folder,
     load_masked_language_model,
     load_tokenizer,
     read_folder_json,
 )
+from medclip_dcl.networks.library_config import library_config
 
 _TOKENIZER_FILE = "tokenizer.json"
 # Families -> names of their classes, masked and causal.
@@ -30,8 +31,8 @@ _REMEDY = (
     "give a folder with the language model's head, as its architectures in config.json should say (DeBERTa's published "
     'weights have theirs under "legacy": false)'
 )
-# A surplus of embedding rows over tokens below this, or this share, counts as rounding up (choice).
-_EMBEDDING_ROWS_MULTIPLE, _EMBEDDING_ROWS_SHARE = 128, 0.01
+# So does a surplus below this share (choice).
+_EMBEDDING_ROWS_SHARE = 0.01
 
 
 def load_language_model(folder: str | Path) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
@@ -58,17 +59,17 @@ def load_language_model(folder: str | Path) -> tuple[PreTrainedModel, PreTrained
             f"{folder / CONFIG_FILE}: model_type: expected an encoder or a causal language model of transformers "
             f"{transformers.__version__}, found {family!r}{code}; give another, or install a version that has it"
         )
+    config = library_config(raw, str(folder / CONFIG_FILE))
     try:
-        config = kind.config_class.from_dict({k: x for k, x in raw.items() if k not in NAMES_OF_CODE})
         tokenizer = _tokenizer(folder, config)
     except Exception as error:  # as in `load_from_folder`
         raise ModelFolderError(
-            f"{folder}: config.json or the tokenizer cannot be read ({' '.join(str(error).split())[:300]}); give a "
+            f"{folder}: the tokenizer cannot be read ({' '.join(str(error).split())[:300]}); give a "
             f"folder with {_TOKENIZER_FILE}, which save_pretrained of transformers' AutoTokenizer writes"
         ) from error
     n_tokens, rows = 1 + max(tokenizer.get_vocab().values()), config.vocab_size
     problem = ""
-    if not 0 <= rows - n_tokens < max(_EMBEDDING_ROWS_MULTIPLE, _EMBEDDING_ROWS_SHARE * rows):
+    if not 0 <= rows - n_tokens < max(EMBEDDING_ROWS_MULTIPLE, _EMBEDDING_ROWS_SHARE * rows):
         problem = f"{n_tokens} tokens, but {rows} embedding rows (vocab_size)"
     elif tokenizer.mask_token_id is None and not is_causal(kind):
         problem = "it has no mask token"

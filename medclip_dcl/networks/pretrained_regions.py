@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any, Literal
 from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import CLIPVisionModelWithProjection
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
@@ -24,6 +22,7 @@ from medclip_dcl.networks.bert_folder import (
     resolve_folder,
 )
 from medclip_dcl.networks.image_encoder import RegionEncoder, region_projection
+from medclip_dcl.networks.library_config import library_config, plain_settings
 
 FINAL_NORM = {
     **dict.fromkeys(("vit", "deit", "vit_msn", "ijepa", "dinov2", "dinov2_with_registers", "dinov3_vit")),
@@ -41,12 +40,6 @@ _ATTENTION_POOLING = "siglip_vision_model"
 _OTHER_HEADS = re.compile(
     r"(.*\.)?(pooler|classifier|cls_classifier|distillation_classifier|decoder|head|text_model|text_projection|"
     r"visual_projection|logit_scale|logit_bias|mask_token|position_ids)(\.|$)"
-)
-_NOT_SETTINGS = (
-    *("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version"),
-    *("id2label", "label2id", "problem_type"),
-    # A repository named by these would be downloaded and its code run.
-    *("attn_implementation", "_attn_implementation", "use_kernels", "kernel_config"),
 )
 _BLOCK = re.compile(r"\.(\d+)\.")
 
@@ -225,7 +218,7 @@ class TransformersRegions(PretrainedRegions):
             self.projection = region_projection(projection, self.channels, dim)
 
     def architecture(self) -> dict[str, Any]:
-        return _plain(self.backbone.config)
+        return plain_settings(self.backbone.config)
 
     def _states(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         grid = self._grid(images)
@@ -281,26 +274,14 @@ class TransformersRegions(PretrainedRegions):
 
 def _image_config(raw: dict[str, Any], source: str) -> Any:
     """transformers' configuration of an image model, or that of the image tower of two; never runs code of a folder."""
-    family = raw.get("model_type")
-    if family in CONFIG_MAPPING:
-        try:
-            config = CONFIG_MAPPING[family].from_dict(
-                {name: value for name, value in raw.items() if name not in _NOT_SETTINGS}
-            )
-        except Exception as error:  # transformers checks each family's settings in its own way
-            raise ModelFolderError(
-                f"{source}: {' '.join(str(error).split())[:300]}; correct the setting"
-            ) from error
-        image = getattr(config, "vision_config", config)
-        if image is not config and hasattr(config, "projection_dim"):
-            image.projection_dim = config.projection_dim  # of the weights that both towers share a file with
-        config = image
-        if config.model_type in FINAL_NORM:
-            return config
+    config = library_config(raw, source, "vision_config")
+    if config is not None and config.model_type in FINAL_NORM:
+        return config
     code = ", whose auto_map names Python code, which is never run" if "auto_map" in raw else ""
     raise ModelFolderError(
-        f"{source}: model_type: expected one of {', '.join(FINAL_NORM)}, clip and siglip, found {family!r}{code}; give "
-        "another model, a model of timm (TimmRegions), or a class of your own (docs/contributing.md)"
+        f"{source}: model_type: expected one of {', '.join(FINAL_NORM)}, clip and siglip, found "
+        f"{raw.get('model_type')!r}{code}; give another model, a model of timm (TimmRegions), or a "
+        "class of your own (docs/contributing.md)"
     )
 
 
@@ -317,12 +298,6 @@ def _without_pooler(config: Any, global_vector: bool) -> tuple[type[nn.Module], 
         config.use_mask_token = False
     has_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
     return kind, {"add_pooling_layer": False} if has_pooler else {}
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    """A configuration's settings as JSON."""
-    settings = {name: value for name, value in config.to_diff_dict().items() if name not in _NOT_SETTINGS}
-    return json.loads(json.dumps(settings))
 
 
 def _normalisation(folder: Path) -> tuple[list[float], list[float]]:

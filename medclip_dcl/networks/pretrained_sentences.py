@@ -27,19 +27,18 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly
 from medclip_dcl.networks.bert_folder import (
-    NAMES_OF_CODE,
     ModelFolderError,
     load_from_folder,
     read_folder_json,
     resolve_folder,
 )
+from medclip_dcl.networks.library_config import library_config, longest_sentence, plain_settings
 from medclip_dcl.networks.masked_language import attention_kernels, is_token
 from medclip_dcl.networks.text_encoder import (
     TransformerEncoder,
@@ -61,10 +60,6 @@ _TOWERS: dict[str, type[PreTrainedModel]] = {
 }
 _DEFAULT_MAX_TOKENS = 128
 
-_NOT_SETTINGS = (
-    *(*NAMES_OF_CODE, "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"),
-    *("id2label", "label2id", "problem_type"),
-)
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model")
 # Buffers that older versions saved.
 _BUFFERS = ("position_ids", "token_type_ids")
@@ -160,7 +155,7 @@ class TransformersSentences(TransformerEncoder):
         self.family: str = config.model_type
         self.pooling = pooling or ("pooler" if self.family in _TOWERS else "cls")
         self.model = _model(config, self.pooling, folder)
-        positions = _positions(self.model)
+        positions = longest_sentence(self.model)
         self.is_padded_to_positions = self.family in _SIGLIP  # and sees its padding
         least = positions if self.is_padded_to_positions else 1 + splitter.num_special_tokens_to_add(False)
         self.truncation_side = str((splitter.truncation or {})["direction"])
@@ -185,7 +180,7 @@ class TransformersSentences(TransformerEncoder):
         config = _text_config(read_folder_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
         splitter, pad_token_id = _load_tokenizer(folder, config)
         described: dict[str, Any] = {
-            "architecture": _plain(config),
+            "architecture": plain_settings(config),
             "tokenizer": splitter.to_str(),
             "pad_token_id": pad_token_id,
         }
@@ -207,7 +202,7 @@ class TransformersSentences(TransformerEncoder):
             "final_period": self.final_period,
             "pooling": self.pooling,
             "projection": self.projection_kind,
-            "architecture": _plain(self.model.config),
+            "architecture": plain_settings(self.model.config),
             "tokenizer": self.tokenizer.to_str(),
             "pad_token_id": self.pad_token_id,
         }
@@ -240,22 +235,9 @@ class TransformersSentences(TransformerEncoder):
 
 def _text_config(raw: Mapping[str, Any], source: str) -> PreTrainedConfig:
     """transformers' configuration of a text model, or that of the text tower of two; never runs code of a folder."""
-    family = raw.get("model_type")
-    if family in CONFIG_MAPPING:
-        try:
-            config = CONFIG_MAPPING[family].from_dict(
-                {k: x for k, x in raw.items() if k not in _NOT_SETTINGS}
-            )
-        except Exception as error:  # transformers checks each family's settings in its own way
-            raise ModelFolderError(
-                f"{source}: {' '.join(str(error).split())[:300]}; correct the setting"
-            ) from error
-        config._attn_implementation = None  # in that of a tower, too
-        text = getattr(config, "text_config", config)
-        if text.model_type == _CLIP and text is not config:
-            text.projection_dim = config.projection_dim  # of the weights that both towers share a file with
-        if _model_class(text) is not None and not text.is_encoder_decoder:
-            return text
+    config = library_config(raw, source, "text_config")
+    if config is not None and _model_class(config) is not None and not config.is_encoder_decoder:
+        return config
     modules = sorted(set(re.findall(r'(\w+)\.\w+"', json.dumps(raw.get("auto_map")))))
     code = (
         f" with code of its own, {', '.join(f'{x}.py' for x in modules)}, which is never run"
@@ -264,7 +246,7 @@ def _text_config(raw: Mapping[str, Any], source: str) -> PreTrainedConfig:
     )
     raise ModelFolderError(
         f"{source}: model_type: expected an encoder of transformers {transformers.__version__}, CLIP or SigLIP, found "
-        f"{family!r}{code}; give another model, BertSentences for CXR-BERT, or a class of your own "
+        f"{raw.get('model_type')!r}{code}; give another model, BertSentences for CXR-BERT, or a class of your own "
         "(docs/contributing.md)"
     )
 
@@ -332,21 +314,6 @@ def _own_projection(config: PreTrainedConfig, pooling: str, dim: int, folder: Pa
     if folder is None:
         return nn.Linear(config.hidden_size, dim, bias=False)
     return _load(CLIPTextModelWithProjection, folder, config).text_projection
-
-
-def _positions(model: PreTrainedModel) -> int:
-    """The longest sentence that a model takes, in tokens."""
-    positions = int(getattr(model.config, "max_position_embeddings", None) or 2**31)
-    for name, part in model.named_modules():
-        if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
-            positions -= part.padding_idx + 1  # RoBERTa and MPNet count from behind the padding's
-    return positions
-
-
-def _plain(config: PreTrainedConfig) -> dict[str, Any]:
-    """A configuration's settings as JSON."""
-    settings = {name: value for name, value in config.to_diff_dict().items() if name not in _NOT_SETTINGS}
-    return json.loads(json.dumps(settings))
 
 
 def _load_tokenizer(folder: Path, config: PreTrainedConfig) -> tuple[Tokenizer, int]:

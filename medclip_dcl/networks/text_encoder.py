@@ -22,6 +22,7 @@ from medclip_dcl.networks.bert_folder import (
     load_tokenizer,
     resolve_folder,
 )
+from medclip_dcl.networks.library_config import plain_settings
 from medclip_dcl.networks.masked_language import (
     MaskedLanguageHead,
     is_token,
@@ -238,9 +239,8 @@ class BertSentences(TransformerEncoder):
         return nn.ModuleList([self.bert, self.masked_language_head])
 
     def config(self) -> dict[str, Any]:
-        bert = self.bert.config.to_diff_dict()
-        for key in ("transformers_version", "model_type", "architectures", "dtype", "_name_or_path"):
-            bert.pop(key, None)
+        bert = plain_settings(self.bert.config)
+        bert.pop("model_type")
         return {
             "dim": self.dim,
             "max_tokens": self.max_tokens,

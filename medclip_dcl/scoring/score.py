@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -28,6 +27,7 @@ from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFa
 from medclip_dcl.common.command_line import progress_bar
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.language_model import is_causal
+from medclip_dcl.networks.library_config import longest_sentence
 from medclip_dcl.scoring.masked_bert import MaskedBert, masked_bert
 from medclip_dcl.scoring.plan import ScoringPlan
 from medclip_dcl.scoring.whole_model import MaskedCopies, WholeModel
@@ -132,22 +132,11 @@ def scoring_plan(
     return ScoringPlan(
         tokenizer,
         sentences,
-        positions=max_tokens(model),
+        positions=longest_sentence(model),
         token_budget=default_token_budget(model) if token_budget is None else token_budget,
         is_causal=is_causal(type(model)),
         **options,
     )
-
-
-def max_tokens(model: PreTrainedModel) -> int:
-    """Tokens that the model takes, special tokens included: its positions, in RoBERTa without those of padding."""
-    # Some have no positions, and no limit.
-    positions = int(getattr(model.config, "max_position_embeddings", sys.maxsize))
-    for name, module in model.named_modules():
-        padding = getattr(module, "padding_idx", None)
-        if name.endswith("position_embeddings") and padding is not None:
-            return positions - padding - 1
-    return positions
 
 
 def default_token_budget(model: PreTrainedModel) -> int:

@@ -88,3 +88,26 @@ def test_the_whole_way(dinov2, small_set, small_bert, tmp_path, capsys, has_glob
     )
     main(["test", "--config", str(tmp_path / "tuned/config.yaml")])
     assert (tmp_path / "tuned/results.json").is_file()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("decay", ["null", "0.5"])
+def test_adapters_are_merged_after_training(dinov2, small_set, small_bert, tmp_path, decay):
+    run, exported = tmp_path / "run", tmp_path / "exported"
+    own = [
+        ENCODER,
+        "medclip_dcl.networks.TransformersRegions",
+        f"{ENCODER}.init_args.pretrained",
+        str(dinov2),
+    ]
+    words = small(run, small_set, small_bert, "--ema_decay", decay, objective="infonce", resnet=True) + own
+    main(["fit", *words, "--model.init_args.lora.rank", "4"])
+    shutil.rmtree(dinov2)
+    main(["test", "--config", str(run / "config.yaml")])
+    export([str(run), str(exported)])
+    found = load(exported).network.fingerprint()["weights"]
+    assert found == load(run).network.fingerprint()["weights"]
+    assert json.loads((run / "results.json").read_text())["checkpoint"]["weights"] == found
+    assert (run / "results_untrained.json").is_file()
+    assert "LoRA" in (exported / "README.md").read_text()

@@ -212,11 +212,11 @@ def test_a_model_of_timm_and_bert_is_equal(tmp_path) -> None:
     settings: dict[str, Any] = {
         "embed_dim": 12,
         "vision_cfg": {
-            "timm_model_name": "vit_tiny_patch16_224",
+            "timm_model_name": "test_vit",
             "timm_model_pretrained": False,
             "timm_pool": "",
             "timm_proj": "linear",
-            "image_size": 224,
+            "image_size": 160,
         },
         "text_cfg": {
             "hf_model_name": str(text),
@@ -239,7 +239,7 @@ def test_a_model_of_timm_and_bert_is_equal(tmp_path) -> None:
     with pytest.raises(UserError, match="--text_encoder: expected the folder of"):
         converted(source, tmp_path / "output")
     network = converted(source, tmp_path / "output", "--text_encoder", str(text))
-    assert_equal(model, network, token_ids(network, 40), 224)
+    assert_equal(model, network, token_ids(network, 40), 160)
 
 
 @pytest.mark.parametrize(

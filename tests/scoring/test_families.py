@@ -16,10 +16,13 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokeniz
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.language_model import load_language_model
+from medclip_dcl.networks.library_config import longest_sentence
 from medclip_dcl.scoring import pseudo_log_likelihood, scoring_plan
-from medclip_dcl.scoring.score import max_tokens
 from medclip_dcl.scoring.whole_model import WholeModel
 from tests.scoring.families import CAUSAL, MASKED, POSITIONS, TEXTS, write
+
+SLOW = ("mpnet", "deberta")
+"""Families that compute like another of the quick tests."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,9 @@ def sums(values: list[list[float]]) -> list[float]:
     return [math.fsum(some) if some else math.nan for some in values]
 
 
-@pytest.mark.parametrize("family", MASKED)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MASKED]
+)
 def test_equals_one_forward_per_token(folders: dict[str, Path], family: str) -> None:
     model, tokenizer = load_language_model(folders[family])
     assert model.training and model.dtype == torch.float32
@@ -113,7 +118,7 @@ def test_causal_model_without_bos_begins_after_eos(folders: dict[str, Path]) -> 
 def test_longest_sentence_is_scored_longer_is_refused(folders: dict[str, Path], family: str) -> None:
     """RoBERTa and MPNet number positions from behind that of padding."""
     model, tokenizer = load_language_model(folders[family])
-    assert max_tokens(model) == POSITIONS
+    assert longest_sentence(model) == POSITIONS
     longest = POSITIONS - (1 if family in CAUSAL else 2)
     text = ", ".join(["heart"] * 100)
     with pytest.raises(ValueError, match=f"the model takes at most {longest} "):

@@ -1,0 +1,67 @@
+"""Low-rank adapters (LoRA; Hu et al., ICLR 2022) in the linear layers of an encoder's blocks, by peft."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from torch import nn
+
+from medclip_dcl.common.errors import UserError, check_min, check_options
+from medclip_dcl.common.weight_files import LORA_A, with_adapters_merged
+
+_IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")
+
+
+@dataclass(frozen=True)
+class LoRA:
+    """Adapters of every linear layer of the blocks (choice): W + alpha / rank * B A, where B starts at 0.
+
+    Args:
+        rank: of B A.
+        alpha: scale of the adapters, times rank.
+    """
+
+    rank: int = 8
+    alpha: float = 16.0
+
+    def __post_init__(self) -> None:
+        check_min("model.lora", {"rank": (self.rank, 1)})
+        check_options({"lora.alpha": self.alpha}, {})
+
+
+def add_adapters(encoder: nn.Module, lora: LoRA) -> None:
+    """Freeze an encoder, and put new adapters, which are trained, into its blocks.
+
+    Raises:
+        UserError: peft is not installed; an encoder without linear layers in numbered blocks.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise UserError("model.lora: needs the package peft: pip install -e '.[lora]'") from error
+    layers = [
+        name for name, part in encoder.named_modules() if type(part) is nn.Linear and _IN_A_BLOCK.search(name)
+    ]
+    if not layers:
+        raise UserError(
+            f"model.lora: expected encoders with linear layers in their blocks, found a {type(encoder).__name__}; "
+            "choose transformers as both encoders, or set lora to null"
+        )
+    encoder.requires_grad_(False)
+    inject_adapter_in_model(LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=layers), encoder)
+
+
+def has_adapters(encoder: nn.Module) -> bool:
+    """True if there are adapters that are not merged."""
+    return any(name.endswith(LORA_A) for name in encoder.state_dict())
+
+
+def merge_adapters(encoder: nn.Module, lora: LoRA) -> None:
+    """Add the adapters to the weights, and leave the encoder without them."""
+    state = with_adapters_merged(encoder.state_dict(), lora.alpha)
+    for owner in [*encoder.modules()]:
+        for name, part in owner.named_children():
+            if hasattr(part, "base_layer"):
+                setattr(owner, name, part.base_layer)
+    encoder.load_state_dict(state)
