@@ -19,7 +19,7 @@ from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequire
 from medclip_dcl.models.base import ImageModel, described_part
 from medclip_dcl.models.gradient_cache import in_parts
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
-from medclip_dcl.networks.adapters import LoRA, add_adapters, has_adapters, merge_adapters
+from medclip_dcl.networks.adapters import LoRA, add_adapters, check_adaptable, has_adapters, merge_adapters
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
 from medclip_dcl.networks.initial_weights import PARTS
@@ -141,6 +141,8 @@ class ImageTextModel(ImageModel):
             similarity = described_part("similarity", Similarity, init_from)
         image_encoder = image_encoder or described_part("image_encoder", RegionEncoder, init_from)
         text_encoder = text_encoder or described_part("text_encoder", SentenceEncoder, init_from)
+        for encoder in () if lora is None else (image_encoder, text_encoder):
+            check_adaptable(encoder)
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
         self.objective = InBatchObjective(
             class_probability, negative_weights, image_to_text, same_text, loss, near_texts

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from torch import nn
+from transformers import PreTrainedModel
 
 from medclip_dcl.common.errors import UserError, check_min, check_options
 from medclip_dcl.common.weight_files import LORA_A, with_adapters_merged
@@ -30,11 +31,20 @@ class LoRA:
         check_options({"lora.alpha": self.alpha}, {})
 
 
+def check_adaptable(encoder: nn.Module) -> None:
+    """Refuse an encoder of another library, which may use the weights of a layer without calling it, as timm's EVA."""
+    if not any(isinstance(part, PreTrainedModel) for part in encoder.modules()):
+        raise UserError(
+            f"model.lora: expected models of transformers as both encoders, found {type(encoder).__name__}; choose "
+            "TransformersRegions and BertSentences or TransformersSentences, or set lora to null"
+        )
+
+
 def add_adapters(encoder: nn.Module, lora: LoRA) -> None:
     """Freeze an encoder, and put new adapters, which are trained, into its blocks.
 
     Raises:
-        UserError: peft is not installed; an encoder without linear layers in numbered blocks.
+        UserError: peft is not installed.
     """
     try:
         from peft import LoraConfig, inject_adapter_in_model
@@ -43,11 +53,6 @@ def add_adapters(encoder: nn.Module, lora: LoRA) -> None:
     layers = [
         name for name, part in encoder.named_modules() if type(part) is nn.Linear and _IN_A_BLOCK.search(name)
     ]
-    if not layers:
-        raise UserError(
-            f"model.lora: expected encoders with linear layers in their blocks, found a {type(encoder).__name__}; "
-            "choose transformers as both encoders, or set lora to null"
-        )
     encoder.requires_grad_(False)
     inject_adapter_in_model(LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=layers), encoder)
 

@@ -170,8 +170,9 @@ def test_options_without_adapters_are_refused(small_set, small_bert, options, me
         build(small_set, small_bert, **options)
 
 
-def test_encoders_without_linear_blocks_are_refused() -> None:
-    with pytest.raises(UserError, match="model.lora: expected encoders with linear layers"):
-        add_adapters(PatchRegions().trunk, LoRA())
+def test_other_encoders_and_ranks_are_refused(small_bert) -> None:
+    message = "model.lora: expected models of transformers as both encoders, found PatchRegions"
+    with pytest.raises(UserError, match=message):
+        ImageTextModel(PatchRegions(), BertSentences(str(small_bert), dim=16), lora=LoRA())
     with pytest.raises(UserError, match="model.lora.rank: expected at least 1, found 0"):
         LoRA(rank=0)
