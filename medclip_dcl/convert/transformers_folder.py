@@ -13,7 +13,7 @@ from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import CONFIG_FILE
-from medclip_dcl.networks.bert_folder import load_from_folder, read_folder_json
+from medclip_dcl.networks.bert_folder import NAMES_OF_CODE, load_from_folder, read_folder_json
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.pretrained_regions import TransformersRegions
@@ -50,7 +50,7 @@ def from_transformers(folder: Path) -> Converted:
             "of a CLIPModel or a SiglipModel, a folder of open_clip, or a state dict of OpenAI's CLIP"
         )
     kind, of_kind = _FAMILIES[family]
-    config = of_kind.from_dict(raw)
+    config = of_kind.from_dict({name: value for name, value in raw.items() if name not in NAMES_OF_CODE})
     whole = load_from_folder(
         *(kind, folder, config, lambda name: name.endswith("position_ids")), lambda missing: "copy it again"
     )
@@ -77,7 +77,7 @@ def assembled(
     `logit_scale` is the logarithm.
     """
     size, geometry, differences = _view(preprocessor)
-    scale = float(logit_scale.exp())
+    scale = logit_scale.exp().item()
     similarity = GlobalCosine(gamma2=scale, max_gamma2=max(_MAX_GAMMA2, scale))
     with torch.no_grad():
         similarity.log_gamma2.copy_(logit_scale.reshape(()))

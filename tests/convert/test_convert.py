@@ -284,6 +284,16 @@ def test_a_difference_is_said(preprocessor, words, tmp_path, capsys) -> None:
     assert words in capsys.readouterr().out and words in (tmp_path / "output/README.md").read_text()
 
 
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_no_source_names_code_to_run(name, tmp_path) -> None:
+    """transformers would download a kernel of that name, and run it."""
+    folder = write_dual_encoder("clip", tmp_path / "clip")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: "somebody/kernel"}))
+    backbone: Any = converted(folder, tmp_path / "output").image_encoder.backbone
+    assert backbone.config._attn_implementation == "sdpa"
+
+
 def test_wrong_sources_are_named(tmp_path) -> None:
     folder = write_dual_encoder("clip", tmp_path / "clip")
     config = json.loads((folder / "config.json").read_text())
