@@ -7,6 +7,7 @@ import json
 import re
 import string
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -231,11 +232,9 @@ class TransformersSentences(TransformerEncoder):
         # CLIP's tower is causal and SigLIP's sees its padding.
         mask = None if self.family in _TOWERS else is_present.long()
         # transformers' DeBERTa (not its v2) masks half precision by a number of float32, which fails.
-        is_cast = torch.is_autocast_enabled(tokens.device.type) and self.family != "deberta"
-        with (
-            attention_kernels(self.model, tokens.device),
-            torch.autocast(tokens.device.type, enabled=is_cast),
-        ):
+        is_single = self.family == "deberta" and not tokens.is_meta
+        precision = torch.autocast(tokens.device.type, enabled=False) if is_single else nullcontext()
+        with attention_kernels(self.model, tokens.device), precision:
             output = self.model(input_ids=tokens, attention_mask=mask)
         if self.pooling == "pooler":
             return output.pooler_output
