@@ -111,6 +111,13 @@ def _view(settings: Mapping[str, Any]) -> tuple[int, str, list[str]]:
             )
     elif shortest is None and len(set(sides)) == 1 and sides[0]:
         size, geometry = int(sides[0]), "stretch"
+        crop = settings.get("crop_size", size) if settings.get("do_center_crop", False) else size
+        shown = int(crop["height"] if isinstance(crop, Mapping) else crop)
+        if shown != size:
+            differences.append(
+                f"the original shows the middle {shown} of {size} pixels; here the whole image is shown"
+            )
+            size = shown
     else:
         raise UserError(
             f"{PREPROCESSOR_FILE}: expected size with height and width alike, or shortest_edge with a centre crop, "

@@ -276,11 +276,16 @@ def test_a_model_of_timm_and_bert_is_equal(tmp_path) -> None:
     ("preprocessor", "words"),
     [
         ({"size": {"shortest_edge": 40}}, "the original shows the middle 32 of 40 pixels"),
+        (
+            {"size": {"height": 48, "width": 48}, "crop_size": {"height": 32, "width": 32}},
+            "the original shows the middle 32 of 48 pixels; here the whole image",
+        ),
         ({"resample": 2}, "the original resizes by filter 2 of PIL"),
     ],
 )
 def test_a_difference_is_said(preprocessor, words, tmp_path, capsys) -> None:
-    converted(write_dual_encoder("clip", tmp_path / "source", **preprocessor), tmp_path / "output")
+    network = converted(write_dual_encoder("clip", tmp_path / "source", **preprocessor), tmp_path / "output")
+    assert network.image_size == 32
     assert words in capsys.readouterr().out and words in (tmp_path / "output/README.md").read_text()
 
 
