@@ -56,9 +56,18 @@ def from_transformers(folder: Path) -> Converted:
     )
     dim = config.projection_dim if family == "clip" else config.vision_config.hidden_size
     options: dict[str, Any] = {"dim": dim, "projection": "pretrained"}
+    text_encoder = TransformersSentences(str(folder), final_period=False, **options)
+    end = config.text_config.eos_token_id
+    # CLIP's vector of a text is that of its end, or of its largest token (older files, eos_token_id 2).
+    ids = text_encoder.tokenize(["a"])[0]
+    if family == "clip" and ids[-1] != (max(ids) if end == 2 else end):
+        raise UserError(
+            f"tokenizer: expected CLIP's, which ends a text with token {end}, found one that ends it with {ids[-1]}; "
+            "give the tokenizer of these weights"
+        )
     return assembled(
         TransformersRegions(str(folder), global_vector=True, **options),
-        TransformersSentences(str(folder), final_period=False, **options),
+        text_encoder,
         whole.logit_scale,
         read_folder_json(folder / PREPROCESSOR_FILE),
         None if family == "clip" else float(whole.logit_bias),
