@@ -24,8 +24,6 @@ from medclip_dcl.common.formats import CHECKPOINT, NETWORK, VERSION_KEY
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
-SOURCE_CARD = "SOURCE_README.md"
-"""Model card of the source beside converted weights."""
 
 _SAFETENSORS = ".safetensors"
 _SETTINGS = "medclip_dcl"
@@ -229,12 +227,6 @@ def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
         return dict(content)
     found = sorted(map(str, content))[:8] if isinstance(content, dict) else type(content).__name__
     raise UserError(f"{file} is not a state dict (names and tensors): it holds {found}")
-
-
-def terms_of(folder: Path) -> list[Path]:
-    """Licences of a model folder, and the model card of the source that it was converted from."""
-    patterns = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "TERMS*", SOURCE_CARD)
-    return [file for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file()]
 
 
 def is_exported(folder: Path) -> bool:

@@ -21,6 +21,9 @@ from pathlib import Path
 
 from medclip_dcl.common.command_line import run_command
 
+SOURCE_CARD = "SOURCE_README.md"
+_LICENCES = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "TERMS*")
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
@@ -28,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Here, so that --help is quick.
     from medclip_dcl.common.errors import MissingFileError, UserError
     from medclip_dcl.common.files import write_text
-    from medclip_dcl.common.weight_files import CONFIG_FILE, SOURCE_CARD, WEIGHTS_FILE, is_exported, terms_of
+    from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
     from medclip_dcl.convert import open_clip_weights
     from medclip_dcl.convert.transformers_folder import Converted, from_transformers
     from medclip_dcl.networks.biovil import is_biovil, load_biovil
@@ -57,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found = open_clip_weights.from_openai(source, text, options.mean, options.std, Path(work))
     found.network.save_pretrained(output)
     folder = source if source.is_dir() else source.parent
-    copied = [file for file in terms_of(folder) if file.name != SOURCE_CARD]
+    copied = [file for pattern in _LICENCES for file in sorted(folder.glob(pattern)) if file.is_file()]
     for file in copied:
         shutil.copyfile(file, output / file.name)
     if (folder / "README.md").is_file():
@@ -87,7 +90,7 @@ def _card(
     terms = ", ".join(licences) or "none was found beside the source: look where you downloaded it"
     lines += [f"- Terms of the source, which hold for this copy: {terms}"]
     if (folder / "README.md").is_file():
-        lines.append("- Model card of the source: SOURCE_README.md")
+        lines.append(f"- Model card of the source: {SOURCE_CARD}")
     lines += [f"- {name}: {value}" for name, value in facts.items()]
     lines += [f"- Differs from the source: {line}" for line in differences]
     return "\n".join(lines) + "\n"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 from medclip_dcl.common.errors import UserError, WorseResultError
 from medclip_dcl.common.files import write_json, write_text
-from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported, terms_of
+from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 from medclip_dcl.export.card import CARD_FILE, RESULTS, model_card
 from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
 from medclip_dcl.inference.model import ImageTextInference, load
@@ -17,7 +16,7 @@ from medclip_dcl.runs.run_folder import DATA_FILE, RunFolder
 
 ONNX_FILES = (IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE)
 FILES = (CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE, CARD_FILE, DATA_FILE, *ONNX_FILES)
-"""All files that an exported folder may hold, beside the terms of converted weights."""
+"""All files that an exported folder may hold."""
 
 
 def export_model(source: Path, folder: Path, address: str | None = None) -> ImageTextNetwork:
@@ -45,10 +44,8 @@ def export_model(source: Path, folder: Path, address: str | None = None) -> Imag
     _require_better(folder, model, card)
     # First, and at once or not at all: weights that do not fit on the disk leave the folder as it was, too.
     model.save_pretrained(folder)
-    for name in (CARD_FILE, DATA_FILE, *ONNX_FILES, *(file.name for file in terms_of(folder))):
+    for name in (CARD_FILE, DATA_FILE, *ONNX_FILES):
         (folder / name).unlink(missing_ok=True)
-    for file in terms_of(source) if is_copy else ():
-        shutil.copyfile(file, folder / file.name)
     if data := RunFolder(source).data():  # on which sets it was trained
         write_json(data, folder / DATA_FILE)
     if card:
@@ -81,7 +78,7 @@ def _check_free(folder: Path) -> None:
     names = {path.name for path in found if not path.name.startswith(".")}
     # A first export that was killed holds the weights alone.
     is_export = is_exported(folder) or names == {WEIGHTS_FILE}
-    if others := sorted(names - {*FILES, *(file.name for file in terms_of(folder))} if is_export else names):
+    if others := sorted(names - set(FILES) if is_export else names):
         raise UserError(
             f"{folder} holds {others[0]}, which is not of an export; give a new or an empty folder, or that of an "
             "earlier export"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import terms_of
 from medclip_dcl.export.folder import FILES
 
 WARNING = (
@@ -25,7 +24,7 @@ def push_to_hub(folder: Path, repository: str, *, public: bool = False) -> str:
 
     api = HfApi()
     # Files of an earlier upload that this export does not have are of other weights.
-    files = [*FILES, *(file.name for file in terms_of(folder))]
+    files = list(FILES)
     try:
         address = str(api.create_repo(repository, private=not public, exist_ok=True))
         if public or api.repo_info(repository).private:

@@ -76,8 +76,6 @@ def test_a_calibration_of_other_weights_stays_behind(run, network, tmp_path, sca
 
 def test_an_export_is_exported_with_its_card(network, exported, tmp_path):
     calibrate(exported, network)
-    for name in ("LICENSE", "SOURCE_README.md"):  # of a converted model
-        (exported / name).write_text("terms")
     export_model(exported, tmp_path / "copy")
     for file in exported.iterdir():
         assert (tmp_path / "copy" / file.name).read_bytes() == file.read_bytes()
