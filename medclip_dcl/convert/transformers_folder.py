@@ -13,7 +13,7 @@ from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import CONFIG_FILE
-from medclip_dcl.networks.bert_folder import load_from_folder, read_folder_json
+from medclip_dcl.networks.bert_folder import NAMES_OF_CODE, load_from_folder, read_folder_json
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.pretrained_regions import TransformersRegions
@@ -51,15 +51,24 @@ def from_transformers(folder: Path) -> Converted:
             "of a CLIPModel or a SiglipModel, a folder of open_clip, or a state dict of OpenAI's CLIP"
         )
     kind, of_kind = FAMILIES[family]
-    config = of_kind.from_dict(raw)
+    config = of_kind.from_dict({name: value for name, value in raw.items() if name not in NAMES_OF_CODE})
     whole = load_from_folder(
         *(kind, folder, config, lambda name: name.endswith("position_ids")), lambda missing: "copy it again"
     )
     dim = config.projection_dim if family == "clip" else config.vision_config.hidden_size
     options: dict[str, Any] = {"dim": dim, "projection": "pretrained"}
+    text_encoder = TransformersSentences(str(folder), final_period=False, **options)
+    end = config.text_config.eos_token_id
+    # CLIP's vector of a text is that of its end, or of its largest token (older files, eos_token_id 2).
+    ids = text_encoder.tokenize(["a"])[0]
+    if family == "clip" and ids[-1] != (max(ids) if end == 2 else end):
+        raise UserError(
+            f"tokenizer: expected CLIP's, which ends a text with token {end}, found one that ends it with {ids[-1]}; "
+            "give the tokenizer of these weights"
+        )
     return assembled(
         TransformersRegions(str(folder), global_vector=True, **options),
-        TransformersSentences(str(folder), final_period=False, **options),
+        text_encoder,
         whole.logit_scale,
         read_folder_json(folder / PREPROCESSOR_FILE),
         None if family == "clip" else whole.logit_bias.item(),
@@ -112,6 +121,13 @@ def _view(settings: Mapping[str, Any]) -> tuple[int, str, list[str]]:
             )
     elif shortest is None and len(set(sides)) == 1 and sides[0]:
         size, geometry = int(sides[0]), "stretch"
+        crop = settings.get("crop_size", size) if settings.get("do_center_crop", False) else size
+        shown = int(crop["height"] if isinstance(crop, Mapping) else crop)
+        if shown != size:
+            differences.append(
+                f"the original shows the middle {shown} of {size} pixels; here the whole image is shown"
+            )
+            size = shown
     else:
         raise UserError(
             f"{PREPROCESSOR_FILE}: expected size with height and width alike, or shortest_edge with a centre crop, "

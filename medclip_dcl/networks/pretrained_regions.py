@@ -212,6 +212,8 @@ class TransformersRegions(PretrainedRegions):
         self.channels = (getattr(config, "hidden_sizes", None) or [config.hidden_size])[-1]
         interpolates = "interpolate_pos_encoding" in inspect.signature(kind.forward).parameters
         self._options = {"interpolate_pos_encoding": True} if interpolates else {}
+        layers = (x for x in self.backbone.modules() if hasattr(x, "set_shift_and_window_size"))
+        self._windows = [(layer, layer.shift_size, layer.window_size) for layer in layers]
         if projection == "pretrained":
             self.projection = self._own_projection(config, folder)
         else:
@@ -220,8 +222,22 @@ class TransformersRegions(PretrainedRegions):
     def architecture(self) -> dict[str, Any]:
         return plain_settings(self.backbone.config)
 
+    def check_sides(self, sides: Mapping[str, int]) -> None:
+        super().check_sides(sides)
+        config = self.backbone.config
+        for name, side in sides.items():
+            # transformers' Swin makes its windows smaller, but not the table of their position biases.
+            if config.model_type == "swin" and side // self.stride < config.window_size:
+                raise UserError(
+                    f"{name}: expected at least {config.window_size * self.stride} pixels, a window of the Swin's last "
+                    f"map, found {side}"
+                )
+
     def _states(self, images: Tensor) -> tuple[Tensor, Tensor | None]:
         grid = self._grid(images)
+        # transformers' Swin changes them at a small image, for all later ones.
+        for layer, shift, window in self._windows:
+            layer.shift_size, layer.window_size = shift, window
         output = self.backbone(pixel_values=images, **self._options)
         states = output.last_hidden_state
         if states.ndim == 4:

@@ -7,6 +7,7 @@ import json
 import re
 import string
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,11 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_MAPPING,
+)
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
@@ -221,7 +226,10 @@ class TransformersSentences(TransformerEncoder):
         is_present = is_token(tokens, lengths)
         # CLIP's tower is causal and SigLIP's sees its padding.
         mask = None if self.family in _TOWERS else is_present.long()
-        with attention_kernels(self.model, tokens.device):
+        # transformers' DeBERTa (not its v2) masks half precision by a number of float32, which fails.
+        is_single = self.family == "deberta" and not tokens.is_meta
+        precision = torch.autocast(tokens.device.type, enabled=False) if is_single else nullcontext()
+        with attention_kernels(self.model, tokens.device), precision:
             output = self.model(input_ids=tokens, attention_mask=mask)
         if self.pooling == "pooler":
             return output.pooler_output
@@ -236,7 +244,8 @@ class TransformersSentences(TransformerEncoder):
 def _text_config(raw: Mapping[str, Any], source: str) -> PreTrainedConfig:
     """transformers' configuration of a text model, or that of the text tower of two; never runs code of a folder."""
     config = library_config(raw, source, "text_config")
-    if config is not None and _model_class(config) is not None and not config.is_encoder_decoder:
+    is_known = config is not None and _model_class(config) is not None and hasattr(config, "vocab_size")
+    if is_known and not config.is_encoder_decoder:
         return config
     modules = sorted(set(re.findall(r'(\w+)\.\w+"', json.dumps(raw.get("auto_map")))))
     code = (
@@ -256,6 +265,15 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     return found[0] if isinstance(found, tuple) else found
 
 
+def _is_causal(config: PreTrainedConfig) -> bool:
+    """True if a token sees those before it alone: CLIP's text tower, and families that are language models only."""
+    family = config.model_type
+    is_decoder = (
+        family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    )
+    return family == _CLIP or is_decoder or bool(getattr(config, "is_decoder", False))
+
+
 def _set_dropout(config: PreTrainedConfig, dropout: float) -> None:
     if not 0 <= dropout < 1:
         raise UserError(f"dropout: expected a number in [0, 1), found {dropout}")
@@ -269,9 +287,9 @@ def _model(config: PreTrainedConfig, pooling: str, folder: Path | None) -> PreTr
     kind = _model_class(config)
     assert kind is not None
     has_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
-    # CLIP's first token sees itself alone.
-    poolings = {_CLIP: POOLINGS[1:], **dict.fromkeys(_SIGLIP, POOLINGS)}
-    known = poolings.get(config.model_type, POOLINGS if has_pooler else POOLINGS[:-1])
+    known = [*POOLINGS] if has_pooler or config.model_type in _TOWERS else [*POOLINGS[:-1]]
+    if _is_causal(config):
+        known.remove("cls")  # the first token sees itself alone
     check_choice("text_encoder.pooling", pooling, known)
     options = {"add_pooling_layer": pooling == "pooler"} if has_pooler else {}
     model = kind(config, **options) if folder is None else _load(kind, folder, config, **options)

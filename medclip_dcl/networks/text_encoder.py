@@ -32,7 +32,7 @@ from medclip_dcl.networks.masked_language import (
 
 FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
 """Settings of a BERT that change what it computes but none of its tensors."""
-_OF_TRAINING = re.compile("dropout|initializer")
+_OF_TRAINING = re.compile("drop|initializer")
 
 
 class SentenceEncoder(nn.Module):

@@ -195,6 +195,9 @@ def test_a_state_dict_of_openai_is_equal(clip_tokenizer, tmp_path) -> None:
     network = converted(tmp_path / "chexzero.pt", tmp_path / "output", *more)
     model.load_state_dict({name: x.half().float() for name, x in model.state_dict().items()})
     assert_equal(model, network, token_ids(network, 40))
+    other = write_text_model("bert", tmp_path / "bert")
+    with pytest.raises(UserError, match="tokenizer: expected CLIP's, which ends a text with token .*, found"):
+        converted(tmp_path / "chexzero.pt", tmp_path / "other", "--text_encoder", str(other), *more[2:])
     with pytest.raises(UserError, match="--mean and --std: expected three numbers"):
         converted(tmp_path / "chexzero.pt", tmp_path / "other", *more[:2])
     with pytest.raises(UserError, match="--text_encoder"):
@@ -246,12 +249,27 @@ def test_a_model_of_timm_and_bert_is_equal(tmp_path) -> None:
     ("preprocessor", "words"),
     [
         ({"size": {"shortest_edge": 40}}, "the original shows the middle 32 of 40 pixels"),
+        (
+            {"size": {"height": 48, "width": 48}, "crop_size": {"height": 32, "width": 32}},
+            "the original shows the middle 32 of 48 pixels; here the whole image",
+        ),
         ({"resample": 2}, "the original resizes by filter 2 of PIL"),
     ],
 )
 def test_a_difference_is_said(preprocessor, words, tmp_path, capsys) -> None:
-    converted(write_dual_encoder("clip", tmp_path / "source", **preprocessor), tmp_path / "output")
+    network = converted(write_dual_encoder("clip", tmp_path / "source", **preprocessor), tmp_path / "output")
+    assert network.image_size == 32
     assert words in capsys.readouterr().out and words in (tmp_path / "output/README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_no_source_names_code_to_run(name, tmp_path) -> None:
+    """transformers would download a kernel of that name, and run it."""
+    folder = write_dual_encoder("clip", tmp_path / "clip")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, name: "somebody/kernel"}))
+    backbone: Any = converted(folder, tmp_path / "output").image_encoder.backbone
+    assert backbone.config._attn_implementation == "sdpa"
 
 
 def test_wrong_sources_are_named(tmp_path) -> None:

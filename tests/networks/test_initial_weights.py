@@ -18,6 +18,7 @@ from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
+from medclip_dcl.networks.pretrained_regions import TransformersRegions
 from medclip_dcl.networks.similarity import GlobalCosine, LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 
@@ -112,6 +113,21 @@ def test_an_encoder_that_differs_is_refused_by_names(source):
         ValueError, match=r"set what differs: image_encoder.init_args.width: 8 \(configured: 4\)"
     ):
         take_over(finding_network(ResNetRegions(stride=16, dim=6, width=4)), source, ["image_encoder"])
+
+
+def test_an_encoder_that_computes_otherwise_is_refused(tmp_path):
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "image_size": 32}
+
+    def network(**settings):
+        architecture = {"model_type": "vit", **sizes, "num_attention_heads": 2, **settings}
+        return finding_network(TransformersRegions(architecture=architecture, dim=4))
+
+    torch.save(checkpoint(network(hidden_dropout_prob=0.1)), tmp_path / "a.ckpt")
+    with pytest.raises(ValueError, match=r"another model, with .*hidden_act: gelu \(configured: relu\); set"):
+        take_over(network(hidden_act="relu"), tmp_path / "a.ckpt", ["image_encoder.backbone"])
+    assert take_over(network(), tmp_path / "a.ckpt").taken == [
+        name for name in network().state_dict() if name.startswith("image_encoder.")
+    ]
 
 
 def build(small_bert, similarity=None, image=None, **text) -> ImageTextNetwork:

@@ -182,6 +182,18 @@ def test_every_parameter_has_a_gradient(family):
     assert {name for name, p in on_meta.named_parameters() if p.grad is None} == set()
 
 
+@torch.no_grad()
+def test_swin_forgets_sizes_seen_before():
+    swin, fresh = (TransformersRegions(architecture=ARCHITECTURES["swin"], dim=5).eval() for _ in range(2))
+    randomised(swin)
+    fresh.load_state_dict(swin.state_dict())
+    images = torch.rand(1, 3, 32, 32)
+    swin(images[..., :16, :16])  # one window
+    assert torch.equal(swin(images), fresh(images))
+    with pytest.raises(UserError, match="data.crop_size: expected at least 16 pixels, a window .*, found 8"):
+        swin.check_sides({"data.crop_size": 8})
+
+
 def test_other_sides_are_refused(family):
     _, _, encoder, _ = family
     words = f"width of the images: expected a multiple of the image encoder's patch, {encoder.stride} pixels"

@@ -234,6 +234,15 @@ def test_a_cased_tokenizer_stays_cased(family, folder_of, tmp_path):
     assert tokens[1] == "edema" and tokens[2] == "[UNK]"
 
 
+@torch.no_grad()
+def test_deberta_computes_under_autocast(folder_of):
+    encoder = TransformersSentences(str(folder_of("deberta")), dim=8).eval()
+    tokens, lengths = encoded(encoder, TEXTS)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = encoder.states(tokens, lengths)
+    torch.testing.assert_close(found, encoder.states(tokens, lengths))
+
+
 def changed(source: Path, folder: Path, **settings: Any) -> Path:
     shutil.copytree(source, folder)
     config = json.loads((folder / "config.json").read_text())
@@ -259,6 +268,10 @@ def of_t5(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "t5"}')
 
 
+def of_vit(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "vit"}')
+
+
 CODE = {"AutoConfig": "conf.NomicConfig", "AutoModel": "some/where--modeling_nomic.NomicModel"}
 
 
@@ -280,6 +293,9 @@ CODE = {"AutoConfig": "conf.NomicConfig", "AutoModel": "some/where--modeling_nom
         ("roberta", {}, {"pooling": "pooler"}, "missing .*pooler.*or another pooling if its pooler is missing"),
         ("modernbert", without("token*"), {}, "no tokenizer: none of tokenizer.json, vocab.txt"),
         ("roberta", {"model_type": "nomic", "auto_map": CODE}, {}, "'nomic' with code .*conf.py, modeling_nomic.py"),
+        ("roberta", {"model_type": "gpt2"}, {}, "pooling: expected one of mean, last, found 'cls'"),
+        ("roberta", {"is_decoder": True}, {}, "pooling: expected one of mean, last, pooler, found 'cls'"),
+        ("roberta", of_vit, {}, "model_type: expected an encoder of transformers .*, found 'vit'; give"),
         ("roberta", of_t5, {}, "model_type: expected an encoder of transformers .*, found 't5'; give"),
         ("roberta", {"layer_norm_eps": "small"}, {}, "config.json: .*layer_norm_eps"),
     ],
