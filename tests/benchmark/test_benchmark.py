@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +86,14 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def one_process() -> Iterator[None]:
+    """For ten images a process of a loader would take longer to start than they do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("medclip_dcl.benchmark.plan.available_cores", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="module")
 def run(
     models: dict[str, Path],
     labelled_set: Path,
@@ -93,6 +101,7 @@ def run(
     prompts: Path,
     tmp_path_factory,
     undrawn: None,
+    one_process: None,
 ) -> tuple[Path, Callable[..., None]]:
     """The output folder, and the command for it with more words."""
     output = tmp_path_factory.mktemp("runs") / "benchmark"
