@@ -357,7 +357,7 @@ def test_a_chosen_section_is_the_only_one(raw: Path) -> None:
     assert rejects(prepared.folder) == [["report", "50000002", reason]]
     assert prepared.fitting == ("shortest", 16)
     with Image.open(prepared.image_file(prepared.table("images")["path"].iloc[0])) as image:
-        assert image.size == (26, 16)  # of 34 x 21
+        assert image.size == (25, 16)  # of 34 x 21
     assert prepared.table("boxes")[["x", "y", "w", "h"]].iloc[0].tolist() == [1, 2, 10, 5]
 
 
