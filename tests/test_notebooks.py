@@ -148,6 +148,7 @@ def test_objectives_are_compared(run, phantom, tmp_path, monkeypatch, recwarn):
     assert str(run) in json.dumps(starts)
 
 
+@pytest.mark.slow
 def test_labels_are_few(run, phantom, tmp_path):
     folders = {"RUN": run, "DATA": phantom, "CONFIGS": ROOT / "configs", "OUTPUT": tmp_path / "runs"}
     epochs = {"PROBE_EPOCHS": {0.5: 1}, "FINE_TUNING_EPOCHS": {0.5: 1}}

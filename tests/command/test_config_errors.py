@@ -147,6 +147,7 @@ RIGHT = [
 ]
 
 
+@pytest.mark.slow
 def test_right_configurations_are_taken():
     lightning_cli.check({" ".join(options): ["fit", *options, "--run_folder=run"] for options in RIGHT})
 

@@ -13,13 +13,16 @@ from medclip_dcl.unimodal.data import ImageOnlyDataModule
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs/experiments").glob("*.yaml"))
-ALIKE = ("table1_whole", "table1_whole_both", "table1_settings", "digits_m")
-"""Have the settings of another grid with other values."""
+LONG = (
+    *("table1", "table1_whole", "table1_whole_both", "table1_settings"),
+    *("cifar10", "false_negatives", "digits", "digits_m"),
+)
+"""Have the kinds of settings of other grids, and more cells."""
 
 
 @pytest.mark.parametrize(
     "file",
-    [pytest.param(x, id=x.name, marks=[pytest.mark.slow] * (x.stem in ALIKE)) for x in FILES],
+    [pytest.param(x, id=x.name, marks=[pytest.mark.slow] * (x.stem in LONG)) for x in FILES],
 )
 def test_the_cells_of_an_experiment_are_configurations(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

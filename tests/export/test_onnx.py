@@ -32,6 +32,7 @@ def session(file):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_images(network, folder):
     model = session(folder / IMAGE_FILE)
     for size in (1, 3, 7):
@@ -43,6 +44,7 @@ def test_images(network, folder):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_sentences(network, folder):
     model = session(folder / TEXT_FILE)
     for lengths in ([5], [2, 40, 11], [3, 9, 4, 17, 17, 2, 6]):
@@ -57,6 +59,7 @@ def test_sentences(network, folder):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_beside_them_serves_the_text_encoder(network, folder):
     texts = ["No pneumothorax.", "Small left pleural effusion."]
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
@@ -85,6 +88,7 @@ def test_any_text_encoder(family, tmp_path):
         np.testing.assert_allclose(found, network.embed_texts(some).numpy(), rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_files_describe_themselves_without_local_paths(folder):
     described = session(folder / IMAGE_FILE).get_modelmeta()
     settings = {name: json.loads(text) for name, text in described.custom_metadata_map.items()}

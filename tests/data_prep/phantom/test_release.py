@@ -261,6 +261,7 @@ def test_only_test_images_of_the_degraded_sex_differ(small: Path, tmp_path: Path
 # ------------------------------------------------------------------------------------------------ reruns
 
 
+@pytest.mark.slow
 def test_phantom_is_alike_for_any_workers(small: Path, tmp_path: Path) -> None:
     options = {"--output": tmp_path / "again", "--workers": 2}
     options |= {"--studies": SMALL.studies, "--seed": SMALL.seed, "--size": SMALL.size}
