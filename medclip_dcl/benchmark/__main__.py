@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from medclip_dcl.report.intervals import TestedRun
 
     models = plan.read_models(options.models, options.names and options.names.split(","))
-    sets, prompts = plan.read_sets(options.sets), read_prompts(options.prompts)
+    sets, prompts = plan.read_sets(options.sets), read_prompts(options.prompts, "--prompts")
     names = [model.name for model in models]
     baseline = names[0] if options.baseline is None else options.baseline
     if baseline not in names:

@@ -43,17 +43,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise MissingFileError(f"SOURCE {source}: no file and no folder; download the model's files first")
     if output.is_file() or (output.is_dir() and any(output.iterdir()) and not is_exported(output)):
         raise UserError(f"--output {output} exists and is not an exported model; choose another folder")
+
+    def refuse_others(*used: str) -> None:
+        names = {name for name in ("text_encoder", "mean", "std", "text_as_given") if getattr(options, name)}
+        if others := sorted(names - {*used}):
+            raise UserError(f"--{', --'.join(others)}: no part in the conversion of {source}; leave it out")
+
     with tempfile.TemporaryDirectory() as work:
         if source.is_dir() and (source / open_clip_weights.OPEN_CLIP_FILE).is_file():
+            refuse_others("text_encoder")
             found = open_clip_weights.from_open_clip(source, text, Path(work))
         elif source.is_dir():
+            refuse_others()
             found = from_transformers(source)
         elif text is None:
             raise UserError("--text_encoder: expected the folder of the text encoder's tokenizer, found none")
         elif is_biovil(source):
+            refuse_others("text_encoder", "text_as_given")
             network = load_biovil(source, text, final_period=not options.text_as_given)
             found = Converted(network, biovil_differences(source))
         else:
+            refuse_others("text_encoder", "mean", "std")
             if options.mean is None or options.std is None:
                 own = map(_numbers, (open_clip_weights.OPENAI_MEAN, open_clip_weights.OPENAI_STD))
                 raise UserError(

@@ -275,6 +275,10 @@ def test_no_source_names_code_to_run(name, tmp_path) -> None:
 def test_wrong_sources_are_named(tmp_path) -> None:
     folder = write_dual_encoder("clip", tmp_path / "clip")
     config = json.loads((folder / "config.json").read_text())
+    with pytest.raises(
+        UserError, match="--mean, --text_encoder: no part in the conversion of .*clip; leave it out"
+    ):
+        converted(folder, tmp_path / "output", "--text_encoder", str(folder), "--mean", "0", "0", "0")
     with pytest.raises(UserError, match="SOURCE .*nothing: no file and no folder"):
         converted(tmp_path / "nothing", tmp_path / "output")
     (tmp_path / "full").mkdir()
