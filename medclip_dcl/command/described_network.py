@@ -19,6 +19,9 @@ from medclip_dcl.networks.initial_weights import PARTS
 _PLAIN = ("findings", "projection_dim", "hidden", "batch_norm")
 """Arguments of a model that its network's description holds as they are."""
 
+_OF_TRAINING = ("gradient_checkpointing",)
+"""Arguments of a part on which no number depends, and which its description leaves out."""
+
 _INSTEAD = "; to train a classifier that starts from an image-text model, give it as model.init_args.init_from to fit"
 
 
@@ -67,6 +70,13 @@ def _take_part_from(described: Mapping[str, Any], part: str, model: Namespace) -
     if part in described:
         part_class(described[part]["class_path"], nn.Module)
         class_path, init_args = (described[part][key] for key in ("class_path", "init_args"))
+        configured = model.init_args.get(part)
+        if (
+            configured is not None
+            and configured.class_path.rpartition(".")[2] == class_path.rpartition(".")[2]
+        ):
+            own = configured.get("init_args") or {}
+            init_args = init_args | {name: own[name] for name in _OF_TRAINING if name in own}
         model.init_args[part] = Namespace(class_path=class_path, init_args=Namespace(**init_args))
 
 

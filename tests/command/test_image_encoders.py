@@ -7,11 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from jsonargparse import Namespace
 from transformers import Dinov2Config, Dinov2Model
 
 from data_prep.encode import main as encode
 from medclip_dcl import load
 from medclip_dcl.command.cli import main
+from medclip_dcl.command.described_network import take_network_from
+from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.export.__main__ import main as export
 from tests.command.small_runs import ROOT, refused, small
 
@@ -111,3 +114,19 @@ def test_adapters_are_merged_after_training(dinov2, small_set, small_bert, tmp_p
     assert json.loads((run / "results.json").read_text())["checkpoint"]["weights"] == found
     assert (run / "results_untrained.json").is_file()
     assert "LoRA" in (exported / "README.md").read_text()
+
+
+def test_a_continued_run_keeps_gradient_checkpointing():
+    """It is a setting of the training, which no checkpoint describes."""
+    name = "medclip_dcl.networks.TransformersRegions"
+    described: dict[str, Any] = {
+        "image_encoder": {"class_path": name, "init_args": {"architecture": {"model_type": "vit"}, "dim": 8}}
+    }
+    own = Namespace(pretrained="folder that is gone", gradient_checkpointing=True)
+    encoder = Namespace(class_path=name, init_args=own)
+    model = Namespace(
+        class_path="medclip_dcl.models.ImageTextModel", init_args=Namespace(image_encoder=encoder)
+    )
+    take_network_from(SavedModel(Path("run/last.ckpt"), described), model)
+    found = model.init_args.image_encoder.init_args.as_dict()
+    assert found == {**described["image_encoder"]["init_args"], "gradient_checkpointing": True}
