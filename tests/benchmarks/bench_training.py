@@ -76,12 +76,12 @@ def text_encoder() -> BertSentences:
         return BertSentences(str(Path(folder) / "bert"), dim=128, max_tokens=128)
 
 
-def batch_of(images: int, length: int = WORD_PIECES) -> dict[str, Any]:
+def batch_of(images: int, length: int = WORD_PIECES, size: int = CROP) -> dict[str, Any]:
     """A batch as ImageTextDataModule serves it, of random numbers: one sentence of so many word pieces an image."""
     rows = torch.arange(images)
     pieces = pieces_by_length([length] * images)
     return {
-        "images": torch.rand(images, 3, CROP, CROP),
+        "images": torch.rand(images, 3, size, size),
         "view_of": rows,
         "tokens": torch.randint(1000, PIECES, (images, length)),
         "lengths": torch.full((images,), length),
@@ -314,7 +314,7 @@ def main() -> None:
         sys.exit("no row was measured")
     lines = report(rows, options, loader_milliseconds())
     lines += [part for line in failed for part in ("", line)]
-    write_section(TITLE, lines)
+    write_section(TITLE + (", on a GPU" if is_gpu else ""), lines)
 
 
 if __name__ == "__main__":
