@@ -25,8 +25,8 @@ VISION = {**SIZES, "num_hidden_layers": 1, "image_size": 32, "patch_size": 16}
 del VISION["max_position_embeddings"]
 DEBERTA: dict[str, Any] = {
     **{"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "position_biased_input": False},
-    # Farther than any two tokens here: at this distance the bucket of DeBERTa-v2 hangs on the last digit of a logarithm,
-    # which a GPU rounds otherwise.
+    # Farther than any two tokens here: at this distance the bucket of DeBERTa-v2 hangs on the last digit of a
+    # logarithm, which a GPU rounds otherwise.
     "max_relative_positions": 48,
 }
 
