@@ -14,9 +14,9 @@ from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import write_text
 from medclip_dcl.common.terms import copy_terms_of_model
 from medclip_dcl.common.weight_files import load_exactly, read_model, write_safetensors
-from medclip_dcl.convert.clip_names import to_openai_names
-from medclip_dcl.convert.open_clip_weights import OPEN_CLIP_FILE, preprocessor_settings
-from medclip_dcl.convert.transformers_folder import FAMILIES, PREPROCESSOR_FILE
+from medclip_dcl.convert.names import TRANSFORMERS, renamed, to_openai_names
+from medclip_dcl.convert.open_clip_weights import GEOMETRIES, OPEN_CLIP_FILE, OPEN_CLIP_WEIGHTS
+from medclip_dcl.convert.transformers_folder import BICUBIC, FAMILIES
 from medclip_dcl.export.card import CARD_FILE
 from medclip_dcl.export.encoders import plain_tokenizer
 from medclip_dcl.inference.model import load
@@ -30,7 +30,6 @@ from medclip_dcl.runs.checkpoint_files import checkpoint_of_run
 LAYOUTS = {"transformers": ("clip", "siglip"), "open_clip": ("clip",)}
 """Library -> families that it has a counterpart of."""
 
-OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
 _MARK = "in the layout of"
 _BIAS = "objective.loss.bias"
 _EPSILON = 1e-5
@@ -71,9 +70,7 @@ def export_layout(source: Path, folder: Path, layout: str) -> list[str]:
     else:
         with silent():
             model.save_pretrained(temporary)
-        is_cropped = network.geometry == "shortest"
-        settings = preprocessor_settings(network.image_size, *_normalisation(network), is_cropped, None)
-        write_text(json.dumps(settings, indent=2) + "\n", temporary / PREPROCESSOR_FILE)
+        write_text(json.dumps(_processor(network), indent=2) + "\n", temporary / "preprocessor_config.json")
     terms = copy_terms_of_model(source, temporary)
     write_text(_card(folder.resolve().name, layout, family, notes, terms), temporary / CARD_FILE)
     if others := {x.name for x in folder.glob("*")} - {x.name for x in temporary.iterdir()}:
@@ -135,35 +132,42 @@ def _model(network: ImageTextNetwork, family: str, bias: float) -> Any:
     """transformers' model of both towers."""
     image: Any = network.image_encoder
     text: Any = network.text_encoder
-    kind, of_kind = FAMILIES[family]
-    options = {"projection_dim": image.dim} if family == "clip" else {}
+    kind = FAMILIES[family]
     model = kind(
-        of_kind(
+        kind.config_class(
             vision_config={**image.architecture(), "image_size": network.image_size},
             text_config={**text.config()["architecture"], "max_position_embeddings": text.max_tokens},
-            **options,
+            **({"projection_dim": image.dim} if family == "clip" else {}),
         )
     )
-    state = {f"vision_model.{name}": x for name, x in image.backbone.state_dict().items()}
-    state |= {f"text_model.{name}": x for name, x in text.model.state_dict().items()}
-    of_vision, of_text = (
-        f"{tower}_model.embeddings.position_embedding.weight" for tower in ("vision", "text")
-    )
-    places = model.state_dict()[of_vision]
+    like = model.state_dict()
+    state = renamed(network.state_dict(), {own: theirs for theirs, own in TRANSFORMERS.items()}, like)
+    of_vision, of_text = (f"{x}_model.embeddings.position_embedding.weight" for x in ("vision", "text"))
     with torch.no_grad():
         state[of_vision] = image.backbone.embeddings.interpolate_pos_encoding(
-            places[None], network.image_size, network.image_size
+            like[of_vision][None], network.image_size, network.image_size
         )[0]
         state[of_text] = state[of_text][: text.max_tokens]
-        scale = network.similarity.gamma2.log()
-    state["logit_scale"] = scale.reshape(model.logit_scale.shape)
-    if family == "clip":
-        state["visual_projection.weight"] = image.projection.weight.detach()[..., 0, 0]
-        state["text_projection.weight"] = text.projection.weight.detach()
-    else:
+        state["logit_scale"] = network.similarity.gamma2.log().reshape(model.logit_scale.shape)
+    if family == "siglip":
         state["logit_bias"] = torch.full_like(model.logit_bias, bias)
     load_exactly(model, state, "the network")
     return model
+
+
+def _processor(network: ImageTextNetwork) -> dict[str, Any]:
+    """Content of preprocessor_config.json."""
+    side, is_cropped = network.image_size, network.geometry == "shortest"
+    square, (mean, std) = {"height": side, "width": side}, _normalisation(network)
+    return {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": side} if is_cropped else square,
+        "do_center_crop": is_cropped,
+        "crop_size": square,
+        "resample": BICUBIC,
+        "image_mean": mean,
+        "image_std": std,
+    }
 
 
 def _write_open_clip(network: ImageTextNetwork, model: Any, folder: Path) -> None:
@@ -192,7 +196,7 @@ def _write_open_clip(network: ImageTextNetwork, model: Any, folder: Path) -> Non
             "mean": mean,
             "std": std,
             "interpolation": "bicubic",
-            "resize_mode": {"shortest": "shortest", "stretch": "squash", "pad": "longest"}[network.geometry],
+            "resize_mode": {own: theirs for theirs, own in GEOMETRIES.items()}[network.geometry],
             "fill_color": 0,
         },
     }
