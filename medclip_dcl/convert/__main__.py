@@ -32,41 +32,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # Here, so that --help is quick.
     from medclip_dcl.common.errors import UserError
     from medclip_dcl.common.files import write_text
-    from medclip_dcl.common.terms import SOURCE_CARD, copy_terms, files_of_terms
-    from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
+    from medclip_dcl.common.terms import SOURCE_CARD, copy_terms
 
     source, output = options.source, options.output
-    if output.is_file() or (output.is_dir() and any(output.iterdir()) and not is_exported(output)):
-        raise UserError(f"--output {output} exists and is not an exported model; choose another folder")
+    if output.is_file() or any(output.glob("*")):
+        raise UserError(f"--output: {output} is there already; give a new folder, or delete this one")
     found = _converted(options)
     found.network.save_pretrained(output)
-    # Of an earlier export, and of other weights; its calibration is checked when it is read.
-    for stale in (output / "data.json", output / "tokenizer.json", *output.glob("*.onnx")):
-        stale.unlink(missing_ok=True)
-    for stale in files_of_terms(output):
-        stale.unlink()
     folder = source if source.is_dir() else source.parent
-    copied = copy_terms(folder, output)
+    terms = copy_terms(folder, output)
     # Of a folder that this program wrote, the card of its own source.
-    if (folder / "README.md").is_file() and SOURCE_CARD not in copied:
+    if (folder / "README.md").is_file() and SOURCE_CARD not in terms:
         shutil.copyfile(folder / "README.md", output / SOURCE_CARD)
-        copied.append(SOURCE_CARD)
-    write_text(_card(source, found.differences, found.facts, copied), output / "README.md")
-    for line in found.differences:
-        print(f"difference: {line}")
-    for name, value in found.facts.items():
-        print(f"{name}: {value}")
-    print(
-        f"{output}: {CONFIG_FILE}, {WEIGHTS_FILE}; next: python -m medclip_dcl.benchmark {output} --sets SET ..."
-    )
+        terms.append(SOURCE_CARD)
+    card = [
+        f"# Converted model\n\nConverted from {source.name} by medclip_dcl. Research only, not for clinical use.\n",
+        "- Terms and model card of the source, which hold for this copy: "
+        + (", ".join(terms) or "none was found beside the source: look where you downloaded it"),
+        *(f"- {note}" for note in found.notes),
+    ]
+    write_text("\n".join(card) + "\n", output / "README.md")
+    print(*found.notes, f"next: python -m medclip_dcl.benchmark {output} --sets SET ...", sep="\n")
 
 
 def _converted(options: argparse.Namespace) -> Converted:
     """The network of SOURCE; an option that its kind does not take is refused."""
     from medclip_dcl.common.errors import MissingFileError, UserError
     from medclip_dcl.common.weight_files import read_model
-    from medclip_dcl.convert import open_clip_weights
-    from medclip_dcl.convert.transformers_folder import Converted, Shown, from_transformers
+    from medclip_dcl.convert.open_clip_weights import OPEN_CLIP_FILE, from_open_clip, from_openai
+    from medclip_dcl.convert.transformers_folder import Converted, Shown, differing, from_transformers
     from medclip_dcl.networks.biovil import biovil_differences, is_biovil, load_biovil
 
     source, text, mean, std = options.source, options.text_encoder, options.mean, options.std
@@ -78,44 +72,26 @@ def _converted(options: argparse.Namespace) -> Converted:
 
     if not source.exists():
         raise MissingFileError(f"SOURCE {source}: no file and no folder; download the model's files first")
-    if (source / open_clip_weights.OPEN_CLIP_FILE).is_file():
+    if (source / OPEN_CLIP_FILE).is_file():
         take_only("text_encoder")
-        return open_clip_weights.from_open_clip(source, text)
+        return from_open_clip(source, text)
     if source.is_dir():
         take_only()
         return from_transformers(source)
-    state = {name.removeprefix("module."): value for name, value in read_model(source).state.items()}
     if text is None:
         raise UserError("--text_encoder: expected the folder of the text encoder's tokenizer, found none")
+    state = {name.removeprefix("module."): value for name, value in read_model(source).state.items()}
     if "visual.proj" in state:
         if mean is None or std is None:
-            own = (" ".join(f"{x:g}" for x in open_clip_weights.OPENAI[name]) for name in ("mean", "std"))
-            raise UserError(
-                "--mean and --std: expected three numbers each, of images in [0, 1]: a state dict has none "
-                f"(OpenAI's: {' and '.join(own)})"
-            )
-        return open_clip_weights.from_openai(state, source, text, Shown(0, "shortest", mean, std))
+            raise UserError("--mean and --std: expected those of images in [0, 1], which no state dict has")
+        return from_openai(state, source, text, Shown(0, "shortest", mean, std))
     if is_biovil(source):
         take_only("text_encoder")
-        return Converted(load_biovil(source, text), biovil_differences(source))
+        return Converted(load_biovil(source, text), differing(biovil_differences(source)))
     raise UserError(
         f"{source}: expected a CLIP with a vision transformer (visual.proj) or BioViL's image weights, found "
         f"{', '.join(sorted(state)[:8])}; this architecture has no counterpart here"
     )
-
-
-def _card(source: Path, differences: Sequence[str], facts: dict[str, str], terms: Sequence[str]) -> str:
-    named = ", ".join(terms) or "none was found beside the source: look where you downloaded it"
-    lines = [
-        "# Converted model",
-        "",
-        f"Converted from {source.name} by medclip_dcl. Research only, not for clinical use.",
-        "",
-        f"- Terms and model card of the source, which hold for this copy: {named}",
-    ]
-    lines += [f"- {name}: {value}" for name, value in facts.items()]
-    lines += [f"- Differs from the source: {line}" for line in differences]
-    return "\n".join(lines) + "\n"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("source", type=Path, metavar="SOURCE", help="folder or file, see above")
-    add("--output", type=Path, required=True, metavar="FOLDER", help="exported folder")
+    add("--output", type=Path, required=True, metavar="FOLDER", help="exported folder, a new one")
     add("--text_encoder", type=Path, metavar="FOLDER", help="tokenizer, and configuration where it is a BERT")
     add("--mean", type=float, nargs=3, metavar="X", help="of channels in [0, 1], for a state dict of CLIP")
     add("--std", type=float, nargs=3, metavar="X", help="likewise")

@@ -15,7 +15,7 @@ from torch import Tensor
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly, read_state_dict
 from medclip_dcl.convert.names import OPEN_CLIP, from_openai_names, renamed
-from medclip_dcl.convert.transformers_folder import Converted, Shown, assembled, dual_encoder
+from medclip_dcl.convert.transformers_folder import Converted, Shown, assembled, differing, dual_encoder
 from medclip_dcl.networks.bert_folder import read_folder_json
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.timm_regions import TimmRegions
@@ -29,7 +29,7 @@ OPENAI = {
 """Normalisation of the channels in OpenAI's CLIP, which is open_clip's default."""
 GEOMETRIES = {"shortest": "shortest", "squash": "stretch", "longest": "pad"}
 """open_clip's resize_mode -> geometry."""
-POOLERS = {"cls_last_hidden_state_pooler": "cls", "mean_pooler": "mean", "cls_pooler": "pooler"}
+POOLINGS = {"cls_last_hidden_state_pooler": "cls", "mean_pooler": "mean", "cls_pooler": "pooler"}
 """open_clip's hf_pooler_type -> pooling."""
 _WEIGHTS = (OPEN_CLIP_WEIGHTS, "model.safetensors", "open_clip_pytorch_model.bin", "pytorch_model.bin")
 _WIDTH_OF_HEAD = 64
@@ -66,89 +66,88 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
     if weights is None:
         raise UserError(f"{folder}: expected weights, {' or '.join(_WEIGHTS)}, found none; copy them into it")
     state = {name: value.float() for name, value in read_state_dict(weights).items()}
-    shown = _shown(file, int(vision.get("image_size", 224)), content.get("preprocess_cfg", {}))
-    if ("timm_model_name" in vision) != ("hf_model_name" in text):
+    shown = _shown(int(vision.get("image_size", 224)), content.get("preprocess_cfg", {}))
+    if "timm_model_name" not in vision and "hf_model_name" not in text:
+        width = len(state["visual.conv1.weight"])
+        heads = (width // vision.get("head_width", _WIDTH_OF_HEAD), text.get("heads", 8))
+        activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
+        return _of_clip(state, weights, text_folder or folder, shown, heads, activation)
+    if not ("timm_model_name" in vision and "hf_model_name" in text):
         raise UserError(
             f"{file}: expected a vision tower of timm with a text model of transformers, or neither"
         )
-    if "hf_model_name" in text:
-        if text_folder is None:
-            name = text["hf_model_name"]
-            raise UserError(
-                f"--text_encoder: expected the folder of {name} with its config.json and tokenizer, found none"
-            )
-        return _of_timm_and_bert(file, model, state, text_folder, shown)
-    heads = {"vision": _heads(state, vision.get("head_width", _WIDTH_OF_HEAD)), "text": text.get("heads", 8)}
-    return _of_clip(state, weights, text_folder or folder, shown, heads, bool(model.get("quick_gelu", False)))
+    if text_folder is None:
+        raise UserError(
+            f"--text_encoder: expected the folder of {text['hf_model_name']} with its config.json and tokenizer, "
+            "found none"
+        )
+    return _of_timm_and_bert(model, state, weights, text_folder, shown)
 
 
 def from_openai(state: Mapping[str, Tensor], file: Path, text_folder: Path, shown: Shown) -> Converted:
-    """Convert the state dict of an OpenAI's CLIP, such as CheXzero's; `file` names it in errors."""
+    """Convert the state dict of an OpenAI's CLIP, such as CheXzero's; `file` names it in errors.
+
+    The size in `shown` is set from the weights.
+    """
     state = {name: value.float() for name, value in state.items()}
-    places = len(state["visual.positional_embedding"]) - 1
-    shown.size = state["visual.conv1.weight"].shape[-1] * round(places**0.5)
-    heads = {"vision": _heads(state), "text": state["ln_final.weight"].shape[0] // _WIDTH_OF_HEAD}
-    return _of_clip(state, file, text_folder, shown, heads, quick_gelu=True)
+    width, _, patch, _ = state["visual.conv1.weight"].shape
+    shown.size = patch * round((len(state["visual.positional_embedding"]) - 1) ** 0.5)
+    heads = (width // _WIDTH_OF_HEAD, len(state["ln_final.weight"]) // _WIDTH_OF_HEAD)
+    return _of_clip(state, file, text_folder, shown, heads, "quick_gelu")
 
 
-def _heads(state: Mapping[str, Tensor], width_of_head: int = _WIDTH_OF_HEAD) -> int:
-    return state["visual.conv1.weight"].shape[0] // width_of_head
-
-
-def _shown(file: Path, size: int, settings: Mapping[str, Any]) -> Shown:
+def _shown(size: int, settings: Mapping[str, Any]) -> Shown:
     """open_clip's preprocessing."""
     mode = settings.get("resize_mode", "shortest")
-    if mode not in GEOMETRIES:
-        raise UserError(
-            f"{file}: preprocess_cfg.resize_mode: expected {' or '.join(GEOMETRIES)}, found {mode!r}"
-        )
+    differences = {
+        "the original resizes bilinearly, here images are resized bicubically": (
+            settings.get("interpolation") == "bilinear"
+        ),
+        "the original pads images with another grey level than black": (
+            mode == "longest" and settings.get("fill_color")
+        ),
+    }
     mean, std = (settings.get(name, default) for name, default in OPENAI.items())
-    shown = Shown(size, GEOMETRIES[mode], mean, std)
-    if settings.get("interpolation") == "bilinear":
-        shown.differences.append("the original resizes bilinearly, here images are resized bicubically")
-    if mode == "longest" and settings.get("fill_color"):
-        shown.differences.append("the original pads images with another grey level than black")
-    return shown
+    notes = differing(text for text, is_true in differences.items() if is_true)
+    return Shown(size, GEOMETRIES[mode], mean, std, notes)
 
 
 def _of_clip(
-    state: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
     source: Path,
     tokenizer: Path,
     shown: Shown,
-    heads: Mapping[str, int],
-    quick_gelu: bool,
+    heads: tuple[int, int],
+    activation: str,
 ) -> Converted:
-    """A CLIP from a state dict in OpenAI's names, by transformers' configuration of the same."""
-    renamed_state = from_openai_names(state, source)
-    dim, width = renamed_state["visual_projection.weight"].shape
-    vocabulary, text_width = renamed_state["text_model.embeddings.token_embedding.weight"].shape
-    positions = renamed_state["text_model.embeddings.position_embedding.weight"]
+    """A CLIP from a state dict in OpenAI's names; `heads` of its attention, in images and texts."""
+    state = from_openai_names(own, source)
+    vocabulary, _ = state["text_model.embeddings.token_embedding.weight"].shape
     config: dict[str, Any] = {
         "model_type": "clip",
-        "projection_dim": dim,
+        "projection_dim": len(state["visual_projection.weight"]),
         "vision_config": {
-            "hidden_size": width,
-            "patch_size": renamed_state["vision_model.embeddings.patch_embedding.weight"].shape[-1],
+            "patch_size": state["vision_model.embeddings.patch_embedding.weight"].shape[-1],
             "image_size": shown.size,
         },
         "text_config": {
-            "hidden_size": text_width,
             "vocab_size": vocabulary,
-            "max_position_embeddings": len(positions),
+            "max_position_embeddings": len(state["text_model.embeddings.position_embedding.weight"]),
             # The end of a text is its largest token.
             "bos_token_id": vocabulary - 2,
             "eos_token_id": vocabulary - 1,
         },
     }
-    for tower in ("vision", "text"):
-        layer = f"{tower}_model.encoder.layers."
+    for tower, n_heads in zip(("vision", "text"), heads, strict=True):
+        layers = f"{tower}_model.encoder.layers."
+        inner, width = state[f"{layers}0.mlp.fc1.weight"].shape
         config[f"{tower}_config"] |= {
-            "intermediate_size": len(renamed_state[f"{layer}0.mlp.fc1.bias"]),
-            "num_hidden_layers": len({x.split(".")[3] for x in renamed_state if x.startswith(layer)}),
-            "num_attention_heads": heads[tower],
-            "hidden_act": "quick_gelu" if quick_gelu else "gelu",
-            "projection_dim": dim,
+            "hidden_size": width,
+            "intermediate_size": inner,
+            "num_hidden_layers": len({name.split(".")[3] for name in state if name.startswith(layers)}),
+            "num_attention_heads": n_heads,
+            "hidden_act": activation,
+            "projection_dim": config["projection_dim"],
         }
     if not any((tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.json")):
         raise UserError(
@@ -159,22 +158,16 @@ def _of_clip(
         for file in (*tokenizer.glob("*.json"), *tokenizer.glob("*.txt")):
             shutil.copyfile(file, Path(work) / file.name)
         (Path(work) / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
-        return dual_encoder(Path(work), renamed_state, shown)
+        return dual_encoder(Path(work), state, shown)
 
 
 def _of_timm_and_bert(
-    file: Path, model: Mapping[str, Any], state: Mapping[str, Tensor], text_folder: Path, shown: Shown
+    model: Mapping[str, Any], state: Mapping[str, Tensor], source: Path, text_folder: Path, shown: Shown
 ) -> Converted:
-    """BiomedCLIP and its like: a model of timm with a projection, and a BERT with two layers behind its pooling."""
+    """BiomedCLIP and its like: a model of timm with a projection, and a BERT with one or two layers behind it."""
     vision, text, dim = model["vision_cfg"], model["text_cfg"], int(model["embed_dim"])
-    if (kind := vision.get("timm_proj", "linear")) != "linear":
-        raise UserError(f"{file}: vision_cfg.timm_proj: expected linear, found {kind!r}")
-    pooler = text.get("hf_pooler_type", text.get("pooler_type", "mean_pooler"))
-    if pooler not in POOLERS:
-        raise UserError(f"{file}: text_cfg.hf_pooler_type: expected {' or '.join(POOLERS)}, found {pooler!r}")
-    pool = vision.get("timm_pool", "avg")
-    arguments = {"global_pool": pool} if pool else {}
-    if "visual.trunk.pos_embed" in state:  # of one size
+    arguments = {"global_pool": pool} if (pool := vision.get("timm_pool", "avg")) else {}
+    if "visual.trunk.pos_embed" in state:  # a ViT, built for one size
         arguments["img_size"] = shown.size
     image_encoder = TimmRegions(
         dim=dim,
@@ -183,20 +176,21 @@ def _of_timm_and_bert(
         global_vector=True,
         architecture={"name": vision["timm_model_name"], "model_args": arguments},
     )
-    is_linear = text.get("hf_proj_type", text.get("proj_type", text.get("proj"))) == "linear"
+    kind = text.get("hf_proj_type", text.get("proj_type", text.get("proj")))
+    pooler = text.get("hf_pooler_type", text.get("pooler_type", "mean_pooler"))
     text_encoder = TransformersSentences.untrained(
         text_folder,
         dim=dim,
         max_tokens=int(text.get("context_length", 77)),
         final_period=False,
-        pooling=POOLERS[pooler],
-        projection="linear" if is_linear else "gelu",
+        pooling=POOLINGS[pooler],
+        projection="linear" if kind == "linear" else "gelu",
     )
     found = assembled(image_encoder, text_encoder, state["logit_scale"], shown)
     like = found.network.state_dict()
     biases = {name: torch.zeros(dim) for name in like if name.endswith("_encoder.projection.bias")}
-    own = renamed(state, OPEN_CLIP, like)
+    own = biases | renamed(state, OPEN_CLIP, like)
     # An unused pooler, and a buffer that older versions saved.
-    leftover = {x for x in own.keys() - like.keys() if ".pooler." in x or x.endswith("position_ids")}
-    load_exactly(found.network, biases | {name: x for name, x in own.items() if name not in leftover}, file)
+    unused = {x for x in own.keys() - like.keys() if ".pooler." in x or x.endswith("position_ids")}
+    load_exactly(found.network, {name: x for name, x in own.items() if name not in unused}, source)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,22 +32,26 @@ _MAX_GAMMA2 = 100.0
 
 @dataclass
 class Shown:
-    """Images as a network sees them: side in pixels, geometry, normalisation; and what differs from the original."""
+    """Images as a network sees them: side in pixels, geometry, normalisation; notes as in `Converted`."""
 
     size: int
     geometry: str
     mean: list[float]
     std: list[float]
-    differences: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Converted:
-    """A network, where its images differ from the original's, and the original's other numbers by name."""
+    """A network, and what a user should know: where it differs from the source, other numbers of the source."""
 
     network: ImageTextNetwork
-    differences: list[str] = field(default_factory=list)
-    facts: dict[str, str] = field(default_factory=dict)
+    notes: list[str]
+
+
+def differing(differences: Iterable[str]) -> list[str]:
+    """Notes of differences from the source."""
+    return [f"differs from the source: {difference}" for difference in differences]
 
 
 def from_transformers(folder: Path) -> Converted:
@@ -90,8 +94,8 @@ def dual_encoder(folder: Path, state: Mapping[str, Tensor], shown: Shown) -> Con
     load_exactly(found.network, renamed(state, TRANSFORMERS, found.network.state_dict()), "SOURCE")
     if not is_clip:
         bias = f"{state['logit_bias'].item():.6g}"
-        found.facts["logit bias"] = (
-            f"{bias} (not in the scores; the start of SigmoidLoss: model.loss.init_args.bias)"
+        found.notes.append(
+            f"logit bias: {bias} (not in the scores; the start of SigmoidLoss: model.loss.init_args.bias)"
         )
     return found
 
@@ -108,7 +112,7 @@ def assembled(
     network = ImageTextNetwork(
         image_encoder, text_encoder, similarity, shown.size, shown.mean, shown.std, shown.geometry
     )
-    return Converted(network.eval(), shown.differences, {"logit scale": f"{scale:.6g}"})
+    return Converted(network.eval(), [*shown.notes, f"logit scale: {scale:.6g}"])
 
 
 def _shown_by_processor(folder: Path) -> Shown:
@@ -143,4 +147,5 @@ def _shown_by_processor(folder: Path) -> Shown:
         # The processor rescales grey levels up to 255, which are images in [0, 1] here.
         scale = 255 * settings["rescale_factor"] if settings["do_rescale"] else 255
         mean, std = ([x / scale for x in settings[name]] for name in ("image_mean", "image_std"))
-    return Shown(shown, geometry, mean, std, [text for text, is_true in differences.items() if is_true])
+    notes = differing(text for text, is_true in differences.items() if is_true)
+    return Shown(shown, geometry, mean, std, notes)

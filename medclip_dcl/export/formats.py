@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from medclip_dcl.common.errors import MissingFileError, UserError
-from medclip_dcl.common.files import write_text
+from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.common.terms import copy_terms_of_model
 from medclip_dcl.common.weight_files import load_exactly, read_model, write_safetensors
 from medclip_dcl.convert.names import TRANSFORMERS, renamed, to_openai_names
@@ -30,54 +27,43 @@ from medclip_dcl.runs.checkpoint_files import checkpoint_of_run
 LAYOUTS = {"transformers": ("clip", "siglip"), "open_clip": ("clip",)}
 """Library -> families that it has a counterpart of."""
 
-_MARK = "in the layout of"
-_BIAS = "objective.loss.bias"
 _EPSILON = 1e-5
 """open_clip's, of each LayerNorm."""
 
 
 def export_layout(source: Path, folder: Path, layout: str) -> list[str]:
-    """Write the model of a run, checkpoint or exported folder in a library's layout.
+    """Write the model of a run, checkpoint or exported folder in a library's layout, into a new folder.
 
-    Position embeddings are interpolated to the network's image size, and those behind `max_tokens` are left out. An
-    earlier export of a layout at `folder` is replaced. Returns what a user of the library should know, line by line.
+    Position embeddings are interpolated to the network's image size, and those behind `max_tokens` are left out.
+    Returns what a user of the library should know, line by line.
     """
     if not source.exists():
         raise MissingFileError(
             f"no file and no folder {source}; give a run, a checkpoint or an exported folder"
         )
+    if folder.is_file() or any(folder.glob("*")):
+        raise UserError(f"{folder} is there already; give a new folder, or delete this one")
     network = load(source).network
     text: Any = network.text_encoder
     family = _family(network, layout)
-    card = folder / CARD_FILE
-    is_earlier = card.is_file() and _MARK in card.read_text(encoding="utf-8", errors="replace")
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not is_earlier):
-        raise UserError(f"{folder} holds something else; give a new folder, or one of an earlier --format")
     bias = _bias(source) if family == "siglip" else 0.0
     notes = _notes(network, layout, bias)
     model = _model(network, family, bias or 0.0)
     if layout == "open_clip":
         _check_open_clip(text, model.config.vision_config, model.config.text_config)
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
     tokenizer = plain_tokenizer(text)
     if family == "siglip":  # it sees its padding
         tokenizer.model_input_names = ["input_ids"]
-    tokenizer.save_pretrained(temporary)
+    tokenizer.save_pretrained(folder)
     if layout == "open_clip":
-        _write_open_clip(network, model, temporary)
+        write_safetensors(to_openai_names(model.state_dict()), folder / OPEN_CLIP_WEIGHTS)
+        write_json(_open_clip_config(network, model.config), folder / OPEN_CLIP_FILE)
     else:
         with silent():
-            model.save_pretrained(temporary)
-        write_text(json.dumps(_processor(network), indent=2) + "\n", temporary / "preprocessor_config.json")
-    terms = copy_terms_of_model(source, temporary)
-    write_text(_card(folder.resolve().name, layout, family, notes, terms), temporary / CARD_FILE)
-    if others := {x.name for x in folder.glob("*")} - {x.name for x in temporary.iterdir()}:
-        shutil.rmtree(temporary)
-        raise UserError(f"{folder} also holds {min(others)}; move it away, or give a new folder")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
+            model.save_pretrained(folder)
+        write_json(_processor(network), folder / "preprocessor_config.json")
+    terms = copy_terms_of_model(source, folder)
+    write_text(_card(folder.resolve().name, layout, family, notes, terms), folder / CARD_FILE)
     return notes
 
 
@@ -96,10 +82,6 @@ def _family(network: ImageTextNetwork, layout: str) -> str:
     raise UserError(
         f"--format {layout}: expected {' or '.join(known)}, found {described}; leave --format out"
     )
-
-
-def _normalisation(network: ImageTextNetwork) -> tuple[list[float], list[float]]:
-    return network.mean.flatten().tolist(), network.std.flatten().tolist()
 
 
 def _notes(network: ImageTextNetwork, layout: str, bias: float | None) -> list[str]:
@@ -122,10 +104,10 @@ def _notes(network: ImageTextNetwork, layout: str, bias: float | None) -> list[s
 
 def _bias(source: Path) -> float | None:
     """The bias that SigmoidLoss learned, of a run or a checkpoint."""
-    file = checkpoint_of_run(source / "checkpoints") or source
-    loss = (read_model(file).checkpoint.get("objective") or {}).get("loss") or {}
+    saved = read_model(checkpoint_of_run(source / "checkpoints") or source)
+    loss = (saved.checkpoint.get("objective") or {}).get("loss") or {}
     is_sigmoid = str(loss.get("class_path")).endswith(".SigmoidLoss")
-    return float(read_model(file).state[_BIAS]) if is_sigmoid else None
+    return float(saved.state["objective.loss.bias"]) if is_sigmoid else None
 
 
 def _model(network: ImageTextNetwork, family: str, bias: float) -> Any:
@@ -158,24 +140,24 @@ def _model(network: ImageTextNetwork, family: str, bias: float) -> Any:
 def _processor(network: ImageTextNetwork) -> dict[str, Any]:
     """Content of preprocessor_config.json."""
     side, is_cropped = network.image_size, network.geometry == "shortest"
-    square, (mean, std) = {"height": side, "width": side}, _normalisation(network)
+    square = {"height": side, "width": side}
     return {
         "image_processor_type": "CLIPImageProcessor",
         "size": {"shortest_edge": side} if is_cropped else square,
         "do_center_crop": is_cropped,
         "crop_size": square,
         "resample": BICUBIC,
-        "image_mean": mean,
-        "image_std": std,
+        "image_mean": network.mean.flatten().tolist(),
+        "image_std": network.std.flatten().tolist(),
     }
 
 
-def _write_open_clip(network: ImageTextNetwork, model: Any, folder: Path) -> None:
-    vision, text = model.config.vision_config, model.config.text_config
-    mean, std = _normalisation(network)
-    content = {
+def _open_clip_config(network: ImageTextNetwork, config: Any) -> dict[str, Any]:
+    """Content of open_clip_config.json, from transformers' configuration."""
+    vision, text = config.vision_config, config.text_config
+    return {
         "model_cfg": {
-            "embed_dim": model.config.projection_dim,
+            "embed_dim": config.projection_dim,
             "quick_gelu": vision.hidden_act == "quick_gelu",
             "vision_cfg": {
                 **_tower(vision),
@@ -193,15 +175,13 @@ def _write_open_clip(network: ImageTextNetwork, model: Any, folder: Path) -> Non
             },
         },
         "preprocess_cfg": {
-            "mean": mean,
-            "std": std,
+            "mean": network.mean.flatten().tolist(),
+            "std": network.std.flatten().tolist(),
             "interpolation": "bicubic",
-            "resize_mode": {own: theirs for theirs, own in GEOMETRIES.items()}[network.geometry],
+            "resize_mode": next(mode for mode, own in GEOMETRIES.items() if own == network.geometry),
             "fill_color": 0,
         },
     }
-    write_text(json.dumps(content, indent=2) + "\n", folder / OPEN_CLIP_FILE)
-    write_safetensors(to_openai_names(model.state_dict()), folder / OPEN_CLIP_WEIGHTS)
 
 
 def _tower(config: Any) -> dict[str, Any]:
@@ -236,13 +216,8 @@ def _card(name: str, layout: str, family: str, notes: list[str], terms: list[str
         "open_clip": f"Load it by `open_clip.create_model_and_transforms('local-dir:{name}')` and "
         f"`open_clip.get_tokenizer('local-dir:{name}')`. In a repository of the Hugging Face Hub, "
         f"`hf_tokenizer_name` in {OPEN_CLIP_FILE} must be the repository's id.",
-    }
-    lines = [
-        f"# {name}",
-        "",
-        f"Written by medclip_dcl {_MARK} {layout}. Research only, not for clinical use.",
-    ]
-    lines += [how[layout], ""]
+    }[layout]
     named = ", ".join(terms) or "see the model that it was made from"
-    lines += [f"- Terms of the published weights that it derives from: {named}"]
+    origin = f"Written by medclip_dcl in the layout of {layout}. Research only, not for clinical use."
+    lines = [f"# {name}\n\n{origin}\n{how}\n", f"- Terms of the published weights that it derives from: {named}"]
     return "\n".join([*lines, *(f"- Note: {note}" for note in notes)]) + "\n"
