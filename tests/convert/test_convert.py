@@ -11,8 +11,6 @@ import open_clip
 import pytest
 import torch
 import transformers as T
-from safetensors.torch import save_file
-from torch import Tensor
 
 from medclip_dcl import load
 from medclip_dcl.command import cli
