@@ -98,11 +98,12 @@ def model_card(
         "training": training_facts(read_json(fit_file) if fit_file.is_file() else {}, config),
         "objective": objective_lines(config),
         **_results(runs, shown),
-        **_calibration_content(calibration),
+        "calibration": calibration,
+        "fitted": None if calibration is None else fitted_table(calibration),
         "subgroups": subgroups,
         "limits": _limits(network, runs, dataset),
         "missing": [line.replace(str(folder), shown) for line in missing],
-        "provenance": _provenance(folder, runs, weights),
+        "provenance": {"run": folder.resolve().name, "weights": weights} | _provenance(runs),
         "metadata": _metadata(folder, runs, dataset or {}),
     }
     return render_template("card.md", content, Path(__file__).parent)
@@ -140,7 +141,7 @@ def _dataset(run: TestedRun) -> dict[str, Any] | None:
 
 def _results(runs: Mapping[str, TestedRun], shown: str) -> dict[str, Any]:
     if not runs:
-        return {"summary": None, "tables": [], "tested": "", "method": ""}
+        return {"summary": None}
     run = runs[_MODEL]
     rows, errors = tables.shown(runs)
     problems = [
@@ -171,18 +172,6 @@ def _summary(runs: Mapping[str, tables.Shown]) -> Table:
     if _UNTRAINED in runs:
         note += " Untrained: the same network before its first training step."
     return Table("Summary", [*map(Column, runs), Column("by chance")], rows, note)
-
-
-def _calibration_content(calibration: Calibration | None) -> dict[str, Any]:
-    if calibration is None:
-        return {"calibration": None, "calibrated_on": "", "target": ""}
-    data = calibration.data
-    return {
-        "calibration": fitted_table(calibration),
-        "calibrated_on": f"{data.get('images')} images, {data.get('patients')} patients (use {data.get('use')}) of "
-        f"{data.get('folder')}",
-        "target": ", ".join(f"{name} {value:g}" for name, value in calibration.target.items()),
-    }
 
 
 def _limits(
@@ -222,13 +211,15 @@ def _limits(
     return limits
 
 
-def _provenance(folder: Path, runs: Mapping[str, TestedRun], weights: str) -> dict[str, str]:
-    found: dict[str, Any] = {"run": folder.resolve().name, "weights": weights}
-    if runs:
-        tested = runs[_MODEL].tested
-        found["checkpoint"] = describe_checkpoint(tested["checkpoint"])
-        found["test data"] = tested["dataset"]["fingerprint"]
-        found |= {f"{name} (test)": text for name, text in tested["versions"].items()}
+def _provenance(runs: Mapping[str, TestedRun]) -> dict[str, str]:
+    if not runs:
+        return {}
+    tested = runs[_MODEL].tested
+    found = {
+        "checkpoint": describe_checkpoint(tested["checkpoint"]),
+        "test data": tested["dataset"]["fingerprint"],
+        **{f"{name} (test)": text for name, text in tested["versions"].items()},
+    }
     return {name: as_text(value) for name, value in found.items() if value is not None}
 
 
@@ -248,21 +239,15 @@ def _metadata(folder: Path, runs: Mapping[str, TestedRun], dataset: Mapping[str,
         dataset = runs[_MODEL].tested["dataset"]
         if dataset.get("phantom"):
             metadata["tags"].append("phantom")
+        source = str(dataset.get("source"))
+        described = {"type": source, "name": str(dataset.get("folder") or source)}
         by_task: dict[str, list[dict[str, Any]]] = {}
         for label, path, _, value in tables.headline(runs[_MODEL].tested):
             metric = {"type": path.replace("/", "_"), "name": label, "value": value}
             by_task.setdefault(_SECTIONS[path.split("/")[0]][1], []).append(metric)
-        described = {
-            "type": str(dataset.get("source")),
-            "name": str(dataset.get("folder") or dataset.get("source")),
-        }
-        metadata["model-index"] = [
-            {
-                "name": folder.resolve().name,
-                "results": [
-                    {"task": {"type": task}, "dataset": dict(described), "metrics": metrics}
-                    for task, metrics in by_task.items()
-                ],
-            }
+        results = [
+            {"task": {"type": task}, "dataset": dict(described), "metrics": metrics}
+            for task, metrics in by_task.items()
         ]
+        metadata["model-index"] = [{"name": folder.resolve().name, "results": results}]
     return yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)

@@ -219,5 +219,8 @@ def _card(name: str, layout: str, family: str, notes: list[str], terms: list[str
     }[layout]
     named = ", ".join(terms) or "see the model that it was made from"
     origin = f"Written by medclip_dcl in the layout of {layout}. Research only, not for clinical use."
-    lines = [f"# {name}\n\n{origin}\n{how}\n", f"- Terms of the published weights that it derives from: {named}"]
+    lines = [
+        f"# {name}\n\n{origin}\n{how}\n",
+        f"- Terms of the published weights that it derives from: {named}",
+    ]
     return "\n".join([*lines, *(f"- Note: {note}" for note in notes)]) + "\n"
