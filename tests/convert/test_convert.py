@@ -186,7 +186,27 @@ def test_a_model_of_timm_and_bert_is_equal(side, tmp_path) -> None:
     source = write_open_clip(tmp_path / "source", model, settings)
     with pytest.raises(UserError, match="--text_encoder: expected the folder of"):
         converted(source, tmp_path / "output")
-    assert_open_clips(converted(source, tmp_path / "output", "--text_encoder", text), model, side)
+    network = converted(source, tmp_path / "output", "--text_encoder", text)
+    assert_open_clips(network, model, side)
+    # And out again, with the weights of a training.
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.add_(0.1 * torch.rand(parameter.shape))
+    network.save_pretrained(tmp_path / "output")
+    if side != 160:
+        with pytest.raises(
+            UserError, match="expected test_vit as timm builds it, of 160 pixels, and pooling"
+        ):
+            export_layout(tmp_path / "output", tmp_path / "theirs", "open_clip")
+        return
+    export_layout(tmp_path / "output", tmp_path / "theirs", "open_clip")
+    theirs: Any = open_clip.create_model(f"local-dir:{tmp_path / 'theirs'}").eval()
+    tokens = open_clip.get_tokenizer(f"local-dir:{tmp_path / 'theirs'}")(TEXTS)
+    images = torch.rand(2, 3, side, side)
+    expected = of_open_clip(theirs, network.normalised(images), tokens)
+    assert_equal(answers(network, images), expected)
+    back = converted(tmp_path / "theirs", tmp_path / "back", "--text_encoder", tmp_path / "theirs")
+    assert_equal(answers(back, images), expected)
 
 
 @pytest.mark.parametrize(
