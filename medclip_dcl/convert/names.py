@@ -1,4 +1,4 @@
-"""Tensors of a dual encoder by the names of transformers, of OpenAI and open_clip, and of an `ImageTextNetwork`."""
+"""Names of a dual encoder's tensors in transformers, open_clip and OpenAI's files: tables read in both directions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRANSFORMERS = {
     "text_projection.": "text_encoder.projection.",
     "logit_scale": "similarity.log_gamma2",
 }
-"""Beginnings of the names in a CLIPModel or SiglipModel -> in the network."""
+"""Beginnings of the names in a CLIPModel or SiglipModel -> in an `ImageTextNetwork`."""
 OPEN_CLIP = {
     "visual.trunk.": "image_encoder.backbone.model.",
     "visual.head.proj.": "image_encoder.projection.",
@@ -25,39 +25,42 @@ OPEN_CLIP = {
     "text.proj.": "text_encoder.projection.",
     "logit_scale": "similarity.log_gamma2",
 }
-"""Beginnings of the names in open_clip's model of timm and transformers (BiomedCLIP's layout) -> in the network."""
-
+"""Beginnings in open_clip's model of timm and transformers (BiomedCLIP's layout) -> in an `ImageTextNetwork`."""
+_OPENAI = {
+    "visual.class_embedding": "vision_model.embeddings.class_embedding",
+    "visual.conv1.": "vision_model.embeddings.patch_embedding.",
+    "visual.positional_embedding": "vision_model.embeddings.position_embedding.weight",
+    "visual.ln_pre.": "vision_model.pre_layrnorm.",
+    "visual.transformer.resblocks.": "vision_model.encoder.layers.",
+    "visual.ln_post.": "vision_model.post_layernorm.",
+    "visual.proj": "visual_projection.weight",
+    "token_embedding.": "text_model.embeddings.token_embedding.",
+    "positional_embedding": "text_model.embeddings.position_embedding.weight",
+    "transformer.resblocks.": "text_model.encoder.layers.",
+    "ln_final.": "text_model.final_layer_norm.",
+    "text_projection": "text_projection.weight",
+    "logit_scale": "logit_scale",
+}
+"""Beginnings in OpenAI's CLIP, which are open_clip's -> in a CLIPModel."""
+_IN_LAYER = {
+    ".ln_1.": ".layer_norm1.",
+    ".ln_2.": ".layer_norm2.",
+    ".attn.out_proj.": ".self_attn.out_proj.",
+    ".mlp.c_fc.": ".mlp.fc1.",
+    ".mlp.c_proj.": ".mlp.fc2.",
+}
+_TRANSPOSED = ("visual_projection.weight", "text_projection.weight")
 _NO_WEIGHTS = ("input_resolution", "context_length", "vocab_size", "attn_mask", "text.attn_mask")
 """Entries of OpenAI's files."""
-_TRANSPOSED = ("visual.proj", "text_projection")
-_LAYER = {
-    "ln_1": "layer_norm1",
-    "ln_2": "layer_norm2",
-    "attn.out_proj": "self_attn.out_proj",
-    "mlp.c_fc": "mlp.fc1",
-    "mlp.c_proj": "mlp.fc2",
-}
-_TOWERS = {
-    ("visual.", "vision_model."): {
-        "class_embedding": "embeddings.class_embedding",
-        "conv1.weight": "embeddings.patch_embedding.weight",
-        "positional_embedding": "embeddings.position_embedding.weight",
-        "ln_pre.weight": "pre_layrnorm.weight",
-        "ln_pre.bias": "pre_layrnorm.bias",
-        "ln_post.weight": "post_layernorm.weight",
-        "ln_post.bias": "post_layernorm.bias",
-    },
-    ("", "text_model."): {
-        "token_embedding.weight": "embeddings.token_embedding.weight",
-        "positional_embedding": "embeddings.position_embedding.weight",
-        "ln_final.weight": "final_layer_norm.weight",
-        "ln_final.bias": "final_layer_norm.bias",
-    },
-}
+
+
+def backwards(table: Mapping[str, str]) -> dict[str, str]:
+    """The table in the other direction."""
+    return {value: key for key, value in table.items()}
 
 
 def renamed(
-    state: Mapping[str, Tensor], beginnings: Mapping[str, str], like: Mapping[str, Tensor]
+    state: Mapping[str, Tensor], beginnings: Mapping[str, str], like: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
     """Tensors whose names begin so, under the other beginnings; others are left out.
 
@@ -69,55 +72,45 @@ def renamed(
         for name, value in state.items()
         if name.startswith(old)
     }
-    shapes = {name: value.shape for name, value in like.items() if name in found}
-    fits = {name for name in shapes if like[name].squeeze().shape == found[name].squeeze().shape}
-    return {name: value.reshape(shapes[name]) if name in fits else value for name, value in found.items()}
+    shapes = {name: value.shape for name, value in (like or {}).items() if name in found}
+    fits = {name for name, shape in shapes.items() if _long(shape) == _long(found[name].shape)}
+    return found | {name: found[name].reshape(shapes[name]) for name in fits}
+
+
+def _long(shape: torch.Size) -> list[int]:
+    return [length for length in shape if length > 1]
 
 
 def from_openai_names(state: Mapping[str, Tensor], source: Path) -> dict[str, Tensor]:
-    """The state dict of a CLIP under OpenAI's names, which are open_clip's -> that of a CLIPModel."""
+    """The state dict of a CLIP under OpenAI's names -> that of a CLIPModel; `source` names it in errors."""
     state = {name.removeprefix("text."): value for name, value in state.items() if name not in _NO_WEIGHTS}
-    table = _openai_names(state, "transformer.resblocks.")
-    if others := sorted(state.keys() ^ table.keys()):
+    if others := sorted(name for name in state if not name.startswith(tuple(_OPENAI))):
         raise UserError(
-            f"{source}: expected the tensors of OpenAI's CLIP with a vision transformer, found a difference in "
-            f"{', '.join(others[:8])}; this architecture has no counterpart here"
+            f"{source}: expected the tensors of OpenAI's CLIP with a vision transformer, found "
+            f"{', '.join(others[:8])}, too; this architecture has no counterpart here"
         )
-    state["logit_scale"] = state["logit_scale"].reshape(1)
     found: dict[str, Tensor] = {}
-    for name, parts in table.items():
-        value = state[name].T if name in _TRANSPOSED else state[name]
-        found |= dict(zip(parts, value.chunk(len(parts)), strict=True))
+    for name, value in renamed(state, _OPENAI).items():
+        for old, new in _IN_LAYER.items():
+            name = name.replace(old, new)
+        if ".attn.in_proj_" in name:
+            parts = zip("qkv", value.chunk(3), strict=True)
+            found |= {name.replace(".attn.in_proj_", f".self_attn.{x}_proj."): part for x, part in parts}
+        else:
+            found[name] = value.T if name in _TRANSPOSED else value
     return found
 
 
 def to_openai_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state dict of a CLIPModel under OpenAI's names."""
-    found = {
-        name: torch.cat([state[part] for part in parts]) if len(parts) > 1 else state[parts[0]]
-        for name, parts in _openai_names(state, "encoder.layers.").items()
-    }
-    return {name: value.T if name in _TRANSPOSED else value for name, value in found.items()}
-
-
-def _openai_names(state: Mapping[str, Tensor], layers: str) -> dict[str, list[str]]:
-    """OpenAI's name of each tensor -> transformers' name, or those of its parts.
-
-    `layers` stands before the number of a layer in the names of `state`.
-    """
-    table = {"logit_scale": ["logit_scale"], "visual.proj": ["visual_projection.weight"]}
-    table["text_projection"] = ["text_projection.weight"]
-    for (own, theirs), names in _TOWERS.items():
-        table |= {f"{own}{name}": [f"{theirs}{other}"] for name, other in names.items()}
-        numbers = {
-            name.removeprefix(start).split(".")[0]
-            for start in (f"{own}{layers}", f"{theirs}{layers}")
-            for name in state
-            if name.startswith(start)
-        }
-        for number in numbers:
-            here, there = f"{own}transformer.resblocks.{number}.", f"{theirs}encoder.layers.{number}."
-            for kind in ("weight", "bias"):
-                table[f"{here}attn.in_proj_{kind}"] = [f"{there}self_attn.{x}_proj.{kind}" for x in "qkv"]
-                table |= {f"{here}{name}.{kind}": [f"{there}{x}.{kind}"] for name, x in _LAYER.items()}
-    return table
+    state = {name: value.T if name in _TRANSPOSED else value for name, value in state.items()}
+    own, found = renamed(state, backwards(_OPENAI)), {}
+    for name, value in own.items():
+        if ".self_attn.q_proj." in name:
+            value = torch.cat([own[name.replace(".q_proj.", f".{x}_proj.")] for x in "qkv"])
+            name = name.replace(".self_attn.q_proj.", ".attn.in_proj_")
+        for old, new in _IN_LAYER.items():
+            name = name.replace(new, old)
+        if ".self_attn." not in name:  # keys and values are in in_proj
+            found[name] = value
+    return found

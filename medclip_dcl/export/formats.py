@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor
+from transformers import CLIPImageProcessor
 
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.common.terms import copy_terms_of_model
 from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly, read_model, write_safetensors
-from medclip_dcl.convert.names import OPEN_CLIP, TRANSFORMERS, renamed, to_openai_names
+from medclip_dcl.convert.names import OPEN_CLIP, TRANSFORMERS, backwards, renamed, to_openai_names
 from medclip_dcl.convert.open_clip_weights import GEOMETRIES, OPEN_CLIP_FILE, OPEN_CLIP_WEIGHTS, POOLINGS
-from medclip_dcl.convert.transformers_folder import BICUBIC, FAMILIES
+from medclip_dcl.convert.transformers_folder import FAMILIES
 from medclip_dcl.export.card import CARD_FILE
 from medclip_dcl.export.encoders import plain_tokenizer
 from medclip_dcl.inference.model import load
@@ -61,7 +61,7 @@ def export_layout(source: Path, folder: Path, layout: str) -> list[str]:
     else:
         with silent():
             _model(network, bias).save_pretrained(folder)
-        write_json(_processor(network), folder / "preprocessor_config.json")
+        _processor(network).save_pretrained(folder)
     if kind == _SIGLIP:  # it sees its padding
         tokenizer.model_input_names = ["input_ids"]
     tokenizer.save_pretrained(folder)
@@ -129,7 +129,7 @@ def _model(network: ImageTextNetwork, bias: float | None) -> Any:
         )
     )
     like = model.state_dict()
-    state = renamed(network.state_dict(), _backwards(TRANSFORMERS), like)
+    state = renamed(network.state_dict(), backwards(TRANSFORMERS), like)
     of_vision, of_text = (f"{x}_model.embeddings.position_embedding.weight" for x in ("vision", "text"))
     with torch.no_grad():
         state[of_vision] = image.backbone.embeddings.interpolate_pos_encoding(
@@ -143,19 +143,16 @@ def _model(network: ImageTextNetwork, bias: float | None) -> Any:
     return model
 
 
-def _processor(network: ImageTextNetwork) -> dict[str, Any]:
-    """Content of preprocessor_config.json."""
+def _processor(network: ImageTextNetwork) -> CLIPImageProcessor:
     side, is_cropped = network.image_size, network.geometry == "shortest"
     square = {"height": side, "width": side}
-    return {
-        "image_processor_type": "CLIPImageProcessor",
-        "size": {"shortest_edge": side} if is_cropped else square,
-        "do_center_crop": is_cropped,
-        "crop_size": square,
-        "resample": BICUBIC,
-        "image_mean": network.mean.flatten().tolist(),
-        "image_std": network.std.flatten().tolist(),
-    }
+    return CLIPImageProcessor(
+        size={"shortest_edge": side} if is_cropped else square,
+        do_center_crop=is_cropped,
+        crop_size=square,
+        image_mean=network.mean.flatten().tolist(),
+        image_std=network.std.flatten().tolist(),
+    )
 
 
 def _write_open_clip(
@@ -171,7 +168,7 @@ def _write_open_clip(
         "mean": network.mean.flatten().tolist(),
         "std": network.std.flatten().tolist(),
         "interpolation": "bicubic",
-        "resize_mode": _backwards(GEOMETRIES)[network.geometry],
+        "resize_mode": backwards(GEOMETRIES)[network.geometry],
         "fill_color": 0,
     }
     write_json({"model_cfg": config, "preprocess_cfg": preprocessing}, folder / OPEN_CLIP_FILE)
@@ -224,8 +221,8 @@ def _timm_and_bert(network: ImageTextNetwork, folder: Path) -> tuple[dict[str, T
     """Weights and model_cfg of a model of timm with a BERT, whose config.json is written into `folder`."""
     image: Any = network.image_encoder
     text: Any = network.text_encoder
-    poolers, built_for = _backwards(POOLINGS), image.backbone.model.pretrained_cfg["input_size"][-1]
-    state = renamed(network.state_dict(), _backwards(OPEN_CLIP), {})
+    poolers, built_for = backwards(POOLINGS), image.backbone.model.pretrained_cfg["input_size"][-1]
+    state = renamed(network.state_dict(), backwards(OPEN_CLIP))
     state["visual.head.proj.weight"] = state["visual.head.proj.weight"].flatten(1)
     state["logit_scale"] = network.similarity.gamma2.log()
     others = {**image.model_args, "image_size": network.image_size, "pooling": text.pooling}
@@ -253,10 +250,6 @@ def _timm_and_bert(network: ImageTextNetwork, folder: Path) -> tuple[dict[str, T
         },
     }
     return state, config
-
-
-def _backwards(table: Mapping[str, str]) -> dict[str, str]:
-    return {value: key for key, value in table.items()}
 
 
 def _card(name: str, layout: str, notes: list[str], terms: list[str]) -> str:
