@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from medclip_dcl.common.command_line import run_command
 
 if TYPE_CHECKING:
-    from medclip_dcl.convert.transformers_folder import Converted
+    from medclip_dcl.networks.image_text import ImageTextNetwork
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -37,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     source, output = options.source, options.output
     if output.is_file() or any(output.glob("*")):
         raise UserError(f"--output: {output} is there already; give a new folder, or delete this one")
-    found = _converted(options)
-    found.network.save_pretrained(output)
+    network, notes = _converted(options)
+    network.save_pretrained(output)
     folder = source if source.is_dir() else source.parent
     terms = copy_terms(folder, output)
     # Of a folder that this program wrote, the card of its own source.
@@ -49,18 +49,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"# Converted model\n\nConverted from {source.name} by medclip_dcl. Research only, not for clinical use.\n",
         "- Terms and model card of the source, which hold for this copy: "
         + (", ".join(terms) or "none was found beside the source: look where you downloaded it"),
-        *(f"- {note}" for note in found.notes),
+        *(f"- {note}" for note in notes),
     ]
     write_text("\n".join(card) + "\n", output / "README.md")
-    print(*found.notes, f"next: python -m medclip_dcl.benchmark {output} --sets SET ...", sep="\n")
+    print(*notes, f"next: python -m medclip_dcl.benchmark {output} --sets SET ...", sep="\n")
 
 
-def _converted(options: argparse.Namespace) -> Converted:
-    """The network of SOURCE; an option that its kind does not take is refused."""
+def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]]:
+    """The network of SOURCE, and what a user should know; an option that its kind does not take is refused."""
     from medclip_dcl.common.errors import MissingFileError, UserError
     from medclip_dcl.common.weight_files import read_model
     from medclip_dcl.convert.open_clip_weights import OPEN_CLIP_FILE, from_open_clip, from_openai
-    from medclip_dcl.convert.transformers_folder import Converted, Shown, differing, from_transformers
+    from medclip_dcl.convert.transformers_folder import from_transformers
     from medclip_dcl.networks.biovil import biovil_differences, is_biovil, load_biovil
 
     source, text, mean, std = options.source, options.text_encoder, options.mean, options.std
@@ -84,10 +84,10 @@ def _converted(options: argparse.Namespace) -> Converted:
     if "visual.proj" in state:
         if mean is None or std is None:
             raise UserError("--mean and --std: expected those of images in [0, 1], which no state dict has")
-        return from_openai(state, source, text, Shown(0, "shortest", mean, std))
+        return from_openai(state, source, text, mean, std)
     if is_biovil(source):
         take_only("text_encoder")
-        return Converted(load_biovil(source, text), differing(biovil_differences(source)))
+        return load_biovil(source, text), biovil_differences(source)
     raise UserError(
         f"{source}: expected a CLIP with a vision transformer (visual.proj) or BioViL's image weights, found "
         f"{', '.join(sorted(state)[:8])}; this architecture has no counterpart here"

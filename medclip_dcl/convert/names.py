@@ -40,6 +40,7 @@ _OPENAI = {
     "ln_final.": "text_model.final_layer_norm.",
     "text_projection": "text_projection.weight",
     "logit_scale": "logit_scale",
+    "logit_bias": "logit_bias",
 }
 """Beginnings in OpenAI's CLIP, which are open_clip's -> in a CLIPModel."""
 _IN_LAYER = {

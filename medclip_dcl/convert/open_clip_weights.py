@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly, read_state_dict
-from medclip_dcl.convert.names import OPEN_CLIP, from_openai_names, renamed
-from medclip_dcl.convert.transformers_folder import Converted, Shown, assembled, differing, dual_encoder
+from medclip_dcl.common.weight_files import CONFIG_FILE, read_state_dict
+from medclip_dcl.convert.names import OPEN_CLIP, from_openai_names
+from medclip_dcl.convert.transformers_folder import Converted, Shown, assembled, dual_encoder
 from medclip_dcl.networks.bert_folder import read_folder_json
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.timm_regions import TimmRegions
@@ -81,34 +81,28 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
             f"--text_encoder: expected the folder of {text['hf_model_name']} with its config.json and tokenizer, "
             "found none"
         )
-    return _of_timm_and_bert(model, state, weights, text_folder, shown)
+    return _of_timm_and_bert(model, state, text_folder, shown)
 
 
-def from_openai(state: Mapping[str, Tensor], file: Path, text_folder: Path, shown: Shown) -> Converted:
-    """Convert the state dict of an OpenAI's CLIP, such as CheXzero's; `file` names it in errors.
-
-    The size in `shown` is set from the weights.
-    """
+def from_openai(
+    state: Mapping[str, Tensor], file: Path, text_folder: Path, mean: list[float], std: list[float]
+) -> Converted:
+    """Convert the state dict of an OpenAI's CLIP, such as CheXzero's; `file` names it in errors."""
     state = {name: value.float() for name, value in state.items()}
     width, _, patch, _ = state["visual.conv1.weight"].shape
-    shown.size = patch * round((len(state["visual.positional_embedding"]) - 1) ** 0.5)
+    side = patch * round((len(state["visual.positional_embedding"]) - 1) ** 0.5)
     heads = (width // _WIDTH_OF_HEAD, len(state["ln_final.weight"]) // _WIDTH_OF_HEAD)
-    return _of_clip(state, file, text_folder, shown, heads, "quick_gelu")
+    return _of_clip(state, file, text_folder, Shown(side, "shortest", mean, std), heads, "quick_gelu")
 
 
 def _shown(size: int, settings: Mapping[str, Any]) -> Shown:
     """open_clip's preprocessing."""
-    mode = settings.get("resize_mode", "shortest")
-    differences = {
-        "the original resizes bilinearly, here images are resized bicubically": (
-            settings.get("interpolation") == "bilinear"
-        ),
-        "the original pads images with another grey level than black": (
-            mode == "longest" and settings.get("fill_color")
-        ),
-    }
+    mode, notes = settings.get("resize_mode", "shortest"), []
+    if settings.get("interpolation") == "bilinear":
+        notes.append("the original resizes bilinearly, here images are resized bicubically")
+    if mode == "longest" and settings.get("fill_color"):
+        notes.append("the original pads images with another grey level than black")
     mean, std = (settings.get(name, default) for name, default in OPENAI.items())
-    notes = differing(text for text, is_true in differences.items() if is_true)
     return Shown(size, GEOMETRIES[mode], mean, std, notes)
 
 
@@ -162,7 +156,7 @@ def _of_clip(
 
 
 def _of_timm_and_bert(
-    model: Mapping[str, Any], state: Mapping[str, Tensor], source: Path, text_folder: Path, shown: Shown
+    model: Mapping[str, Any], state: Mapping[str, Tensor], text_folder: Path, shown: Shown
 ) -> Converted:
     """BiomedCLIP and its like: a model of timm with a projection, and a BERT with one or two layers behind it."""
     vision, text, dim = model["vision_cfg"], model["text_cfg"], int(model["embed_dim"])
@@ -176,21 +170,24 @@ def _of_timm_and_bert(
         global_vector=True,
         architecture={"name": vision["timm_model_name"], "model_args": arguments},
     )
-    kind = text.get("hf_proj_type", text.get("proj_type", text.get("proj")))
-    pooler = text.get("hf_pooler_type", text.get("pooler_type", "mean_pooler"))
+    is_linear = text.get("hf_proj_type", text.get("proj_type", text.get("proj"))) == "linear"
+    pooling = POOLINGS[text.get("hf_pooler_type", text.get("pooler_type", "mean_pooler"))]
     text_encoder = TransformersSentences.untrained(
         text_folder,
         dim=dim,
         max_tokens=int(text.get("context_length", 77)),
         final_period=False,
-        pooling=POOLINGS[pooler],
-        projection="linear" if kind == "linear" else "gelu",
+        pooling=pooling,
+        projection="linear" if is_linear else "gelu",
     )
-    found = assembled(image_encoder, text_encoder, state["logit_scale"], shown)
-    like = found.network.state_dict()
-    biases = {name: torch.zeros(dim) for name in like if name.endswith("_encoder.projection.bias")}
-    own = biases | renamed(state, OPEN_CLIP, like)
-    # An unused pooler, and a buffer that older versions saved.
-    unused = {x for x in own.keys() - like.keys() if ".pooler." in x or x.endswith("position_ids")}
-    load_exactly(found.network, {name: x for name, x in own.items() if name not in unused}, source)
-    return found
+    # The projections here have biases, and files may have an unused pooler, and a buffer of older versions.
+    biases = {"visual.head.proj.bias": torch.zeros(dim)}
+    if is_linear:
+        biases["text.proj.bias"] = torch.zeros(dim)
+    unused = (
+        ("position_ids",)
+        if pooling == "pooler"
+        else ("position_ids", "pooler.dense.weight", "pooler.dense.bias")
+    )
+    state = biases | {name: value for name, value in state.items() if not name.endswith(unused)}
+    return assembled(image_encoder, text_encoder, state, OPEN_CLIP, shown)

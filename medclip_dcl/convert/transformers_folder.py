@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers import AutoImageProcessor, CLIPModel, SiglipModel
 
@@ -32,7 +31,7 @@ _MAX_GAMMA2 = 100.0
 
 @dataclass
 class Shown:
-    """Images as a network sees them: side in pixels, geometry, normalisation; notes as in `Converted`."""
+    """Images as a network sees them: side in pixels, geometry, normalisation; notes of what the original does else."""
 
     size: int
     geometry: str
@@ -41,17 +40,8 @@ class Shown:
     notes: list[str] = field(default_factory=list)
 
 
-@dataclass
-class Converted:
-    """A network, and what a user should know: where it differs from the source, other numbers of the source."""
-
-    network: ImageTextNetwork
-    notes: list[str]
-
-
-def differing(differences: Iterable[str]) -> list[str]:
-    """Notes of differences from the source."""
-    return [f"differs from the source: {difference}" for difference in differences]
+Converted = tuple[ImageTextNetwork, list[str]]
+"""A network, and what a user should know: where its images differ from the original's, the original's logit scale."""
 
 
 def from_transformers(folder: Path) -> Converted:
@@ -90,29 +80,31 @@ def dual_encoder(folder: Path, state: Mapping[str, Tensor], shown: Shown) -> Con
     image_encoder = TransformersRegions(
         architecture=raw, global_vector=True, mean=shown.mean, std=shown.std, **options
     )
-    found = assembled(image_encoder, text_encoder, state["logit_scale"], shown)
-    load_exactly(found.network, renamed(state, TRANSFORMERS, found.network.state_dict()), "SOURCE")
-    if not is_clip:
-        bias = f"{state['logit_bias'].item():.6g}"
-        found.notes.append(
-            f"logit bias: {bias} (not in the scores; the start of SigmoidLoss: model.loss.init_args.bias)"
-        )
-    return found
+    return assembled(image_encoder, text_encoder, state, TRANSFORMERS, shown)
 
 
 def assembled(
-    image_encoder: RegionEncoder, text_encoder: SentenceEncoder, logit_scale: Tensor, shown: Shown
+    image_encoder: RegionEncoder,
+    text_encoder: SentenceEncoder,
+    state: Mapping[str, Tensor],
+    beginnings: Mapping[str, str],
+    shown: Shown,
 ) -> Converted:
-    """A network that compares global vectors; `logit_scale` is the logarithm."""
-    scale = logit_scale.exp().item()
+    """A network that compares global vectors, with the weights of `state`; `beginnings` rename its tensors."""
+    scale = state["logit_scale"].exp().item()
     similarity = GlobalCosine(gamma2=scale, max_gamma2=max(_MAX_GAMMA2, scale))
-    with torch.no_grad():
-        similarity.log_gamma2.copy_(logit_scale.reshape(()))
     image_encoder.check_sides({"image_size": shown.size})
     network = ImageTextNetwork(
         image_encoder, text_encoder, similarity, shown.size, shown.mean, shown.std, shown.geometry
     )
-    return Converted(network.eval(), [*shown.notes, f"logit scale: {scale:.6g}"])
+    load_exactly(network, renamed(state, beginnings, network.state_dict()), "SOURCE")
+    notes = [*shown.notes, f"logit scale: {scale:.6g}"]
+    if "logit_bias" in state:
+        bias = f"{state['logit_bias'].item():.6g}"
+        notes.append(
+            f"logit bias: {bias} (not in the scores; the start of SigmoidLoss: model.loss.init_args.bias)"
+        )
+    return network.eval(), notes
 
 
 def _shown_by_processor(folder: Path) -> Shown:
@@ -147,5 +139,4 @@ def _shown_by_processor(folder: Path) -> Shown:
         # The processor rescales grey levels up to 255, which are images in [0, 1] here.
         scale = 255 * settings["rescale_factor"] if settings["do_rescale"] else 255
         mean, std = ([x / scale for x in settings[name]] for name in ("image_mean", "image_std"))
-    notes = differing(text for text, is_true in differences.items() if is_true)
-    return Shown(shown, geometry, mean, std, notes)
+    return Shown(shown, geometry, mean, std, [text for text, is_true in differences.items() if is_true])

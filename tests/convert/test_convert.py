@@ -153,12 +153,13 @@ def test_a_state_dict_of_openai_is_equal(clip_tokenizer, tmp_path) -> None:
     extra = {"input_resolution": torch.tensor(SIDE), "context_length": torch.tensor(40)}
     halves = {name: x.half() for name, x in model.state_dict().items()}
     file = tmp_path / "chexzero.pt"
-    torch.save({**halves, **extra}, file)
+    torch.save({**halves, **extra, "logit_bias": torch.tensor(-9.5)}, file)
     shown_by = ["--mean", *[0.4] * 3, "--std", *[0.33] * 3]
     network = converted(file, tmp_path / "output", "--text_encoder", clip_tokenizer, *shown_by)
     model.load_state_dict({name: x.float() for name, x in halves.items()})
     assert_open_clips(network, model, SIDE)
     assert network.mean.flatten().tolist() == pytest.approx([0.4] * 3)
+    assert "- logit bias: -9.5 (" in (tmp_path / "output/README.md").read_text()
     other = write_text_model("bert", tmp_path / "bert")
     for message, more in (
         ("tokenizer: expected CLIP's, which ends a text with token .*, found", [other, *shown_by]),

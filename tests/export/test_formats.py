@@ -41,7 +41,7 @@ IMAGE = grey_image(75, 80, 176)
 
 def fine_tuned(family: str, folder: Path, geometry: str = "shortest", side: int = 48) -> ImageTextNetwork:
     """A network whose weights, image size and longest text are not those of its origin."""
-    start = from_transformers(write_dual_encoder(family, folder / "source")).network
+    start, _ = from_transformers(write_dual_encoder(family, folder / "source"))
     text: Any = start.text_encoder
     options = {**text.config(), **({"max_tokens": 20} if family == "clip" else {})}
     network = ImageTextNetwork(
