@@ -225,14 +225,15 @@ def _timm_and_bert(network: ImageTextNetwork, folder: Path) -> tuple[dict[str, T
     state = renamed(network.state_dict(), backwards(OPEN_CLIP))
     state["visual.head.proj.weight"] = state["visual.head.proj.weight"].flatten(1)
     state["logit_scale"] = network.similarity.gamma2.log()
-    others = {**image.model_args, "image_size": network.image_size, "pooling": text.pooling}
-    own = {"img_size": built_for, "image_size": built_for}
-    if "visual.trunk.pos_embed" not in state:  # of any size
-        own["image_size"] = network.image_size
-    if text.pooling not in poolers or others.items() - {**own, "pooling": text.pooling}.items():
+    settings = {"img_size": built_for, **image.model_args, "image_size": network.image_size}
+    known = {
+        "img_size": built_for,
+        "image_size": built_for if "visual.trunk.pos_embed" in state else network.image_size,
+    }
+    if settings != known or text.pooling not in poolers:
         raise UserError(
-            f"--format open_clip: expected {image.name} as timm builds it, of {built_for} pixels, and pooling "
-            f"{' or '.join(poolers)}, found {others}, which open_clip does not build"
+            f"--format open_clip: expected {image.name} as timm builds it, {known}, and pooling "
+            f"{' or '.join(poolers)}, found {settings} and {text.pooling}, which open_clip does not build"
         )
     text.model.config.save_pretrained(folder)
     config = {

@@ -195,9 +195,7 @@ def test_a_model_of_timm_and_bert_is_equal(side, tmp_path) -> None:
             parameter.add_(0.1 * torch.rand(parameter.shape))
     network.save_pretrained(tmp_path / "output")
     if side != 160:
-        with pytest.raises(
-            UserError, match="expected test_vit as timm builds it, of 160 pixels, and pooling"
-        ):
+        with pytest.raises(UserError, match="expected test_vit as timm builds it, .*160.*, found .*192"):
             export_layout(tmp_path / "output", tmp_path / "theirs", "open_clip")
         return
     export_layout(tmp_path / "output", tmp_path / "theirs", "open_clip")
