@@ -226,31 +226,17 @@ def _timm_and_bert(network: ImageTextNetwork, folder: Path) -> tuple[dict[str, T
     state["visual.head.proj.weight"] = state["visual.head.proj.weight"].flatten(1)
     state["logit_scale"] = network.similarity.gamma2.log()
     settings = {"img_size": built_for, **image.model_args, "image_size": network.image_size}
-    known = {
-        "img_size": built_for,
-        "image_size": built_for if "visual.trunk.pos_embed" in state else network.image_size,
-    }
+    has_one_size = "visual.trunk.pos_embed" in state
+    known = {"img_size": built_for, "image_size": built_for if has_one_size else network.image_size}
     if settings != known or text.pooling not in poolers:
         raise UserError(
             f"--format open_clip: expected {image.name} as timm builds it, {known}, and pooling "
             f"{' or '.join(poolers)}, found {settings} and {text.pooling}, which open_clip does not build"
         )
     text.model.config.save_pretrained(folder)
-    config = {
-        "vision_cfg": {
-            "timm_model_name": image.name,
-            "timm_pool": "",
-            "timm_proj": "linear",
-            "timm_proj_bias": True,
-        },
-        "text_cfg": {
-            "hf_model_name": str(folder),
-            "hf_proj_type": "mlp",
-            "hf_pooler_type": poolers[text.pooling],
-            "context_length": text.max_tokens,
-        },
-    }
-    return state, config
+    vision = {"timm_model_name": image.name, "timm_pool": "", "timm_proj": "linear", "timm_proj_bias": True}
+    words = {"hf_model_name": str(folder), "hf_proj_type": "mlp", "hf_pooler_type": poolers[text.pooling]}
+    return state, {"vision_cfg": vision, "text_cfg": {**words, "context_length": text.max_tokens}}
 
 
 def _card(name: str, layout: str, notes: list[str], terms: list[str]) -> str:
