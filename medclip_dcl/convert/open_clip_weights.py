@@ -42,7 +42,6 @@ _KNOWN = {
     "text_cfg": {
         *("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio", "hf_tokenizer_name"),
         *("hf_model_name", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"),
-        *("proj", "proj_type", "pooler_type"),
     },
 }
 
@@ -170,8 +169,8 @@ def _of_timm_and_bert(
         global_vector=True,
         architecture={"name": vision["timm_model_name"], "model_args": arguments},
     )
-    is_linear = text.get("hf_proj_type", text.get("proj_type", text.get("proj"))) == "linear"
-    pooling = POOLINGS[text.get("hf_pooler_type", text.get("pooler_type", "mean_pooler"))]
+    is_linear = text.get("hf_proj_type") == "linear"
+    pooling = POOLINGS[text.get("hf_pooler_type", "mean_pooler")]
     text_encoder = TransformersSentences.untrained(
         text_folder,
         dim=dim,
