@@ -73,7 +73,7 @@ def model_card(
             bool(runs) and _UNTRAINED not in runs
         ),
         "the description of the training data: their folder is not at hand, and the run was not tested on them; "
-        f"create it with: {test}": dataset is None,
+        f"create it with: {test}": not dataset,
         "config.yaml: objective and settings of the training; restore the file in the run folder": not config,
         "fit.json: training has not finished; continue it with: "
         f"python -m medclip_dcl fit --config {folder / 'config.yaml'}": not fit_file.is_file(),
@@ -91,7 +91,7 @@ def model_card(
         "name": folder.resolve().name,
         "address": address,
         "example": _example(network, config, calibration),
-        "phantom": None if dataset is None else bool(dataset.get("phantom")),
+        "phantom": bool(dataset.get("phantom")) if dataset else None,
         "data": data_facts(dataset),
         "terms": terms_of(dataset),
         "model": model_facts(network),
@@ -104,7 +104,7 @@ def model_card(
         "limits": _limits(network, runs, dataset),
         "missing": [line.replace(str(folder), shown) for line in missing],
         "provenance": {"run": folder.resolve().name, "weights": weights} | _provenance(runs),
-        "metadata": _metadata(folder, runs, dataset or {}),
+        "metadata": _metadata(folder, runs, dataset),
     }
     return render_template("card.md", content, Path(__file__).parent)
 
@@ -125,18 +125,14 @@ def _example(
     }
 
 
-def _dataset(run: TestedRun) -> dict[str, Any] | None:
-    """Description of the training data: dataset.json of their folder, else that of the test; None if unknown."""
-    file = run.folder / "data.json"
-    fingerprint = read_json(file).get("fingerprint") if file.is_file() else None
-    folder = setting(run.config, "data.init_args.folder")
-    if folder and (found := Path(folder) / "dataset.json").is_file():
-        dataset = read_json(found)
-        if fingerprint in (None, dataset.get("fingerprint")):
-            return {**dataset, "folder": Path(folder).resolve().name}
-    if run.results is not None and fingerprint in (None, run.results["dataset"]["fingerprint"]):
-        return dict(run.results["dataset"])
-    return None
+def _dataset(run: TestedRun) -> dict[str, Any]:
+    """Description of the training data: dataset.json of their folder, else that of the test; empty if unknown."""
+    file, folder = run.folder / "data.json", setting(run.config, "data.init_args.folder")
+    found = [run.results["dataset"]] if run.results is not None else []
+    if folder and (described := Path(folder) / "dataset.json").is_file():
+        found.insert(0, {**read_json(described), "folder": Path(folder).resolve().name})
+    trained = read_json(file).get("fingerprint") if file.is_file() else None
+    return next((one for one in found if trained in (None, one.get("fingerprint"))), {})
 
 
 def _results(runs: Mapping[str, TestedRun], shown: str) -> dict[str, Any]:
@@ -175,16 +171,14 @@ def _summary(runs: Mapping[str, tables.Shown]) -> Table:
 
 
 def _limits(
-    network: ImageTextNetwork,
-    runs: Mapping[str, TestedRun],
-    dataset: Mapping[str, Any] | None,
+    network: ImageTextNetwork, runs: Mapping[str, TestedRun], dataset: Mapping[str, Any]
 ) -> list[str]:
     """Limits that follow from the run: data, what was not measured, approximations."""
     similarity = explained(network.config()["similarity"]["class_path"])
     limits = [f"Similarity: {similarity}"] if similarity else []
-    if dataset is not None and dataset.get("phantom"):
+    if dataset.get("phantom"):
         limits.append("Trained on drawn pictures: its scores of real radiographs mean nothing.")
-    elif dataset is not None:
+    elif dataset:
         limits.append(
             f"Trained on one source, {dataset.get('source')}: other hospitals, scanners, views and languages differ."
         )
@@ -194,17 +188,12 @@ def _limits(
             )
     if runs:
         tested = runs[_MODEL].tested
-        metrics = tested["metrics"]
-        unmeasured = [
-            text for section, (text, _) in _SECTIONS.items() if not tables.is_measured(tested, section)
-        ]
-        if unmeasured:
-            limits.append(f"Not measured: {', '.join(unmeasured)}.")
-        by_finding = metrics.get("classification", {}).get("by_finding", {})
+        if lacking := [name for x, (name, _) in _SECTIONS.items() if not tables.is_measured(tested, x)]:
+            limits.append(f"Not measured: {', '.join(lacking)}.")
+        by_finding = tested["metrics"].get("classification", {}).get("by_finding", {})
         if few := [finding for finding, found in by_finding.items() if found["auc"] is None]:
             limits.append(f"Too few test cases for a number: {', '.join(few)}.")
-        trained = None if dataset is None else dataset.get("fingerprint")
-        if tested["dataset"]["fingerprint"] == trained:
+        if tested["dataset"]["fingerprint"] == dataset.get("fingerprint"):
             limits.append("The test patients come from the same source as the training patients.")
         limits += [note for section in tested["notes"].values() for note in section]
         limits.append(f"Tested with {tested['precision']} precision at {describe_image_size(tested)}.")
