@@ -16,96 +16,82 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from medclip_dcl.common.command_line import run_command
 
-_STALE = ("data.json", "*.onnx", "tokenizer.json")
-"""Files of an earlier export that would be of other weights; its calibration is checked when it is read."""
+if TYPE_CHECKING:
+    from medclip_dcl.networks.image_text import ImageTextNetwork
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
     options = _parser().parse_args(arguments)
     # Here, so that --help is quick.
-    from medclip_dcl.common.errors import MissingFileError, UserError
+    from medclip_dcl.common.errors import UserError
     from medclip_dcl.common.files import write_text
-    from medclip_dcl.common.terms import SOURCE_CARD, TERMS, copy_terms
-    from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
-    from medclip_dcl.convert import open_clip_weights
-    from medclip_dcl.convert.transformers_folder import Converted, from_transformers
+    from medclip_dcl.common.terms import SOURCE_CARD, copy_terms
+
+    source, output = options.source, options.output
+    if output.is_file() or any(output.glob("*")):
+        raise UserError(f"--output: {output} is there already; give a new folder, or delete this one")
+    network, notes = _converted(options)
+    network.save_pretrained(output)
+    folder = source if source.is_dir() else source.parent
+    terms = copy_terms(folder, output)
+    # Of a folder that this program wrote, the card of its own source.
+    if (folder / "README.md").is_file() and SOURCE_CARD not in terms:
+        shutil.copyfile(folder / "README.md", output / SOURCE_CARD)
+        terms.append(SOURCE_CARD)
+    card = [
+        f"# Converted model\n\nConverted from {source.name} by medclip_dcl. Research only, not for clinical use.\n",
+        "- Terms and model card of the source, which hold for this copy: "
+        + (", ".join(terms) or "none was found beside the source: look where you downloaded it"),
+        *(f"- {note}" for note in notes),
+    ]
+    write_text("\n".join(card) + "\n", output / "README.md")
+    print(*notes, f"next: python -m medclip_dcl.benchmark {output} --sets SET ...", sep="\n")
+
+
+def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]]:
+    """The network of SOURCE, and what a user should know; an option that its kind does not take is refused."""
+    from medclip_dcl.common.errors import MissingFileError, UserError
+    from medclip_dcl.common.weight_files import read_model
+    from medclip_dcl.convert.open_clip_weights import OPEN_CLIP_FILE, from_open_clip, from_openai
+    from medclip_dcl.convert.transformers_folder import from_transformers
     from medclip_dcl.networks.biovil import biovil_differences, is_biovil, load_biovil
 
-    source, output, text = options.source, options.output, options.text_encoder
-    if not source.exists():
-        raise MissingFileError(f"SOURCE {source}: no file and no folder; download the model's files first")
-    if output.is_file() or (output.is_dir() and any(output.iterdir()) and not is_exported(output)):
-        raise UserError(f"--output {output} exists and is not an exported model; choose another folder")
+    source, text, mean, std = options.source, options.text_encoder, options.mean, options.std
 
-    def refuse_others(*used: str) -> None:
-        names = {name for name in ("text_encoder", "mean", "std", "text_as_given") if getattr(options, name)}
-        if others := sorted(names - {*used}):
+    def take_only(*taken: str) -> None:
+        given = {name for name in ("text_encoder", "mean", "std") if getattr(options, name)}
+        if others := sorted(given - {*taken}):
             raise UserError(f"--{', --'.join(others)}: no part in the conversion of {source}; leave it out")
 
-    with tempfile.TemporaryDirectory() as work:
-        if source.is_dir() and (source / open_clip_weights.OPEN_CLIP_FILE).is_file():
-            refuse_others("text_encoder")
-            found = open_clip_weights.from_open_clip(source, text, Path(work))
-        elif source.is_dir():
-            refuse_others()
-            found = from_transformers(source)
-        elif text is None:
-            raise UserError("--text_encoder: expected the folder of the text encoder's tokenizer, found none")
-        elif is_biovil(source):
-            refuse_others("text_encoder", "text_as_given")
-            network = load_biovil(source, text, final_period=not options.text_as_given)
-            found = Converted(network, biovil_differences(source))
-        else:
-            refuse_others("text_encoder", "mean", "std")
-            if options.mean is None or options.std is None:
-                own = map(_numbers, (open_clip_weights.OPENAI_MEAN, open_clip_weights.OPENAI_STD))
-                raise UserError(
-                    "--mean and --std: expected three numbers each, of images in [0, 1]: a state dict has none "
-                    f"(OpenAI's: {' and '.join(own)})"
-                )
-            found = open_clip_weights.from_openai(source, text, options.mean, options.std, Path(work))
-    found.network.save_pretrained(output)
-    folder = source if source.is_dir() else source.parent
-    for earlier in (file for pattern in (*_STALE, *TERMS) for file in output.glob(pattern)):
-        earlier.unlink()
-    copied = copy_terms(folder, output)
-    # Of a folder that this program wrote, the card of its own source.
-    if (folder / "README.md").is_file() and SOURCE_CARD not in copied:
-        shutil.copyfile(folder / "README.md", output / SOURCE_CARD)
-        copied.append(SOURCE_CARD)
-    write_text(_card(source, found.differences, found.facts, copied), output / "README.md")
-    for line in found.differences:
-        print(f"difference: {line}")
-    for name, value in found.facts.items():
-        print(f"{name}: {value}")
-    print(
-        f"{output}: {CONFIG_FILE}, {WEIGHTS_FILE}; next: python -m medclip_dcl.benchmark {output} --sets SET ..."
+    if not source.exists():
+        raise MissingFileError(f"SOURCE {source}: no file and no folder; download the model's files first")
+    if (source / OPEN_CLIP_FILE).is_file():
+        take_only("text_encoder")
+        return from_open_clip(source, text)
+    if source.is_dir():
+        take_only()
+        return from_transformers(source)
+    if text is None:
+        raise UserError("--text_encoder: expected the folder of the text encoder's tokenizer, found none")
+    state = {name.removeprefix("module."): value for name, value in read_model(source).state.items()}
+    if "visual.proj" in state:
+        if mean is None or std is None:
+            raise UserError("--mean and --std: expected those of images in [0, 1], which no state dict has")
+        return from_openai(state, source, text, mean, std)
+    if is_biovil(source):
+        take_only("text_encoder")
+        return load_biovil(source, text), biovil_differences(source)
+    raise UserError(
+        f"{source}: expected a CLIP with a vision transformer (visual.proj) or BioViL's image weights, found "
+        f"{', '.join(sorted(state)[:8])}; this architecture has no counterpart here"
     )
-
-
-def _card(source: Path, differences: Sequence[str], facts: dict[str, str], terms: Sequence[str]) -> str:
-    lines = [
-        "# Converted model",
-        "",
-        f"Converted from {source.name} by medclip_dcl. Research only, not for clinical use.",
-        "",
-    ]
-    named = ", ".join(terms) or "none was found beside the source: look where you downloaded it"
-    lines += [f"- Terms and model card of the source, which hold for this copy: {named}"]
-    lines += [f"- {name}: {value}" for name, value in facts.items()]
-    lines += [f"- Differs from the source: {line}" for line in differences]
-    return "\n".join(lines) + "\n"
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return " ".join(f"{value:g}" for value in values)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,17 +102,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("source", type=Path, metavar="SOURCE", help="folder or file, see above")
-    add("--output", type=Path, required=True, metavar="FOLDER", help="exported folder")
+    add("--output", type=Path, required=True, metavar="FOLDER", help="exported folder, a new one")
     add("--text_encoder", type=Path, metavar="FOLDER", help="tokenizer, and configuration where it is a BERT")
-    add(
-        "--mean",
-        type=float,
-        nargs=3,
-        metavar="X",
-        help="of the channels of images in [0, 1], for a state dict",
-    )
-    add("--std", type=float, nargs=3, metavar="X", help="of the channels, likewise")
-    add("--text_as_given", action="store_true", help="BioViL: do not end prompts and phrases with a period")
+    add("--mean", type=float, nargs=3, metavar="X", help="of channels in [0, 1], for a state dict of CLIP")
+    add("--std", type=float, nargs=3, metavar="X", help="likewise")
     return parser
 
 

@@ -7,136 +7,136 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
+from transformers import AutoImageProcessor, CLIPModel, SiglipModel
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import CONFIG_FILE
-from medclip_dcl.networks.bert_folder import NAMES_OF_CODE, load_from_folder, read_folder_json
+from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly
+from medclip_dcl.convert.names import TRANSFORMERS, renamed
+from medclip_dcl.networks.bert_folder import load_from_folder, read_folder_json
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.library_config import library_config
 from medclip_dcl.networks.pretrained_regions import TransformersRegions
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 
-PREPROCESSOR_FILE = "preprocessor_config.json"
 BICUBIC = 3
-"""PIL's number, in which transformers names the filter of a resize."""
-FAMILIES: dict[str, tuple[Any, Any]] = {
-    "clip": (CLIPModel, CLIPConfig),
-    "siglip": (SiglipModel, SiglipConfig),
-}
-"""`model_type` of config.json -> classes of model and configuration."""
+"""PIL's number, by which transformers names the filter of a resize."""
+FAMILIES: dict[str, Any] = {"clip": CLIPModel, "siglip": SiglipModel}
+"""`model_type` of config.json -> class."""
 _MAX_GAMMA2 = 100.0
 
 
 @dataclass
-class Converted:
-    """A network, where its images differ from the original's, and the original's other numbers by name."""
+class Shown:
+    """Images as a network sees them: side in pixels, geometry, normalisation; notes of what the original does else."""
 
-    network: ImageTextNetwork
-    differences: list[str] = field(default_factory=list)
-    facts: dict[str, str] = field(default_factory=dict)
+    size: int
+    geometry: str
+    mean: list[float]
+    std: list[float]
+    notes: list[str] = field(default_factory=list)
+
+
+Converted = tuple[ImageTextNetwork, list[str]]
+"""A network, and what a user should know: where its images differ from the original's, the original's logit scale."""
 
 
 def from_transformers(folder: Path) -> Converted:
     """Convert a folder with config.json, weights, preprocessor_config.json and the tokenizer's files."""
-    raw = read_folder_json(folder / CONFIG_FILE)
-    family = raw.get("model_type")
-    if family not in FAMILIES:
+    file = folder / CONFIG_FILE
+    raw = read_folder_json(file)
+    if raw.get("model_type") not in FAMILIES:
         raise UserError(
-            f"{folder / CONFIG_FILE}: model_type: expected {' or '.join(FAMILIES)}, found {family!r}; give the folder "
+            f"{file}: model_type: expected {' or '.join(FAMILIES)}, found {raw.get('model_type')!r}; give the folder "
             "of a CLIPModel or a SiglipModel, a folder of open_clip, or a state dict of OpenAI's CLIP"
         )
-    kind, of_kind = FAMILIES[family]
-    config = of_kind.from_dict({name: value for name, value in raw.items() if name not in NAMES_OF_CODE})
     whole = load_from_folder(
-        *(kind, folder, config, lambda name: name.endswith("position_ids")), lambda missing: "copy it again"
+        *(FAMILIES[raw["model_type"]], folder, library_config(raw, str(file))),
+        is_ignored=lambda name: name.endswith("position_ids"),
+        remedy=lambda missing: "copy it again",
     )
-    dim = config.projection_dim if family == "clip" else config.vision_config.hidden_size
+    return dual_encoder(folder, whole.state_dict(), _shown_by_processor(folder))
+
+
+def dual_encoder(folder: Path, state: Mapping[str, Tensor], shown: Shown) -> Converted:
+    """Convert the state dict of a CLIPModel or SiglipModel; `folder` has its config.json and tokenizer."""
+    raw = read_folder_json(folder / CONFIG_FILE)
+    config = library_config(raw, str(folder / CONFIG_FILE))
+    is_clip = config.model_type == "clip"
+    dim = config.projection_dim if is_clip else config.vision_config.hidden_size
     options: dict[str, Any] = {"dim": dim, "projection": "pretrained"}
-    text_encoder = TransformersSentences(str(folder), final_period=False, **options)
+    text_encoder = TransformersSentences.untrained(folder, final_period=False, **options)
     end = config.text_config.eos_token_id
     # CLIP's vector of a text is that of its end, or of its largest token (older files, eos_token_id 2).
     ids = text_encoder.tokenize(["a"])[0]
-    if family == "clip" and ids[-1] != (max(ids) if end == 2 else end):
+    if is_clip and ids[-1] != (max(ids) if end == 2 else end):
         raise UserError(
             f"tokenizer: expected CLIP's, which ends a text with token {end}, found one that ends it with {ids[-1]}; "
             "give the tokenizer of these weights"
         )
-    return assembled(
-        TransformersRegions(str(folder), global_vector=True, **options),
-        text_encoder,
-        whole.logit_scale,
-        read_folder_json(folder / PREPROCESSOR_FILE),
-        None if family == "clip" else whole.logit_bias.item(),
+    image_encoder = TransformersRegions(
+        architecture=raw, global_vector=True, mean=shown.mean, std=shown.std, **options
     )
+    return assembled(image_encoder, text_encoder, state, TRANSFORMERS, shown)
 
 
 def assembled(
     image_encoder: RegionEncoder,
     text_encoder: SentenceEncoder,
-    logit_scale: Tensor,
-    preprocessor: Mapping[str, Any],
-    logit_bias: float | None = None,
+    state: Mapping[str, Tensor],
+    beginnings: Mapping[str, str],
+    shown: Shown,
 ) -> Converted:
-    """A network that compares global vectors; `preprocessor` is the content of transformers' preprocessor_config.json.
-
-    `logit_scale` is the logarithm.
-    """
-    size, geometry, differences = _view(preprocessor)
-    scale = logit_scale.exp().item()
+    """A network that compares global vectors, with the weights of `state`; `beginnings` rename its tensors."""
+    scale = state["logit_scale"].exp().item()
     similarity = GlobalCosine(gamma2=scale, max_gamma2=max(_MAX_GAMMA2, scale))
-    with torch.no_grad():
-        similarity.log_gamma2.copy_(logit_scale.reshape(()))
-    image_encoder.check_sides({"image_size": size})
+    image_encoder.check_sides({"image_size": shown.size})
     network = ImageTextNetwork(
-        *(image_encoder, text_encoder, similarity),
-        image_size=size,
-        mean=image_encoder.mean,
-        std=image_encoder.std,
-        geometry=geometry,
+        image_encoder, text_encoder, similarity, shown.size, shown.mean, shown.std, shown.geometry
     )
-    facts = {"logit scale": f"{scale:.6g}"}
-    if logit_bias is not None:
-        facts["logit bias"] = (
-            f"{logit_bias:.6g} (not in the scores; the start of SigmoidLoss: model.loss.init_args.bias)"
+    load_exactly(network, renamed(state, beginnings, network.state_dict()), "SOURCE")
+    notes = [*shown.notes, f"logit scale: {scale:.6g}"]
+    if "logit_bias" in state:
+        bias = f"{state['logit_bias'].item():.6g}"
+        notes.append(
+            f"logit bias: {bias} (not in the scores; the start of SigmoidLoss: model.loss.init_args.bias)"
         )
-    return Converted(network.eval(), differences, facts)
+    return network.eval(), notes
 
 
-def _view(settings: Mapping[str, Any]) -> tuple[int, str, list[str]]:
-    """Side of the input, the geometry that comes nearest to the original's, and what differs from it."""
-    resized, differences = settings.get("size", {}), []
-    shortest = resized.get("shortest_edge") if isinstance(resized, Mapping) else resized
-    sides = [resized.get(name) for name in ("height", "width")] if isinstance(resized, Mapping) else []
-    if shortest and settings.get("do_center_crop", False):
-        crop = settings.get("crop_size", shortest)
-        size, geometry = int(crop["height"] if isinstance(crop, Mapping) else crop), "shortest"
-        if size != shortest:
-            differences.append(
-                f"the original shows the middle {size} of {shortest} pixels; here the middle square is shown whole"
-            )
-    elif shortest is None and len(set(sides)) == 1 and sides[0]:
-        size, geometry = int(sides[0]), "stretch"
-        crop = settings.get("crop_size", size) if settings.get("do_center_crop", False) else size
-        shown = int(crop["height"] if isinstance(crop, Mapping) else crop)
-        if shown != size:
-            differences.append(
-                f"the original shows the middle {shown} of {size} pixels; here the whole image is shown"
-            )
-            size = shown
-    else:
+def _shown_by_processor(folder: Path) -> Shown:
+    """What transformers' image processor of a folder does, in the geometry that comes nearest to it."""
+    try:
+        processor = AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
         raise UserError(
-            f"{PREPROCESSOR_FILE}: expected size with height and width alike, or shortest_edge with a centre crop, "
-            f"found size {resized}; write one of them there"
+            f"{folder}: expected preprocessor_config.json of a known image processor, found none; copy the file"
+        ) from error
+    settings = processor.to_dict()
+    size, crop = settings["size"], settings.get("crop_size") if settings.get("do_center_crop") else None
+    shown, *others = {*(crop or size).values()}
+    if "shortest_edge" in size and crop:
+        resized, geometry, part = size["shortest_edge"], "shortest", "middle square is shown whole"
+    else:
+        resized, geometry, part = size.get("height"), "stretch", "whole image is shown"
+    if others or resized is None or resized != size.get("width", resized):
+        raise UserError(
+            f"{folder}: expected an image processor whose size has height and width alike, or shortest_edge with a "
+            f"centre crop, found size {size} and crop {crop}; write one of them into preprocessor_config.json"
         )
-    if settings.get("do_pad"):
-        differences.append("the original pads images; here they are fitted to the square without")
-    if settings.get("resample", BICUBIC) != BICUBIC:
-        differences.append(
-            f"the original resizes by filter {settings['resample']} of PIL, here by its bicubic one"
-        )
-    return size, geometry, differences
+    differences = {
+        f"the original shows the middle {shown} of {resized} pixels; here the {part}": shown != resized,
+        "the original pads images; here they are fitted to the square without": settings.get("do_pad"),
+        f"the original resizes by filter {settings['resample']} of PIL, here by its bicubic one": (
+            settings["resample"] != BICUBIC
+        ),
+    }
+    mean, std = [0.0] * 3, [1.0] * 3
+    if settings["do_normalize"]:
+        # The processor rescales grey levels up to 255, which are images in [0, 1] here.
+        scale = 255 * settings["rescale_factor"] if settings["do_rescale"] else 255
+        mean, std = ([x / scale for x in settings[name]] for name in ("image_mean", "image_std"))
+    return Shown(shown, geometry, mean, std, [text for text, is_true in differences.items() if is_true])

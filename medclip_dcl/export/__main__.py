@@ -25,36 +25,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "run", type=Path, metavar="RUN", help="run folder (its best checkpoint), or an exported folder"
-    )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write")
-    parser.add_argument(
-        "--format",
-        choices=("transformers", "open_clip"),
-        help="write FOLDER in this library's layout, of a CLIP or a SigLIP",
-    )
-    parser.add_argument(
-        "--text_encoder",
-        type=Path,
-        metavar="FOLDER",
-        help="also write the text encoder as a BERT folder for transformers, with its projection",
-    )
-    parser.add_argument(
-        "--image_encoder",
-        type=Path,
-        metavar="FILE",
-        help="also write the image encoder as a torchvision ResNet state dict (.safetensors)",
-    )
-    parser.add_argument(
-        "--onnx", action="store_true", help="also write both encoders as ONNX files into FOLDER (extra: onnx)"
-    )
-    parser.add_argument(
-        "--push_to_hub",
-        metavar="OWNER/NAME",
-        help="upload FOLDER to the Hugging Face Hub, as a private repository",
-    )
-    parser.add_argument("--public", action="store_true", help="with --push_to_hub: as a public repository")
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="run folder (its best checkpoint), or an exported folder")
+    add("folder", type=Path, metavar="FOLDER", help="folder to write")
+    words = "write FOLDER, a new one, in this library's layout, of a CLIP or a SigLIP"
+    add("--format", choices=("transformers", "open_clip"), help=words)
+    words = "also write the text encoder as a folder for transformers, with its projection"
+    add("--text_encoder", type=Path, metavar="FOLDER", help=words)
+    words = "also write the image encoder as a torchvision ResNet state dict (.safetensors)"
+    add("--image_encoder", type=Path, metavar="FILE", help=words)
+    words = "also write both encoders as ONNX files into FOLDER (extra: onnx)"
+    add("--onnx", action="store_true", help=words)
+    words = "upload FOLDER to the Hugging Face Hub, as a private repository"
+    add("--push_to_hub", metavar="OWNER/NAME", help=words)
+    add("--public", action="store_true", help="with --push_to_hub: as a public repository")
     add_import_option(parser)
     options = parser.parse_args(arguments)
     if options.public and not options.push_to_hub:
@@ -78,19 +62,18 @@ def _export(options: argparse.Namespace) -> None:
         for note in export_layout(options.run, options.folder, options.format):
             print(f"note: {note}")
         print(f"model for {options.format}: {options.folder}")
-        print(f"medclip_dcl.export: warning: {WARNING}", file=sys.stderr)
-        return
-    network = export_model(options.run, options.folder, options.push_to_hub)
-    print(f"model: {options.folder}")
-    if options.text_encoder:
-        export_text_encoder(network, options.text_encoder)
-        print(f"text encoder: {options.text_encoder}")
-    if options.image_encoder:
-        export_image_encoder(network, options.image_encoder)
-        print(f"image encoder: {options.image_encoder}")
-    if options.onnx:
-        export_onnx(network, options.folder)
-        print(f"ONNX encoders: {options.folder}")
+    else:
+        network = export_model(options.run, options.folder, options.push_to_hub)
+        print(f"model: {options.folder}")
+        if options.text_encoder:
+            export_text_encoder(network, options.text_encoder)
+            print(f"text encoder: {options.text_encoder}")
+        if options.image_encoder:
+            export_image_encoder(network, options.image_encoder)
+            print(f"image encoder: {options.image_encoder}")
+        if options.onnx:
+            export_onnx(network, options.folder)
+            print(f"ONNX encoders: {options.folder}")
     print(f"medclip_dcl.export: warning: {WARNING}", file=sys.stderr)
     if options.push_to_hub:
         print(f"uploaded: {push_to_hub(options.folder, options.push_to_hub, public=options.public)}")

@@ -73,7 +73,7 @@ def model_card(
             bool(runs) and _UNTRAINED not in runs
         ),
         "the description of the training data: their folder is not at hand, and the run was not tested on them; "
-        f"create it with: {test}": dataset is None,
+        f"create it with: {test}": not dataset,
         "config.yaml: objective and settings of the training; restore the file in the run folder": not config,
         "fit.json: training has not finished; continue it with: "
         f"python -m medclip_dcl fit --config {folder / 'config.yaml'}": not fit_file.is_file(),
@@ -91,19 +91,20 @@ def model_card(
         "name": folder.resolve().name,
         "address": address,
         "example": _example(network, config, calibration),
-        "phantom": None if dataset is None else bool(dataset.get("phantom")),
+        "phantom": bool(dataset.get("phantom")) if dataset else None,
         "data": data_facts(dataset),
         "terms": terms_of(dataset),
         "model": model_facts(network),
         "training": training_facts(read_json(fit_file) if fit_file.is_file() else {}, config),
         "objective": objective_lines(config),
         **_results(runs, shown),
-        **_calibration_content(calibration),
+        "calibration": calibration,
+        "fitted": None if calibration is None else fitted_table(calibration),
         "subgroups": subgroups,
         "limits": _limits(network, runs, dataset),
         "missing": [line.replace(str(folder), shown) for line in missing],
-        "provenance": _provenance(folder, runs, weights),
-        "metadata": _metadata(folder, runs, dataset or {}),
+        "provenance": {"run": folder.resolve().name, "weights": weights} | _provenance(runs),
+        "metadata": _metadata(folder, runs, dataset),
     }
     return render_template("card.md", content, Path(__file__).parent)
 
@@ -124,23 +125,19 @@ def _example(
     }
 
 
-def _dataset(run: TestedRun) -> dict[str, Any] | None:
-    """Description of the training data: dataset.json of their folder, else that of the test; None if unknown."""
-    file = run.folder / "data.json"
-    fingerprint = read_json(file).get("fingerprint") if file.is_file() else None
-    folder = setting(run.config, "data.init_args.folder")
-    if folder and (found := Path(folder) / "dataset.json").is_file():
-        dataset = read_json(found)
-        if fingerprint in (None, dataset.get("fingerprint")):
-            return {**dataset, "folder": Path(folder).resolve().name}
-    if run.results is not None and fingerprint in (None, run.results["dataset"]["fingerprint"]):
-        return dict(run.results["dataset"])
-    return None
+def _dataset(run: TestedRun) -> dict[str, Any]:
+    """Description of the training data: dataset.json of their folder, else that of the test; empty if unknown."""
+    file, folder = run.folder / "data.json", setting(run.config, "data.init_args.folder")
+    found = [run.results["dataset"]] if run.results is not None else []
+    if folder and (described := Path(folder) / "dataset.json").is_file():
+        found.insert(0, {**read_json(described), "folder": Path(folder).resolve().name})
+    trained = read_json(file).get("fingerprint") if file.is_file() else None
+    return next((one for one in found if trained in (None, one.get("fingerprint"))), {})
 
 
 def _results(runs: Mapping[str, TestedRun], shown: str) -> dict[str, Any]:
     if not runs:
-        return {"summary": None, "tables": [], "tested": "", "method": ""}
+        return {"summary": None}
     run = runs[_MODEL]
     rows, errors = tables.shown(runs)
     problems = [
@@ -173,29 +170,15 @@ def _summary(runs: Mapping[str, tables.Shown]) -> Table:
     return Table("Summary", [*map(Column, runs), Column("by chance")], rows, note)
 
 
-def _calibration_content(calibration: Calibration | None) -> dict[str, Any]:
-    if calibration is None:
-        return {"calibration": None, "calibrated_on": "", "target": ""}
-    data = calibration.data
-    return {
-        "calibration": fitted_table(calibration),
-        "calibrated_on": f"{data.get('images')} images, {data.get('patients')} patients (use {data.get('use')}) of "
-        f"{data.get('folder')}",
-        "target": ", ".join(f"{name} {value:g}" for name, value in calibration.target.items()),
-    }
-
-
 def _limits(
-    network: ImageTextNetwork,
-    runs: Mapping[str, TestedRun],
-    dataset: Mapping[str, Any] | None,
+    network: ImageTextNetwork, runs: Mapping[str, TestedRun], dataset: Mapping[str, Any]
 ) -> list[str]:
     """Limits that follow from the run: data, what was not measured, approximations."""
     similarity = explained(network.config()["similarity"]["class_path"])
     limits = [f"Similarity: {similarity}"] if similarity else []
-    if dataset is not None and dataset.get("phantom"):
+    if dataset.get("phantom"):
         limits.append("Trained on drawn pictures: its scores of real radiographs mean nothing.")
-    elif dataset is not None:
+    elif dataset:
         limits.append(
             f"Trained on one source, {dataset.get('source')}: other hospitals, scanners, views and languages differ."
         )
@@ -205,30 +188,27 @@ def _limits(
             )
     if runs:
         tested = runs[_MODEL].tested
-        metrics = tested["metrics"]
-        unmeasured = [
-            text for section, (text, _) in _SECTIONS.items() if not tables.is_measured(tested, section)
-        ]
-        if unmeasured:
-            limits.append(f"Not measured: {', '.join(unmeasured)}.")
-        by_finding = metrics.get("classification", {}).get("by_finding", {})
+        if lacking := [name for x, (name, _) in _SECTIONS.items() if not tables.is_measured(tested, x)]:
+            limits.append(f"Not measured: {', '.join(lacking)}.")
+        by_finding = tested["metrics"].get("classification", {}).get("by_finding", {})
         if few := [finding for finding, found in by_finding.items() if found["auc"] is None]:
             limits.append(f"Too few test cases for a number: {', '.join(few)}.")
-        trained = None if dataset is None else dataset.get("fingerprint")
-        if tested["dataset"]["fingerprint"] == trained:
+        if tested["dataset"]["fingerprint"] == dataset.get("fingerprint"):
             limits.append("The test patients come from the same source as the training patients.")
         limits += [note for section in tested["notes"].values() for note in section]
         limits.append(f"Tested with {tested['precision']} precision at {describe_image_size(tested)}.")
     return limits
 
 
-def _provenance(folder: Path, runs: Mapping[str, TestedRun], weights: str) -> dict[str, str]:
-    found: dict[str, Any] = {"run": folder.resolve().name, "weights": weights}
-    if runs:
-        tested = runs[_MODEL].tested
-        found["checkpoint"] = describe_checkpoint(tested["checkpoint"])
-        found["test data"] = tested["dataset"]["fingerprint"]
-        found |= {f"{name} (test)": text for name, text in tested["versions"].items()}
+def _provenance(runs: Mapping[str, TestedRun]) -> dict[str, str]:
+    if not runs:
+        return {}
+    tested = runs[_MODEL].tested
+    found = {
+        "checkpoint": describe_checkpoint(tested["checkpoint"]),
+        "test data": tested["dataset"]["fingerprint"],
+        **{f"{name} (test)": text for name, text in tested["versions"].items()},
+    }
     return {name: as_text(value) for name, value in found.items() if value is not None}
 
 
@@ -248,21 +228,15 @@ def _metadata(folder: Path, runs: Mapping[str, TestedRun], dataset: Mapping[str,
         dataset = runs[_MODEL].tested["dataset"]
         if dataset.get("phantom"):
             metadata["tags"].append("phantom")
+        source = str(dataset.get("source"))
+        described = {"type": source, "name": str(dataset.get("folder") or source)}
         by_task: dict[str, list[dict[str, Any]]] = {}
         for label, path, _, value in tables.headline(runs[_MODEL].tested):
             metric = {"type": path.replace("/", "_"), "name": label, "value": value}
             by_task.setdefault(_SECTIONS[path.split("/")[0]][1], []).append(metric)
-        described = {
-            "type": str(dataset.get("source")),
-            "name": str(dataset.get("folder") or dataset.get("source")),
-        }
-        metadata["model-index"] = [
-            {
-                "name": folder.resolve().name,
-                "results": [
-                    {"task": {"type": task}, "dataset": dict(described), "metrics": metrics}
-                    for task, metrics in by_task.items()
-                ],
-            }
+        results = [
+            {"task": {"type": task}, "dataset": dict(described), "metrics": metrics}
+            for task, metrics in by_task.items()
         ]
+        metadata["model-index"] = [{"name": folder.resolve().name, "results": results}]
     return yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)

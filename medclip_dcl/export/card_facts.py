@@ -89,16 +89,15 @@ def as_text(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def data_facts(dataset: Mapping[str, Any] | None) -> dict[str, str]:
+def data_facts(dataset: Mapping[str, Any]) -> dict[str, str]:
     """Rows about the training data, from its dataset.json or, with less in it, from results.json."""
-    if dataset is None:
+    if not dataset:
         return {"trained on": "not known from the run folder"}
     return {"trained on": f"{dataset.get('folder')} ({dataset.get('source')})"} | facts("data", dataset)
 
 
-def terms_of(dataset: Mapping[str, Any] | None) -> str:
+def terms_of(dataset: Mapping[str, Any]) -> str:
     """The license of the data, as far as their source tells it."""
-    dataset = dataset or {}
     source = "phantom" if dataset.get("phantom") else str(dataset.get("source", ""))
     return next(text for start, text in _TERMS.items() if source.startswith(start))
 
@@ -140,10 +139,8 @@ def training_facts(fit: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
     settings = facts("training", config)
     network, image_encoder, *_ = FACTS["training"]
     if config and network not in settings:
-        pretrained = setting(
-            config, "model.init_args.image_encoder.init_args.pretrained"
-        )  # of a library's model
-        settings = {image_encoder: settings.get(image_encoder, as_text(pretrained or "random"))} | settings
+        of_library = setting(config, "model.init_args.image_encoder.init_args.pretrained")
+        settings = {image_encoder: settings.get(image_encoder, as_text(of_library or "random"))} | settings
     if setting(config, "model.init_args.frozen"):
         settings["encoders"] = "frozen; projections and similarity were trained"
     if lora := setting(config, "model.init_args.lora"):

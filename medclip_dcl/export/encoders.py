@@ -55,20 +55,18 @@ def _readme_facts(encoder: BertSentences | TransformersSentences) -> dict[str, A
     is_bert = isinstance(encoder, BertSentences)
     model = encoder.bert if is_bert else encoder.model
     kind = "AutoModel" if is_bert else encoder.model_class
-    last = [layer for layer in encoder.projection.modules() if isinstance(layer, nn.Linear)]
+    layers = dict(encoder.projection.named_children())
+    projection = encoder.projection if not layers else nn.Sequential()
     return {
         "family": type(model).__name__,
         "model_class": kind,
         "options": ", add_pooling_layer=False" if getattr(model, "pooler", 0) is None else "",
         "inputs": "**tokens" if kind == "AutoModel" else 'input_ids=tokens["input_ids"]',
         "padding": "True" if is_bert or not encoder.is_padded_to_positions else '"max_length"',
-        "pooling": encoder.pooling,
-        "projection": encoder.projection_kind if last else "none",
-        "has_bias": bool(last) and last[0].bias is not None,
-        "pooled_size": last[0].in_features if last else encoder.dim,
-        "dim": encoder.dim,
-        "max_tokens": encoder.max_tokens,
-        "final_period": encoder.final_period,
+        # What torch prints of a layer is the call that makes it.
+        "projection": f"torch.nn.{projection!r}",
+        "layers": {name: f"torch.nn.{layer!r}" for name, layer in layers.items()},
+        **{name: getattr(encoder, name) for name in ("pooling", "dim", "max_tokens", "final_period")},
     }
 
 

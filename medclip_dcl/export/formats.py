@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
+from transformers import CLIPImageProcessor
 
 from medclip_dcl.common.errors import MissingFileError, UserError
-from medclip_dcl.common.files import write_text
+from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.common.terms import copy_terms_of_model
-from medclip_dcl.common.weight_files import load_exactly, read_model, write_safetensors
-from medclip_dcl.convert.clip_names import to_openai_names
-from medclip_dcl.convert.open_clip_weights import OPEN_CLIP_FILE, preprocessor_settings
-from medclip_dcl.convert.transformers_folder import FAMILIES, PREPROCESSOR_FILE
+from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly, read_model, write_safetensors
+from medclip_dcl.convert.names import OPEN_CLIP, TRANSFORMERS, backwards, renamed, to_openai_names
+from medclip_dcl.convert.open_clip_weights import GEOMETRIES, OPEN_CLIP_FILE, OPEN_CLIP_WEIGHTS, POOLINGS
+from medclip_dcl.convert.transformers_folder import FAMILIES
 from medclip_dcl.export.card import CARD_FILE
 from medclip_dcl.export.encoders import plain_tokenizer
 from medclip_dcl.inference.model import load
@@ -24,88 +23,71 @@ from medclip_dcl.networks.bert_folder import silent
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.pretrained_regions import TransformersRegions
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
-from medclip_dcl.networks.similarity import GlobalCosine
+from medclip_dcl.networks.timm_regions import TimmRegions
 from medclip_dcl.runs.checkpoint_files import checkpoint_of_run
 
-LAYOUTS = {"transformers": ("clip", "siglip"), "open_clip": ("clip",)}
-"""Library -> families that it has a counterpart of."""
-
-OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
-_MARK = "in the layout of"
-_BIAS = "objective.loss.bias"
+_TOWERS = (
+    "{0}_vision_model with projection pretrained, {0}_text_model with projection pretrained, GlobalCosine"
+)
+_CLIP, _SIGLIP = _TOWERS.format("clip"), _TOWERS.format("siglip")
+_BIOMED_CLIP = "TimmRegions with projection linear, bert with projection gelu, GlobalCosine"
+LAYOUTS = {"transformers": (_CLIP, _SIGLIP), "open_clip": (_CLIP, _BIOMED_CLIP)}
+"""Library -> architectures that it has a counterpart of."""
 _EPSILON = 1e-5
 """open_clip's, of each LayerNorm."""
 
 
 def export_layout(source: Path, folder: Path, layout: str) -> list[str]:
-    """Write the model of a run, checkpoint or exported folder in a library's layout.
+    """Write the model of a run, checkpoint or exported folder in a library's layout, into a new folder.
 
-    Position embeddings are interpolated to the network's image size, and those behind `max_tokens` are left out. An
-    earlier export of a layout at `folder` is replaced. Returns what a user of the library should know, line by line.
+    Position embeddings are interpolated to the network's image size, and those behind `max_tokens` are left out.
+    Returns what a user of the library should know, line by line.
     """
     if not source.exists():
         raise MissingFileError(
             f"no file and no folder {source}; give a run, a checkpoint or an exported folder"
         )
+    if folder.is_file() or any(folder.glob("*")):
+        raise UserError(f"{folder} is there already; give a new folder, or delete this one")
     network = load(source).network
-    text: Any = network.text_encoder
-    family = _family(network, layout)
-    card = folder / CARD_FILE
-    is_earlier = card.is_file() and _MARK in card.read_text(encoding="utf-8", errors="replace")
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir()) and not is_earlier):
-        raise UserError(f"{folder} holds something else; give a new folder, or one of an earlier --format")
-    bias = _bias(source) if family == "siglip" else 0.0
-    notes = _notes(network, layout, bias)
-    model = _model(network, family, bias or 0.0)
-    if layout == "open_clip":
-        _check_open_clip(text, model.config.vision_config, model.config.text_config)
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    tokenizer = plain_tokenizer(text)
-    if family == "siglip":  # it sees its padding
-        tokenizer.model_input_names = ["input_ids"]
-    tokenizer.save_pretrained(temporary)
-    if layout == "open_clip":
-        _write_open_clip(network, model, temporary)
+    kind = _architecture(network, layout)
+    bias = _bias(source) if kind == _SIGLIP else 0.0
+    notes = _notes(network, layout, kind, bias)
+    tokenizer = plain_tokenizer(cast(TransformersSentences, network.text_encoder))
+    if kind == _BIOMED_CLIP:
+        _write_open_clip(network, *_timm_and_bert(network, folder), folder)
+    elif layout == "open_clip":
+        _write_open_clip(network, *_clip_of_open_clip(network), folder)
     else:
         with silent():
-            model.save_pretrained(temporary)
-        is_cropped = network.geometry == "shortest"
-        settings = preprocessor_settings(network.image_size, *_normalisation(network), is_cropped, None)
-        write_text(json.dumps(settings, indent=2) + "\n", temporary / PREPROCESSOR_FILE)
-    terms = copy_terms_of_model(source, temporary)
-    write_text(_card(folder.resolve().name, layout, family, notes, terms), temporary / CARD_FILE)
-    if others := {x.name for x in folder.glob("*")} - {x.name for x in temporary.iterdir()}:
-        shutil.rmtree(temporary)
-        raise UserError(f"{folder} also holds {min(others)}; move it away, or give a new folder")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
+            _model(network, bias).save_pretrained(folder)
+        _processor(network).save_pretrained(folder)
+    if kind == _SIGLIP:  # it sees its padding
+        tokenizer.model_input_names = ["input_ids"]
+    tokenizer.save_pretrained(folder)
+    terms = copy_terms_of_model(source, folder)
+    write_text(_card(folder.resolve().name, layout, notes, terms), folder / CARD_FILE)
     return notes
 
 
-def _family(network: ImageTextNetwork, layout: str) -> str:
-    """clip or siglip; any other architecture is refused."""
+def _architecture(network: ImageTextNetwork, layout: str) -> str:
+    """One of `LAYOUTS`; any other is refused."""
     image, text, similarity = network.image_encoder, network.text_encoder, network.similarity
     found = [type(part).__name__ for part in (image, text, similarity)]
     if isinstance(image, TransformersRegions):
         found[0] = f"{image.backbone.config.model_type} with projection {image.projection_kind}"
+    if isinstance(image, TimmRegions) and image.has_global_vector:
+        found[0] += f" with projection {image.projection_kind}"
     if isinstance(text, TransformersSentences):
         found[1] = f"{text.family} with projection {text.projection_kind}"
-    towers = "{0}_vision_model with projection pretrained, {0}_text_model with projection pretrained"
-    known = {f"{towers.format(x)}, {GlobalCosine.__name__}": x for x in LAYOUTS[layout]}
-    if (described := ", ".join(found)) in known:
-        return known[described]
-    raise UserError(
-        f"--format {layout}: expected {' or '.join(known)}, found {described}; leave --format out"
-    )
+    if (described := ", ".join(found)) not in LAYOUTS[layout]:
+        raise UserError(
+            f"--format {layout}: expected {' or '.join(LAYOUTS[layout])}, found {described}; leave --format out"
+        )
+    return described
 
 
-def _normalisation(network: ImageTextNetwork) -> tuple[list[float], list[float]]:
-    return network.mean.flatten().tolist(), network.std.flatten().tolist()
-
-
-def _notes(network: ImageTextNetwork, layout: str, bias: float | None) -> list[str]:
+def _notes(network: ImageTextNetwork, layout: str, kind: str, bias: float | None) -> list[str]:
     """What the library does otherwise, or cannot know."""
     text: Any = network.text_encoder
     size, prepared = network.image_size, network.prepared_size or network.image_size
@@ -119,97 +101,84 @@ def _notes(network: ImageTextNetwork, layout: str, bias: float | None) -> list[s
         ),
         "the logit bias is not known (a run or a checkpoint of SigmoidLoss has it): 0 is written; logits are gamma^2 "
         "times the cosine, and their sigmoid is not a probability": bias is None,
+        f"open_clip reads {CONFIG_FILE}, of the text model, in the folder that {OPEN_CLIP_FILE} calls hf_model_name: "
+        "change it there where this folder moves": kind == _BIOMED_CLIP,
     }
     return [note for note, is_true in notes.items() if is_true]
 
 
 def _bias(source: Path) -> float | None:
     """The bias that SigmoidLoss learned, of a run or a checkpoint."""
-    file = checkpoint_of_run(source / "checkpoints") or source
-    loss = (read_model(file).checkpoint.get("objective") or {}).get("loss") or {}
+    saved = read_model(checkpoint_of_run(source / "checkpoints") or source)
+    loss = (saved.checkpoint.get("objective") or {}).get("loss") or {}
     is_sigmoid = str(loss.get("class_path")).endswith(".SigmoidLoss")
-    return float(read_model(file).state[_BIAS]) if is_sigmoid else None
+    return float(saved.state["objective.loss.bias"]) if is_sigmoid else None
 
 
-def _model(network: ImageTextNetwork, family: str, bias: float) -> Any:
-    """transformers' model of both towers."""
+def _model(network: ImageTextNetwork, bias: float | None) -> Any:
+    """transformers' CLIPModel or SiglipModel, with both towers."""
     image: Any = network.image_encoder
     text: Any = network.text_encoder
-    kind, of_kind = FAMILIES[family]
-    options = {"projection_dim": image.dim} if family == "clip" else {}
+    is_clip = text.family == "clip_text_model"
+    kind = FAMILIES["clip" if is_clip else "siglip"]
     model = kind(
-        of_kind(
+        kind.config_class(
             vision_config={**image.architecture(), "image_size": network.image_size},
             text_config={**text.config()["architecture"], "max_position_embeddings": text.max_tokens},
-            **options,
+            **({"projection_dim": image.dim} if is_clip else {}),
         )
     )
-    state = {f"vision_model.{name}": x for name, x in image.backbone.state_dict().items()}
-    state |= {f"text_model.{name}": x for name, x in text.model.state_dict().items()}
-    of_vision, of_text = (
-        f"{tower}_model.embeddings.position_embedding.weight" for tower in ("vision", "text")
-    )
-    places = model.state_dict()[of_vision]
+    like = model.state_dict()
+    state = renamed(network.state_dict(), backwards(TRANSFORMERS), like)
+    of_vision, of_text = (f"{x}_model.embeddings.position_embedding.weight" for x in ("vision", "text"))
     with torch.no_grad():
         state[of_vision] = image.backbone.embeddings.interpolate_pos_encoding(
-            places[None], network.image_size, network.image_size
+            like[of_vision][None], network.image_size, network.image_size
         )[0]
         state[of_text] = state[of_text][: text.max_tokens]
-        scale = network.similarity.gamma2.log()
-    state["logit_scale"] = scale.reshape(model.logit_scale.shape)
-    if family == "clip":
-        state["visual_projection.weight"] = image.projection.weight.detach()[..., 0, 0]
-        state["text_projection.weight"] = text.projection.weight.detach()
-    else:
-        state["logit_bias"] = torch.full_like(model.logit_bias, bias)
+        state["logit_scale"] = network.similarity.gamma2.log().reshape(model.logit_scale.shape)
+    if not is_clip:
+        state["logit_bias"] = torch.full_like(model.logit_bias, bias or 0.0)
     load_exactly(model, state, "the network")
     return model
 
 
-def _write_open_clip(network: ImageTextNetwork, model: Any, folder: Path) -> None:
+def _processor(network: ImageTextNetwork) -> CLIPImageProcessor:
+    side, is_cropped = network.image_size, network.geometry == "shortest"
+    square = {"height": side, "width": side}
+    return CLIPImageProcessor(
+        size={"shortest_edge": side} if is_cropped else square,
+        do_center_crop=is_cropped,
+        crop_size=square,
+        image_mean=network.mean.flatten().tolist(),
+        image_std=network.std.flatten().tolist(),
+    )
+
+
+def _write_open_clip(
+    network: ImageTextNetwork, state: dict[str, Tensor], config: dict[str, Any], folder: Path
+) -> None:
+    """Write weights and open_clip_config.json, whose model_cfg is `config`."""
+    write_safetensors(state, folder / OPEN_CLIP_WEIGHTS)
+    config["embed_dim"] = network.image_encoder.dim
+    config["vision_cfg"]["image_size"] = network.image_size
+    # Any name: of a local folder, open_clip takes the tokenizer in it.
+    config["text_cfg"]["hf_tokenizer_name"] = "tokenizer"
+    preprocessing = {
+        "mean": network.mean.flatten().tolist(),
+        "std": network.std.flatten().tolist(),
+        "interpolation": "bicubic",
+        "resize_mode": backwards(GEOMETRIES)[network.geometry],
+        "fill_color": 0,
+    }
+    write_json({"model_cfg": config, "preprocess_cfg": preprocessing}, folder / OPEN_CLIP_FILE)
+
+
+def _clip_of_open_clip(network: ImageTextNetwork) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and model_cfg of a CLIP; one that open_clip would compute otherwise is refused."""
+    model, encoder = _model(network, None), network.text_encoder
     vision, text = model.config.vision_config, model.config.text_config
-    mean, std = _normalisation(network)
-    content = {
-        "model_cfg": {
-            "embed_dim": model.config.projection_dim,
-            "quick_gelu": vision.hidden_act == "quick_gelu",
-            "vision_cfg": {
-                **_tower(vision),
-                "image_size": network.image_size,
-                "head_width": vision.hidden_size // vision.num_attention_heads,
-                "patch_size": vision.patch_size,
-            },
-            "text_cfg": {
-                **_tower(text),
-                "context_length": text.max_position_embeddings,
-                "vocab_size": text.vocab_size,
-                "heads": text.num_attention_heads,
-                # Any name: of a local folder, open_clip takes the tokenizer beside this file.
-                "hf_tokenizer_name": "tokenizer",
-            },
-        },
-        "preprocess_cfg": {
-            "mean": mean,
-            "std": std,
-            "interpolation": "bicubic",
-            "resize_mode": {"shortest": "shortest", "stretch": "squash", "pad": "longest"}[network.geometry],
-            "fill_color": 0,
-        },
-    }
-    write_text(json.dumps(content, indent=2) + "\n", folder / OPEN_CLIP_FILE)
-    write_safetensors(to_openai_names(model.state_dict()), folder / OPEN_CLIP_WEIGHTS)
-
-
-def _tower(config: Any) -> dict[str, Any]:
-    return {
-        "layers": config.num_hidden_layers,
-        "width": config.hidden_size,
-        "mlp_ratio": config.intermediate_size / config.hidden_size,
-    }
-
-
-def _check_open_clip(encoder: Any, vision: Any, text: Any) -> None:
-    """Refuse what open_clip would compute otherwise: it takes the largest token as the end of a text."""
+    # The largest token is open_clip's end of a text.
     last = max(encoder.tokenizer.get_vocab().values())
     for name, value, known in (
         ("vision_config.hidden_act", vision.hidden_act, ("gelu", "quick_gelu")),
@@ -223,22 +192,64 @@ def _check_open_clip(encoder: Any, vision: Any, text: Any) -> None:
                 f"--format open_clip: {name}: expected {' or '.join(map(str, known))}, found {value}, which open_clip "
                 "does not have; write --format transformers"
             )
+    config = {
+        "quick_gelu": vision.hidden_act == "quick_gelu",
+        "vision_cfg": {
+            **_tower(vision),
+            "head_width": vision.hidden_size // vision.num_attention_heads,
+            "patch_size": vision.patch_size,
+        },
+        "text_cfg": {
+            **_tower(text),
+            "context_length": text.max_position_embeddings,
+            "vocab_size": text.vocab_size,
+            "heads": text.num_attention_heads,
+        },
+    }
+    return to_openai_names(model.state_dict()), config
 
 
-def _card(name: str, layout: str, family: str, notes: list[str], terms: list[str]) -> str:
-    classes = {"clip": "CLIPModel, CLIPProcessor", "siglip": "SiglipModel, SiglipProcessor"}[family]
+def _tower(config: Any) -> dict[str, Any]:
+    return {
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "mlp_ratio": config.intermediate_size / config.hidden_size,
+    }
+
+
+def _timm_and_bert(network: ImageTextNetwork, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and model_cfg of a model of timm with a BERT, whose config.json is written into `folder`."""
+    image: Any = network.image_encoder
+    text: Any = network.text_encoder
+    poolers, built_for = backwards(POOLINGS), image.backbone.model.pretrained_cfg["input_size"][-1]
+    state = renamed(network.state_dict(), backwards(OPEN_CLIP))
+    state["visual.head.proj.weight"] = state["visual.head.proj.weight"].flatten(1)
+    state["logit_scale"] = network.similarity.gamma2.log()
+    settings = {"img_size": built_for, **image.model_args, "image_size": network.image_size}
+    has_one_size = "visual.trunk.pos_embed" in state
+    known = {"img_size": built_for, "image_size": built_for if has_one_size else network.image_size}
+    if settings != known or text.pooling not in poolers:
+        raise UserError(
+            f"--format open_clip: expected {image.name} as timm builds it, {known}, and pooling "
+            f"{' or '.join(poolers)}, found {settings} and {text.pooling}, which open_clip does not build"
+        )
+    text.model.config.save_pretrained(folder)
+    vision = {"timm_model_name": image.name, "timm_pool": "", "timm_proj": "linear", "timm_proj_bias": True}
+    words = {"hf_model_name": str(folder), "hf_proj_type": "mlp", "hf_pooler_type": poolers[text.pooling]}
+    return state, {"vision_cfg": vision, "text_cfg": {**words, "context_length": text.max_tokens}}
+
+
+def _card(name: str, layout: str, notes: list[str], terms: list[str]) -> str:
     how = {
-        "transformers": f"{classes} of transformers load this folder by `from_pretrained`.",
+        "transformers": "The model's class and its processor in transformers load this folder by `from_pretrained`.",
         "open_clip": f"Load it by `open_clip.create_model_and_transforms('local-dir:{name}')` and "
         f"`open_clip.get_tokenizer('local-dir:{name}')`. In a repository of the Hugging Face Hub, "
         f"`hf_tokenizer_name` in {OPEN_CLIP_FILE} must be the repository's id.",
-    }
-    lines = [
-        f"# {name}",
-        "",
-        f"Written by medclip_dcl {_MARK} {layout}. Research only, not for clinical use.",
-    ]
-    lines += [how[layout], ""]
+    }[layout]
     named = ", ".join(terms) or "see the model that it was made from"
-    lines += [f"- Terms of the published weights that it derives from: {named}"]
+    origin = f"Written by medclip_dcl in the layout of {layout}. Research only, not for clinical use."
+    lines = [
+        f"# {name}\n\n{origin}\n{how}\n",
+        f"- Terms of the published weights that it derives from: {named}",
+    ]
     return "\n".join([*lines, *(f"- Note: {note}" for note in notes)]) + "\n"

@@ -38,21 +38,19 @@ _SENTENCES = (
 )
 
 
-class _ImageEncoder(nn.Module):
+class _Encoder(nn.Module):
     def __init__(self, network: ImageTextNetwork) -> None:
         super().__init__()
         self.network = network
 
+
+class _ImageEncoder(_Encoder):
     def forward(self, images: Float[Tensor, "image 3 height width"]) -> Any:
         feature_map, global_vector = self.network.encode(images)
         return feature_map if global_vector is None else (feature_map, global_vector)
 
 
-class _TextEncoder(nn.Module):
-    def __init__(self, network: ImageTextNetwork) -> None:
-        super().__init__()
-        self.network = network
-
+class _TextEncoder(_Encoder):
     def forward(
         self, input_ids: Int[Tensor, "sentence token"], attention_mask: Int[Tensor, "sentence token"]
     ) -> Tensor:

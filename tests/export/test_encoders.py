@@ -52,7 +52,7 @@ def test_text_encoder_readme_computes_the_networks_embeddings(
     ("family", "options"),
     [
         ("roberta", {"pooling": "last", "projection": "mlp"}),
-        ("modernbert", {"pooling": "mean"}),
+        ("modernbert", {"pooling": "mean", "projection": "gelu"}),
         ("clip", {"dim": 12, "projection": "pretrained"}),
         ("siglip", {"dim": 14, "projection": "pretrained"}),
         ("siglip", {"pooling": "mean"}),
