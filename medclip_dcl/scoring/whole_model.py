@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import BertForMaskedLM, PreTrainedModel
 
 from medclip_dcl.common.devices import widest_float
+from medclip_dcl.common.errors import UserError
 
 LAYERS_TOKENS = 4096
 """Tokens per pass through the layers on a CPU."""
@@ -98,6 +99,7 @@ class WholeModel:
             inputs = inputs.masked_fill(copies.is_masked, self.mask_id)
         copy_of_query, targets = copies.copy_of_query, copies.targets
         found = torch.empty(len(targets), device=inputs.device, dtype=widest_float(inputs.device))
+        before = _random_state(inputs.device)
         # Few copies at a time: logits need memory.
         size = self._copies_per_pass(inputs)
         for start in range(0, len(inputs), size):
@@ -108,6 +110,11 @@ class WholeModel:
             logits = self._logits(inputs[start : start + size], copy, position[some], self.has_head_at_rows)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             found[some] = log_probability_at(logits, targets[some]).to(found.dtype)
+        if not torch.equal(before, _random_state(inputs.device)):
+            raise UserError(
+                f"model: expected one that computes the same each time, found a {type(self.model).__name__}, which "
+                "draws random numbers (as Reformer's hashing does); choose another"
+            )
         return found
 
     def _copies_per_pass(self, inputs: Int[Tensor, "copy token"]) -> int:
@@ -161,6 +168,10 @@ def log_probability_at(
     here = logits.gather(1, targets[:, None])[:, 0]
     largest = logits.amax(dim=1, keepdim=True)
     return here - largest[:, 0] - logits.sub_(largest).exp_().sum(dim=1).log_()
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
 
 
 def is_on_host(tensor: Tensor) -> bool:
