@@ -100,6 +100,27 @@ class RegionEncoder(nn.Module):
         return [list(self.parameters())]
 
 
+class ProjectedRegions(RegionEncoder):
+    """Base class of encoders with a `backbone`, which gives `features`, and a `projection` of each region."""
+
+    backbone: Any
+    projection: nn.Module
+
+    @property
+    def trunk(self) -> nn.Module:
+        return self.backbone
+
+    def project(
+        self, features: Float[Tensor, "image channel region_row region_column"]
+    ) -> Float[Tensor, "image dim region_row region_column"]:
+        return self.projection(features)
+
+    def forward(
+        self, images: Float[Tensor, "image 3 height width"]
+    ) -> Float[Tensor, "image dim region_row region_column"]:
+        return self.project(self.features(images))
+
+
 class _Centred(nn.Sequential):
     """A backbone whose last stage leaves out the first row and column of its input.
 
@@ -115,7 +136,7 @@ class _Centred(nn.Sequential):
         return last(maps[..., 1:, 1:])
 
 
-class ResNetRegions(RegionEncoder):
+class ResNetRegions(ProjectedRegions):
     """ResNet up to its last (stride 32) or its last but one stage (stride 16), then a projection of each region.
 
     ResNet-18 at stride 32 is SSD's encoder: 512-d features, 15 x 15 regions at 480 px, mapped to 128-d. Stride 16
@@ -160,8 +181,6 @@ class ResNetRegions(RegionEncoder):
         check_choice("image_encoder.projection", projection, ("linear", "mlp"))
         self.depth, self.stride, self.dim, self.projection_kind = depth, stride, dim, projection
         self.width, self.centred = width, centred
-        # jsonargparse reads null as "None" on the command line, two classes deep.
-        weights = None if weights == "None" else weights
         if width == TORCHVISION_WIDTH:
             resnet = _resnet(depth, weights, stride)
             stages = [resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4]
@@ -177,11 +196,7 @@ class ResNetRegions(RegionEncoder):
         self.backbone = (_Centred if centred else nn.Sequential)(*stem, *kept)
         if width != TORCHVISION_WIDTH:
             draw_kernels(self.backbone)
-        self.projection = region_projection(projection, self.feature_dim, dim)
-
-    @property
-    def trunk(self) -> nn.Module:
-        return self.backbone
+        self.projection = _projection(projection, self.feature_dim, dim)
 
     @property
     def feature_dim(self) -> int:
@@ -205,19 +220,8 @@ class ResNetRegions(RegionEncoder):
         places = [(0, 1), *((place,) for place in range(BACKBONE["layer1"], len(self.backbone)))]
         return [[p for place in layer for p in self.backbone[place].parameters()] for layer in places]
 
-    def project(
-        self, features: Float[Tensor, "image channel region_row region_column"]
-    ) -> Float[Tensor, "image dim region_row region_column"]:
-        return self.projection(features)
 
-    def forward(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image dim region_row region_column"]:
-        return self.project(self.features(images))
-
-
-def region_projection(kind: str, channels: int, dim: int) -> nn.Module:
-    """Projection of each region, "linear" or "mlp" (see `ResNetRegions`)."""
+def _projection(kind: str, channels: int, dim: int) -> nn.Module:
     if kind == "linear":
         return nn.Conv2d(channels, dim, kernel_size=1)
     return nn.Sequential(

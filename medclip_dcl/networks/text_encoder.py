@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -22,7 +23,7 @@ from medclip_dcl.networks.bert_folder import (
     load_tokenizer,
     resolve_folder,
 )
-from medclip_dcl.networks.library_config import plain_settings
+from medclip_dcl.networks.library_folder import check_source, plain_settings
 from medclip_dcl.networks.masked_language import (
     MaskedLanguageHead,
     is_token,
@@ -101,7 +102,19 @@ class TransformerEncoder(SentenceEncoder):
 
     max_tokens: int
     final_period: bool
+    pooling: str
     projection: nn.Module
+    projection_kind: str
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "dim": self.dim,
+            "max_tokens": self.max_tokens,
+            "final_period": self.final_period,
+            "pooling": self.pooling,
+            "projection": self.projection_kind,
+            "tokenizer": self.tokenizer.to_str(),
+        }
 
     def set_tokenizer(
         self, tokenizer: Tokenizer, max_tokens: int, least: int, positions: int, side: str = "right"
@@ -130,6 +143,20 @@ class TransformerEncoder(SentenceEncoder):
 
     def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
         return self.projection(states)
+
+    def pooled(
+        self,
+        hidden: Float[Tensor, "sentence token hidden"],
+        tokens: Int[Tensor, "sentence token"],
+        lengths: Int[Tensor, " sentence"],
+    ) -> Float[Tensor, "sentence hidden"]:
+        """The first or the last hidden state of each sentence, or their mean without padding."""
+        if self.pooling == "cls":
+            return hidden[:, 0]
+        if self.pooling == "last":
+            return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
+        total = hidden.masked_fill(~is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
+        return total / lengths[:, None]
 
     def _closed(self, texts: Sequence[str]) -> list[str]:
         return [with_final_period(text) for text in texts] if self.final_period else list(texts)
@@ -192,10 +219,7 @@ class BertSentences(TransformerEncoder):
         tokenizer: str | None = None,
     ) -> None:
         super().__init__()
-        if (pretrained is None) == (bert is None or tokenizer is None):
-            raise UserError(
-                "text encoder: give either pretrained (a folder or repository id), or bert and tokenizer"
-            )
+        check_source("text_encoder", pretrained, {"bert": bert, "tokenizer": tokenizer})
         check_min("text_encoder", {"dim": (dim, 1)})
         check_choice("text_encoder.pooling", pooling, ("cls", "mean"))
         check_choice("text_encoder.projection", projection, ("linear", "mlp"))
@@ -216,8 +240,7 @@ class BertSentences(TransformerEncoder):
         self.masked_language_head = MaskedLanguageHead(model) if masked_language_head else None
         self.has_masked_language_head = masked_language_head
         if dropout is not None:
-            if not 0 <= dropout < 1:
-                raise UserError(f"dropout: expected a number in [0, 1), found {dropout}")
+            check_dropout(dropout)
             self.bert.config.hidden_dropout_prob = self.bert.config.attention_probs_dropout_prob = dropout
             for module in self.bert.modules():
                 if isinstance(module, nn.Dropout):
@@ -225,8 +248,8 @@ class BertSentences(TransformerEncoder):
         self.set_tokenizer(
             Tokenizer.from_str(str(tokenizer)), max_tokens, 3, self.bert.config.max_position_embeddings
         )
-        self.dim, self.final_period, self.pooling = dim, final_period, pooling
-        self.projection_kind = projection
+        self.dim, self.final_period = dim, final_period
+        self.pooling, self.projection_kind = pooling, projection
         self.projection = sentence_projection(projection, self.bert.config.hidden_size, dim)
         if trained is not None:
             self.take_transformer(trained)
@@ -241,16 +264,8 @@ class BertSentences(TransformerEncoder):
     def config(self) -> dict[str, Any]:
         bert = plain_settings(self.bert.config)
         bert.pop("model_type")
-        return {
-            "dim": self.dim,
-            "max_tokens": self.max_tokens,
-            "final_period": self.final_period,
-            "pooling": self.pooling,
-            "projection": self.projection_kind,
-            "masked_language_head": self.has_masked_language_head,
-            "bert": bert,
-            "tokenizer": self.tokenizer.to_str(),
-        }
+        head = self.has_masked_language_head
+        return {**super().config(), "masked_language_head": head, "bert": bert}
 
     def transformer_settings(self) -> dict[str, Any]:
         own = {"max_tokens": self.max_tokens, "final_period": self.final_period, "pooling": self.pooling}
@@ -260,11 +275,7 @@ class BertSentences(TransformerEncoder):
     def states(
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence hidden"]:
-        hidden = last_hidden_states(self.bert, tokens, lengths)
-        if self.pooling == "cls":
-            return hidden[:, 0]
-        total = hidden.masked_fill(~is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
-        return total / lengths[:, None]
+        return self.pooled(last_hidden_states(self.bert, tokens, lengths), tokens, lengths)
 
     def masked_language_loss(
         self,
@@ -278,6 +289,12 @@ class BertSentences(TransformerEncoder):
         words = self.bert.embeddings.word_embeddings.weight
         hidden = last_hidden_states(self.bert, tokens, lengths)
         return masked_language_losses(hidden, labels, places, lambda rows: head(rows, words))
+
+
+def check_dropout(dropout: float) -> None:
+    """Refuse a dropout outside of [0, 1)."""
+    if not 0 <= dropout < 1:
+        raise UserError(f"dropout: expected a number in [0, 1), found {dropout}")
 
 
 def share_of_truncated(count: int, total: int) -> str:

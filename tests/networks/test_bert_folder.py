@@ -134,17 +134,6 @@ def test_word_pieces_are_those_of_the_tokenizer_itself(
     assert tokenizer("a [SEP]", add_special_tokens=False)["input_ids"][-1] == tokenizer.sep_token_id
 
 
-def test_language_model_computes_what_transformers_computes(cxr_bert: Path) -> None:
-    config = BertConfig(**SMALL, vocab_size=30522, max_position_embeddings=512)
-    reference = BertForMaskedLM(config).eval()
-    reference.load_state_dict(
-        {key: value for key, value in stored(cxr_bert).items() if key in reference.state_dict()}
-    )
-    tokens = torch.tensor([[2, 700, 4, 31, 3]])
-    ours = load_masked_language_model(cxr_bert).eval()(tokens).logits
-    assert torch.equal(ours, reference(tokens).logits)
-
-
 def test_decoder_stays_tied_to_the_word_embeddings(small: Path) -> None:
     before = torch.get_rng_state()
     model = load_masked_language_model(small)
@@ -373,14 +362,6 @@ def test_loaded_model_does_not_change_with_file(small: Path, name: str) -> None:
     with (small / name).open("r+b") as file:
         file.write(bytes((small / name).stat().st_size))
     assert weights_fingerprint(model) == before
-
-
-def test_a_model_in_several_files_is_loaded(small: Path, tmp_path: Path) -> None:
-    expected = load_masked_language_model(small)
-    expected.save_pretrained(tmp_path / "parts", max_shard_size="2KB")
-    assert not (tmp_path / "parts" / "model.safetensors").exists()
-    found = load_masked_language_model(tmp_path / "parts")
-    assert weights_fingerprint(found) == weights_fingerprint(expected)
 
 
 def test_folder_or_repository(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
