@@ -23,13 +23,9 @@ from transformers import (
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
-    MODEL_MAPPING,
-)
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from medclip_dcl.common.errors import check_choice, check_min
+from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly
 from medclip_dcl.networks.bert_folder import ModelFolderError, read_folder_json, resolve_folder
 from medclip_dcl.networks.library_folder import (
@@ -48,7 +44,6 @@ from medclip_dcl.networks.text_encoder import (
     check_dropout,
     functional_settings,
     sentence_projection,
-    trained_arguments,
     trained_encoder,
 )
 
@@ -60,7 +55,7 @@ _CLIP, _SIGLIP = "clip_text_model", "siglip_text_model"
 _TOWERS: dict[str, type[PreTrainedModel]] = {_CLIP: CLIPTextModel, _SIGLIP: SiglipTextModel}
 _DEFAULT_MAX_TOKENS = 128
 # Share of the states' deviation that counts as rounding (choice).
-_ROUNDING = 1e-3
+_ROUNDING = 1e-4
 
 _SDPA, _EAGER = "sdpa_without_host_reads", "eager_without_host_reads"
 
@@ -138,10 +133,9 @@ class TransformersSentences(TransformerEncoder):
         check_source("text_encoder", pretrained, described)
         check_min("text_encoder", {"dim": (dim, 1)})
         check_choice("text_encoder.projection", projection, ("linear", "gelu", "pretrained"))
-        trained = None if pretrained is None else trained_encoder(pretrained, [*described], "transformer")
+        trained, of_trained = trained_encoder(pretrained, [*described], "transformer")
+        described |= of_trained
         folder = None if pretrained is None or trained is not None else resolve_folder(pretrained)
-        if trained is not None:
-            described = {name: trained_arguments(trained)[name] for name in described}
         if folder is not None:
             config, described = _described(folder)
         else:
@@ -170,7 +164,7 @@ class TransformersSentences(TransformerEncoder):
             size = config.projection_size if has_head else config.hidden_size
             self.projection = sentence_projection(projection, size, dim)
         if folder is not None:
-            self._check_padding(folder)
+            self._try_out(folder)
         if trained is not None and projection == "pretrained":
             load_exactly(self, trained.tensors("text_encoder"), trained.path)
         elif trained is not None:
@@ -217,24 +211,32 @@ class TransformersSentences(TransformerEncoder):
         return self.pooled(output.last_hidden_state, tokens, lengths)
 
     @torch.no_grad()
-    def _check_padding(self, folder: Path) -> None:
-        """Refuse a model that encodes a sentence otherwise beside a longer one, such as FNet and ConvBERT."""
+    def _try_out(self, folder: Path) -> None:
+        """Refuse a model that padding changes, as FNet and ConvBERT, or whose first token sees itself alone."""
         (ids,) = self.tokenize(["normal " * self.max_tokens])
         length = max(1, self.max_tokens // 2)  # the other half is padding
         padding = [0] * (self.max_tokens - length)
         tokens, lengths = torch.tensor([[*ids[: length - 1], ids[-1], *padding]]), torch.tensor([length])
         self.eval()
         try:
-            alone, padded = self.states(tokens[:, :length], lengths), self.states(tokens, lengths)
-            is_equal = bool((alone - padded).abs().max() <= _ROUNDING * alone.std())
-            problem = "" if is_equal else "is changed by padding"
+            states = [self.states(tokens[:, :n], lengths.clamp(max=n)) for n in (length, self.max_tokens, 1)]
         except Exception as error:  # each family in its own way
-            problem = f"fails ({' '.join(str(error).split())[:200]})"
-        self.train()
-        if problem:
+            reason = " ".join(str(error).split())[:200]
             raise ModelFolderError(
-                f"{folder}: expected an encoder of tokens with a mask of padding, but transformers' {self.family} "
-                f"{problem}; give another model"
+                f"{folder}: transformers' {self.family} cannot encode sentences ({reason})"
+            ) from error
+        self.train()
+        alone, padded, first = states
+        is_unchanged, is_causal = (
+            bool((x - alone).abs().max() <= _ROUNDING * alone.std()) for x in (padded, first)
+        )
+        if not is_unchanged:
+            raise ModelFolderError(
+                f"{folder}: expected a model that padding does not change, found a {self.family}; give another model"
+            )
+        if self.pooling == "cls" and is_causal:
+            raise UserError(
+                f"text_encoder.pooling: expected mean or last for a causal model, {self.family}, found cls"
             )
 
     def _own_projection(self, config: PreTrainedConfig, folder: Path | None) -> nn.Module:
@@ -283,23 +285,12 @@ def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     return found[0] if isinstance(found, tuple) else found
 
 
-def _is_causal(config: PreTrainedConfig) -> bool:
-    """True if a token sees those before it alone: CLIP's text tower, and families that are language models only."""
-    family = config.model_type
-    is_decoder = (
-        family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and family not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
-    )
-    return family == _CLIP or is_decoder or bool(getattr(config, "is_decoder", False))
-
-
 def _model(config: PreTrainedConfig, pooling: str, folder: Path | None) -> PreTrainedModel:
     """The model, without pooler where `pooling` needs none; weights from the folder, or random."""
     kind = _model_class(config)
     assert kind is not None
     has_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
     known = [*POOLINGS] if has_pooler or config.model_type in _TOWERS else [*POOLINGS[:-1]]
-    if _is_causal(config):
-        known.remove("cls")  # the first token sees itself alone
     check_choice("text_encoder.pooling", pooling, known)
     options = {"add_pooling_layer": pooling == "pooler"} if has_pooler else {}
     remedy = f"give the folder of a {config.model_type}, or another pooling if its pooler is missing"

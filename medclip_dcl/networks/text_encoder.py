@@ -223,9 +223,8 @@ class BertSentences(TransformerEncoder):
         check_min("text_encoder", {"dim": (dim, 1)})
         check_choice("text_encoder.pooling", pooling, ("cls", "mean"))
         check_choice("text_encoder.projection", projection, ("linear", "mlp"))
-        trained = None if pretrained is None else trained_encoder(pretrained, ("bert", "tokenizer"), "BERT")
-        if trained is not None:
-            bert, tokenizer = (trained_arguments(trained)[name] for name in ("bert", "tokenizer"))
+        trained, described = trained_encoder(pretrained, ("bert", "tokenizer"), "BERT")
+        bert, tokenizer = described.get("bert", bert), described.get("tokenizer", tokenizer)
         if bert is None:
             folder = resolve_folder(str(pretrained))
             model = load_masked_language_model(folder) if masked_language_head else load_bert(folder)
@@ -304,23 +303,22 @@ def share_of_truncated(count: int, total: int) -> str:
     return f"{count:,} of {total:,} sentences ({count / total:.2%}) are longer than max_tokens: their end is cut off"
 
 
-def trained_encoder(source: str, needed: Sequence[str], kind: str) -> SavedModel | None:
-    """The checkpoint or exported folder of an image-text model; None for a folder of weights or a repository id.
+def trained_encoder(
+    source: str | None, needed: Sequence[str], kind: str
+) -> tuple[SavedModel | None, dict[str, Any]]:
+    """The checkpoint or exported folder of an image-text model, and those arguments that rebuild its text encoder.
 
-    `needed`: arguments of its text encoder that a new one takes over; `kind` names such an encoder in the error.
+    None for a folder of weights or a repository id. `needed`: arguments that a new encoder takes over; `kind` names
+    such an encoder in the error.
     """
-    path = Path(source).expanduser()
-    if not (path.is_file() or is_exported(path)):
-        return None
+    path = Path(source or "").expanduser()
+    if source is None or not (path.is_file() or is_exported(path)):
+        return None, {}
     saved = read_model(path)
-    if not set(needed) <= trained_arguments(saved).keys():
+    found = saved.require_network().get("text_encoder", {}).get("init_args", {})
+    if not set(needed) <= found.keys():
         raise UserError(f"{source} has no {kind} as its text encoder; give a {kind} folder (pretrained)")
-    return saved
-
-
-def trained_arguments(saved: SavedModel) -> dict[str, Any]:
-    """Arguments that rebuild the text encoder of an image-text model."""
-    return saved.require_network().get("text_encoder", {}).get("init_args", {})
+    return saved, {name: found[name] for name in needed}
 
 
 def functional_settings(architecture: Mapping[str, Any]) -> dict[str, Any]:
