@@ -1,4 +1,4 @@
-"""Sentence encoder: BERT, pooled over its tokens and projected."""
+"""Sentence encoders: base classes, and BERT, pooled over its tokens and projected."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SentenceEncoder(nn.Module):
         return self.config()
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text with [CLS] and [SEP], not padded."""
+        """Token ids of each text with special tokens, not padded."""
         raise NotImplementedError
 
     def are_truncated(self, texts: Sequence[str]) -> list[bool]:

@@ -61,9 +61,8 @@ def pseudo_log_likelihood(
     token after the tokenizer's bos_token, or its eos_token where it has no bos_token (choice).
 
     The model is scored in eval mode on its device and returned to the mode it was in; log-softmax is at least float32,
-    sums are float64. On a CPU each of torch's threads scores
-    batches of its own (BERT-base takes about 0.15 GB a thread for that); a plain BERT's values are the same for any
-    number of threads.
+    sums are float64. On a CPU each of torch's threads scores batches of its own (BERT-base takes about 0.15 GB a thread
+    for that); a plain BERT's values are the same for any number of threads.
 
     Args:
         model: any masked or causal language model of transformers. transformers' own BERT is the fastest; one with
@@ -95,7 +94,7 @@ def pseudo_log_likelihood(
         ValueError: without `truncate`, a sentence with more tokens than the model has positions; `mask_every`
             below 1 or together with `within_word_l2r`, or one of them for a causal model; a token that the model does
             not have.
-        UserError: a score that is not finite.
+        UserError: a score that is not finite; a model that draws random numbers in evaluation.
     """
     # The tokenizer would take a tuple for a pair; an iterator would be empty the second time.
     given = [sentences] if isinstance(sentences, str) else list(sentences)
