@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torchvision
@@ -16,6 +16,10 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import compare_state_dicts, read_state_dict
 from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD
+
+Images: TypeAlias = Float[Tensor, "image 3 height width"]
+Features: TypeAlias = Float[Tensor, "image channel region_row region_column"]
+Regions: TypeAlias = Float[Tensor, "image dim region_row region_column"]
 
 IMAGENET = "imagenet"
 BACKBONE = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
@@ -77,21 +81,15 @@ class RegionEncoder(nn.Module):
     def check_sides(self, sides: Mapping[str, int]) -> None:
         """Refuse sides of images in pixels, by the names of their settings, that the encoder does not take."""
 
-    def features(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image channel region_row region_column"]:
+    def features(self, images: Images) -> Features:
         """Input of the projection into the common space; the regions themselves where there is none."""
         return self(images)
 
-    def features_and_global(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> tuple[Float[Tensor, "image channel region_row region_column"], Float[Tensor, "image channel"]]:
+    def features_and_global(self, images: Images) -> tuple[Features, Float[Tensor, "image channel"]]:
         """`features`, and the vector of the whole image before the projection."""
         raise NotImplementedError
 
-    def project(
-        self, features: Float[Tensor, "image channel region_row region_column"]
-    ) -> Float[Tensor, "image dim region_row region_column"]:
+    def project(self, features: Features) -> Regions:
         """Region embeddings from `features`."""
         return features
 
@@ -110,14 +108,10 @@ class ProjectedRegions(RegionEncoder):
     def trunk(self) -> nn.Module:
         return self.backbone
 
-    def project(
-        self, features: Float[Tensor, "image channel region_row region_column"]
-    ) -> Float[Tensor, "image dim region_row region_column"]:
+    def project(self, features: Features) -> Regions:
         return self.projection(features)
 
-    def forward(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image dim region_row region_column"]:
+    def forward(self, images: Images) -> Regions:
         return self.project(self.features(images))
 
 
@@ -127,9 +121,7 @@ class _Centred(nn.Sequential):
     Its strided kernels are then centred half a cell further down and right, and pad both sides alike.
     """
 
-    def forward(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image channel region_row region_column"]:
+    def forward(self, images: Images) -> Features:
         maps, *stages, last = (images, *self)
         for stage in stages:
             maps = stage(maps)
@@ -209,9 +201,7 @@ class ResNetRegions(ProjectedRegions):
     def trunk_settings(self) -> dict[str, Any]:
         return {"depth": self.depth, "stride": self.stride, "centred": self.centred}
 
-    def features(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image channel region_row region_column"]:
+    def features(self, images: Images) -> Features:
         """Output of the last stage, after its ReLU."""
         return self.backbone(images.contiguous(memory_format=torch.channels_last))
 

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import load_from_folder, read_folder_json, resolve_folder
-from medclip_dcl.networks.image_encoder import ProjectedRegions
+from medclip_dcl.networks.image_encoder import Features, Images, ProjectedRegions
 from medclip_dcl.networks.library_folder import (
     check_source,
     library_config,
@@ -77,14 +77,10 @@ class PretrainedRegions(ProjectedRegions):
                     "pixels would be left out or made up at the border"
                 )
 
-    def features(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image channel region_row region_column"]:
+    def features(self, images: Images) -> Features:
         return self._states(images)[0]
 
-    def features_and_global(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> tuple[Float[Tensor, "image channel region_row region_column"], Float[Tensor, "image channel"]]:
+    def features_and_global(self, images: Images) -> tuple[Features, Float[Tensor, "image channel"]]:
         features, vector = self._states(images)
         assert vector is not None, "only of an encoder with a global vector"
         return features, vector

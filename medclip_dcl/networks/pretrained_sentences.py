@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 from transformers import (
@@ -38,7 +38,7 @@ from medclip_dcl.networks.library_folder import (
     pretrained_size,
     unknown_family,
 )
-from medclip_dcl.networks.masked_language import attention_kernels, is_token
+from medclip_dcl.networks.masked_language import Lengths, Tokens, attention_kernels, is_token
 from medclip_dcl.networks.text_encoder import (
     TransformerEncoder,
     check_dropout,
@@ -192,9 +192,7 @@ class TransformersSentences(TransformerEncoder):
         settings = {name: x for name, x in self.config().items() if name not in ("dim", "projection")}
         return {**settings, "architecture": functional_settings(settings["architecture"])}
 
-    def states(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence hidden"]:
+    def states(self, tokens: Tokens, lengths: Lengths) -> Float[Tensor, "sentence hidden"]:
         tokens = tokens.masked_fill(~is_token(tokens, lengths), self.pad_token_id)
         if self.is_padded_to_positions:
             padding = tokens.new_full((tokens.shape[0], self.max_tokens), self.pad_token_id)

@@ -25,7 +25,9 @@ from medclip_dcl.networks.bert_folder import (
 )
 from medclip_dcl.networks.library_folder import check_source, plain_settings
 from medclip_dcl.networks.masked_language import (
+    Lengths,
     MaskedLanguageHead,
+    Tokens,
     is_token,
     last_hidden_states,
     masked_language_losses,
@@ -76,9 +78,7 @@ class SentenceEncoder(nn.Module):
         """Number and share of the texts that `tokenize` cuts, for a warning; "" for none."""
         return share_of_truncated(sum(self.are_truncated(texts)), len(texts))
 
-    def states(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence hidden"]:
+    def states(self, tokens: Tokens, lengths: Lengths) -> Float[Tensor, "sentence hidden"]:
         """Output of `transformer` for each sentence: the input of `project`."""
         raise NotImplementedError
 
@@ -87,11 +87,7 @@ class SentenceEncoder(nn.Module):
         raise NotImplementedError
 
     def masked_language_loss(
-        self,
-        tokens: Int[Tensor, "sentence token"],
-        lengths: Int[Tensor, " sentence"],
-        labels: Int[Tensor, "sentence token"],
-        places: Int[Tensor, " masked"],
+        self, tokens: Tokens, lengths: Lengths, labels: Tokens, places: Int[Tensor, " masked"]
     ) -> Float[Tensor, " masked"]:
         """-log P of each masked token; `labels` are -100 at unmasked tokens, `places` those of the others."""
         raise NotImplementedError
@@ -136,19 +132,14 @@ class TransformerEncoder(SentenceEncoder):
     def are_truncated(self, texts: Sequence[str]) -> list[bool]:
         return super().are_truncated(self._closed(texts))
 
-    def forward(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence dim"]:
+    def forward(self, tokens: Tokens, lengths: Lengths) -> Float[Tensor, "sentence dim"]:
         return self.project(self.states(tokens, lengths))
 
     def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
         return self.projection(states)
 
     def pooled(
-        self,
-        hidden: Float[Tensor, "sentence token hidden"],
-        tokens: Int[Tensor, "sentence token"],
-        lengths: Int[Tensor, " sentence"],
+        self, hidden: Float[Tensor, "sentence token hidden"], tokens: Tokens, lengths: Lengths
     ) -> Float[Tensor, "sentence hidden"]:
         """The first or the last hidden state of each sentence, or their mean without padding."""
         if self.pooling == "cls":
@@ -271,17 +262,11 @@ class BertSentences(TransformerEncoder):
         bert = {name: getattr(self.bert.config, name, None) for name in FUNCTION_OF_BERT}
         return {**own, **bert, "tokenizer": self.tokenizer.to_str()}
 
-    def states(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence hidden"]:
+    def states(self, tokens: Tokens, lengths: Lengths) -> Float[Tensor, "sentence hidden"]:
         return self.pooled(last_hidden_states(self.bert, tokens, lengths), tokens, lengths)
 
     def masked_language_loss(
-        self,
-        tokens: Int[Tensor, "sentence token"],
-        lengths: Int[Tensor, " sentence"],
-        labels: Int[Tensor, "sentence token"],
-        places: Int[Tensor, " masked"],
+        self, tokens: Tokens, lengths: Lengths, labels: Tokens, places: Int[Tensor, " masked"]
     ) -> Float[Tensor, " masked"]:
         head = self.masked_language_head
         assert head is not None
