@@ -49,6 +49,7 @@ class PretrainedRegions(ProjectedRegions):
     """Base class of encoders around a library's model, with a linear projection of each region."""
 
     channels: int
+    projection_kind: str = "linear"
 
     def __init__(self, dim: int, global_vector: bool) -> None:
         super().__init__()
