@@ -19,7 +19,8 @@ from medclip_dcl.networks.language_model import load_language_model
 from medclip_dcl.networks.library_folder import longest_sentence
 from medclip_dcl.scoring import pseudo_log_likelihood, scoring_plan
 from medclip_dcl.scoring.whole_model import WholeModel
-from tests.scoring.families import CAUSAL, MASKED, POSITIONS, TEXTS, write
+from tests.scoring.families import CAUSAL, MASKED, TEXTS, write
+from tests.text_models import SIZES
 
 SLOW = ("mpnet", "deberta")
 """Families that compute like another of the quick tests."""
@@ -118,8 +119,9 @@ def test_causal_model_without_bos_begins_after_eos(folders: dict[str, Path]) -> 
 def test_longest_sentence_is_scored_longer_is_refused(folders: dict[str, Path], family: str) -> None:
     """RoBERTa and MPNet number positions from behind that of padding."""
     model, tokenizer = load_language_model(folders[family])
-    assert longest_sentence(model) == POSITIONS
-    longest = POSITIONS - (1 if family in CAUSAL else 2)
+    positions = SIZES["max_position_embeddings"] - (2 if family in ("roberta", "mpnet") else 0)
+    assert longest_sentence(model) == positions
+    longest = positions - (1 if family in CAUSAL else 2)
     text = ", ".join(["heart"] * 100)
     with pytest.raises(ValueError, match=f"the model takes at most {longest} "):
         pseudo_log_likelihood(model, tokenizer, [text])
