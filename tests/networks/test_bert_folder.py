@@ -152,16 +152,6 @@ def test_plain_bert_model_folder_loads_without_prefix(small: Path, tmp_path: Pat
     assert weights_fingerprint(load_bert(tmp_path / "bare")) == weights_fingerprint(expected)
 
 
-def test_first_releases_layer_norm_names_are_read(small: Path) -> None:
-    expected = weights_fingerprint(load_masked_language_model(small))
-    state = load_file(small / "model.safetensors")
-    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
-    for new_name, old_name in old.items():
-        state = {key.replace(new_name, old_name): value for key, value in state.items()}
-    save_file(state, small / "model.safetensors")
-    assert weights_fingerprint(load_masked_language_model(small)) == expected
-
-
 def test_fingerprint_is_of_the_values_only(small: Path, tmp_path: Path) -> None:
     rounded = {key: value.half() for key, value in load_file(small / "model.safetensors").items()}
     prints = []

@@ -19,6 +19,7 @@ from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks import library_folder
 from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
 from medclip_dcl.networks.initial_weights import take_over
+from medclip_dcl.networks.pretrained_regions import TransformersRegions
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import BertSentences
@@ -180,26 +181,6 @@ def test_a_trained_encoder_can_be_taken_over(folder_of, tmp_path):
         take_over(network(str(folder_of("deberta"))), tmp_path / "net")
 
 
-def test_sharded_float16_files_load_as_float32(folder_of, tmp_path):
-    folder = folder_of("modernbert")
-    model = T.AutoModelForMaskedLM.from_pretrained(folder, dtype=torch.float16)
-    shutil.copytree(folder, tmp_path / "half", ignore=shutil.ignore_patterns("*.safetensors"))
-    model.save_pretrained(tmp_path / "half", max_shard_size="20KB")
-    assert len(list((tmp_path / "half").glob("*.safetensors"))) > 1
-    state = TransformersSentences(str(tmp_path / "half")).model.state_dict()
-    for name, value in model.model.state_dict().items():
-        assert state[name].dtype == torch.float32 and torch.equal(state[name], value.float())
-
-
-def test_special_tokens_in_a_text_are_text(folder_of):
-    encoder = TransformersSentences(str(folder_of("roberta")), max_tokens=12)
-    (ids,) = encoder.tokenize(["clear </s> clear"])
-    assert ids.count(2) == 1 and ids[-1] == 2
-    (ids,) = encoder.tokenize(["clear " * 100])
-    assert len(ids) == 12 and ids[0] == 0 and ids[-1] == 2
-    assert encoder.truncated_share(["clear", "clear " * 30]).startswith("1 of 2 sentences (50.00%)")
-
-
 @pytest.mark.parametrize("family", ["distilbert", "mpnet"])
 def test_a_cased_tokenizer_stays_cased(family, folder_of, tmp_path):
     """transformers' classes take the vocabulary of tokenizer.json, but not its treatment of case."""
@@ -321,6 +302,9 @@ def test_no_folder_names_code_to_run(name, folder_of, small_bert, tmp_path):
         described["architecture"] |= kernel
         for built in (encoder, TransformersSentences(**described)):
             assert built.model.config._attn_implementation == "sdpa_without_host_reads"
+    vision = json.loads((folder_of("clip") / "config.json").read_text())["vision_config"]
+    image = TransformersRegions(architecture={**vision, **kernel})
+    assert image.backbone.config._attn_implementation == "sdpa"
     described = BertSentences(str(changed(small_bert, tmp_path / "bert", **kernel))).config()
     described["bert"] |= kernel
     assert BertSentences(**described).bert.config._attn_implementation == "sdpa"
