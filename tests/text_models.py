@@ -88,7 +88,7 @@ def modern_bert_tokenizer() -> T.PreTrainedTokenizerFast:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special = {"pad_token": "[PAD]", "cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]"}
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
     return fast(tokenizer, "[CLS]", "[SEP]", **special)
 
 
@@ -104,14 +104,19 @@ def write_text_model(family: str, folder: Path) -> Path:
     """Write a small model of the family, with the head or the image tower that it is published with."""
     torch.manual_seed(0)
     tokenizer: Any
-    if family in ("bert", "distilbert"):
+    if family in ("bert", "distilbert", "electra"):
         tokenizer = T.BertTokenizer(vocab=word_pieces(BERTS))
     elif family == "mpnet":
         tokenizer = T.MPNetTokenizer(vocab=word_pieces([*ROBERTAS[:4], "[UNK]", "<mask>"]))
     elif family == "modernbert":
         tokenizer = modern_bert_tokenizer()
     elif family == "deberta-v2":
-        tokenizer = T.DebertaV2Tokenizer(vocab=unigram(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "<unk>"]))
+        tokenizer = T.DebertaV2Tokenizer(
+            vocab=unigram(["[PAD]", "[CLS]", "[SEP]", "[UNK]", "<unk>", "[MASK]"])
+        )
+    elif family == "gpt2":
+        vocabulary, merges = bpe(["<|endoftext|>"])
+        tokenizer = T.GPT2Tokenizer(vocab=vocabulary, merges=merges)
     elif family == "siglip":
         tokenizer = siglip_tokenizer()
     elif family == "clip":
@@ -147,6 +152,11 @@ def _model(family: str, sizes: dict[str, Any], tokenizer: Any) -> Any:
         }
         config = T.DistilBertConfig(vocab_size=sizes["vocab_size"], **own)
         return T.DistilBertForMaskedLM(config)
+    if family == "electra":
+        return T.ElectraForMaskedLM(T.ElectraConfig(**sizes, embedding_size=10))
+    if family == "gpt2":
+        small = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 40}
+        return T.GPT2LMHeadModel(T.GPT2Config(vocab_size=sizes["vocab_size"], **small))
     if family == "roberta":
         return T.RobertaForMaskedLM(T.RobertaConfig(**sizes, type_vocab_size=1))
     if family == "mpnet":
@@ -161,6 +171,7 @@ def _model(family: str, sizes: dict[str, Any], tokenizer: Any) -> Any:
             "position_buckets": 4,
             "norm_rel_ebd": "layer_norm",
             "share_att_key": True,
+            "legacy": False,
         }
         return T.DebertaV2ForMaskedLM(T.DebertaV2Config(**sizes, **DEBERTA, **own))
     if family == "clip":

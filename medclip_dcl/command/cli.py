@@ -19,6 +19,8 @@ from medclip_dcl.common.command_line import take_imports
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.processes import let_threads_sleep
 
+_NESTED_NULL = re.compile(r"(--.+?\.init_args\.\w+)\.init_args\.(\w+)=null")
+
 
 def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
     """Run one command; a mistake of the user ends with one line and status 2.
@@ -32,6 +34,7 @@ def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
             raise UserError(
                 f"{args[0]}: give the command first, fit | validate | test | predict, then its options"
             )
+        args = _with_nulls(args)
         lightning_cli().run(args, [*modules, *(_class_paths(args) if are_typed else ())])
         return
     except Exception as error:
@@ -67,6 +70,16 @@ def _class_paths(args: Sequence[str]) -> list[str]:
         word for word, before in zip(args, ["", *args], strict=False) if before not in ("--config", "-c")
     ]
     return re.findall(r"(?<![\w./-])[^\W\d]\w*(?:\.\w+)+(?![\w./-])", "\n".join(values))
+
+
+def _with_nulls(args: Sequence[str]) -> list[str]:
+    """The arguments with null for a setting of a class within a class as JSON: jsonargparse would read it as "None"."""
+    found: list[str] = []
+    for word in args:
+        if word == "null" and found and found[-1].startswith("--"):
+            word = f"{found.pop()}=null"
+        found.append(_NESTED_NULL.sub(r'\1={"init_args": {"\2": null}}', word))
+    return found
 
 
 def _unwrapped(error: Exception) -> BaseException:

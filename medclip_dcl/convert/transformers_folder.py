@@ -16,7 +16,7 @@ from medclip_dcl.convert.names import TRANSFORMERS, renamed
 from medclip_dcl.networks.bert_folder import load_from_folder, read_folder_json
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.library_config import library_config
+from medclip_dcl.networks.library_folder import library_config
 from medclip_dcl.networks.pretrained_regions import TransformersRegions
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.similarity import GlobalCosine

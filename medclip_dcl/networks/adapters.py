@@ -32,7 +32,7 @@ class LoRA:
 
 
 def check_adaptable(encoder: nn.Module) -> None:
-    """Refuse an encoder of another library, which may use the weights of a layer without calling it, as timm's EVA."""
+    """Refuse an encoder without a model of transformers; timm's EVA uses weights of layers without calling them."""
     if not any(isinstance(part, PreTrainedModel) for part in encoder.modules()):
         raise UserError(
             f"model.lora: expected models of transformers as both encoders, found {type(encoder).__name__}; choose "

@@ -183,18 +183,17 @@ def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
 
 
 def _load(kind: type[Bert], folder: Path, ignored: tuple[str, ...], **arguments: Any) -> Bert:
-    def remedy(missing: Sequence[str]) -> str:
-        if not any(name.startswith(_MLM_HEAD) for name in missing):
-            return "give the folder of a BERT"
-        return (
-            "give a folder with a masked-language-model head, such as microsoft/BiomedVLP-CXR-BERT-general, or "
-            "the export of `python -m medclip_dcl fit --config configs/language_model.yaml`"
-        )
+    remedy = (
+        "give the folder of a BERT; with a masked-language-model head, if that is missing, as of "
+        "microsoft/BiomedVLP-CXR-BERT-general or of `python -m medclip_dcl fit --config configs/language_model.yaml`"
+    )
 
     def is_ignored(name: str) -> bool:
         return name.removeprefix("bert.").startswith(ignored)
 
-    return load_from_folder(kind, folder, load_bert_config(folder), is_ignored, remedy, **arguments)
+    return load_from_folder(
+        kind, folder, load_bert_config(folder), is_ignored, lambda missing: remedy, **arguments
+    )
 
 
 def load_from_folder(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 import torchvision
@@ -16,6 +16,10 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import compare_state_dicts, read_state_dict
 from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD
+
+Images: TypeAlias = Float[Tensor, "image 3 height width"]
+Features: TypeAlias = Float[Tensor, "image channel region_row region_column"]
+Regions: TypeAlias = Float[Tensor, "image dim region_row region_column"]
 
 IMAGENET = "imagenet"
 BACKBONE = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
@@ -77,21 +81,15 @@ class RegionEncoder(nn.Module):
     def check_sides(self, sides: Mapping[str, int]) -> None:
         """Refuse sides of images in pixels, by the names of their settings, that the encoder does not take."""
 
-    def features(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image channel region_row region_column"]:
+    def features(self, images: Images) -> Features:
         """Input of the projection into the common space; the regions themselves where there is none."""
         return self(images)
 
-    def features_and_global(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> tuple[Float[Tensor, "image channel region_row region_column"], Float[Tensor, "image channel"]]:
+    def features_and_global(self, images: Images) -> tuple[Features, Float[Tensor, "image channel"]]:
         """`features`, and the vector of the whole image before the projection."""
         raise NotImplementedError
 
-    def project(
-        self, features: Float[Tensor, "image channel region_row region_column"]
-    ) -> Float[Tensor, "image dim region_row region_column"]:
+    def project(self, features: Features) -> Regions:
         """Region embeddings from `features`."""
         return features
 
@@ -100,22 +98,37 @@ class RegionEncoder(nn.Module):
         return [list(self.parameters())]
 
 
+class ProjectedRegions(RegionEncoder):
+    """Base class of encoders with a `backbone`, which gives `features`, and a `projection` of each region."""
+
+    backbone: Any
+    projection: nn.Module
+
+    @property
+    def trunk(self) -> nn.Module:
+        return self.backbone
+
+    def project(self, features: Features) -> Regions:
+        return self.projection(features)
+
+    def forward(self, images: Images) -> Regions:
+        return self.project(self.features(images))
+
+
 class _Centred(nn.Sequential):
     """A backbone whose last stage leaves out the first row and column of its input.
 
     Its strided kernels are then centred half a cell further down and right, and pad both sides alike.
     """
 
-    def forward(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image channel region_row region_column"]:
+    def forward(self, images: Images) -> Features:
         maps, *stages, last = (images, *self)
         for stage in stages:
             maps = stage(maps)
         return last(maps[..., 1:, 1:])
 
 
-class ResNetRegions(RegionEncoder):
+class ResNetRegions(ProjectedRegions):
     """ResNet up to its last (stride 32) or its last but one stage (stride 16), then a projection of each region.
 
     ResNet-18 at stride 32 is SSD's encoder: 512-d features, 15 x 15 regions at 480 px, mapped to 128-d. Stride 16
@@ -160,8 +173,6 @@ class ResNetRegions(RegionEncoder):
         check_choice("image_encoder.projection", projection, ("linear", "mlp"))
         self.depth, self.stride, self.dim, self.projection_kind = depth, stride, dim, projection
         self.width, self.centred = width, centred
-        # jsonargparse reads null as "None" on the command line, two classes deep.
-        weights = None if weights == "None" else weights
         if width == TORCHVISION_WIDTH:
             resnet = _resnet(depth, weights, stride)
             stages = [resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4]
@@ -177,11 +188,7 @@ class ResNetRegions(RegionEncoder):
         self.backbone = (_Centred if centred else nn.Sequential)(*stem, *kept)
         if width != TORCHVISION_WIDTH:
             draw_kernels(self.backbone)
-        self.projection = region_projection(projection, self.feature_dim, dim)
-
-    @property
-    def trunk(self) -> nn.Module:
-        return self.backbone
+        self.projection = _projection(projection, self.feature_dim, dim)
 
     @property
     def feature_dim(self) -> int:
@@ -194,9 +201,7 @@ class ResNetRegions(RegionEncoder):
     def trunk_settings(self) -> dict[str, Any]:
         return {"depth": self.depth, "stride": self.stride, "centred": self.centred}
 
-    def features(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image channel region_row region_column"]:
+    def features(self, images: Images) -> Features:
         """Output of the last stage, after its ReLU."""
         return self.backbone(images.contiguous(memory_format=torch.channels_last))
 
@@ -205,19 +210,8 @@ class ResNetRegions(RegionEncoder):
         places = [(0, 1), *((place,) for place in range(BACKBONE["layer1"], len(self.backbone)))]
         return [[p for place in layer for p in self.backbone[place].parameters()] for layer in places]
 
-    def project(
-        self, features: Float[Tensor, "image channel region_row region_column"]
-    ) -> Float[Tensor, "image dim region_row region_column"]:
-        return self.projection(features)
 
-    def forward(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image dim region_row region_column"]:
-        return self.project(self.features(images))
-
-
-def region_projection(kind: str, channels: int, dim: int) -> nn.Module:
-    """Projection of each region, "linear" or "mlp" (see `ResNetRegions`)."""
+def _projection(kind: str, channels: int, dim: int) -> nn.Module:
     if kind == "linear":
         return nn.Conv2d(channels, dim, kernel_size=1)
     return nn.Sequential(

@@ -189,12 +189,9 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool) -> 
         if part == "similarity":
             return {}, settings
         raise UserError(f"{part} is of another class; set {settings[0]}")
-    if part == "image_encoder":
-        _check_image_encoder(there["init_args"], here["init_args"], settings)
-    if part == "text_encoder":
-        _check_text_encoder(there["init_args"], here["init_args"], settings)
-        if not any(name.startswith(_HEAD) for name in state):  # keep that of the configured BERT, if any
-            expected = {name: x for name, x in expected.items() if not name.startswith(_HEAD)}
+    _check_function(part, there["init_args"], here["init_args"], settings)
+    if not any(name.startswith(_HEAD) for name in state):  # keep that of the configured BERT, if any
+        expected = {name: x for name, x in expected.items() if not name.startswith(_HEAD)}
     if problems := compare_state_dicts(expected, state):
         raise UserError(f"{part}: {problems}; set what differs: {', '.join(settings)}")
     return state, settings
@@ -213,37 +210,20 @@ def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -
     return state, []
 
 
-def _check_image_encoder(there: dict[str, Any], here: dict[str, Any], settings: list[str]) -> None:
-    """Refuse settings of a library's model that its tensors do not show, such as its activation."""
-    names = tuple(f"image_encoder.init_args.{name}: " for name in [*_functional(there), *_functional(here)])
-    if others := [line for line in settings if line.startswith(names)] if names else []:
-        raise UserError(
-            f"image_encoder: another model, with {', '.join(others)}; set image_encoder.init_args.pretrained to the "
-            "one that the source was trained with, or image_encoder: null to take the source's"
-        )
-
-
-def _functional(arguments: Mapping[str, Any]) -> list[str]:
-    """Names of the settings of a library's model on which its output depends."""
-    architecture = arguments.get("architecture")
-    return (
-        [*functional_settings(_flat(architecture, "architecture."))]
-        if isinstance(architecture, Mapping)
-        else []
-    )
-
-
-def _check_text_encoder(there: dict[str, Any], here: dict[str, Any], settings: list[str]) -> None:
-    """Refuse another tokenization, and settings of a transformer that its tensors do not show."""
-    functional = [*(f"bert.{name}" for name in FUNCTION_OF_BERT), *_functional(there), *_functional(here)]
-    names = tuple(f"text_encoder.init_args.{name}: " for name in functional)
-    others = [line for line in settings if line.startswith(names)]
+def _check_function(part: str, there: dict[str, Any], here: dict[str, Any], settings: list[str]) -> None:
+    """Refuse another tokenization, and settings of a library's model that its tensors do not show."""
+    names = [f"bert.{name}" for name in FUNCTION_OF_BERT]
+    for arguments in (there, here):
+        flat = _flat(arguments.get("architecture") or {}, "architecture.")
+        names += functional_settings(flat)
+    starts = tuple(f"{part}.init_args.{name}: " for name in names)
+    others = [line for line in settings if line.startswith(starts)]
     if _splitting(there.get("tokenizer")) != _splitting(here.get("tokenizer")):
         others.append("another tokenizer, so that its weights belong to other tokens")
     if others:
         raise UserError(
-            f"text_encoder: another transformer, with {', '.join(others)}; set text_encoder.init_args.pretrained to "
-            "the one that the source was trained with"
+            f"{part}: another model, with {', '.join(others)}; set {part}.init_args.pretrained to the one that the "
+            f"source was trained with, or {part}: null to take the source's"
         )
 
 

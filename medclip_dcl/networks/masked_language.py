@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,6 +12,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, linear
 from transformers import BertForMaskedLM, BertModel, PreTrainedModel
+
+Tokens: TypeAlias = Int[Tensor, "sentence token"]
+Lengths: TypeAlias = Int[Tensor, " sentence"]
 
 IGNORED = -100
 """Label of a token that is not to be predicted."""
@@ -41,7 +45,7 @@ class MaskedLanguageHead(nn.Module):
 
 
 def last_hidden_states(
-    bert: BertModel, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
+    bert: BertModel, tokens: Tokens, lengths: Lengths
 ) -> Float[Tensor, "sentence token hidden"]:
     """Last hidden states; undefined at padding, which `tokens` beyond `lengths` are."""
     # Of the shape that attention takes: from (sentence, token) transformers reads whether there is padding at all.
@@ -58,21 +62,19 @@ def attention_kernels(model: PreTrainedModel, device: torch.device) -> AbstractC
     return sdpa_kernel(SDPBackend.MATH) if torch.finfo(dtype).bits < 32 else nullcontext()
 
 
-def is_token(
-    tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-) -> Bool[Tensor, "sentence token"]:
+def is_token(tokens: Tokens, lengths: Lengths) -> Bool[Tensor, "sentence token"]:
     """False at padding."""
     return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
 
 
-def masked_places(labels: Int[Tensor, "sentence token"]) -> Int[Tensor, " masked"]:
+def masked_places(labels: Tokens) -> Int[Tensor, " masked"]:
     """Places of the masked tokens in `labels.flatten()`; on the host, before a device has to be waited for."""
     return (labels.flatten() != IGNORED).nonzero()[:, 0]
 
 
 def masked_language_losses(
     hidden: Float[Tensor, "sentence token width"],
-    labels: Int[Tensor, "sentence token"],
+    labels: Tokens,
     places: Int[Tensor, " masked"],
     head: Callable[[Tensor], Tensor],
 ) -> Float[Tensor, " masked"]:

@@ -15,26 +15,27 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import CONFIG_FILE
-from medclip_dcl.networks.bert_folder import (
-    ModelFolderError,
-    load_from_folder,
-    read_folder_json,
-    resolve_folder,
+from medclip_dcl.networks.bert_folder import load_from_folder, read_folder_json, resolve_folder
+from medclip_dcl.networks.image_encoder import Features, Images, ProjectedRegions
+from medclip_dcl.networks.library_folder import (
+    check_source,
+    library_config,
+    plain_settings,
+    pretrained_size,
+    unknown_family,
 )
-from medclip_dcl.networks.image_encoder import RegionEncoder, region_projection
-from medclip_dcl.networks.library_config import library_config, plain_settings
 
+_CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
 FINAL_NORM = {
     **dict.fromkeys(("vit", "deit", "vit_msn", "ijepa", "dinov2", "dinov2_with_registers", "dinov3_vit")),
-    **dict.fromkeys(("dinov3_convnext", "swin", "swinv2", "siglip_vision_model")),
-    "clip_vision_model": "post_layernorm",
+    **dict.fromkeys(("dinov3_convnext", "swin", "swinv2", _SIGLIP)),
+    _CLIP: "post_layernorm",
     "convnext": "layernorm",
     "convnextv2": "layernorm",
 }
 """Families (model_type) -> norm that transformers applies to the pooled vector alone, here to each region (choice)."""
 
 _WITHOUT_GLOBAL_VECTOR = ("ijepa", "swin", "swinv2", "convnext", "convnextv2")
-_ATTENTION_POOLING = "siglip_vision_model"
 
 # Tensors of a file that no region depends on: other heads, pooled vectors, masked training, CLIP's and SigLIP's texts.
 _OTHER_HEADS = re.compile(
@@ -44,55 +45,23 @@ _OTHER_HEADS = re.compile(
 _BLOCK = re.compile(r"\.(\d+)\.")
 
 
-class PretrainedRegions(RegionEncoder):
-    """Base class of encoders around a library's model, `backbone`, with a projection of each region.
+class PretrainedRegions(ProjectedRegions):
+    """Base class of encoders around a library's model, with a linear projection of each region."""
 
-    Attributes:
-        channels: of the library's features.
-        projections: kinds that there are.
-    """
-
-    backbone: Any
     channels: int
-    projection: nn.Module
-    projections: tuple[str, ...] = ("linear", "mlp")
+    projection_kind: str = "linear"
 
-    def __init__(
-        self,
-        pretrained: str | None,
-        architecture: Mapping[str, Any] | None,
-        dim: int,
-        projection: str,
-        mean: Sequence[float] | None,
-        std: Sequence[float] | None,
-        global_vector: bool,
-    ) -> None:
+    def __init__(self, dim: int, global_vector: bool) -> None:
         super().__init__()
-        if (pretrained is None) == (architecture is None):
-            raise UserError(
-                "image_encoder: give either pretrained (a folder or repository id) or architecture"
-            )
         check_min("image_encoder", {"dim": (dim, 1)})
-        check_choice("image_encoder.projection", projection, self.projections)
-        if (mean is None) != (std is None):
-            raise UserError(f"image_encoder: expected mean and std, or neither, found {mean} and {std}")
-        if global_vector and projection == "mlp":
-            raise UserError(
-                "image_encoder: global_vector shares the projection of the regions, which must then be linear; found "
-                f"projection {projection}"
-            )
-        self.dim, self.projection_kind, self.has_global_vector = dim, projection, global_vector
-
-    @property
-    def trunk(self) -> nn.Module:
-        return self.backbone
+        self.dim, self.has_global_vector = dim, global_vector
 
     @property
     def feature_dim(self) -> int:
         return self.channels
 
     def config(self) -> dict[str, Any]:
-        return {**self.trunk_settings(), "dim": self.dim, "projection": self.projection_kind}
+        return {**self.trunk_settings(), "dim": self.dim}
 
     def trunk_settings(self) -> dict[str, Any]:
         return {"architecture": self.architecture(), "global_vector": self.has_global_vector}
@@ -109,14 +78,10 @@ class PretrainedRegions(RegionEncoder):
                     "pixels would be left out or made up at the border"
                 )
 
-    def features(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image channel region_row region_column"]:
+    def features(self, images: Images) -> Features:
         return self._states(images)[0]
 
-    def features_and_global(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> tuple[Float[Tensor, "image channel region_row region_column"], Float[Tensor, "image channel"]]:
+    def features_and_global(self, images: Images) -> tuple[Features, Float[Tensor, "image channel"]]:
         features, vector = self._states(images)
         assert vector is not None, "only of an encoder with a global vector"
         return features, vector
@@ -131,16 +96,6 @@ class PretrainedRegions(RegionEncoder):
         self.check_sides({"height of the images": height, "width of the images": width})
         return height // self.stride, width // self.stride
 
-    def project(
-        self, features: Float[Tensor, "image channel region_row region_column"]
-    ) -> Float[Tensor, "image dim region_row region_column"]:
-        return self.projection(features)
-
-    def forward(
-        self, images: Float[Tensor, "image 3 height width"]
-    ) -> Float[Tensor, "image dim region_row region_column"]:
-        return self.project(self.features(images))
-
 
 class TransformersRegions(PretrainedRegions):
     """An image model of transformers: ViT, DINOv2, DINOv3, Swin, ConvNeXt, the image towers of CLIP and SigLIP.
@@ -153,7 +108,7 @@ class TransformersRegions(PretrainedRegions):
         pretrained: a folder or repository id of transformers, e.g. microsoft/rad-dino; its config.json names one of the
             families in `FINAL_NORM`, or a CLIP or SigLIP, whose image tower is used.
         dim: size of the projected regions.
-        projection: of each region, "linear" or "mlp", as in `ResNetRegions`; "pretrained": CLIP's visual_projection, or
+        projection: of each region: "linear", with random initial weights; "pretrained": CLIP's visual_projection, or
             nothing behind SigLIP's pooling, so that `dim` is theirs.
         mean: of the channels, for a new network; null for that of the folder's preprocessor_config.json.
         std: of the channels.
@@ -164,17 +119,15 @@ class TransformersRegions(PretrainedRegions):
         architecture: content of a config.json, as returned by `config`.
 
     Raises:
-        UserError: a setting out of range; a folder without preprocessor_config.json where mean and std are null.
+        UserError: a setting out of range; a folder without preprocessor_config.json where mean or std is null.
         ModelFolderError: an unknown family, or one that needs code of its own; weights that do not fit exactly.
     """
-
-    projections = ("linear", "mlp", "pretrained")
 
     def __init__(
         self,
         pretrained: str | None = None,
         dim: int = 128,
-        projection: Literal["linear", "mlp", "pretrained"] = "linear",
+        projection: Literal["linear", "pretrained"] = "linear",
         mean: list[float] | None = None,
         std: list[float] | None = None,
         gradient_checkpointing: bool = False,
@@ -182,25 +135,26 @@ class TransformersRegions(PretrainedRegions):
         *,
         architecture: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(pretrained, architecture, dim, projection, mean, std, global_vector)
+        super().__init__(dim, global_vector)
+        check_source("image_encoder", pretrained, {"architecture": architecture})
+        check_choice("image_encoder.projection", projection, ("linear", "pretrained"))
+        self.projection_kind = projection
         folder = None if pretrained is None else resolve_folder(pretrained)
         if folder is None:
             config = _image_config(dict(architecture or {}), "image_encoder.architecture")
-            kind, options = _without_pooler(config, global_vector)
-            self.backbone = kind(config, **options)
         else:
             config = _image_config(read_folder_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
-            kind, options = _without_pooler(config, global_vector)
-            self.backbone = load_from_folder(
-                *(kind, folder, config),
-                is_ignored=lambda name: _OTHER_HEADS.match(name) is not None,
-                remedy=lambda missing: f"give the folder of a {config.model_type}",
-                **options,
+        kind, options = _without_pooler(config, global_vector)
+        if folder is None:
+            self.backbone = kind(config, **options)
+        else:
+            self.backbone = _load(
+                kind, folder, config, f"give the folder of a {config.model_type}", **options
             )
-            if mean is None:
-                mean, std = _normalisation(folder)
-        if mean is not None and std is not None:
-            self.mean, self.std = mean, std
+            if mean is None or std is None:
+                of_folder = _normalisation(folder)
+                mean, std = mean or of_folder[0], std or of_folder[1]
+        self.mean, self.std = mean or self.mean, std or self.std
         embeddings: Any = getattr(self.backbone, "embeddings", None)
         if getattr(embeddings, "mask_token", None) is not None:
             embeddings.mask_token = None  # of masked training; it would have no gradient
@@ -217,7 +171,10 @@ class TransformersRegions(PretrainedRegions):
         if projection == "pretrained":
             self.projection = self._own_projection(config, folder)
         else:
-            self.projection = region_projection(projection, self.channels, dim)
+            self.projection = nn.Conv2d(self.channels, dim, kernel_size=1)
+
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), "projection": self.projection_kind}
 
     def architecture(self) -> dict[str, Any]:
         return plain_settings(self.backbone.config)
@@ -247,34 +204,22 @@ class TransformersRegions(PretrainedRegions):
         regions = states[:, -grid[0] * grid[1] :].transpose(1, 2).unflatten(2, grid)
         if not self.has_global_vector:
             return regions, None
-        if self.backbone.config.model_type != _ATTENTION_POOLING:
+        if self.backbone.config.model_type != _SIGLIP:
             return regions, states[:, 0]
         alone = self.backbone.head(states.flatten(0, 1)[:, None]).unflatten(0, states.shape[:2])
         return alone.transpose(1, 2).unflatten(2, grid), output.pooler_output
 
     def _own_projection(self, config: Any, folder: Path | None) -> nn.Module:
         """CLIP's projection into the space of the texts; SigLIP's pooling has none behind it."""
-        family = config.model_type
-        if family not in ("clip_vision_model", _ATTENTION_POOLING) or not self.has_global_vector:
-            raise UserError(
-                f"image_encoder.projection: expected linear or mlp for a {family} with global_vector "
-                f"{self.has_global_vector}, found pretrained; only CLIP and SigLIP with their global vector have one"
-            )
-        size = config.hidden_size if family == _ATTENTION_POOLING else config.projection_dim
-        if size != self.dim:
-            raise UserError(
-                f"image_encoder.dim: expected {size}, the size of the pretrained projection, found {self.dim}"
-            )
-        if family == _ATTENTION_POOLING:
+        own = {_CLIP: "projection_dim", _SIGLIP: "hidden_size"} if self.has_global_vector else {}
+        pretrained_size("image_encoder", config, own, f"global_vector {self.has_global_vector}", self.dim)
+        if config.model_type == _SIGLIP:
             return nn.Identity()
-        found = nn.Conv2d(config.hidden_size, size, kernel_size=1, bias=False)
+        found = nn.Conv2d(config.hidden_size, self.dim, kernel_size=1, bias=False)
         if folder is not None:
-            own = load_from_folder(
-                *(CLIPVisionModelWithProjection, folder, config),
-                is_ignored=lambda name: _OTHER_HEADS.match(name) is not None,
-                remedy=lambda missing: "give a folder of CLIP that has both towers",
-            )
-            found.weight.data = own.visual_projection.weight.data[..., None, None].clone()
+            advice = "give a folder of CLIP that has both towers"
+            whole = _load(CLIPVisionModelWithProjection, folder, config, advice)
+            found.weight.data = whole.visual_projection.weight.data[..., None, None].clone()
         return found
 
     def feature_layers(self) -> list[list[nn.Parameter]]:
@@ -291,14 +236,25 @@ class TransformersRegions(PretrainedRegions):
 def _image_config(raw: dict[str, Any], source: str) -> Any:
     """transformers' configuration of an image model, or that of the image tower of two; never runs code of a folder."""
     config = library_config(raw, source, "vision_config")
-    if config is not None and config.model_type in FINAL_NORM:
-        return config
-    code = ", whose auto_map names Python code, which is never run" if "auto_map" in raw else ""
-    raise ModelFolderError(
-        f"{source}: model_type: expected one of {', '.join(FINAL_NORM)}, clip and siglip, found "
-        f"{raw.get('model_type')!r}{code}; give another model, a model of timm (TimmRegions), or a "
-        "class of your own (docs/contributing.md)"
-    )
+    if config is None or config.model_type not in FINAL_NORM:
+        expected = f"one of {', '.join(FINAL_NORM)}, clip and siglip"
+        remedy = "give another, a model of timm (TimmRegions), or a class of your own (docs/contributing.md)"
+        raise unknown_family(raw, source, expected, remedy)
+    for name, side in ((name, getattr(config, name, 0)) for name in ("image_size", "patch_size")):
+        if isinstance(side, Sequence):
+            if len({*side}) > 1:
+                raise UserError(f"{source}: {name}: expected equal sides, found {side}; give another model")
+            setattr(config, name, side[0])
+    if (channels := getattr(config, "num_channels", 3)) != 3:
+        raise UserError(f"{source}: num_channels: expected 3, found {channels}; give another model")
+    return config
+
+
+def _load(kind: Any, folder: Path, config: Any, remedy: str, **options: Any) -> Any:
+    def is_other_head(name: str) -> bool:
+        return _OTHER_HEADS.match(name) is not None
+
+    return load_from_folder(kind, folder, config, is_other_head, lambda missing: remedy, **options)
 
 
 def _without_pooler(config: Any, global_vector: bool) -> tuple[type[nn.Module], dict[str, Any]]:
@@ -308,7 +264,7 @@ def _without_pooler(config: Any, global_vector: bool) -> tuple[type[nn.Module], 
         raise UserError(
             f"image_encoder.global_vector: a {family} has no class token and no attention pooling; set it to false"
         )
-    if family == _ATTENTION_POOLING:
+    if family == _SIGLIP:
         config.vision_use_head = global_vector
     if hasattr(config, "use_mask_token"):
         config.use_mask_token = False

@@ -1,4 +1,4 @@
-"""Sentence encoder: BERT, pooled over its tokens and projected."""
+"""Sentence encoders: base classes, and BERT, pooled over its tokens and projected."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -22,9 +23,11 @@ from medclip_dcl.networks.bert_folder import (
     load_tokenizer,
     resolve_folder,
 )
-from medclip_dcl.networks.library_config import plain_settings
+from medclip_dcl.networks.library_folder import check_source, plain_settings
 from medclip_dcl.networks.masked_language import (
+    Lengths,
     MaskedLanguageHead,
+    Tokens,
     is_token,
     last_hidden_states,
     masked_language_losses,
@@ -62,7 +65,7 @@ class SentenceEncoder(nn.Module):
         return self.config()
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of each text with [CLS] and [SEP], not padded."""
+        """Token ids of each text with special tokens, not padded."""
         raise NotImplementedError
 
     def are_truncated(self, texts: Sequence[str]) -> list[bool]:
@@ -75,9 +78,7 @@ class SentenceEncoder(nn.Module):
         """Number and share of the texts that `tokenize` cuts, for a warning; "" for none."""
         return share_of_truncated(sum(self.are_truncated(texts)), len(texts))
 
-    def states(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence hidden"]:
+    def states(self, tokens: Tokens, lengths: Lengths) -> Float[Tensor, "sentence hidden"]:
         """Output of `transformer` for each sentence: the input of `project`."""
         raise NotImplementedError
 
@@ -86,11 +87,7 @@ class SentenceEncoder(nn.Module):
         raise NotImplementedError
 
     def masked_language_loss(
-        self,
-        tokens: Int[Tensor, "sentence token"],
-        lengths: Int[Tensor, " sentence"],
-        labels: Int[Tensor, "sentence token"],
-        places: Int[Tensor, " masked"],
+        self, tokens: Tokens, lengths: Lengths, labels: Tokens, places: Int[Tensor, " masked"]
     ) -> Float[Tensor, " masked"]:
         """-log P of each masked token; `labels` are -100 at unmasked tokens, `places` those of the others."""
         raise NotImplementedError
@@ -101,7 +98,19 @@ class TransformerEncoder(SentenceEncoder):
 
     max_tokens: int
     final_period: bool
+    pooling: str
     projection: nn.Module
+    projection_kind: str
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "dim": self.dim,
+            "max_tokens": self.max_tokens,
+            "final_period": self.final_period,
+            "pooling": self.pooling,
+            "projection": self.projection_kind,
+            "tokenizer": self.tokenizer.to_str(),
+        }
 
     def set_tokenizer(
         self, tokenizer: Tokenizer, max_tokens: int, least: int, positions: int, side: str = "right"
@@ -123,13 +132,22 @@ class TransformerEncoder(SentenceEncoder):
     def are_truncated(self, texts: Sequence[str]) -> list[bool]:
         return super().are_truncated(self._closed(texts))
 
-    def forward(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence dim"]:
+    def forward(self, tokens: Tokens, lengths: Lengths) -> Float[Tensor, "sentence dim"]:
         return self.project(self.states(tokens, lengths))
 
     def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
         return self.projection(states)
+
+    def pooled(
+        self, hidden: Float[Tensor, "sentence token hidden"], tokens: Tokens, lengths: Lengths
+    ) -> Float[Tensor, "sentence hidden"]:
+        """The first or the last hidden state of each sentence, or their mean without padding."""
+        if self.pooling == "cls":
+            return hidden[:, 0]
+        if self.pooling == "last":
+            return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
+        total = hidden.masked_fill(~is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
+        return total / lengths[:, None]
 
     def _closed(self, texts: Sequence[str]) -> list[str]:
         return [with_final_period(text) for text in texts] if self.final_period else list(texts)
@@ -192,16 +210,12 @@ class BertSentences(TransformerEncoder):
         tokenizer: str | None = None,
     ) -> None:
         super().__init__()
-        if (pretrained is None) == (bert is None or tokenizer is None):
-            raise UserError(
-                "text encoder: give either pretrained (a folder or repository id), or bert and tokenizer"
-            )
+        check_source("text_encoder", pretrained, {"bert": bert, "tokenizer": tokenizer})
         check_min("text_encoder", {"dim": (dim, 1)})
         check_choice("text_encoder.pooling", pooling, ("cls", "mean"))
         check_choice("text_encoder.projection", projection, ("linear", "mlp"))
-        trained = None if pretrained is None else trained_encoder(pretrained, ("bert", "tokenizer"), "BERT")
-        if trained is not None:
-            bert, tokenizer = (trained_arguments(trained)[name] for name in ("bert", "tokenizer"))
+        trained, described = trained_encoder(pretrained, ("bert", "tokenizer"), "BERT")
+        bert, tokenizer = described.get("bert", bert), described.get("tokenizer", tokenizer)
         if bert is None:
             folder = resolve_folder(str(pretrained))
             model = load_masked_language_model(folder) if masked_language_head else load_bert(folder)
@@ -216,8 +230,7 @@ class BertSentences(TransformerEncoder):
         self.masked_language_head = MaskedLanguageHead(model) if masked_language_head else None
         self.has_masked_language_head = masked_language_head
         if dropout is not None:
-            if not 0 <= dropout < 1:
-                raise UserError(f"dropout: expected a number in [0, 1), found {dropout}")
+            check_dropout(dropout)
             self.bert.config.hidden_dropout_prob = self.bert.config.attention_probs_dropout_prob = dropout
             for module in self.bert.modules():
                 if isinstance(module, nn.Dropout):
@@ -225,8 +238,8 @@ class BertSentences(TransformerEncoder):
         self.set_tokenizer(
             Tokenizer.from_str(str(tokenizer)), max_tokens, 3, self.bert.config.max_position_embeddings
         )
-        self.dim, self.final_period, self.pooling = dim, final_period, pooling
-        self.projection_kind = projection
+        self.dim, self.final_period = dim, final_period
+        self.pooling, self.projection_kind = pooling, projection
         self.projection = sentence_projection(projection, self.bert.config.hidden_size, dim)
         if trained is not None:
             self.take_transformer(trained)
@@ -241,43 +254,31 @@ class BertSentences(TransformerEncoder):
     def config(self) -> dict[str, Any]:
         bert = plain_settings(self.bert.config)
         bert.pop("model_type")
-        return {
-            "dim": self.dim,
-            "max_tokens": self.max_tokens,
-            "final_period": self.final_period,
-            "pooling": self.pooling,
-            "projection": self.projection_kind,
-            "masked_language_head": self.has_masked_language_head,
-            "bert": bert,
-            "tokenizer": self.tokenizer.to_str(),
-        }
+        head = self.has_masked_language_head
+        return {**super().config(), "masked_language_head": head, "bert": bert}
 
     def transformer_settings(self) -> dict[str, Any]:
         own = {"max_tokens": self.max_tokens, "final_period": self.final_period, "pooling": self.pooling}
         bert = {name: getattr(self.bert.config, name, None) for name in FUNCTION_OF_BERT}
         return {**own, **bert, "tokenizer": self.tokenizer.to_str()}
 
-    def states(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence hidden"]:
-        hidden = last_hidden_states(self.bert, tokens, lengths)
-        if self.pooling == "cls":
-            return hidden[:, 0]
-        total = hidden.masked_fill(~is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
-        return total / lengths[:, None]
+    def states(self, tokens: Tokens, lengths: Lengths) -> Float[Tensor, "sentence hidden"]:
+        return self.pooled(last_hidden_states(self.bert, tokens, lengths), tokens, lengths)
 
     def masked_language_loss(
-        self,
-        tokens: Int[Tensor, "sentence token"],
-        lengths: Int[Tensor, " sentence"],
-        labels: Int[Tensor, "sentence token"],
-        places: Int[Tensor, " masked"],
+        self, tokens: Tokens, lengths: Lengths, labels: Tokens, places: Int[Tensor, " masked"]
     ) -> Float[Tensor, " masked"]:
         head = self.masked_language_head
         assert head is not None
         words = self.bert.embeddings.word_embeddings.weight
         hidden = last_hidden_states(self.bert, tokens, lengths)
         return masked_language_losses(hidden, labels, places, lambda rows: head(rows, words))
+
+
+def check_dropout(dropout: float) -> None:
+    """Refuse a dropout outside of [0, 1)."""
+    if not 0 <= dropout < 1:
+        raise UserError(f"dropout: expected a number in [0, 1), found {dropout}")
 
 
 def share_of_truncated(count: int, total: int) -> str:
@@ -287,23 +288,22 @@ def share_of_truncated(count: int, total: int) -> str:
     return f"{count:,} of {total:,} sentences ({count / total:.2%}) are longer than max_tokens: their end is cut off"
 
 
-def trained_encoder(source: str, needed: Sequence[str], kind: str) -> SavedModel | None:
-    """The checkpoint or exported folder of an image-text model; None for a folder of weights or a repository id.
+def trained_encoder(
+    source: str | None, needed: Sequence[str], kind: str
+) -> tuple[SavedModel | None, dict[str, Any]]:
+    """The checkpoint or exported folder of an image-text model, and those arguments that rebuild its text encoder.
 
-    `needed`: arguments of its text encoder that a new one takes over; `kind` names such an encoder in the error.
+    None for a folder of weights or a repository id. `needed`: arguments that a new encoder takes over; `kind` names
+    such an encoder in the error.
     """
-    path = Path(source).expanduser()
-    if not (path.is_file() or is_exported(path)):
-        return None
+    path = Path(source or "").expanduser()
+    if source is None or not (path.is_file() or is_exported(path)):
+        return None, {}
     saved = read_model(path)
-    if not set(needed) <= trained_arguments(saved).keys():
+    found = saved.require_network().get("text_encoder", {}).get("init_args", {})
+    if not set(needed) <= found.keys():
         raise UserError(f"{source} has no {kind} as its text encoder; give a {kind} folder (pretrained)")
-    return saved
-
-
-def trained_arguments(saved: SavedModel) -> dict[str, Any]:
-    """Arguments that rebuild the text encoder of an image-text model."""
-    return saved.require_network().get("text_encoder", {}).get("init_args", {})
+    return saved, {name: found[name] for name in needed}
 
 
 def functional_settings(architecture: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import CONFIG_FILE, check_numbers
 from medclip_dcl.networks.bert_folder import ModelFolderError, read_folder_json, resolve_folder
-from medclip_dcl.networks.image_encoder import region_projection
+from medclip_dcl.networks.library_folder import check_source
 from medclip_dcl.networks.pretrained_regions import PretrainedRegions
 
 # Options by which a model of timm takes other image sizes than its own; each model knows some of them.
@@ -28,8 +30,7 @@ class TimmRegions(PretrainedRegions):
 
     Args:
         pretrained: a folder of timm's `save_for_hf` or a repository id, e.g. timm/convnext_tiny.in12k.
-        dim: size of the projected regions.
-        projection: of each region, "linear" or "mlp", as in `ResNetRegions`.
+        dim: size of the regions, each projected linearly.
         mean: of the channels, for a new network; null for that of the folder's config.json.
         std: of the channels.
         gradient_checkpointing: true: blocks are computed again in the backward pass, which saves memory.
@@ -38,15 +39,14 @@ class TimmRegions(PretrainedRegions):
         architecture: `name` of a model of timm and, optionally, its `model_args`, as returned by `config`.
 
     Raises:
-        UserError: a setting out of range; timm is not installed or does not know the model.
-        ModelFolderError: a folder of another library; weights that do not fit exactly.
+        UserError: a setting out of range; timm is not installed, or cannot build the model.
+        ModelFolderError: a folder of another library, or one that timm cannot load exactly.
     """
 
     def __init__(
         self,
         pretrained: str | None = None,
         dim: int = 128,
-        projection: Literal["linear", "mlp"] = "linear",
         mean: list[float] | None = None,
         std: list[float] | None = None,
         gradient_checkpointing: bool = False,
@@ -54,38 +54,50 @@ class TimmRegions(PretrainedRegions):
         *,
         architecture: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__(pretrained, architecture, dim, projection, mean, std, global_vector)
+        super().__init__(dim, global_vector)
+        check_source("image_encoder", pretrained, {"architecture": architecture})
         folder = None if pretrained is None else resolve_folder(pretrained)
-        raw: dict[str, Any] = {}
+        n_classes: Any = 0
         if folder is not None:
             raw = read_folder_json(folder / CONFIG_FILE)
-            if not isinstance(raw.get("architecture"), str) or "pretrained_cfg" not in raw:
+            own = raw.get("pretrained_cfg")
+            if not (isinstance(raw.get("architecture"), str) and isinstance(own, Mapping)):
                 raise ModelFolderError(
                     f"{folder / CONFIG_FILE}: expected architecture and pretrained_cfg of timm, found "
                     f"{', '.join(sorted(raw)[:8])}; for a model of transformers choose TransformersRegions"
                 )
-            architecture = {"name": raw["architecture"], "model_args": raw.get("model_args", {})}
-            if mean is None:
-                mean, std = (raw["pretrained_cfg"].get(name) for name in ("mean", "std"))
+            architecture = {"name": raw["architecture"], "model_args": raw.get("model_args")}
+            n_classes = raw.get("num_classes", own.get("num_classes"))
+            mean, std = mean or own.get("mean"), std or own.get("std")
             if mean is None or std is None:
                 raise UserError(
                     f"image_encoder.mean and std: {folder / CONFIG_FILE} has none in pretrained_cfg; set them"
                 )
-        self.name, self.model_args = _checked(architecture or {})
-        model, options = _created(self.name, self.model_args)
-        with torch.device("meta"):
-            twin, _ = _created(self.name, self.model_args)
-        built_for = self.model_args.get("img_size") or twin.pretrained_cfg["input_size"][-1]
-        size = built_for if isinstance(built_for, int) else built_for[-1]
-        self._one_size = size if twin.pretrained_cfg.get("fixed_input_size") and not options else None
-        maps, vector, unused = _on_meta(_Features(twin, global_vector), size)
+        self.mean, self.std = mean or self.mean, std or self.std
+        described = architecture or {}
+        self.name = described.get("name", "")
+        arguments = (described.get("model_args") or {}).items()
+        self.model_args = {key: x for key, x in arguments if key not in ("num_classes", *_ANY_SIZE)}
+        try:
+            model, takes_any_size = _created(self.name, self.model_args, folder, n_classes)
+            built_for = self.model_args.get("img_size") or model.pretrained_cfg["input_size"][-1]
+            size = built_for if isinstance(built_for, int) else built_for[-1]
+            maps, vector, unused = _on_meta(_Features(model, global_vector), size)
+        except UserError:
+            raise
+        except Exception as error:  # timm reads, builds and computes in many ways
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            if folder is None:
+                raise UserError(f"image_encoder.architecture: timm, {self.name}: {reason}") from error
+            raise ModelFolderError(
+                f"{folder}: timm, {self.name}: {reason}; update timm, or copy the folder again"
+            ) from error
+        self._one_size = size if model.pretrained_cfg.get("fixed_input_size") and not takes_any_size else None
         for name in unused:
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, None)
         if folder is not None:
-            _load(model, self.name, folder, raw)
-        if mean is not None and std is not None:
-            self.mean, self.std = mean, std
+            check_numbers(model.state_dict(), folder)
         if gradient_checkpointing:
             model.set_grad_checkpointing(True)
         self.backbone = _Features(model, global_vector)
@@ -98,7 +110,7 @@ class TimmRegions(PretrainedRegions):
                 f"image_encoder.global_vector: that of {self.name} has {vector.shape[1]} channels, its regions have "
                 f"{self.channels}; set it to false"
             )
-        self.projection = region_projection(projection, self.channels, dim)
+        self.projection = nn.Conv2d(self.channels, dim, kernel_size=1)
 
     def architecture(self) -> dict[str, Any]:
         return {"name": self.name, "model_args": self.model_args}
@@ -148,61 +160,41 @@ class _Features(nn.Module):
         return maps, self.model.forward_head(maps, pre_logits=True) if self.is_pooled else None
 
 
-def _checked(architecture: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Name and arguments of a model that timm knows."""
+def _created(
+    name: str, arguments: Mapping[str, Any], folder: Path | None, n_classes: int
+) -> tuple[Any, bool]:
+    """A model without its classifier, and whether it takes other image sizes than its own.
+
+    With the classifier of the file, timm loads strictly, and converts older names.
+    """
     try:
         import timm
     except ImportError as error:
         raise UserError(
             "image_encoder: TimmRegions needs the package timm: pip install -e '.[timm]'"
         ) from error
-    name = architecture.get("name", "")
-    if not timm.is_model(name):
-        raise UserError(
-            f"image_encoder: timm {timm.__version__} does not know the model {name!r}; update timm, or choose one of "
-            "timm.list_models()"
-        )
-    arguments = architecture.get("model_args") or {}
-    return name, {key: value for key, value in arguments.items() if key not in ("num_classes", *_ANY_SIZE)}
-
-
-def _created(name: str, arguments: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """A model with random weights, and those of `_ANY_SIZE` that it takes."""
-    import timm
-
-    both, (first, last) = _ANY_SIZE, ({key: value} for key, value in _ANY_SIZE.items())
-    for options in (both, first, last, {}):
+    source = name if folder is None else f"local-dir:{folder.resolve()}"
+    fixed = {"pretrained": folder is not None, "checkpoint_path": "", "num_classes": n_classes}
+    first, last = ({key: value} for key, value in _ANY_SIZE.items())
+    for options in (_ANY_SIZE, first, last):
         try:
-            fixed = {"pretrained": False, "checkpoint_path": "", "num_classes": 0}
-            return timm.create_model(name, **fixed, **arguments, **options), options
-        except TypeError as error:
-            reason = str(error)
-    raise UserError(f"image_encoder.architecture.model_args: {name}: {reason}")
+            model = timm.create_model(source, **fixed, **arguments, **options)
+            break
+        except TypeError:
+            continue
+    else:
+        options, model = {}, timm.create_model(source, **fixed, **arguments)
+    if n_classes:
+        model.reset_classifier(0)
+    return model, bool(options)
 
 
 def _on_meta(features: _Features, size: int) -> tuple[Tensor, Tensor | None, list[str]]:
-    """Features of a model on the meta device, and the names of the parameters that they do not depend on."""
+    """Features of a copy on the meta device, and the names of the parameters that they do not depend on."""
+    features = copy.deepcopy(features).to("meta")
     names, parameters = zip(*features.model.named_parameters(), strict=True)
     with torch.enable_grad():
         maps, vector = features(torch.empty(2, 3, size, size, device="meta"))
         total = maps.sum() if vector is None else maps.sum() + vector.sum()
         gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     return maps, vector, [name for name, gradient in zip(names, gradients, strict=True) if gradient is None]
-
-
-def _load(model: nn.Module, name: str, folder: Any, raw: Mapping[str, Any]) -> None:
-    """Load a folder's weights through timm, which converts older names and refuses what does not fit."""
-    import timm
-
-    n_classes = raw.get("num_classes", raw["pretrained_cfg"].get("num_classes"))
-    try:
-        # With the classifier of the file, timm loads strictly.
-        whole = timm.create_model(f"local-dir:{folder.resolve()}", pretrained=True, num_classes=n_classes)
-        state = whole.state_dict()
-        model.load_state_dict({key: state[key] for key in model.state_dict()})
-    except Exception as error:  # timm's readers fail on other bytes with many exceptions
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ModelFolderError(
-            f"{folder}: weights of {name} do not fit: {reason}; copy the folder again"
-        ) from error
-    check_numbers(model.state_dict(), folder)

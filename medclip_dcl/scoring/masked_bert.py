@@ -185,8 +185,16 @@ class _Layer:
         self, hidden: Float[Tensor, "*row width"], attended: Float[Tensor, "*row width"]
     ) -> Float[Tensor, "*row width"]:
         hidden = self.attention_norm(_add_product(hidden, attended, self.attention_output))
-        wide = _linear(hidden, self.wide_weight, self.wide_bias)
-        return self.norm(_add_product(hidden, _activated(self.activation, wide), self.narrow))
+        if is_on_host(hidden) and hidden.dtype in (torch.float32, torch.float64):
+            # A BLAS adds no bias: torch would copy it first and add the product to it, which is one more pass.
+            wide = (hidden @ self.wide_weight.t()).add_(self.wide_bias)
+        else:
+            wide = linear(hidden, self.wide_weight, self.wide_bias)
+        if type(self.activation) is GELUActivation and self.activation.act is gelu:
+            wide = torch.ops.aten.gelu_(wide)  # there is no functional in-place gelu
+        else:
+            wide = self.activation(wide)
+        return self.norm(_add_product(hidden, wide, self.narrow))
 
 
 class _Norm:
@@ -205,29 +213,6 @@ def _bias_without(projection: nn.Linear, added: Float[Tensor, " width"]) -> Floa
     parts = (projection.bias, projection.weight, added)
     bias, weight, more = (part.to(widest_float(added.device)) for part in parts)
     return (bias - weight @ more).to(projection.bias.dtype)
-
-
-def _takes_blas(tensor: Tensor) -> bool:
-    """True if a BLAS computes matrix products, which adds no bias; else oneDNN."""
-    return is_on_host(tensor) and tensor.dtype in (torch.float32, torch.float64)
-
-
-def _linear(
-    rows: Float[Tensor, "*row width"], weight: Float[Tensor, "wide width"], bias: Float[Tensor, " wide"]
-) -> Float[Tensor, "*row wide"]:
-    """rows W^T + bias."""
-    # Torch would copy the bias first and add the product to it, which is one more pass.
-    return (rows @ weight.t()).add_(bias) if _takes_blas(rows) else linear(rows, weight, bias)
-
-
-def _activated(activation: nn.Module, wide: Float[Tensor, "*row wide"]) -> Float[Tensor, "*row wide"]:
-    """activation(wide), in place for GELU."""
-    # There is no functional in-place gelu.
-    if type(activation) is GELUActivation and activation.act is gelu:
-        found: Tensor = torch.ops.aten.gelu_(wide)
-        return found
-    activated: Tensor = activation(wide)
-    return activated
 
 
 def _add_product(

@@ -215,7 +215,6 @@ class ScoringPlan(DistinctPieces):
         sentence, position, query_copy = self._queries(batch)
         first = batch.start // self.copies_of(batch.length)
         last = (batch.stop - 1) // self.copies_of(batch.length)
-        tokens = bucket[first : last + 1]
         n_copies = batch.stop - batch.start
         of_copy = np.empty(n_copies, dtype=np.int64)
         of_copy[query_copy] = sentence - first
@@ -235,18 +234,12 @@ class ScoringPlan(DistinctPieces):
                 tensor = tensor.pin_memory()
             return tensor.to(bucket.device, non_blocking=True)
 
-        masked, copy_sentence, query_position = (
-            on_device(is_masked),
-            on_device(of_copy),
-            on_device(position + first_token),
-        )
-        is_one_each = self.mask_every is None
         return MaskedCopies(
-            tokens=tokens,
-            sentence=copy_sentence,
-            is_masked=masked,
-            query_copy=None if is_one_each else on_device(query_copy),
-            query_position=query_position,
+            tokens=bucket[first : last + 1],
+            sentence=on_device(of_copy),
+            is_masked=on_device(is_masked),
+            query_copy=None if self.mask_every is None else on_device(query_copy),
+            query_position=on_device(position + first_token),
         )
 
     def _queries(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -27,7 +27,7 @@ from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFa
 from medclip_dcl.common.command_line import progress_bar
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.language_model import is_causal
-from medclip_dcl.networks.library_config import longest_sentence
+from medclip_dcl.networks.library_folder import longest_sentence
 from medclip_dcl.scoring.masked_bert import MaskedBert, masked_bert
 from medclip_dcl.scoring.plan import ScoringPlan
 from medclip_dcl.scoring.whole_model import MaskedCopies, WholeModel
@@ -61,9 +61,8 @@ def pseudo_log_likelihood(
     token after the tokenizer's bos_token, or its eos_token where it has no bos_token (choice).
 
     The model is scored in eval mode on its device and returned to the mode it was in; log-softmax is at least float32,
-    sums are float64. On a CPU each of torch's threads scores
-    batches of its own (BERT-base takes about 0.15 GB a thread for that); a plain BERT's values are the same for any
-    number of threads.
+    sums are float64. On a CPU each of torch's threads scores batches of its own (BERT-base takes about 0.15 GB a thread
+    for that); a plain BERT's values are the same for any number of threads.
 
     Args:
         model: any masked or causal language model of transformers. transformers' own BERT is the fastest; one with
@@ -95,7 +94,7 @@ def pseudo_log_likelihood(
         ValueError: without `truncate`, a sentence with more tokens than the model has positions; `mask_every`
             below 1 or together with `within_word_l2r`, or one of them for a causal model; a token that the model does
             not have.
-        UserError: a score that is not finite.
+        UserError: a score that is not finite; a model that draws random numbers in evaluation.
     """
     # The tokenizer would take a tuple for a pair; an iterator would be empty the second time.
     given = [sentences] if isinstance(sentences, str) else list(sentences)
@@ -143,7 +142,7 @@ def default_token_budget(model: PreTrainedModel) -> int:
     """Default tokens in a batch for the model and its device."""
     device = next(model.parameters()).device
     budgets = _DEFAULT_TOKEN_BUDGET.get(device.type, _DEFAULT_TOKEN_BUDGET["cuda"])
-    return budgets[model.config.hidden_size >= _LARGE_WIDTH]
+    return budgets[getattr(model.config, "hidden_size", _LARGE_WIDTH) >= _LARGE_WIDTH]
 
 
 def score_batches(
@@ -204,17 +203,17 @@ def _starting(scorer: MaskedBert, device: torch.device, batches: int) -> Iterato
 
     # Not around the caller's own code, which must not be in inference mode.
     @torch.inference_mode()
-    def scored(make_copies: Callable[[], MaskedCopies]) -> _OnItsWay:
+    def scored(make_copies: Callable[[], MaskedCopies]) -> Callable[[], np.ndarray]:
         # A caller's autocast does not reach other threads.
         with torch.autocast(device.type, enabled=False):
-            return _OnItsWay(scorer.log_probability(make_copies()))
+            return _on_its_way(scorer.log_probability(make_copies()))
 
     threads = torch.get_num_threads()
     at_once = min(threads, batches)
     if device.type != "cpu" or not scorer.takes_threads or at_once <= 1:
         # A GPU computes while the host prepares the next batches.
         ahead = _AHEAD if device.type != "cpu" else 0
-        yield lambda make_copies: scored(make_copies).wait, ahead
+        yield scored, ahead
         return
     pool = ThreadPoolExecutor(at_once, "scoring", initializer=_compute_with, initargs=(threads // at_once,))
     try:
@@ -223,7 +222,7 @@ def _starting(scorer: MaskedBert, device: torch.device, batches: int) -> Iterato
         for waiting in [pool.submit(started.wait) for _ in range(at_once)]:
             waiting.result()
         torch.set_num_threads(threads)
-        yield lambda make_copies: pool.submit(lambda: scored(make_copies).wait()).result, 2 * at_once
+        yield lambda make_copies: pool.submit(lambda: scored(make_copies)()).result, 2 * at_once
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -263,21 +262,20 @@ def score_summary(scores: pd.DataFrame, file: Path, ids: pd.Series, id_name: str
     return "\n".join(lines)
 
 
-class _OnItsWay:
-    """A result that travels to the host while the device goes on with the next batches."""
+def _on_its_way(values: Tensor) -> Callable[[], np.ndarray]:
+    """What waits for values that travel to the host while the device goes on with the next batches."""
+    if values.device.type != "cuda":
+        return lambda: values.cpu().numpy().astype(np.float64)
+    on_host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    on_host.copy_(values, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
 
-    def __init__(self, values: Tensor) -> None:
-        self.values, self.event = values, None
-        if values.device.type == "cuda":
-            self.values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-            self.values.copy_(values, non_blocking=True)
-            self.event = torch.cuda.Event()
-            self.event.record()
+    def wait() -> np.ndarray:
+        event.synchronize()
+        return on_host.numpy().astype(np.float64)
 
-    def wait(self) -> np.ndarray:
-        if self.event is not None:
-            self.event.synchronize()
-        return self.values.cpu().numpy().astype(np.float64)
+    return wait
 
 
 def _checked(plan: ScoringPlan, number: int, wait: Callable[[], np.ndarray]) -> tuple[int, np.ndarray]:

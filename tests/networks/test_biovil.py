@@ -63,6 +63,15 @@ def image_file(tmp_path_factory) -> Path:
     return file
 
 
+def projected(hidden: torch.Tensor, state: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The projector behind its first layer."""
+    weight, bias, mean, variance = (
+        state[f"projector.model.1.{x}"] for x in ("weight", "bias", "running_mean", "running_var")
+    )
+    hidden = batch_norm(hidden, mean, variance, weight, bias).relu()
+    return conv2d(hidden, state["projector.model.3.weight"], state["projector.model.3.bias"])
+
+
 @torch.no_grad()
 def test_regions_are_torchvisions_and_the_projectors_layers(image_file, text_folder):
     network, state = load_biovil(image_file, text_folder), image_state()
@@ -72,11 +81,7 @@ def test_regions_are_torchvisions_and_the_projectors_layers(image_file, text_fol
     )
     images = torch.rand(2, 3, 64, 96)  # in [0, 1]: no further normalisation
     features = torch.nn.Sequential(*list(resnet.children())[:-2])(images)
-    hidden = conv2d(features, state["projector.model.0.weight"])
-    mean, variance = (state[f"projector.model.1.running_{x}"] for x in ("mean", "var"))
-    weight, bias = (state[f"projector.model.1.{x}"] for x in ("weight", "bias"))
-    hidden = batch_norm(hidden, mean, variance, weight, bias).relu()
-    expected = conv2d(hidden, state["projector.model.3.weight"], state["projector.model.3.bias"])
+    expected = projected(conv2d(features, state["projector.model.0.weight"]), state)
     torch.testing.assert_close(network.feature_map(images), expected, rtol=1e-4, atol=1e-4)
     assert not network.training and expected.shape == (2, DIM, 2, 3)
 
@@ -102,10 +107,7 @@ def test_biovil_t_is_equal_without_priors(text_folder, tmp_path):
     features = conv2d(network.image_encoder.features(images), state["encoder.backbone_to_vit.weight"])
     constant = state[no_prior].expand(2, -1, 2, 3)
     hidden = conv2d(torch.cat([features, constant], dim=1), state["projector.model.0.weight"])
-    mean, variance = (state[f"projector.model.1.running_{x}"] for x in ("mean", "var"))
-    weight, bias = (state[f"projector.model.1.{x}"] for x in ("weight", "bias"))
-    hidden = batch_norm(hidden, mean, variance, weight, bias).relu()
-    expected = conv2d(hidden, state["projector.model.3.weight"], state["projector.model.3.bias"])
+    expected = projected(hidden, state)
     torch.testing.assert_close(network.feature_map(images), expected, rtol=1e-5, atol=1e-5)
     assert "prior images are left out" in (tmp_path / "output/README.md").read_text()
 

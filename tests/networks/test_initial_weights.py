@@ -244,7 +244,7 @@ def more_heads(folder) -> None:
     [
         (swap_words, "another tokenizer, so that its weights belong to other tokens"),
         (keep_case, "another tokenizer"),
-        (more_heads, r"another transformer, with .*num_attention_heads: 2 \(configured: 4\)"),
+        (more_heads, r"another model, with .*num_attention_heads: 2 \(configured: 4\)"),
     ],
 )
 def test_another_text_encoder_is_refused_with_the_reason(change, message, small_bert, source, tmp_path):
@@ -341,21 +341,10 @@ def test_truncated_files_are_refused(name, tmp_path):
             read_model(tmp_path / name).state  # noqa: B018
 
 
-def test_bytes_of_anything_else_are_refused(tmp_path):
-    generator = torch.Generator().manual_seed(0)
-    for i in range(200):
-        noise = bytes(torch.randint(0, 256, (50,), generator=generator, dtype=torch.uint8).tolist())
-        (tmp_path / "a.ckpt").write_bytes((b"", b"\x80\x02", b"PK\x03\x04", b"(dp0\n")[i % 4] + noise)
-        with pytest.raises(ValueError, match="truncated"):
-            read_model(tmp_path / "a.ckpt")
-
-
 def test_nothing_there(tmp_path):
     mine = finding_network()
     with pytest.raises(FileNotFoundError, match="no file .*nowhere"):
         take_over(mine, tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="no file .*nowhere.safetensors"):
-        take_over(mine, tmp_path / "nowhere.safetensors")
     with pytest.raises(FileNotFoundError, match="config.json is missing"):
         take_over(mine, tmp_path)
 

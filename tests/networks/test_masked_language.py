@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from transformers import BertForMaskedLM
 
 from medclip_dcl.common.weight_files import load_exactly
-from medclip_dcl.networks.bert_folder import ModelFolderError, load_masked_language_model
+from medclip_dcl.networks.bert_folder import load_masked_language_model
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
 from medclip_dcl.networks.masked_language import masked_places
@@ -176,15 +176,3 @@ def test_without_the_option_nothing_changes(small_bert: Path) -> None:
     headed.projection.load_state_dict(plain.projection.state_dict())
     tokens, lengths = pad_tokens(plain.tokenize(TEXTS))
     assert torch.equal(plain.eval()(tokens, lengths), headed.eval()(tokens, lengths))
-
-
-def test_a_folder_without_a_head_is_refused(small_bert: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(small_bert, tmp_path / "bare"))
-    state = load_file(folder / "model.safetensors")
-    save_file(
-        {name: value for name, value in state.items() if name.startswith("bert.")},
-        folder / "model.safetensors",
-    )
-    BertSentences(str(folder))
-    with pytest.raises(ModelFolderError, match=r"missing \['cls\.predictions\.bias'"):
-        BertSentences(str(folder), masked_language_head=True)

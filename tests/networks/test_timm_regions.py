@@ -175,12 +175,13 @@ def edited(folder: Path, **changes: Any) -> None:
     ("change", "words"),
     [
         (lambda x: edited(x, architecture=None), "expected architecture and pretrained_cfg of timm"),
-        (lambda x: edited(x, architecture="vit_of_2031"), "does not know the model 'vit_of_2031'; update timm"),
+        (lambda x: edited(x, architecture="vit_of_2031"), "timm, vit_of_2031: Unknown model .*; update timm"),
         (lambda x: edited(x, pretrained_cfg={}), "mean and std: .*config.json has none"),
-        (lambda x: edited(x, model_args={"checkpoint_path": "a.pth"}), "model_args: .*multiple values"),
-        (lambda x: edited(x, model_args={**TOKENS, "depth": 3}), "do not fit: .*Missing key"),
-        (lambda x: edited(x, model_args={**TOKENS, "depth": 1}), "do not fit: .*Unexpected key"),
-        (lambda x: with_weights(x, lambda state: state.pop("norm.bias")), "do not fit: .*Missing key.*norm.bias"),
+        (lambda x: edited(x, model_args={"checkpoint_path": "a.pth"}), "timm, vit_tiny.*multiple values"),
+        (lambda x: edited(x, model_args={**TOKENS, "in_chans": 1}), "timm, vit_tiny.*channels"),
+        (lambda x: edited(x, model_args={**TOKENS, "depth": 3}), "vit_tiny.*Missing key"),
+        (lambda x: edited(x, model_args={**TOKENS, "depth": 1}), "vit_tiny.*Unexpected key"),
+        (lambda x: with_weights(x, lambda state: state.pop("norm.bias")), "vit_tiny.*Missing key.*norm.bias"),
         (lambda x: with_weights(x, lambda state: state["norm.bias"].fill_(torch.nan)), "NaN in"),
     ],
 )  # fmt: skip

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.networks.bert_folder import load_tokenizer
 from medclip_dcl.scoring import (
     ScoringPlan,
     pseudo_log_likelihood,
@@ -108,14 +106,14 @@ def test_equals_the_definition(
     assert list(found.dtypes.astype(str)) == ["object", "int64", "float64", "int64"]
 
 
-@pytest.mark.parametrize("budget", [-1, 7, 50])
-def test_token_budget_changes_nothing_but_rounding(
-    model: BertForMaskedLM, tokenizer: BertTokenizer, budget: int
+@pytest.mark.parametrize("budget", [-1, 7, 50, None])
+def test_batches_change_nothing_but_rounding(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, budget: int | None
 ) -> None:
-    """-1 and 7 split every sentence by masked position, 50 some."""
-    reference = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
-    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, token_budget=budget)["log_p"]
-    assert found.tolist() == pytest.approx(reference.tolist(), rel=1e-5, nan_ok=True)
+    """-1 and 7 split every sentence by masked position, 50 some; other sentences change nothing."""
+    reference = [pseudo_log_likelihood(model, tokenizer, [text])["log_p"][0] for text in SENTENCES]
+    found = pseudo_log_likelihood(model, tokenizer, SENTENCES[::-1], token_budget=budget)["log_p"][::-1]
+    assert found.tolist() == pytest.approx(reference, rel=1e-5, nan_ok=True)
 
 
 def test_budget_bounds_the_batches(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
@@ -132,14 +130,6 @@ def test_budget_bounds_the_batches(model: BertForMaskedLM, tokenizer: BertTokeni
     # Six distinct sentences with word pieces; each piece once; no padding.
     assert sum(rows for rows, _ in sizes) == 4 + 5 + 10 + 1 + 7 + 17
     assert {length for _, length in sizes} == {3, 6, 7, 9, 12, 19}
-
-
-def test_score_does_not_depend_on_other_sentences(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
-    together = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
-    reversed_order = pseudo_log_likelihood(model, tokenizer, SENTENCES[::-1])["log_p"][::-1]
-    alone = [pseudo_log_likelihood(model, tokenizer, [text])["log_p"][0] for text in SENTENCES]
-    assert alone == pytest.approx(together.tolist(), rel=1e-5, nan_ok=True)
-    assert reversed_order.tolist() == pytest.approx(together.tolist(), rel=1e-5, nan_ok=True)
 
 
 def test_within_word_l2r_masks_rest_of_word(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
@@ -162,44 +152,20 @@ def test_within_word_l2r_masks_rest_of_word(model: BertForMaskedLM, tokenizer: B
     assert found[1] == original[1]
 
 
-def test_a_literal_special_token_is_text(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
-    text = "heart [SEP] size [MASK]."
-    spelled = ["heart", "[", "sep", "]", "size", "[", "mask", "]", "."]
-    ids = tokenizer.convert_tokens_to_ids(spelled)
-    found = pseudo_log_likelihood(model, tokenizer, [text])
-    assert found["n_tokens"][0] == 9
-    assert found["log_p"][0] == pytest.approx(naive(model, tokenizer, ids, lambda t: {t}), rel=1e-5)
-
-
-def test_model_is_scored_in_eval_mode_left_unchanged(
-    model: BertForMaskedLM, tokenizer: BertTokenizer
-) -> None:
+def test_model_is_left_in_its_modes_and_type(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
     expected = pseudo_log_likelihood(model, tokenizer, SENTENCES)
-    rough = pseudo_log_likelihood(model, tokenizer, SENTENCES, dtype=torch.bfloat16)
-    model.train()
-    try:
-        # A copy of the model computes in the other type.
-        found = pseudo_log_likelihood(model, tokenizer, SENTENCES, dtype=torch.bfloat16)
-        pd.testing.assert_frame_equal(found, rough)
-        model.bert.embeddings.eval()
-        found = pseudo_log_likelihood(model, tokenizer, SENTENCES)
-        assert model.training and model.bert.encoder.training and not model.bert.embeddings.training
-        with pytest.raises(ValueError):
-            pseudo_log_likelihood(model, tokenizer, ["heart " * 50])
-        assert model.training
-    finally:
-        model.eval()
-    pd.testing.assert_frame_equal(found, expected)
-
-
-def test_dtype_of_scoring_leaves_the_model(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
-    exact = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
-    expected = pseudo_log_likelihood(copy.deepcopy(model).bfloat16(), tokenizer, SENTENCES)["log_p"]
-    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, dtype=torch.bfloat16)["log_p"]
-    assert found.tolist() == pytest.approx(expected.tolist(), nan_ok=True)
-    assert found.tolist() == pytest.approx(exact.tolist(), rel=0.05, nan_ok=True)
-    assert found.tolist() != pytest.approx(exact.tolist(), rel=1e-6, nan_ok=True)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    mixed = copy.deepcopy(model).train().bfloat16()
+    mixed.bert.encoder.float()
+    mixed.bert.embeddings.eval()
+    of_type = copy.deepcopy(mixed).bfloat16()
+    rough = pseudo_log_likelihood(of_type, tokenizer, SENTENCES)["log_p"]
+    assert rough.tolist() == pytest.approx(expected["log_p"].tolist(), rel=0.05, nan_ok=True)
+    assert rough.tolist() != pytest.approx(expected["log_p"].tolist(), rel=1e-6, nan_ok=True)
+    found = pseudo_log_likelihood(mixed, tokenizer, SENTENCES, dtype=torch.bfloat16)["log_p"]
+    assert found.equals(rough) and mixed.bert.encoder.layer[0].output.dense.weight.dtype == torch.float32
+    with pytest.raises(ValueError):
+        pseudo_log_likelihood(mixed, tokenizer, ["heart " * 50])
+    assert mixed.training and mixed.bert.encoder.training and not mixed.bert.embeddings.training
 
 
 def test_float16_that_overflows_is_an_error(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
@@ -230,9 +196,7 @@ def test_mask_every_masks_every_kth_piece_at_once(
 
 
 @pytest.mark.parametrize("options", [{"mask_every": 0}, {"mask_every": 4, "within_word_l2r": True}])
-def test_options_that_mean_nothing_are_refused(
-    model: BertForMaskedLM, tokenizer: BertTokenizer, options: dict[str, Any]
-) -> None:
+def test_options_without_a_meaning_are_refused(model, tokenizer, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="mask_every: expected at least 1, without within_word_l2r, found"):
         pseudo_log_likelihood(model, tokenizer, SENTENCES, **options)
 
@@ -246,77 +210,6 @@ def test_a_tokenizer_of_another_model_is_refused(model: BertForMaskedLM) -> None
     other = {piece: i + 100 * (piece == "[SEP]") for i, piece in enumerate(PIECES)}
     with pytest.raises(ValueError, match="token number 103, but"):
         pseudo_log_likelihood(model, BertTokenizer(vocab=other), ["no effusion"])
-
-
-def test_a_forward_of_its_own_is_respected(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
-    other = copy.deepcopy(model)
-    layer = other.bert.encoder.layer[1].output
-    plain = layer.forward
-    layer.forward = lambda *tensors: 1.5 * plain(*tensors)
-    with pytest.warns(UserWarning, match=r"module bert\.encoder\.layer\.1\.output has a forward of its own"):
-        found = pseudo_log_likelihood(other, tokenizer, SENTENCES)["log_p"]
-    expected = by_definition(other, tokenizer, SENTENCES)
-    assert found.tolist() == pytest.approx(expected, rel=1e-5, nan_ok=True)
-    assert expected[0] != pytest.approx(by_definition(model, tokenizer, SENTENCES[:1])[0], rel=1e-3)
-    with pytest.raises(RuntimeError, match="same dtype"), pytest.warns(UserWarning):
-        pseudo_log_likelihood(other, tokenizer, SENTENCES, dtype=torch.bfloat16)
-
-
-class ScaledLinear(torch.nn.Linear):
-    """A projection that is more than a linear layer."""
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return 1.5 * super().forward(input)
-
-
-class ScaledLogits(BertForMaskedLM):
-    """A model whose own forward does more than its parts."""
-
-    def forward(self, **inputs: Any) -> Any:
-        output = super().forward(**inputs)
-        output.logits = output.logits / 2
-        return output
-
-
-def _scaled_linear(other: BertForMaskedLM) -> None:
-    other.bert.encoder.layer[1].output.dense.__class__ = ScaledLinear
-
-
-def _scaled_logits(other: BertForMaskedLM) -> None:
-    other.__class__ = ScaledLogits
-
-
-def _no_bias(other: BertForMaskedLM) -> None:
-    other.bert.encoder.layer[1].output.LayerNorm = torch.nn.LayerNorm(21, bias=False)
-
-
-def _no_layers(other: BertForMaskedLM) -> None:
-    other.bert.encoder.layer = torch.nn.ModuleList()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (
-            _scaled_linear,
-            r"module bert\.encoder\.layer\.1\.output\.dense is a ScaledLinear, which plain BERT",
-        ),
-        (_scaled_logits, "the model is a ScaledLogits"),
-        (_no_bias, r"module bert\.encoder\.layer\.1\.output\.LayerNorm has no bias"),
-        (_no_layers, "the model has no layers"),
-    ],
-)
-def test_other_models_are_scored_the_slow_way(
-    model: BertForMaskedLM, tokenizer: BertTokenizer, change: Callable, message: str
-) -> None:
-    other = copy.deepcopy(model)
-    change(other)
-    with pytest.warns(UserWarning, match=message) as caught:
-        found = pseudo_log_likelihood(other, tokenizer, SENTENCES, token_budget=20)["log_p"]
-    assert sum("whole model" in str(warning.message) for warning in caught) == 1
-    expected = by_definition(other, tokenizer, SENTENCES)
-    assert found.tolist() == pytest.approx(expected, rel=1e-5, nan_ok=True)
-    assert expected[0] != pytest.approx(by_definition(model, tokenizer, SENTENCES[:1])[0], rel=1e-3)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 4])
@@ -355,6 +248,50 @@ def test_order_of_batches_does_not_matter(model: BertForMaskedLM, tokenizer: Ber
     pd.testing.assert_frame_equal(plan.table(values), expected)
     other = ScoringPlan(tokenizer, SENTENCES[::-1], positions=POSITIONS, token_budget=30)
     assert other.fingerprint != plan.fingerprint
+
+
+class ScaledLinear(torch.nn.Linear):
+    """A projection that is more than a linear layer."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return 1.5 * super().forward(input)
+
+
+class ScaledLogits(BertForMaskedLM):
+    """A model whose own forward does more than its parts."""
+
+    def forward(self, **inputs: Any) -> Any:
+        output = super().forward(**inputs)
+        output.logits = output.logits / 2
+        return output
+
+
+def _own_forward(output: Any) -> None:
+    plain = output.forward
+    output.forward = lambda *tensors: 1.5 * plain(*tensors)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda bert, _: setattr(bert, "__class__", ScaledLogits), "the model is a ScaledLogits"),
+        (lambda bert, _: setattr(bert.bert.encoder, "layer", torch.nn.ModuleList()), "the model has no layers"),
+        (lambda _, part: setattr(part.dense, "__class__", ScaledLinear), r"1\.output\.dense is a ScaledLinear, which"),
+        (lambda _, part: setattr(part, "LayerNorm", torch.nn.LayerNorm(21, bias=False)), "LayerNorm has no bias"),
+        (lambda _, part: _own_forward(part), r"module bert\.encoder\.layer\.1\.output has a forward of its own"),
+    ],
+)  # fmt: skip
+def test_other_models_are_scored_the_slow_way(
+    model: BertForMaskedLM, tokenizer: BertTokenizer, change: Callable, message: str
+) -> None:
+    other = copy.deepcopy(model)
+    change(other, other.bert.encoder.layer[1].output)
+    with pytest.warns(UserWarning, match=message) as caught:
+        found = pseudo_log_likelihood(other, tokenizer, SENTENCES, token_budget=20)["log_p"]
+    assert sum("whole model" in str(warning.message) for warning in caught) == 1
+    expected = by_definition(other, tokenizer, SENTENCES)
+    assert found.tolist() == pytest.approx(expected, rel=1e-5, nan_ok=True)
+    assert expected[0] != pytest.approx(by_definition(model, tokenizer, SENTENCES[:1])[0], rel=1e-3)
 
 
 @pytest.fixture
@@ -461,15 +398,22 @@ def test_an_autocast_of_the_callers_changes_nothing(
         pd.testing.assert_frame_equal(pseudo_log_likelihood(model, tokenizer, SENTENCES), expected)
 
 
-def test_model_of_other_parts_uses_one_thread(
-    model: BertForMaskedLM, tokenizer: BertTokenizer, threads: Callable[[int], None]
-) -> None:
+def test_a_hook_for_all_modules_is_respected(model, tokenizer, threads: Callable[[int], None]) -> None:
+    """In one thread."""
+    seen, expected = set(), pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"].tolist()
+
+    def softened(module: torch.nn.Module, _: Any, output: Any) -> Any:
+        seen.add(threading.current_thread())
+        return output * 1.1 if isinstance(module, torch.nn.LayerNorm) else None
+
     threads(3)
-    network, seen = copy.deepcopy(model), set()
-    network.bert.encoder.layer[0].register_forward_hook(lambda *_: seen.add(threading.current_thread()))
-    with pytest.warns(UserWarning, match="has a forward hook"):
-        pseudo_log_likelihood(network, tokenizer, SENTENCES, token_budget=20)
-    assert seen == {threading.current_thread()}
+    handle = torch.nn.modules.module.register_module_forward_hook(softened)
+    try:
+        with pytest.warns(UserWarning, match="there is a forward hook for all modules"):
+            found = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
+    finally:
+        handle.remove()
+    assert seen == {threading.current_thread()} and abs(found[0] - expected[0]) > 1e-3
 
 
 def test_nothing_and_only_empty_sentences(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
@@ -503,30 +447,6 @@ def test_a_single_string_is_refused(model: BertForMaskedLM, tokenizer: BertToken
     assert len(found) == 2
 
 
-def test_a_hook_for_all_modules_is_respected(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
-    def softened(module: torch.nn.Module, _: Any, output: Any) -> Any:
-        return output * 1.1 if isinstance(module, torch.nn.LayerNorm) else None
-
-    plain = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
-    handle = torch.nn.modules.module.register_module_forward_hook(softened)
-    try:
-        with pytest.warns(UserWarning, match="there is a forward hook for all modules"):
-            found = pseudo_log_likelihood(model, tokenizer, SENTENCES)["log_p"]
-        expected = by_definition(model, tokenizer, SENTENCES)
-    finally:
-        handle.remove()
-    assert found.tolist() == pytest.approx(expected, rel=1e-5, nan_ok=True)
-    assert abs(found[0] - plain[0]) > 1e-3
-
-
-def test_model_of_several_types_is_converted_whole(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
-    mixed = copy.deepcopy(model).bfloat16()
-    mixed.bert.encoder.float()
-    expected = pseudo_log_likelihood(copy.deepcopy(mixed).bfloat16(), tokenizer, SENTENCES)["log_p"]
-    found = pseudo_log_likelihood(mixed, tokenizer, SENTENCES, dtype=torch.bfloat16)["log_p"]
-    assert found.equals(expected)
-
-
 def test_progress_on_standard_error_shows_no_text(
     model: BertForMaskedLM, tokenizer: BertTokenizer, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -539,18 +459,3 @@ def test_progress_on_standard_error_shows_no_text(
         with scoring_progress(plan, numbers, "scoring", is_shown):
             pass
     assert capsys.readouterr().err == ""
-
-
-def test_real_sentences_equal_the_definition(real_data: Path) -> None:
-    """Open-i's own words through CXR-BERT's own tokenizer."""
-    tokenizer = load_tokenizer(real_data / "cxr_bert_tokenizer")
-    config = BertConfig(
-        hidden_size=24, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, vocab_size=30522
-    )
-    network = BertForMaskedLM(config).eval()
-    findings = pd.read_csv(real_data / "openi" / "openi_reports.csv")["findings"].dropna()
-    sentences = [part.strip() for text in findings[:12] for part in text.split(". ")]
-    found = pseudo_log_likelihood(network, tokenizer, sentences)
-    chosen = list(range(0, len(sentences), 9))
-    expected = by_definition(network, tokenizer, [sentences[i] for i in chosen])
-    assert found["log_p"][chosen].tolist() == pytest.approx(expected, rel=1e-6)

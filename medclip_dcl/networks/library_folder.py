@@ -1,0 +1,168 @@
+"""Models of transformers of any family: configuration, tokenizer and weights of a folder, without remote code."""
+
+from __future__ import annotations
+
+import json
+import re
+import string
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+from tokenizers import Regex, Tokenizer, normalizers, processors
+from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.utils import is_protobuf_available, is_sentencepiece_available
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.networks.bert_folder import (
+    EMBEDDING_ROWS_MULTIPLE,
+    NOT_SETTINGS,
+    ModelFolderError,
+    load_from_folder,
+)
+
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+_TOKENIZER_FILE = "tokenizer.json"
+_VOCABULARIES = (_TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
+# A surplus of embedding rows over tokens below this share counts as rounding up, too (choice).
+_EMBEDDING_ROWS_SHARE = 0.01
+# Parts of names of weights that files hold and models leave out.
+_NEEDLESS = ("pooler.", "position_ids", "token_type_ids", "cls.seq_relationship.")
+
+
+def check_source(part: str, pretrained: str | None, described: Mapping[str, Any]) -> None:
+    """Refuse a part of which neither, or both, of `pretrained` and its description are given."""
+    if (pretrained is None) == (None in described.values()):
+        raise UserError(
+            f"{part}: give either pretrained (a folder or repository id), or {' and '.join(described)}"
+        )
+
+
+def library_config(
+    raw: Mapping[str, Any], source: str, tower: Literal["vision_config", "text_config"] | None = None
+) -> Any:
+    """transformers' configuration from the content of a config.json; None for a family that it does not know.
+
+    Args:
+        raw: whose entries that name code are left out.
+        source: names it in errors.
+        tower: that of a model of two towers, which is returned instead.
+    """
+    family = raw.get("model_type")
+    if family not in CONFIG_MAPPING:
+        return None
+    try:
+        config = CONFIG_MAPPING[family].from_dict({k: x for k, x in raw.items() if k not in NOT_SETTINGS})
+    except Exception as error:  # transformers checks each family's settings in its own way
+        reason = " ".join(str(error).split())[:300]
+        raise ModelFolderError(f"{source}: {reason}; correct the setting") from error
+    config._attn_implementation = None  # in that of a tower, too
+    found = config if tower is None else getattr(config, tower, config)
+    if found is not config and hasattr(config, "projection_dim"):
+        found.projection_dim = config.projection_dim  # of the weights that both towers share a file with
+    return found
+
+
+def unknown_family(raw: Mapping[str, Any], source: str, expected: str, remedy: str) -> ModelFolderError:
+    """An error for a config.json of a model that is not among those expected."""
+    files = sorted({f"{x}.py" for x in re.findall(r'(\w+)\.\w+"', json.dumps(raw.get("auto_map")))})
+    code = f" with code of its own, {', '.join(files)}, which is never run" if files else ""
+    return ModelFolderError(
+        f"{source}: model_type: expected {expected}, found {raw.get('model_type')!r}{code}; {remedy}"
+    )
+
+
+def plain_settings(config: PreTrainedConfig) -> dict[str, Any]:
+    """A configuration's settings as JSON, without names of code, classes, labels and versions."""
+    settings = {name: value for name, value in config.to_diff_dict().items() if name not in NOT_SETTINGS}
+    return json.loads(json.dumps(settings))
+
+
+def pretrained_size(part: str, config: Any, sizes: Mapping[str, str], how: str, dim: int) -> None:
+    """Refuse a pretrained projection of a family that is not in `sizes` (its setting), or of another size."""
+    own = sizes.get(config.model_type)
+    if own is None:
+        raise UserError(
+            f"{part}.projection: expected linear for a {config.model_type} with {how}, found pretrained; only CLIP and "
+            "SigLIP have their own, behind their global vector or pooler"
+        )
+    if (size := getattr(config, own)) != dim:
+        raise UserError(f"{part}.dim: expected {size}, the size of the pretrained projection, found {dim}")
+
+
+def longest_sentence(model: PreTrainedModel) -> int:
+    """Tokens that a model takes, special tokens included: its positions, in RoBERTa without those of padding."""
+    # Some have no positions, and no limit.
+    positions = int(getattr(model.config, "max_position_embeddings", None) or 2**31)
+    for name, part in model.named_modules():
+        if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
+            positions -= part.padding_idx + 1
+    return positions
+
+
+def load_library_model(
+    kind: type[Model], folder: Path, config: PreTrainedConfig, remedy: str, **options: Any
+) -> Model:
+    """Load a model exactly, in float32 and train mode; heads of other tasks and the other tower may be left over."""
+    with torch.device("meta"):
+        outline = kind(config, **options)
+    own = {name for part in (outline, outline.base_model) for name, _ in part.named_children()}
+    prefix = f"{kind.base_model_prefix}."
+
+    def is_needless(name: str) -> bool:
+        """True for a weight of another head, or one that the model computes without."""
+        return name.removeprefix(prefix).partition(".")[0] not in own or any(x in name for x in _NEEDLESS)
+
+    return load_from_folder(kind, folder, config, is_needless, lambda missing: remedy, **options)
+
+
+def load_library_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerFast:
+    """tokenizer.json exactly, with the special tokens of transformers' own class, which may rebuild the rest.
+
+    Without that file, the tokenizer of that class.
+    """
+    if not any(any(folder.glob(name)) for name in _VOCABULARIES):  # transformers would build an empty one
+        raise ModelFolderError(
+            f"{folder}: no tokenizer: none of {', '.join(_VOCABULARIES)} is there; copy the tokenizer's files"
+        )
+    try:
+        own = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        backend = _backend(own, folder / _TOKENIZER_FILE)
+    except Exception as error:  # a tokenizer's files are read in many ways
+        remedy = f"give a folder with {_TOKENIZER_FILE}, which save_pretrained of its AutoTokenizer writes"
+        if any(folder.glob("*.model")) and not (is_sentencepiece_available() and is_protobuf_available()):
+            remedy = "it needs the packages sentencepiece and protobuf: pip install -e '.[sentencepiece]'"
+        reason = " ".join(str(error).split())[:300]
+        raise ModelFolderError(f"{folder}: the tokenizer cannot be read ({reason}); {remedy}") from error
+    known, rows = backend.get_vocab(), config.vocab_size
+    n_tokens = 1 + max(known.values())
+    if not 0 <= rows - n_tokens < max(EMBEDDING_ROWS_MULTIPLE, _EMBEDDING_ROWS_SHARE * rows):
+        raise ModelFolderError(
+            f"{folder}: tokenizer does not fit the weights: {n_tokens} tokens, but {rows} embedding rows (vocab_size); "
+            "take both from the same model"
+        )
+    # Others would get new numbers, for which there are no weights.
+    special = {name: token for name, token in own.special_tokens_map.items() if str(token) in known}
+    sides = {"truncation_side": own.truncation_side, "padding_side": own.padding_side}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special, **sides)
+
+
+def _backend(own: Any, file: Path) -> Tokenizer:
+    """The tokenizer of a file, or behind one of transformers; SigLIP's SentencePiece model converted to the same."""
+    if type(own).__name__ != "SiglipTokenizer":
+        return Tokenizer.from_file(str(file)) if file.is_file() else own.backend_tokenizer
+    from transformers.convert_slow_tokenizer import SpmConverter
+
+    converted = SpmConverter(own).converted()
+    # `canonicalize_text` of transformers' SiglipTokenizer.
+    before = [normalizers.Replace("\u2581", " "), *[normalizers.Lowercase()] * own.do_lower_case]
+    before += [normalizers.Replace(Regex(f"[{re.escape(string.punctuation)}]"), "")]
+    before += [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    converted.normalizer = normalizers.Sequence([*before, converted.normalizer])
+    converted.post_processor = processors.TemplateProcessing(
+        single=f"$A {own.eos_token}", special_tokens=[(own.eos_token, own.eos_token_id)]
+    )
+    return converted
