@@ -1,4 +1,4 @@
-"""simclr_loss against a double loop, against contrastive_loss on the whole matrix, its memory and its errors."""
+"""simclr_loss against a double loop, against contrastive_loss on the whole matrix, and its gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import cosine_similarity, normalize
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from medclip_dcl.objectives import contrastive_loss
 from medclip_dcl.unimodal.simclr import simclr_loss
@@ -58,7 +57,7 @@ def loss_of_matrix(first, second, gamma2, eta, class_id=None):
 def test_equals_the_double_loop(gamma2, eta):
     first, second = torch.randn(2, 5, 3, dtype=torch.float64)
     eta = torch.linspace(0, 0.5, 10) if eta == "mixed" else eta
-    found = simclr_loss(first, second, gamma2=gamma2, class_probability=eta, reduction="none", block=3)
+    found = simclr_loss(first, second, gamma2=gamma2, class_probability=eta, reduction="none")
     expected = loop_loss(first, second, gamma2, torch.as_tensor(eta).expand(10).tolist())
     torch.testing.assert_close(found, expected)
 
@@ -76,12 +75,11 @@ def test_extra_views_equal_the_double_loop(images, dim, extra, eta, gamma2):
     first, second, *extra_views = torch.randn(2 + extra, images, dim, dtype=torch.float64)
     eta = torch.linspace(0, 0.5, 2 * images) if eta == "mixed" else eta
     options = {"gamma2": gamma2, "class_probability": eta, "extra_views": torch.stack(extra_views)}
-    found = simclr_loss(first, second, **options, reduction="none", block=3)
+    found = simclr_loss(first, second, **options, reduction="none")
     expected = loop_loss(first, second, gamma2, torch.as_tensor(eta).expand(2 * images).tolist(), extra_views)
     if images == 1:
         expected = torch.zeros(2, dtype=torch.float64)
     torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(simclr_loss(first, second, **options, reduction="none"), expected)
 
 
 @pytest.mark.parametrize("gamma2", [2.0, 30.0])
@@ -90,9 +88,8 @@ def test_the_unbiased_loss_equals_the_double_loop(images, classes, gamma2):
     first, second = torch.randn(2, images, 3, dtype=torch.float64)
     class_id = labels_of(classes, images)
     expected = loop_loss(first, second, gamma2, [0.0] * (2 * images), class_id=class_id)
-    for block in (None, 3):
-        options = {"gamma2": gamma2, "class_id": class_id, "block": block}
-        torch.testing.assert_close(simclr_loss(first, second, **options, reduction="none"), expected)
+    options = {"gamma2": gamma2, "class_id": class_id}
+    torch.testing.assert_close(simclr_loss(first, second, **options, reduction="none"), expected)
     if classes > images > 1:
         torch.testing.assert_close(simclr_loss(first, second, gamma2=gamma2), expected.mean())
     assert bool(expected.any()) == (classes > 1)
@@ -140,22 +137,17 @@ def test_the_unbiased_loss_is_equation_2_of_dcl():
 
 
 @pytest.mark.parametrize(
-    "images, block, gamma2, eta, labels, dtype",
+    "images, gamma2, eta, labels, dtype",
     [
-        (1, None, 14.0, "by image", None, torch.float64),
-        (1, 5, 2.0, 0.0, None, torch.float32),
-        (33, None, 2.0, 0.0, None, torch.float32),
-        (33, None, 100.0, 0.3, None, torch.float64),
-        (33, 1, 14.0, "by image", None, torch.float32),
-        (33, 5, 100.0, 0.3, None, torch.float32),
-        (33, 5, 14.0, "by image", None, torch.float64),
-        (33, None, 14.0, 0.0, labels_of(4, 33), torch.float32),
-        (33, 5, 14.0, 0.0, labels_of(4, 33), torch.float64),
-        (6, 5, 14.0, 0.0, torch.full((6,), 5), torch.float64),
-        (3, 1, 14.0, 0.0, torch.tensor([3, 3, 8]), torch.float32),
+        (1, 14.0, "by image", None, torch.float64),
+        (33, 2.0, 0.0, None, torch.float32),
+        (33, 100.0, 0.3, None, torch.float64),
+        (33, 14.0, 0.0, labels_of(4, 33), torch.float64),
+        (6, 14.0, 0.0, torch.full((6,), 5), torch.float64),
+        (3, 14.0, 0.0, torch.tensor([3, 3, 8]), torch.float32),
     ],
 )
-def test_value_and_gradient_equal_the_whole_matrix(images, block, gamma2, eta, labels, dtype):
+def test_value_and_gradient_equal_the_whole_matrix(images, gamma2, eta, labels, dtype):
     # Second views near the first ones, so that some anchors reach the floor.
     first = torch.randn(images, 17, dtype=dtype)
     second = first + 0.3 * torch.randn(images, 17, dtype=dtype)
@@ -165,7 +157,7 @@ def test_value_and_gradient_equal_the_whole_matrix(images, block, gamma2, eta, l
     of_views = eta.repeat(2) if isinstance(eta, torch.Tensor) else eta
     results = []
     for loss in (
-        lambda a, b: simclr_loss(a, b, **options, block=block),
+        lambda a, b: simclr_loss(a, b, **options),
         lambda a, b: loss_of_matrix(a, b, gamma2, of_views, labels),
     ):
         a, b = first.clone().requires_grad_(), second.clone().requires_grad_()
@@ -185,14 +177,8 @@ def test_gradient_equals_finite_differences():
         {"class_probability": 0.1, "extra_views": views[2:]},
         {"class_id": torch.tensor([0, 1, 0])},
     ):
-        assert torch.autograd.gradcheck(lambda x, o=options: simclr_loss(x[0], x[1], block=4, **o), (views,))
+        assert torch.autograd.gradcheck(lambda x, o=options: simclr_loss(x[0], x[1], **o), (views,))
         assert torch.autograd.gradgradcheck(lambda x, o=options: simclr_loss(x[0], x[1], **o), (views,))
-
-
-def test_several_blocks_have_no_second_derivative():
-    views = torch.randn(2, 4, 3, requires_grad=True)
-    with pytest.raises(RuntimeError, match="several blocks: no second derivative; set block to 2 . images"):
-        torch.autograd.grad(simclr_loss(*views, block=3), views, create_graph=True)
 
 
 def test_gradient_into_eta_zero_equals_the_difference():
@@ -225,28 +211,3 @@ def test_half_precision_is_computed_in_float32(dtype, kind):
     expected.backward()
     torch.testing.assert_close(loss, expected, rtol=0, atol=0)
     torch.testing.assert_close(first.grad, exact.grad.to(dtype), rtol=0, atol=0)
-
-
-class _Largest(TorchDispatchMode):
-    """The most elements that any result of an operation has."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-        result = function(*arguments, **(keywords or {}))
-        if isinstance(result, torch.Tensor):
-            self.elements = max(self.elements, result.numel())
-        return result
-
-
-def test_no_more_than_a_block_of_rows_exists():
-    first, second = torch.randn(2, 50, 4, requires_grad=True)
-    extra = torch.randn(1, 50, 4, requires_grad=True)
-    for options in (
-        {"class_probability": 0.1},
-        {"class_probability": 0.1, "extra_views": extra},
-        {"class_id": labels_of(5, 50)},
-    ):
-        with _Largest() as largest:
-            simclr_loss(first, second, block=7, **options).backward()
-        assert largest.elements == 7 * 100
