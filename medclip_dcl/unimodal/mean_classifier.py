@@ -50,7 +50,6 @@ def average_k_metrics(
     *,
     class_distribution: Float[Tensor, "class"] | None = None,
     loss: str = "logistic",
-    labels_are_uniform: bool = True,
 ) -> MeanClassifierMetrics:
     """Loss and accuracy of the mean classifier, averaged over tasks of k + 1 distinct classes.
 
@@ -68,7 +67,6 @@ def average_k_metrics(
         k: rivals of the right class, at least 1; k is also the number of negatives in CURL's unsupervised loss.
         class_distribution: rho, up to a constant; default uniform. A class of probability 0 is in no task.
         loss: "hinge" or "logistic".
-        labels_are_uniform: the classes of a task are equally likely (CURL); False: likely as in rho (SSD, A.2).
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -84,8 +82,8 @@ def average_k_metrics(
     check_number_of_tasks(len(possible), k)
     # torch.combinations would fill a mask of classes ** (k + 1).
     tasks = torch.tensor(list(itertools.combinations(possible.tolist(), k + 1)), device=possible.device)
-    shares = torch.ones_like(tasks, dtype=rho.dtype) if labels_are_uniform else rho[tasks]
-    weights = rho[tasks].log().sum(1).softmax(0)[:, None] * shares / shares.sum(1, keepdim=True)
+    # The classes of a task are equally likely.
+    weights = rho[tasks].log().sum(1).softmax(0) / (k + 1)
     if not (embeddings.isfinite().all() and means.isfinite().all()):
         raise ValueError("embeddings and means: expected finite numbers, found NaN or infinity")
     total_loss = total_accuracy = 0.0
@@ -96,7 +94,9 @@ def average_k_metrics(
         scores = embeddings[labels == c].double() @ means.double().T
         margins = scores[:, c, None] - scores
         per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(1, len(margins) * rivals.shape[1]))
-        for some, weight in zip(rivals.split(per_chunk), weights[is_class].split(per_chunk), strict=True):
+        for some, weight in zip(
+            rivals.split(per_chunk), weights[is_class.any(1)].split(per_chunk), strict=True
+        ):
             leads = margins[:, some.to(margins.device)]
             weight = weight.to(margins.device)
             total_loss += float(margin_loss(leads, loss).mean(0) @ weight)
