@@ -17,7 +17,6 @@ from medclip_dcl.report.compare import FILES, compare, main, tables
 from medclip_dcl.report.intervals import bootstrap_differences, bootstrap_intervals
 from medclip_dcl.report.page import latex_text, markdown_text
 from medclip_dcl.report.tables import number, why_left_out
-from medclip_dcl.runs.saved import SavedResultsError, read_config
 from tests.report.page import Page
 
 DRAWS = 100
@@ -493,13 +492,3 @@ def test_one_run_without_boxes_is_shown(make_tested_run, tmp_path):
     assert shown[0].headings == ["AUC ↑", "ACC ↑"]
     assert shown[0].rows[0].cells[0].interval.startswith("[")
     assert not [table.title for table in shown if "ounding" in table.title or "Table 5" in table.title]
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"- a\n", "expected keys with values, found ['a']"), (b"a: [", "is not readable YAML")],
-)
-def test_a_configuration_that_is_none_is_named(content, words, tmp_path):
-    (tmp_path / "config.yaml").write_bytes(content)
-    with pytest.raises(SavedResultsError, match=f"config.yaml.*{re.escape(words)}.*; restore it"):
-        read_config(tmp_path)

@@ -43,7 +43,7 @@ def words(run: Path, *more: str, **evaluation: Any) -> list[str]:
     }
     callback = {
         "class_path": "medclip_dcl.unimodal.ImageOnlyEvaluation",
-        "init_args": {**options, "probe_learning_rate": 0.02, "map_images": 40, **evaluation},
+        "init_args": {**options, "probe_learning_rate": 0.02, **evaluation},
     }
     own = run.parent / f"{run.name}.yaml"
     own.write_text(yaml.safe_dump({"trainer": {"callbacks": [callback]}}))
@@ -63,8 +63,15 @@ def words(run: Path, *more: str, **evaluation: Any) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_maps():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("medclip_dcl.unimodal.evaluation._MAP_IMAGES", 40)
+        yield
+
+
 @pytest.fixture(scope="module")
-def tested(undrawn, tmp_path_factory) -> Path:
+def tested(small_maps, undrawn, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("images_alone") / "run"
     main(["fit", *words(run)])
     main(["test", "--config", str(run / "config.yaml")])
