@@ -53,7 +53,8 @@ class ImageOnlyEvaluation(Evaluation):
         k: nearest neighbours (DCL's public code: 200); all where there are fewer.
         temperature: of the neighbours' weights.
         average_k: rivals k of the average supervised loss, over all tasks of k + 1 classes.
-        embedding_map: true: t-SNE of at most 2,000 test images (choice) into predictions/embedding_map.parquet (SSD, figure 4).
+        embedding_map: true: t-SNE of test images, at most 2,000 (choice), into predictions/embedding_map.parquet (SSD,
+            figure 4).
     """
 
     section = "image_only"
@@ -123,11 +124,7 @@ class ImageOnlyEvaluation(Evaluation):
         )
 
     on_validation_epoch_start = on_test_epoch_start
-
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
-    ) -> None:
-        self.on_test_batch_end(trainer, pl_module, outputs)
+    on_validation_batch_end = on_test_batch_end
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         images = self._gathered()

@@ -372,13 +372,7 @@ def _other_patients(run):
             "b/results.json cannot be compared with a/results.json: protocol.grounding.smoothing is 2.0 there and not "
             "given here",
         ),
-        (
-            _change("protocol", "grounding", "thresholds", value=[0.5]),
-            "a b",
-            "protocol.grounding.thresholds is [0.5] there and [-1.0, -0.95",
-        ),
         (_change("dataset", "fingerprint", value="beef"), "a b", '"beef" there and "f00d" here'),
-        (_change("counts", "grounding", "boxes", value=7), "a b", "counts.grounding.boxes is 7 there and"),
         (_without_retrieval, "a b", "protocol.retrieval is not given there and {"),
         (_untrained_otherwise, "a b --untrained", "results_untrained.json cannot be compared"),
         (_other_patients, "a b", "cases of retrieval differ"),
@@ -388,25 +382,17 @@ def _other_patients(run):
             "--names: expected 2 names that differ from each other and from untrained, found 'a', 'a'",
         ),
         (
-            None,
-            "a empty",
-            "empty/results.json is missing; create it with: python -m medclip_dcl test --config",
-        ),
-        (
             lambda run: (run / "results_untrained.json").unlink(),
             "a b --untrained",
             "b/results_untrained.json is missing; create it with: python -m medclip_dcl test",
         ),
         (None, "a b --output a/results.json", "--output: expected a folder, found the file a/results.json"),
-        (None, "a b --names one", "--names: expected 2 names"),
-        (None, "a b --names x,", "found 'x', ''"),
         (None, "a --names untrained", "found 'untrained'"),
         (None, "a b --baseline untrained", "is not a row; give one of: a, b (the untrained ones"),
     ],
 )
 def test_refused_comparisons_are_one_line(pair, tmp_path, monkeypatch, capsys, change, words, message):
     monkeypatch.chdir(tmp_path)
-    Path("empty").mkdir()
     if change is not None:
         change(pair[1])
     with pytest.raises(SystemExit) as stop:
