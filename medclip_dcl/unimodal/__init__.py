@@ -1,8 +1,5 @@
-"""The papers' experiments with images alone: data, networks, objectives, evaluation, theory."""
+"""The papers' experiments with images alone: data, networks, objectives, evaluation."""
 
-from medclip_dcl.unimodal.bounds import ErrorBound as ErrorBound
-from medclip_dcl.unimodal.bounds import dcl_error_bound as dcl_error_bound
-from medclip_dcl.unimodal.bounds import ssd_error_bound as ssd_error_bound
 from medclip_dcl.unimodal.curl import Blocks as Blocks
 from medclip_dcl.unimodal.curl import KNegatives as KNegatives
 from medclip_dcl.unimodal.curl import block_loss as block_loss

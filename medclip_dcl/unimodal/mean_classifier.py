@@ -16,9 +16,8 @@ from torch import Tensor
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.unimodal.curl import margin_loss
 
-_MAX_TASKS = 100_000
-_ELEMENTS_PER_CHUNK = 2**23
-"""Margins compared at a time: bounds the extra memory whatever the number of tasks."""
+_MAX_TASKS = 1000
+"""Of ten classes there are at most 252; the margins of all tasks are in memory at once."""
 
 
 class MeanClassifierMetrics(NamedTuple):
@@ -93,15 +92,11 @@ def average_k_metrics(
         rivals = members[members != c].view(len(members), -1)
         scores = embeddings[labels == c].double() @ means.double().T
         margins = scores[:, c, None] - scores
-        per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(1, len(margins) * rivals.shape[1]))
-        for some, weight in zip(
-            rivals.split(per_chunk), weights[is_class.any(1)].split(per_chunk), strict=True
-        ):
-            leads = margins[:, some.to(margins.device)]
-            weight = weight.to(margins.device)
-            total_loss += float(margin_loss(leads, loss).mean(0) @ weight)
-            correct = (leads >= 0).all(2) / (1 + (leads == 0).sum(2)).double()
-            total_accuracy += float(correct.mean(0) @ weight)
+        leads = margins[:, rivals.to(margins.device)]
+        weight = weights[is_class.any(1)].to(margins.device)
+        total_loss += float(margin_loss(leads, loss).mean(0) @ weight)
+        correct = (leads >= 0).all(2) / (1 + (leads == 0).sum(2)).double()
+        total_accuracy += float(correct.mean(0) @ weight)
     return MeanClassifierMetrics(total_loss, total_accuracy)
 
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
 from medclip_dcl.objectives.contrastive import contrastive_loss
-from medclip_dcl.unimodal.bounds import ErrorBound, ssd_error_bound
 from medclip_dcl.unimodal.curl import block_loss, k_negative_loss
 from medclip_dcl.unimodal.mean_classifier import average_k_metrics, class_means
+from tests.unimodal.bounds import ErrorBound, ssd_error_bound
 
 
 @dataclass(frozen=True)

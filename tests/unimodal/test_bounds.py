@@ -8,8 +8,8 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from medclip_dcl.unimodal.bounds import dcl_error_bound, ssd_error_bound
 from medclip_dcl.unimodal.mean_classifier import average_k_metrics, class_means
+from tests.unimodal.bounds import dcl_error_bound, ssd_error_bound
 from tests.unimodal.synthetic_classes import SyntheticClasses
 
 

@@ -11,7 +11,6 @@ import torch
 from sklearn.metrics import accuracy_score, hinge_loss, log_loss
 from sklearn.neighbors import NearestCentroid
 
-import medclip_dcl.unimodal.mean_classifier as mean_classifier_module
 from medclip_dcl.unimodal.curl import margin_loss
 from medclip_dcl.unimodal.mean_classifier import (
     average_k_metrics,
@@ -86,8 +85,7 @@ def test_one_task_equals_scikit_learn():
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("k", [1, 2, 4])
-def test_average_over_all_tasks_equals_the_loop(loss, k, monkeypatch):
-    monkeypatch.setattr(mean_classifier_module, "_ELEMENTS_PER_CHUNK", 11)
+def test_average_over_all_tasks_equals_the_loop(loss, k):
     rho = [0.4, 0.05, 0.25, 0.0, 0.2, 0.1]
     embeddings, labels = labelled([4, 3, 6, 2, 1, 5], 3)
     means = class_means(embeddings, labels)

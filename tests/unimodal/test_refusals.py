@@ -20,11 +20,9 @@ from medclip_dcl.unimodal import (
     SmallConvNet,
     SmallImageResNet,
     average_k_metrics,
-    dcl_error_bound,
     k_negative_loss,
     margin_loss,
     simclr_loss,
-    ssd_error_bound,
 )
 from medclip_dcl.unimodal.arrays import read_images
 from medclip_dcl.unimodal.augmentation import Augmentation
@@ -83,8 +81,6 @@ def many_tasks() -> None:
         (margin_loss, {"margins": torch.ones(2, 1), "loss": "Hinge"}, ["loss", "hinge", "'Hinge'"]),
         (simclr_loss, {"first": VIEWS, "second": VIEWS, "class_probability": 1.0}, ["class_probability", "[0, 1)"]),
         (simclr_loss, {"first": VIEWS, "second": VIEWS, "class_probability": torch.zeros(3)}, ["(4,), found (3,)"]),
-        (ssd_error_bound, {"rho": torch.ones(1), "eta": 0.1, "n_negatives": 9, "n_positives": 1}, ["rho", "[0, 1)"]),
-        (dcl_error_bound, {"tau_plus": -0.1, "n_negatives": 9, "n_positives": 1}, ["tau_plus", "-0.1"]),
     ],
 )  # fmt: skip
 def test_a_setting_is_refused_by_name(make, options, words):
