@@ -8,9 +8,7 @@ import pytest
 import torch
 from scipy.integrate import quad
 
-from medclip_dcl.unimodal.mean_classifier import average_k_metrics, class_means
 from tests.unimodal.bounds import dcl_error_bound, ssd_error_bound
-from tests.unimodal.synthetic_classes import SyntheticClasses
 
 
 @pytest.mark.parametrize("n, m", [(1, 1), (7, 3), (10_000, 100)])
@@ -41,13 +39,3 @@ def test_theorem_3_by_hand():
     assert found.negatives == pytest.approx(math.e**1.5 / 0.9 * 0.08862269)  # sqrt(pi / 400)
     assert found.positives == pytest.approx(math.e**1.5 / 9 * 0.17724539)  # sqrt(pi / 100)
     assert found.misspecification == 0
-
-
-@pytest.mark.parametrize("spread", [0.1, 0.4, 2.0])
-@pytest.mark.parametrize("k", [1, 2, 3])
-def test_unbiased_loss_bounds_the_classifiers_cross_entropy(spread, k):
-    # DCL, lemma 4: equal classes, N >= K - 1. Cross entropy is the logistic loss in nats.
-    classes = SyntheticClasses.on_sphere([0.25] * 4, spread)
-    means = class_means(classes.cases, classes.labels)
-    bits = average_k_metrics(classes.cases, classes.labels, means, k).loss
-    assert bits * math.log(2) <= classes.unbiased_loss(k)
