@@ -19,7 +19,7 @@ from torch.nn.functional import normalize, softplus
 
 from medclip_dcl.objectives.contrastive import contrastive_loss
 from medclip_dcl.unimodal.curl import block_loss, k_negative_loss
-from medclip_dcl.unimodal.mean_classifier import average_k_metrics, class_means
+from medclip_dcl.unimodal.mean_classifier import average_k_metrics
 from tests.unimodal.bounds import ErrorBound, ssd_error_bound
 
 
@@ -155,9 +155,14 @@ class SyntheticClasses:
 
     def supervised_loss(self, loss: str) -> float:
         """L_sup of the mean classifier, averaged over tasks of two classes (CURL, definition 2.2)."""
-        means = class_means(self.cases, self.labels)
-        rho = self.class_probability
-        return average_k_metrics(self.cases, self.labels, means, 1, class_distribution=rho, loss=loss).loss
+        means, labels = self.points.mean(1), torch.arange(2).repeat_interleave(self.n_points)
+        total, chances = 0.0, 0.0
+        for pair in itertools.combinations(range(len(self.points)), 2):
+            chance = self.class_probability[[*pair]].prod().item()
+            cases = self.points[[*pair]].flatten(0, 1)
+            total += chance * average_k_metrics(cases, labels, means[[*pair]], 1, loss=loss).loss
+            chances += chance
+        return total / chances
 
     def _tuples(self, size: int) -> Tensor:
         """All choices of so many points, one after the other, with repetition."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 
 import pytest
 import torch
@@ -29,11 +28,12 @@ def labelled(counts, dim, spread=1.0):
     return centres[labels] + spread * torch.randn(len(labels), dim, dtype=torch.float64), labels
 
 
-def loop_average(embeddings, labels, means, task_chances, loss):
-    """Definition 2.2, task by task and case by case: {classes: chance}."""
+def loop_average(embeddings, labels, means, k, loss):
+    """Definition 2.2 with equally likely classes, task by task and case by case."""
     scores = (embeddings @ means.T).tolist()
+    tasks = list(itertools.combinations(range(len(means)), k + 1))
     total_loss = total_accuracy = 0.0
-    for task, chance in task_chances.items():
+    for task in tasks:
         for c in task:
             cases = [row for row, label in zip(scores, labels.tolist(), strict=True) if label == c]
             for row in cases:
@@ -42,19 +42,10 @@ def loop_average(embeddings, labels, means, task_chances, loss):
                     value = max(0.0, 1 + max(-v for v in margins))
                 else:
                     value = math.log2(1 + sum(math.exp(-v) for v in margins))
-                total_loss += chance / len(task) * value / len(cases)
-                total_accuracy += chance / len(task) * (min(margins) > 0) / len(cases)
+                weight = 1 / len(tasks) / len(task) / len(cases)
+                total_loss += weight * value
+                total_accuracy += weight * (min(margins) > 0)
     return total_loss, total_accuracy
-
-
-def chances_of_draws(rho, n_ways):
-    """Ordered independent draws from rho, those with a repetition thrown away."""
-    chances: Counter = Counter()
-    for draws in itertools.product(range(len(rho)), repeat=n_ways):
-        if len(set(draws)) == n_ways:
-            chances[tuple(sorted(draws))] += math.prod(rho[c] for c in draws)
-    total = sum(chances.values())
-    return {task: chance / total for task, chance in chances.items() if chance > 0}
 
 
 def test_class_means_are_scikit_learns_centroids():
@@ -86,13 +77,10 @@ def test_one_task_equals_scikit_learn():
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("k", [1, 2, 4])
 def test_average_over_all_tasks_equals_the_loop(loss, k):
-    rho = [0.4, 0.05, 0.25, 0.0, 0.2, 0.1]
     embeddings, labels = labelled([4, 3, 6, 2, 1, 5], 3)
     means = class_means(embeddings, labels)
-    shares = torch.tensor(rho)
-    found = average_k_metrics(embeddings, labels, means, k, class_distribution=shares, loss=loss)
-    expected = loop_average(embeddings, labels, means, chances_of_draws(rho, k + 1), loss)
-    assert found == pytest.approx(expected, rel=1e-6)
+    found = average_k_metrics(embeddings, labels, means, k, loss=loss)
+    assert found == pytest.approx(loop_average(embeddings, labels, means, k, loss), rel=1e-6)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -114,10 +102,6 @@ def test_expectations_are_a_loop_over_points(loss):
     assert classes.block_loss(2, loss) == pytest.approx(blocks)
 
 
-def test_a_class_of_probability_zero_needs_no_case():
-    rho = torch.tensor([0.5, 0.5, 0.0])
-    labels = torch.tensor([0, 1, 0, 1])
-    found = average_k_metrics(
-        torch.ones(4, 3), labels, torch.ones(3, 3), 1, class_distribution=rho, loss="hinge"
-    )
+def test_a_tie_counts_half():
+    found = average_k_metrics(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]), torch.ones(2, 3), 1, loss="hinge")
     assert found == (1.0, 0.5)
