@@ -202,17 +202,6 @@ def _other_values(run: Path) -> None:
     pd.read_parquet(file).assign(rank=1.0).to_parquet(file)
 
 
-def test_an_older_test_lacks_recalls_that_its_ranks_give(make_tested_run, tmp_path):
-    run = make_tested_run(tmp_path / "run")
-    file = run / "results.json"
-    results = json.loads(file.read_text())
-    for direction in ("image_to_text", "text_to_image"):
-        expected = results["metrics"]["retrieval"][direction].pop("R@5")
-    file.write_text(json.dumps(results))
-    found = intervals.TestedRun(run).predictions.values["retrieval"]
-    assert found["retrieval/text_to_image/R@5"] == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
