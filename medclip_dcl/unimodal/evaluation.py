@@ -124,7 +124,7 @@ class ImageOnlyEvaluation(Evaluation):
         )
 
     on_validation_epoch_start = on_test_epoch_start
-    on_validation_batch_end = on_test_batch_end
+    on_validation_batch_end = on_test_batch_end  # type: ignore[assignment]
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         images = self._gathered()
