@@ -52,9 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             notes.append(f"{name}: no prompts, so no zero-shot AUC: {', '.join(without)} (--prompts)")
         for model in models:
             if model.findings and not {*model.findings} & {*prepared.findings}:
+                known_findings = ", ".join(model.findings)
                 notes.append(
-                    f"{model.name} on {name}: not applicable, the set labels none of {', '.join(model.findings)}"
+                    f"{model.name} on {name}: not applicable, the set labels none of {known_findings}"
                 )
+                print(notes[-1], flush=True)
                 continue
             run = plan.test_of(model, name, prepared, prompts, options.output)
             end = run_one(run, ("test",), modules=options.imported)
