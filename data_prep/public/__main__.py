@@ -72,7 +72,10 @@ def prepare(name: str, settings: Settings) -> None:
     splits = set(tables.rows["split"])
     if settings.redraw_test and "test" not in splits:
         raise ReleaseError("--redraw_test: the tables have no official test patients; leave it out")
-    drawn = _drawn_part(settings, splits)
+    # Split whose patients are drawn: "" where none is official, None for no draw. By the tables: a part of the images
+    # may lack a split that is official.
+    can_draw = "train" in splits and "validate" not in splits and sum(settings.shares[:2]) > 0
+    drawn = "" if splits == {""} else "test" if settings.redraw_test else "train" if can_draw else None
     if drawn is None and (settings.split_shares is not None or settings.split_seed is not None):
         raise ReleaseError("--split_shares and --split_seed: the split is official; leave them out")
     choices = [*tables.choices]
@@ -123,20 +126,6 @@ _DRAWN = {
 }
 
 
-def _drawn_part(settings: Settings, splits: set[str]) -> str | None:
-    """Official split whose patients are drawn anew: "" where there is none, None for no draw.
-
-    Decided by the tables: a part of the images may lack a split that is official.
-    """
-    if splits == {""}:
-        return ""
-    if settings.redraw_test:
-        return "test"
-    return (
-        "train" if "train" in splits and "validate" not in splits and sum(settings.shares[:2]) > 0 else None
-    )
-
-
 def _source(settings: Settings, folder: ReleaseFolder, tables: PublicTables, drawn: str | None) -> Source:
     """Find the images, complete the split, and pass boxes and masks on."""
     rows = tables.rows
@@ -164,7 +153,10 @@ def _source(settings: Settings, folder: ReleaseFolder, tables: PublicTables, dra
     check.rejects += [("image", image, reason) for image, reason in tables.left_out.items()]
     source = rows_source(rows, settings, check, counts)
     boxes, masks = (
-        None if regions is None else _on_images(regions, source) for regions in (tables.boxes, tables.masks)
+        None
+        if regions is None
+        else regions[regions["image"].isin(source.images["dicom_id"])].rename(columns={"image": "dicom_id"})
+        for regions in (tables.boxes, tables.masks)
     )
     if boxes is not None:
         is_dicom = boxes["dicom_id"].map(lambda image: found[image].suffix.lower() in (".dcm", ".dicom"))
@@ -181,12 +173,8 @@ def _source(settings: Settings, folder: ReleaseFolder, tables: PublicTables, dra
     return replace(source, boxes=boxes, masks=masks)
 
 
-def _on_images(regions: pd.DataFrame, source: Source) -> pd.DataFrame:
-    return regions[regions["image"].isin(source.images["dicom_id"])].rename(columns={"image": "dicom_id"})
-
-
 def _splits(rows: pd.DataFrame, settings: Settings, drawn: str | None) -> pd.Series:
-    """The official split, with the part drawn that `_drawn_part` names; "" where all is drawn later."""
+    """The official split, with the patients of `drawn` drawn anew; "" where all is drawn later."""
     split = rows["split"]
     if not drawn:
         return split

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -135,7 +136,7 @@ class ReleaseFolder:
 def image_id(path: str) -> str:
     """A file's name without its ending; of CheXpert patient00001_study1_view1_frontal, as CheXlocalize has it."""
     path = _IMAGE.sub("", path.strip())
-    of_chexpert = _CHEXPERT.search(path)
+    of_chexpert = _CHEXPERT.search(path) if "/" in path else None
     return "_".join(of_chexpert.groups()) if of_chexpert else path.rpartition("/")[2]
 
 
@@ -155,7 +156,7 @@ def read_csv(file: Path, columns: Sequence[str], optional: Sequence[str] | None 
             )
         others = names if optional is None else [column for column in optional if column in names]
         kept = list(dict.fromkeys([*columns, *others]))
-        places = [names.index(column) for column in kept]
+        chosen = itemgetter(*map(names.index, kept))
         # Commas without names may end the header alone.
         n_named = len(",".join(names).rstrip(",").split(","))
         for row in reader:
@@ -165,10 +166,11 @@ def read_csv(file: Path, columns: Sequence[str], optional: Sequence[str] | None 
                     "or damaged: download it again"
                 )
             if row:
-                rows.append([row[place].strip() for place in places])
+                rows.append(chosen(row))
     except csv.Error as error:
         raise ReleaseError(f"{file} cannot be read ({error}); download it again") from error
-    return pd.DataFrame(rows, columns=kept, dtype="str")
+    table = pd.DataFrame(rows, columns=kept, dtype="str")
+    return table.assign(**{column: table[column].str.strip() for column in kept})
 
 
 def text_of(file: Path) -> str:

@@ -28,7 +28,9 @@ def read(folder: ReleaseFolder) -> PublicTables:
     names = {"train": ("annotations_train.csv", "train.csv"), "test": ("annotations_test.csv",)}
     parts, boxes = [], []
     for split, file in folder.tables(names).items():
-        table, of_labels = _annotations(file), folder.optional(f"image_labels_{split}.csv")
+        table = read_csv(file, ("image_id", "class_name", *_CORNERS), ("rad_id",))
+        table = with_numbers(table.assign(rad_id=table.get("rad_id", "")), _CORNERS, file)
+        of_labels = folder.optional(f"image_labels_{split}.csv")
         votes = _votes(table) if of_labels is None else _table_of_votes(of_labels)
         needed = MAJORITY if (table["rad_id"] != "").any() else 1
         labels = (votes >= needed).astype("float64").drop(columns=_NONE, errors="ignore")
@@ -55,12 +57,6 @@ def read(folder: ReleaseFolder) -> PublicTables:
             "boxes: of every reader, for findings that the label calls present",
         ],
     )
-
-
-def _annotations(file: Path) -> pd.DataFrame:
-    """image_id, class_name, rad_id ("" of a consensus), and the corners of a box or NaN."""
-    table = with_numbers(read_csv(file, ("image_id", "class_name", *_CORNERS), ("rad_id",)), _CORNERS, file)
-    return table if "rad_id" in table else table.assign(rad_id="")
 
 
 def _votes(table: pd.DataFrame) -> pd.DataFrame:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from medclip_dcl.common.files import digest_of_file, write_bytes
+from medclip_dcl.common.files import digest, write_bytes
 from medclip_dcl.pictures.geometry import fit
 from medclip_dcl.pictures.grey import UnusableImageError
 from medclip_dcl.pictures.image_file import read_grey
@@ -50,11 +50,14 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Size of the original in pixels, or why the image cannot be used."""
+    """Size of the original in pixels, or why the image cannot be used; bytes of both files, digest of the prepared."""
 
     height: int = 0
     width: int = 0
     reason: str = ""
+    bytes: int = 0
+    digest: str = ""
+    original_bytes: int = 0
 
 
 def size_of(file: Path) -> tuple[int, int]:
@@ -88,20 +91,23 @@ def prepare_image(job: Job) -> Outcome:
             reason=f"image of {width} x {height} pixels; expected at least {MIN_SIDE} on each side"
         )
     prepared = fit(grey, job.geometry, job.size, Image.Resampling.BILINEAR)
-    darkest, brightest = (prepared if job.geometry != "pad" else grey).getextrema()
-    if darkest == brightest:
-        return Outcome(reason=f"image is blank: grey level {darkest} everywhere")
+    seen = prepared if job.geometry != "pad" else grey
+    # A row that differs within itself tells most images from blank ones, without a look at all pixels.
+    row = seen.height // 2
+    if _is_blank(seen.crop((0, row, seen.width, row + 1))) and _is_blank(seen):
+        return Outcome(reason=f"image is blank: grey level {seen.getpixel((0, 0))} everywhere")
     outcome = Outcome(height, width)
-    _write(prepared, job.target, _making(job, outcome, size_of_file))
-    return outcome
+    content = _write(prepared, job.target, _making(job, outcome, size_of_file))
+    return _with_files(outcome, content, size_of_file)
 
 
-def prepare_and_digest(job: Job) -> tuple[Outcome, tuple[int, str, int]]:
-    """Prepare one image; its outcome, and bytes and digest of the prepared file, bytes of the original."""
-    outcome = prepare_image(job)
-    if outcome.reason:
-        return outcome, (0, "", 0)
-    return outcome, (job.target.stat().st_size, digest_of_file(job.target), job.source.stat().st_size)
+def _is_blank(grey: Image.Image) -> bool:
+    darkest, brightest = grey.getextrema()
+    return darkest == brightest
+
+
+def _with_files(outcome: Outcome, content: bytes, size_of_file: int) -> Outcome:
+    return outcome._replace(bytes=len(content), digest=digest(content), original_bytes=size_of_file)
 
 
 def _checksum(content: bytes) -> bytes:
@@ -127,13 +133,16 @@ def _finished(job: Job, size_of_file: int) -> Outcome | None:
     if stamp is None or _checksum(content.replace(stamp["crc"], _NO_CRC, 1)) != stamp["crc"]:
         return None
     outcome = Outcome(int(stamp["height"]), int(stamp["width"]))
-    return outcome if stamp["made"] == _making(job, outcome, size_of_file) else None
+    if stamp["made"] != _making(job, outcome, size_of_file):
+        return None
+    return _with_files(outcome, content, size_of_file)
 
 
-def _write(prepared: Image.Image, target: Path, making: bytes) -> None:
-    """Write a JPEG file atomically, with what it was made from and its checksum in the comment."""
+def _write(prepared: Image.Image, target: Path, making: bytes) -> bytes:
+    """Write a JPEG file atomically, with what it was made from and its checksum in the comment; its content."""
     encoded = io.BytesIO()
     prepared.save(encoded, format="JPEG", quality=QUALITY, comment=making + _NO_CRC)
     content = encoded.getvalue()
     content = content.replace(_NO_CRC, _checksum(content), 1)
     write_bytes(content, target, durable=False)  # a rerun checks every image
+    return content

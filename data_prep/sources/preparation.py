@@ -385,13 +385,13 @@ def _prepare_images(
         image_files.Job(Path(file), folder / path, settings.size, settings.geometry)
         for file, path in images[["file", "path"]].itertuples(index=False)
     ]
-    prepare = image_files.prepare_and_digest
+    prepare = image_files.prepare_image
     found = pool.map(prepare, jobs, chunksize=16) if pool else map(prepare, jobs)
-    outcomes, files = zip(*progress(found, len(jobs), "images", "images"), strict=True) if jobs else ((), ())
-    images = images.assign(height=[o.height for o in outcomes], width=[o.width for o in outcomes])
-    columns = ["bytes", "digest", "original_bytes"]
-    images[columns] = pd.DataFrame(files, images.index, columns)
-    reasons = pd.Series([o.reason for o in outcomes], index=images.index, dtype=object)
+    outcomes = pd.DataFrame(
+        progress(found, len(jobs), "images", "images"), columns=image_files.Outcome._fields
+    )
+    images = images.join(outcomes.set_axis(images.index))
+    reasons = images.pop("reason")
     is_bad = reasons != ""
     bad = dict(zip(images.loc[is_bad, "dicom_id"], reasons[is_bad], strict=True))
     _refuse_many(settings, "image", bad, len(images), _COMPLETE)

@@ -51,6 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if without := [finding for finding in prepared.findings if finding not in prompts]:
             notes.append(f"{name}: no prompts, so no zero-shot AUC: {', '.join(without)} (--prompts)")
         for model in models:
+            if model.findings and not {*model.findings} & {*prepared.findings}:
+                known_findings = ", ".join(model.findings)
+                notes.append(
+                    f"{model.name} on {name}: not applicable, the set labels none of {known_findings}"
+                )
+                print(notes[-1], flush=True)
+                continue
             run = plan.test_of(model, name, prepared, prompts, options.output)
             end = run_one(run, ("test",), modules=options.imported)
             if end.state == "stopped":
@@ -81,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"page: {page}")
     if failures:
         print(
-            f"{len(failures)} of {len(models) * len(sets)} tests failed; the same command tries them again",
+            f"tests failed: {len(failures)}; the same command tries them again",
             file=sys.stderr,
         )
         raise SystemExit(1)

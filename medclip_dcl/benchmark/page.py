@@ -193,11 +193,9 @@ def _cell(benchmark: Benchmark, model: str, minus: str, one: _Number) -> Cell:
     if found is None:
         return Cell(NOTHING)
     value, low, high = (None if math.isnan(found[name]) else found[name] for name in ("value", "low", "high"))
-    if not minus:
-        cell = interval_cell(value, low, high, one.digits)
-        return cell._replace(text=cell.text + KNOWN * bool(benchmark.known[one.set, model]))
-    cell = interval_cell(value, low, high, one.digits, lambda x, digits: signed(number(x, digits)))
-    return cell._replace(text=cell.text + "*" * (found["p_holm"] <= ALPHA))
+    cell = interval_cell(value, low, high, one.digits, signed if minus else number)
+    mark = "*" * (found["p_holm"] <= ALPHA) if minus else KNOWN * bool(benchmark.known[one.set, model])
+    return cell._replace(text=cell.text + mark)
 
 
 def _facts(benchmark: Benchmark) -> Table:

@@ -38,6 +38,11 @@ class Model:
         return kind_of_network(self.saved.network) == _CLASSIFIER
 
     @property
+    def findings(self) -> list[str]:
+        """Those of a classifier; none for an image-text model, which takes prompts of any."""
+        return list(self.saved.network.get("findings", ()))
+
+    @property
     def is_training_known(self) -> bool:
         return None not in RunFolder.of(self.saved.path).data().get(IMAGES_OF, [None])
 

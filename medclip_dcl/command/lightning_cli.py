@@ -39,6 +39,7 @@ from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.evaluation.predictions import PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
 from medclip_dcl.models.seeded_batches import SeededBatches
+from medclip_dcl.networks.image_encoder import IMAGENET
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.checkpoint_files import ResumeError
 from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
@@ -265,6 +266,10 @@ class MedclipCLI(LightningCLI):
             images = self._images_of_training(prepared, before)
             own = [prepared.info["source"], *prepared.info["options"].get(IMAGES_OF, [])]
             earlier = before.data().get(IMAGES_OF, [None] if start else [])
+            encoder = (config.model.get("init_args", {}).get("image_encoder") or {}).get("init_args", {})
+            published = {encoder.get("pretrained"), encoder.get("weights")} - {None, "None", IMAGENET}
+            if published and None not in earlier:
+                earlier = [*earlier, None]
             is_again = before.data().get("fingerprint") == data["fingerprint"] and earlier[: len(own)] == own
             data[IMAGES_OF] = earlier if is_again else [*own, *earlier]
         is_longer = self.run.check(self.config_dump, data, self._completed)

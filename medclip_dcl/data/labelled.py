@@ -24,7 +24,7 @@ from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochSampler, ShardSampler, as_it_is
 from medclip_dcl.pictures.geometry import View
 
-UNCERTAIN, BLANK = -1.0, float("nan")
+UNCERTAIN = -1.0
 MEANINGS = {"ones": 1.0, "zeros": 0.0, "ignore": float("nan")}
 """Policy for uncertain and blank labels -> target value; NaN is left out of the loss."""
 

@@ -46,7 +46,6 @@ from medclip_dcl.report.tables import (
     describe_data,
     filled,
     interval_cell,
-    number,
     signed,
     why_left_out,
 )
@@ -291,9 +290,7 @@ def _difference_cell(difference: Difference | None, digits: int, is_over_trainin
     """One decimal more than the numbers themselves have; ranks as they are."""
     if difference is None or difference.value is None:
         return Cell(NOTHING)
-    cell = interval_cell(
-        *difference[:3], digits + 1 if digits else 0, lambda value, decimals: signed(number(value, decimals))
-    )
+    cell = interval_cell(*difference[:3], digits + 1 if digits else 0, signed)
     # Over patients an interval says nothing about another training.
     is_marked = is_over_trainings and difference.p is not None and difference.p <= ALPHA
     return cell._replace(text=cell.text + "*" * is_marked)

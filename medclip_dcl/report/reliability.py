@@ -11,7 +11,7 @@ from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, perfe
 from medclip_dcl.metrics.summaries import BINS, bins_of
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report import charts
-from medclip_dcl.report.intervals import Interval, Predictions, TestedRun, bootstrap_intervals
+from medclip_dcl.report.intervals import Interval, Predictions, TestedRun, bootstrap_intervals, units_of
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, interval_cell, number
 from medclip_dcl.runs.saved import value_at
 
@@ -79,6 +79,9 @@ def section(run: TestedRun) -> dict[str, Any] | None:
     rows = calibration.of_cases(cases[cases["finding"].isin(fitted)])
     by_finding = {str(finding): its for finding, its in rows.groupby("finding", sort=False)}
     numbers = bootstrap_intervals(Predictions({"calibration": rows})) if fitted else {}
+    is_other_data = calibration.data.get("fingerprint") != results["dataset"].get("fingerprint")
+    units = units_of(results)
+    fitted_units = "patients" if is_other_data else units
     return {
         "reason": None,
         "charts": [
@@ -92,14 +95,15 @@ def section(run: TestedRun) -> dict[str, Any] | None:
             for place, (finding, its) in enumerate(by_finding.items())
         ],
         "tables": [
-            _table_of_errors(by_finding, calibration, numbers),
-            _table_of_thresholds(list(by_finding), calibration, numbers),
+            _table_of_errors(by_finding, calibration, numbers, units),
+            _table_of_thresholds(list(by_finding), calibration, numbers, fitted_units),
         ]
         if fitted
         else [],
         "notes": notes,
         "fitted": calibration,
-        "is_other_data": calibration.data.get("fingerprint") != results["dataset"].get("fingerprint"),
+        "is_other_data": is_other_data,
+        "fitted_units": fitted_units,
         "bins": BINS,
     }
 
@@ -136,7 +140,10 @@ def _curve(
 
 
 def _table_of_errors(
-    by_finding: Mapping[str, pd.DataFrame], calibration: Calibration, numbers: Mapping[str, Interval]
+    by_finding: Mapping[str, pd.DataFrame],
+    calibration: Calibration,
+    numbers: Mapping[str, Interval],
+    units: str,
 ) -> Table:
     """ECE and Brier score before and after, beside what is expected of a perfect model and of the prevalence alone."""
     columns: list[Column] = []
@@ -161,7 +168,7 @@ def _table_of_errors(
         columns = list(cells)
         shown.append(Row(finding, "plain", list(cells.values())))
     return Table(
-        "Calibration of zero-shot findings on test patients",
+        f"Calibration of zero-shot findings on test {units}",
         columns,
         shown,
         f"ECE: expected calibration error over {BINS} bins of equal width; lower is better. It is biased upwards, in "
@@ -172,9 +179,9 @@ def _table_of_errors(
 
 
 def _table_of_thresholds(
-    findings: list[str], calibration: Calibration, numbers: Mapping[str, Interval]
+    findings: list[str], calibration: Calibration, numbers: Mapping[str, Interval], units: str
 ) -> Table:
-    """Sensitivity and specificity at the thresholds, on the patients that they were chosen on and on test patients."""
+    """Sensitivity and specificity at the thresholds, where they were chosen and on the test."""
     rates = ("sensitivity", "specificity")
     groups = {"threshold": ["probability"], "validate, where chosen": rates, "test": rates}
     shown = []
@@ -185,7 +192,7 @@ def _table_of_thresholds(
         shown.append(Row(finding, "plain", [*fitted, *tested]))
     [(target, share)] = calibration.target.items()
     return Table(
-        f"Thresholds chosen for a {target} of {share:g} on validate patients",
+        f"Thresholds chosen for a {target} of {share:g} on validate {units}",
         [Column(heading, group=group) for group, headings in groups.items() for heading in headings],
         shown,
     )

@@ -40,7 +40,6 @@ from medclip_dcl.report.tables import (
     Row,
     Table,
     interval_cell,
-    number,
     signed,
 )
 from medclip_dcl.runs.saved import SavedResultsError
@@ -340,7 +339,5 @@ def _gap_cell(cell: Mapping[Any, Any], mark: str = " *") -> Cell:
     """A gap with its sign; the mark follows one that is found."""
     if not np.isfinite(cell["gap"]):
         return Cell(NOTHING)
-    gap, low, high = (
-        signed(number(cell[name], _label(cell["metric"])[1])) for name in ("gap", "gap_low", "gap_high")
-    )
-    return Cell(f"{gap}{mark if cell['p'] <= FOUND else ''}", f"[{low}, {high}]")
+    found = interval_cell(cell["gap"], cell["gap_low"], cell["gap_high"], _label(cell["metric"])[1], signed)
+    return found._replace(text=found.text + mark * (cell["p"] <= FOUND))

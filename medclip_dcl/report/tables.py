@@ -227,8 +227,9 @@ def interval_cell(value: Any, low: Any, high: Any, digits: int, show: Show = num
     return Cell(show(value, digits), "" if low is None else f"[{show(low, digits)}, {show(high, digits)}]")
 
 
-def signed(text: str) -> str:
-    """A number as text with its sign, unless all its digits are 0."""
+def signed(value: Any, digits: int) -> str:
+    """A number as `number` has it, with its sign, unless all its digits are 0."""
+    text = number(value, digits)
     is_zero = not any(character in "123456789" for character in text)
     return text if is_zero or text.startswith("-") else f"+{text}"
 

@@ -39,7 +39,7 @@ DATA_FILE = "data.json"
 IMAGES_FILE = "data_images.parquet"
 IMAGES_OF = "images_of"
 """Entry of data.json: name of the set of the training, of sets whose images it has, then those of the trainings before;
-None: the training started from weights of a training that is not known."""
+None: the training started from weights of a training that is not known, as those of a published image encoder."""
 TESTS = "tests"
 """Folder in a run folder for results that are not those of its own network on its own set."""
 LOCK_FILE = "training.lock"

@@ -1,57 +1,19 @@
-"""The papers' experiments with images alone: data, networks, objectives, evaluation, theory."""
+"""The papers' experiments with images alone: data, networks, objectives, evaluation."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from medclip_dcl.common.lazy import lazy
-
-if TYPE_CHECKING:
-    from medclip_dcl.unimodal.bounds import ErrorBound as ErrorBound
-    from medclip_dcl.unimodal.bounds import dcl_error_bound as dcl_error_bound
-    from medclip_dcl.unimodal.bounds import ssd_error_bound as ssd_error_bound
-    from medclip_dcl.unimodal.curl import Blocks as Blocks
-    from medclip_dcl.unimodal.curl import KNegatives as KNegatives
-    from medclip_dcl.unimodal.curl import block_loss as block_loss
-    from medclip_dcl.unimodal.curl import k_negative_loss as k_negative_loss
-    from medclip_dcl.unimodal.curl import margin_loss as margin_loss
-    from medclip_dcl.unimodal.data import ImageOnlyDataModule as ImageOnlyDataModule
-    from medclip_dcl.unimodal.encoders import SmallConvNet as SmallConvNet
-    from medclip_dcl.unimodal.encoders import SmallImageEncoder as SmallImageEncoder
-    from medclip_dcl.unimodal.encoders import SmallImageResNet as SmallImageResNet
-    from medclip_dcl.unimodal.evaluation import ImageOnlyEvaluation as ImageOnlyEvaluation
-    from medclip_dcl.unimodal.mean_classifier import average_k_metrics as average_k_metrics
-    from medclip_dcl.unimodal.mean_classifier import class_means as class_means
-    from medclip_dcl.unimodal.model import ImageOnlyModel as ImageOnlyModel
-    from medclip_dcl.unimodal.network import ImageOnlyNetwork as ImageOnlyNetwork
-    from medclip_dcl.unimodal.simclr import SimCLR as SimCLR
-    from medclip_dcl.unimodal.simclr import simclr_loss as simclr_loss
-    from medclip_dcl.unimodal.synthetic_classes import SyntheticClasses as SyntheticClasses
-    from medclip_dcl.unimodal.views import ViewsObjective as ViewsObjective
-
-_MODULES = {
-    "Blocks": "curl",
-    "ErrorBound": "bounds",
-    "ImageOnlyDataModule": "data",
-    "ImageOnlyEvaluation": "evaluation",
-    "ImageOnlyModel": "model",
-    "ImageOnlyNetwork": "network",
-    "KNegatives": "curl",
-    "SimCLR": "simclr",
-    "SmallConvNet": "encoders",
-    "SmallImageEncoder": "encoders",
-    "SmallImageResNet": "encoders",
-    "SyntheticClasses": "synthetic_classes",
-    "ViewsObjective": "views",
-    "average_k_metrics": "mean_classifier",
-    "block_loss": "curl",
-    "class_means": "mean_classifier",
-    "dcl_error_bound": "bounds",
-    "k_negative_loss": "curl",
-    "margin_loss": "curl",
-    "simclr_loss": "simclr",
-    "ssd_error_bound": "bounds",
-}
-
-__all__ = [*_MODULES]
-__getattr__ = lazy(__name__, _MODULES)
+from medclip_dcl.unimodal.curl import Blocks as Blocks
+from medclip_dcl.unimodal.curl import KNegatives as KNegatives
+from medclip_dcl.unimodal.curl import block_loss as block_loss
+from medclip_dcl.unimodal.curl import k_negative_loss as k_negative_loss
+from medclip_dcl.unimodal.curl import margin_loss as margin_loss
+from medclip_dcl.unimodal.data import ImageOnlyDataModule as ImageOnlyDataModule
+from medclip_dcl.unimodal.encoders import SmallConvNet as SmallConvNet
+from medclip_dcl.unimodal.encoders import SmallImageEncoder as SmallImageEncoder
+from medclip_dcl.unimodal.encoders import SmallImageResNet as SmallImageResNet
+from medclip_dcl.unimodal.evaluation import ImageOnlyEvaluation as ImageOnlyEvaluation
+from medclip_dcl.unimodal.mean_classifier import average_k_metrics as average_k_metrics
+from medclip_dcl.unimodal.mean_classifier import class_means as class_means
+from medclip_dcl.unimodal.model import ImageOnlyModel as ImageOnlyModel
+from medclip_dcl.unimodal.network import ImageOnlyNetwork as ImageOnlyNetwork
+from medclip_dcl.unimodal.simclr import SimCLR as SimCLR
+from medclip_dcl.unimodal.simclr import simclr_loss as simclr_loss
+from medclip_dcl.unimodal.views import ViewsObjective as ViewsObjective

@@ -188,23 +188,18 @@ class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
     def _kept(self, images: ImageArrays, names: Sequence[str], selected: Sequence[str]) -> np.ndarray:
         """True for the training images that are used."""
         labels = images.train_labels.numpy()
-        is_kept = np.full(len(labels), self.classes is None)
+        is_kept = (labels == UNLABELLED) & (self.classes is None)
         for label, name in enumerate(images.classes):
-            of_class = np.flatnonzero(labels == label)
-            count = len(of_class)
-            if name in selected:
-                count = round(self.fraction * count)
-                # A stream of its own: not that of any training order or view.
-                generator = np.random.default_rng([self.subset_seed, label, 0, 1])
-                of_class = generator.permutation(of_class)
-            is_kept[of_class] = False
+            of_class = np.flatnonzero(labels == label) if name in names else np.empty(0, dtype=int)
+            count = round(self.fraction * len(of_class)) if name in selected else len(of_class)
             if name in names and not count:
                 raise UserError(
                     f"data.fraction: expected to keep images of every class, {self.fraction} keeps none of the "
                     f"{len(of_class)} training images of class {name}"
                 )
-            if name in names:
-                is_kept[of_class[:count]] = True
+            # A stream of its own: not that of any training order or view.
+            generator = np.random.default_rng([self.subset_seed, label, 0, 1])
+            is_kept[generator.permutation(of_class)[:count]] = True
         return is_kept
 
     # Loaders

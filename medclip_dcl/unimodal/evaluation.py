@@ -27,6 +27,9 @@ from medclip_dcl.unimodal.mean_classifier import (
 from medclip_dcl.unimodal.neighbours import neighbour_predictions
 
 MAP = "embedding_map"
+_MAP_IMAGES, _PERPLEXITY = 2000, 30.0
+_PROBE = {"weight_decay": 1e-6, "batch_size": 128}
+"""Of Adam, as SSD's; and of its steps (choice)."""
 
 
 class ImageOnlyEvaluation(Evaluation):
@@ -45,16 +48,13 @@ class ImageOnlyEvaluation(Evaluation):
         label_seed: of the draws and of the order of the probes' minibatches.
         probe_epochs: passes over the drawn images (SSD: 100).
         probe_learning_rate: of Adam, constant (SSD: 1e-3).
-        probe_weight_decay: of Adam (SSD: 1e-6).
-        probe_batch_size: images in a step of a probe (choice).
         standardise: true: the probe sees features with mean 0 and deviation 1 among the training images, because
             contrastive objectives leave their scale free (choice; the papers do not).
         k: nearest neighbours (DCL's public code: 200); all where there are fewer.
         temperature: of the neighbours' weights.
         average_k: rivals k of the average supervised loss, over all tasks of k + 1 classes.
-        embedding_map: true: t-SNE of test images into predictions/embedding_map.parquet (SSD, figure 4).
-        map_images: at most this many test images on the map, drawn by label_seed.
-        map_perplexity: approximate number of neighbours on the map.
+        embedding_map: true: t-SNE of test images, at most 2,000 (choice), into predictions/embedding_map.parquet (SSD,
+            figure 4).
     """
 
     section = "image_only"
@@ -66,15 +66,11 @@ class ImageOnlyEvaluation(Evaluation):
         label_seed: int = 0,
         probe_epochs: int = 100,
         probe_learning_rate: float = 1e-3,
-        probe_weight_decay: float = 1e-6,
-        probe_batch_size: int = 128,
         standardise: bool = True,
         k: int = 200,
         temperature: float = 0.5,
         average_k: Sequence[int] = (1,),
         embedding_map: bool = False,
-        map_images: int = 2000,
-        map_perplexity: float = 30.0,
     ) -> None:
         super().__init__()
         check_min(
@@ -83,32 +79,24 @@ class ImageOnlyEvaluation(Evaluation):
                 "label_draws": (label_draws, 1),
                 "label_seed": (label_seed, 0),
                 "probe_epochs": (probe_epochs, 1),
-                "probe_batch_size": (probe_batch_size, 1),
-                "probe_weight_decay": (probe_weight_decay, 0),
                 "k": (k, 1),
-                "map_images": (map_images, 1),
             },
         )
         if not label_fractions or not all(0 < fraction <= 1 for fraction in label_fractions):
             raise UserError(
                 f"ImageOnlyEvaluation.label_fractions: expected shares in (0, 1], found {list(label_fractions)}"
             )
-        if not (probe_learning_rate > 0 and temperature > 0 and map_perplexity > 0):
+        if not (probe_learning_rate > 0 and temperature > 0):
             raise UserError(
-                "ImageOnlyEvaluation: expected probe_learning_rate, temperature and map_perplexity above 0, found "
-                f"{probe_learning_rate}, {temperature} and {map_perplexity}"
+                "ImageOnlyEvaluation: expected probe_learning_rate and temperature above 0, found "
+                f"{probe_learning_rate} and {temperature}"
             )
         self.label_fractions = sorted({float(x) for x in label_fractions}, reverse=True)
         self.label_draws, self.label_seed = label_draws, label_seed
-        self.probe: dict[str, Any] = {
-            "epochs": probe_epochs,
-            "learning_rate": probe_learning_rate,
-            "weight_decay": probe_weight_decay,
-            "batch_size": probe_batch_size,
-        }
+        self.probe: dict[str, Any] = {"epochs": probe_epochs, "learning_rate": probe_learning_rate, **_PROBE}
         self.standardise = standardise
         self.k, self.temperature, self.average_k = k, temperature, sorted(set(average_k))
-        self.embedding_map, self.map_images, self.map_perplexity = embedding_map, map_images, map_perplexity
+        self.embedding_map = embedding_map
         self._parts: list[_Images] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -136,11 +124,7 @@ class ImageOnlyEvaluation(Evaluation):
         )
 
     on_validation_epoch_start = on_test_epoch_start
-
-    def on_validation_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any
-    ) -> None:
-        self.on_test_batch_end(trainer, pl_module, outputs)
+    on_validation_batch_end = on_test_batch_end  # type: ignore[assignment]
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         images = self._gathered()
@@ -279,10 +263,10 @@ class ImageOnlyEvaluation(Evaluation):
 
     def _map(self, test: _Images, is_selected: Bool[Tensor, " image"], names: np.ndarray) -> EvaluationResult:
         count = len(test.place)
-        drawn = np.random.default_rng(self.label_seed).permutation(count)[: self.map_images]
+        drawn = np.random.default_rng(self.label_seed).permutation(count)[:_MAP_IMAGES]
         drawn.sort()
         vectors = normalize(test.features, dim=1).cpu().numpy()[drawn]
-        places = embedding_map(vectors, self.map_perplexity, self.label_seed)
+        places = embedding_map(vectors, _PERPLEXITY, self.label_seed)
         predictions = pd.DataFrame(
             {
                 "index": test.place.cpu().numpy()[drawn],
@@ -292,7 +276,7 @@ class ImageOnlyEvaluation(Evaluation):
                 "y": places[:, 1],
             }
         )
-        protocol = {"perplexity": self.map_perplexity, "max_images": self.map_images, "seed": self.label_seed}
+        protocol = {"perplexity": _PERPLEXITY, "max_images": _MAP_IMAGES, "seed": self.label_seed}
         return EvaluationResult({}, {}, protocol, {"images": len(drawn)}, predictions=predictions)
 
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.unimodal.curl import margin_loss
 
-_MAX_TASKS = 100_000
-_ELEMENTS_PER_CHUNK = 2**23
-"""Margins compared at a time: bounds the extra memory whatever the number of tasks."""
+_MAX_TASKS = 1000
+"""Of ten classes there are at most 252; the margins of all tasks are in memory at once."""
 
 
 class MeanClassifierMetrics(NamedTuple):
@@ -48,61 +47,38 @@ def average_k_metrics(
     means: Float[Tensor, "class dim"],
     k: int,
     *,
-    class_distribution: Float[Tensor, "class"] | None = None,
     loss: str = "logistic",
-    labels_are_uniform: bool = True,
 ) -> MeanClassifierMetrics:
     """Loss and accuracy of the mean classifier, averaged over tasks of k + 1 distinct classes.
 
-    The average supervised loss (Saunshi et al., ICML 2019, definition 2.2): the k + 1 classes are independent draws
-    from rho, given that all differ, so that a task T has the probability ``prod_{c in T} rho(c)`` up to a constant.
-    (Draws one after the other without replacement are another distribution unless rho is uniform.) Within a
-    task the mean is that within a class first, then over classes. CURL's tables call it avg-(k + 1); with k rivals of
-    k + 1 classes it is the task of all classes. A case whose class ties with t others for the highest score counts
-    1/(1 + t) as correct.
+    The average supervised loss (Saunshi et al., ICML 2019, definition 2.2) of equally likely classes: the mean within a
+    class first, then over classes. CURL's tables call it avg-(k + 1); with k rivals of k + 1 classes it is the task of
+    all classes. A case whose class ties with t others for the highest score counts 1/(1 + t) as correct.
 
     Args:
         embeddings: f(x) of the labelled cases.
         labels: class of each case, from 0.
         means: of :func:`class_means`, from these cases or from others.
         k: rivals of the right class, at least 1; k is also the number of negatives in CURL's unsupervised loss.
-        class_distribution: rho, up to a constant; default uniform. A class of probability 0 is in no task.
         loss: "hinge" or "logistic".
-        labels_are_uniform: the classes of a task are equally likely (CURL); False: likely as in rho (SSD, A.2).
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
         >>> average_k_metrics(points, torch.tensor([0, 1]), points, 1, loss="hinge")
         MeanClassifierMetrics(loss=0.0, accuracy=1.0)
     """
-    uniform = torch.ones(len(means))
-    rho = (uniform if class_distribution is None else class_distribution).detach().double().cpu()
-    if rho.shape != uniform.shape:
-        raise ValueError(f"class_distribution: expected {len(means)} shares, found {tuple(rho.shape)}")
-    rho = rho / rho.sum()
-    possible = rho.nonzero().flatten()
-    check_number_of_tasks(len(possible), k)
-    # torch.combinations would fill a mask of classes ** (k + 1).
-    tasks = torch.tensor(list(itertools.combinations(possible.tolist(), k + 1)), device=possible.device)
-    shares = torch.ones_like(tasks, dtype=rho.dtype) if labels_are_uniform else rho[tasks]
-    weights = rho[tasks].log().sum(1).softmax(0)[:, None] * shares / shares.sum(1, keepdim=True)
+    check_number_of_tasks(len(means), k)
     if not (embeddings.isfinite().all() and means.isfinite().all()):
         raise ValueError("embeddings and means: expected finite numbers, found NaN or infinity")
-    total_loss = total_accuracy = 0.0
-    for c in tasks.unique().tolist():
-        is_class = tasks == c
-        members = tasks[is_class.any(1)]
-        rivals = members[members != c].view(len(members), -1)
+    losses, accuracies = [], []
+    for c in range(len(means)):
+        others = [other for other in range(len(means)) if other != c]
+        rivals = torch.tensor(list(itertools.combinations(others, k)), device=means.device)
         scores = embeddings[labels == c].double() @ means.double().T
-        margins = scores[:, c, None] - scores
-        per_chunk = max(1, _ELEMENTS_PER_CHUNK // max(1, len(margins) * rivals.shape[1]))
-        for some, weight in zip(rivals.split(per_chunk), weights[is_class].split(per_chunk), strict=True):
-            leads = margins[:, some.to(margins.device)]
-            weight = weight.to(margins.device)
-            total_loss += float(margin_loss(leads, loss).mean(0) @ weight)
-            correct = (leads >= 0).all(2) / (1 + (leads == 0).sum(2)).double()
-            total_accuracy += float(correct.mean(0) @ weight)
-    return MeanClassifierMetrics(total_loss, total_accuracy)
+        leads = (scores[:, c, None] - scores)[:, rivals]
+        losses.append(margin_loss(leads, loss).mean())
+        accuracies.append(((leads >= 0).all(2) / (1 + (leads == 0).sum(2)).double()).mean())
+    return MeanClassifierMetrics(torch.stack(losses).mean().item(), torch.stack(accuracies).mean().item())
 
 
 def check_number_of_tasks(n_classes: int, k: int) -> None:

@@ -1,10 +1,9 @@
-"""Image-only contrastive loss of views (SimCLR), debiased or unbiased, in blocks of rows."""
+"""Image-only contrastive loss of views (SimCLR), debiased or unbiased."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -22,12 +21,6 @@ from medclip_dcl.objectives.contrastive import (
 )
 from medclip_dcl.unimodal.views import ViewsObjective
 
-# Logits of a block: 1 MiB of float32 stays in a CPU's second-level cache (choice, measured), 16 MiB fill another
-# device (choice, not measured).
-_BLOCK_LOGITS = {"cpu": 2**18}
-_BLOCK_LOGITS_ELSEWHERE = 2**22
-_FEWEST_ROWS = 16
-
 
 def simclr_loss(
     first: Float[Tensor, "image dim"],
@@ -38,15 +31,13 @@ def simclr_loss(
     extra_views: Float[Tensor, "view image dim"] | None = None,
     class_id: Int[Tensor, "image"] | None = None,
     reduction: str = "mean",
-    block: int | None = None,
 ) -> Tensor:
     """Contrastive loss between two views of each image, corrected for false negatives.
 
     The 2B views are the anchors, first views before second ones; the other view of the image is the positive x+,
     the views of all other images are the N = 2B - 2 negatives u_n (Chuang et al., NeurIPS 2020, eq. 7 and 8; Wang et
     al., MLHC 2023, section 3.1). It is `contrastive_loss` of the (2B, 2B) matrix of s = gamma^2 * cosine without its
-    diagonal, with floor -gamma^2, but only one block of its rows is in memory at a time: the backward pass computes
-    each block again. Computed in float32 or float64.
+    diagonal, with floor -gamma^2. Computed in float32 or float64.
 
     The M positives v_m of the correction are x+ and the image's extra views, which are neither anchors nor negatives:
     N and the numerator do not depend on M (figure 3 there).
@@ -62,8 +53,6 @@ def simclr_loss(
         extra_views: M - 1 further views of each image, for the correction alone.
         class_id: equal for images of a class, for the unbiased loss.
         reduction: "mean", "sum" or "none".
-        block: rows of a block; None chooses by device. Second derivatives need all 2B rows in one block, as None has
-            them up to 512 views on a CPU.
 
     Returns:
         A scalar, or (2 * image,) with reduction "none". An anchor without negatives costs 0.
@@ -78,7 +67,7 @@ def simclr_loss(
     """
     eta = _of_views(class_probability, len(first))
     with torch.autocast(device_type=first.device.type, enabled=False):
-        rows = _rows_of_views(first, second, extra_views, class_id, gamma2, block)
+        rows = _rows_of_views(first, second, extra_views, class_id, gamma2)
         return reduce_losses(losses_of_rows(rows, eta, -gamma2), reduction)
 
 
@@ -123,7 +112,7 @@ class SimCLR(ViewsObjective):
         first, second, *_ = embeddings
         extra = embeddings[2:] if self.n_views > 2 else None
         class_id = fields["class_id"] if self.unbiased else None
-        rows = _rows_of_views(first, second, extra, class_id, self.gamma2, None)
+        rows = _rows_of_views(first, second, extra, class_id, self.gamma2)
         if self.class_probability is None:
             return losses_of_rows(rows, 0.0, -self.gamma2).mean(), {}
         known = {name: fields[name] for name in self.class_probability.requires}
@@ -146,7 +135,6 @@ def _rows_of_views(
     extra_views: Tensor | None,
     class_id: Tensor | None,
     gamma2: float,
-    block: int | None,
 ) -> Rows:
     """Statistics of the logits of the 2 * image anchors."""
     images = len(first)
@@ -158,12 +146,14 @@ def _rows_of_views(
         extra = normalize(at_least_float32(extra_views), dim=2).repeat(1, 2, 1)
         logits = torch.cat([positive[None], gamma2 * (views * extra).sum(2)])
         log_mean_positive = logits.logsumexp(0) - math.log(len(logits))
-    log_sum_negative = _log_sum_negatives(views, gamma2, block, class_id)
+    is_same = torch.eye(images, dtype=torch.bool, device=views.device)
+    if class_id is not None:
+        is_same = class_id[:, None] == class_id
+    logits = (views @ (gamma2 * views.T)).masked_fill_(is_same.repeat(2, 2), -math.inf)
+    log_sum_negative = logits.logsumexp(1)
     if class_id is not None:
         # The sum over the negatives that are left, scaled to N of them.
-        ordered = class_id.sort().values
-        of_class = torch.searchsorted(ordered, class_id, right=True) - torch.searchsorted(ordered, class_id)
-        left = (2 * (images - of_class)).to(log_count.dtype).repeat(2)
+        left = (2 * (~is_same).sum(1)).to(log_count.dtype).repeat(2)
         log_sum_negative = log_sum_negative + (log_count - left.log()).where(left > 0, 0)
         log_count = log_count.where(left > 0, -math.inf)
     return Rows(
@@ -173,69 +163,3 @@ def _rows_of_views(
         n_positive=torch.ones_like(positive),
         log_mean_positive=log_mean_positive,
     )
-
-
-def _log_sum_negatives(views: Tensor, gamma2: float, block: int | None, class_id: Tensor | None) -> Tensor:
-    """(view,) log-sum-exp of each view's logits with the views of other images, or of other classes."""
-    count = len(views)
-    if block is None:
-        block = max(_FEWEST_ROWS, _BLOCK_LOGITS.get(views.device.type, _BLOCK_LOGITS_ELSEWHERE) // count)
-    if count == 2:
-        return views.new_full((2,), -math.inf)
-    if class_id is not None:
-        class_id = class_id.repeat(2)
-    if block >= count:
-        return _logits_of_negatives(views, gamma2 * views.T, class_id, 0, count).logsumexp(1)
-    bounds = [(start, min(start + block, count)) for start in range(0, count, block)]
-    return _BlockedLogSum.apply(views, gamma2, class_id, bounds)
-
-
-def _logits_of_negatives(
-    views: Tensor, scaled: Tensor, class_id: Tensor | None, start: int, stop: int
-) -> Tensor:
-    """Rows start to stop of the logits; -inf at the view itself and at its positive, or at its class."""
-    if class_id is not None:
-        is_same = class_id[start:stop, None] == class_id
-        return (views[start:stop] @ scaled).masked_fill_(is_same, -math.inf)
-    rows = torch.arange(start, stop, device=views.device)
-    excluded = torch.stack([rows, (rows + len(views) // 2) % len(views)], 1)
-    return (views[start:stop] @ scaled).scatter_(1, excluded, -math.inf)
-
-
-class _BlockedLogSum(torch.autograd.Function):
-    """`_logits_of_negatives(...).logsumexp(1)`, block by block of rows, in the backward pass again.
-
-    With a_i the gradient of row i and p_ij its softmax, the gradient of view i is gamma^2 sum_j (a_i p_ij + a_j p_ji)
-    z_j: the logits are symmetric, so a block of rows suffices. By hand because torch's `checkpoint` of the same blocks
-    needs 3.6 x the time at 2B = 8,192. It has no second derivative.
-    """
-
-    @staticmethod
-    def forward(
-        views: Tensor, gamma2: float, class_id: Tensor | None, bounds: list[tuple[int, int]]
-    ) -> Tensor:
-        scaled = gamma2 * views.T
-        rows = [_logits_of_negatives(views, scaled, class_id, *bound).logsumexp(1) for bound in bounds]
-        return torch.cat(rows)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        views, ctx.gamma2, class_id, ctx.bounds = inputs
-        ctx.save_for_backward(views, class_id, output)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        if torch.is_grad_enabled():
-            raise RuntimeError("simclr_loss in several blocks: no second derivative; set block to 2 * images")
-        views, class_id, log_sum = ctx.saved_tensors
-        if class_id is not None:
-            log_sum = log_sum.masked_fill(log_sum == -math.inf, 0)  # without negatives exp(-inf - 0) is 0
-        found = []
-        with torch.autocast(device_type=views.device.type, enabled=False):
-            scaled = ctx.gamma2 * views.T
-            for start, stop in ctx.bounds:
-                logits = _logits_of_negatives(views, scaled, class_id, start, stop)
-                of_others = (logits - log_sum).exp_().mul_(gradient)
-                own = logits.sub_(log_sum[start:stop, None]).exp_().mul_(gradient[start:stop, None])
-                found.append(own.add_(of_others) @ views)
-        return torch.cat(found).mul_(ctx.gamma2), None, None, None

@@ -221,6 +221,29 @@ def test_a_model_of_the_test_images_is_left_out(run, models, labelled_set, tmp_p
     assert "trained on set:" in page and "are training images of" in page and ">model<" in page
 
 
+def test_a_classifier_of_other_findings_is_not_applicable(
+    run, models, labelled_set, tmp_path, prompts
+) -> None:
+    file = tmp_path / "hernia/checkpoints/best.ckpt"
+    saved = torch.load(models["classifier"] / "checkpoints/best.ckpt", weights_only=True)
+    saved["network"]["findings"] = ["Hernia"]
+    file.parent.mkdir(parents=True)
+    torch.save(saved, file)
+    output = shutil.copytree(run[0], tmp_path / "out")
+    words = [
+        str(models["model"]),
+        str(tmp_path / "hernia"),
+        "--sets",
+        str(labelled_set),
+        "--output",
+        str(output),
+    ]
+    main([*words, "--prompts", str(prompts)])  # status 0
+    assert not (output / "tests/hernia").exists()
+    page = (output / "benchmark.html").read_text()
+    assert "hernia on set: not applicable, the set labels none of Hernia" in page and "Not tested" not in page
+
+
 def test_a_model_without_any_classification_is_compared(run, tmp_path) -> None:
     """Without prompts of a labelled finding the image-text model has no scores, and there is a page all the same."""
     shutil.copytree(run[0] / "tests", tmp_path / "tests")

@@ -8,7 +8,6 @@ set OMP_NUM_THREADS to the cores that are free. Prints the tables and replaces t
 
 - Cost of debiasing: the loss of dcl_lm (eta from log p, then the corrected loss) less that of infonce, and less torch's
   cross_entropy, as a share of a training step.
-- SimCLR: against exp of the whole similarity matrix, masked_select of the negatives, and their sums.
 - LSE+NL: against a loop over images that does what the definition says, and against the floor: the matrix products
   of two cosine maps and of their gradients, and nothing else.
 """
@@ -32,13 +31,12 @@ from torch.nn.functional import cosine_similarity, cross_entropy, normalize
 from medclip_dcl.common.devices import device_name
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.objectives import LanguageModelClassProbability, contrastive_loss
-from medclip_dcl.unimodal.simclr import simclr_loss
 
 HERE = Path(__file__).resolve()
 TITLE = "Objectives and similarity"
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GAMMA2 = 14.0
-VIEWS, DIM = 8192, 128
+DIM = 128
 SENTENCES, IMAGES, REGIONS = 512, 64, 225
 TOKENS = 24  # of a sentence; the mean of Open-i is about half: a short step makes the share larger, a long one smaller
 
@@ -106,61 +104,6 @@ def cost_of_debiasing(step_batch: int, loss_rounds: int, rounds: int) -> list[st
         times = " | ".join(f"{1e3 * median[name]:.3f}" for name in ("dcl_lm", "infonce", "cross_entropy"))
         lines.append(f"| {batch} | {times} | {shares[0]:.4%} | {shares[1]:.4%} |")
     return lines
-
-
-def whole_matrix_loss(first: Tensor, second: Tensor, eta: float, gamma2: float = 2.0) -> Tensor:
-    """The straightforward form: everything of shape (2B, 2B), outside log space."""
-    first, second = normalize(first, dim=1), normalize(second, dim=1)
-    views = torch.cat([first, second])
-    count = len(views)
-    index = torch.arange(count, device=views.device)
-    is_negative = torch.ones(count, count, dtype=torch.bool, device=views.device)
-    is_negative[index, index] = is_negative[index, (index + count // 2) % count] = False
-    similarities = torch.exp(gamma2 * (views @ views.T))
-    negatives = similarities.masked_select(is_negative).view(count, count - 2).sum(1)
-    positives = torch.exp(gamma2 * (first * second).sum(1)).repeat(2)
-    corrected = (negatives - (count - 2) * eta * positives) / (1 - eta)
-    corrected = corrected.clamp(min=(count - 2) * math.exp(-gamma2))
-    return -(positives / (positives + corrected)).log().mean()
-
-
-def simclr_methods() -> dict[str, Callable[[], Any]]:
-    """Forward and backward of both forms at 2B = VIEWS."""
-    torch.manual_seed(0)
-    views = torch.randn(2, VIEWS // 2, DIM, device=DEVICE)
-
-    def run(loss: Callable[..., Tensor], **options: float) -> tuple[float, Tensor]:
-        leaf = views.clone().requires_grad_()
-        value = loss(leaf[0], leaf[1], **options)
-        value.backward()
-        return value.item(), leaf.grad  # type: ignore[return-value]
-
-    return {
-        "whole matrix": lambda: run(whole_matrix_loss, eta=0.1),
-        "simclr_loss": lambda: run(simclr_loss, class_probability=0.1),
-    }
-
-
-def simclr_lines(rounds: int) -> list[str]:
-    """Time and peak memory of SimCLR's loss."""
-    methods = simclr_methods()
-    (value, gradient), (expected, expected_gradient) = methods["simclr_loss"](), methods["whole matrix"]()
-    error = ((gradient - expected_gradient).norm() / expected_gradient.norm()).item()
-    median, peaks = medians(methods, rounds), {name: peak_of(name) for name in ("nothing", *methods)}
-    whole, ours = "whole matrix", "simclr_loss"
-    rows = [f"| {name} | {median[name]:.3f} | {peaks[name]:,.0f} |" for name in methods]
-    return [
-        f"SimCLR, 2B = {VIEWS:,}, {DIM} dimensions, eta .1; forward and backward.",
-        "",
-        "| form | seconds | peak memory, MiB |",
-        "|---|---|---|",
-        *rows,
-        "",
-        f"{median[whole] / median[ours]:.2f} x faster; {peaks[ours] / peaks[whole]:.2f} of the peak memory with what "
-        f"importing takes ({peaks['nothing']:,.0f} MiB), "
-        f"{(peaks[ours] - peaks['nothing']) / (peaks[whole] - peaks['nothing']):.2f} without. Relative difference of "
-        f"the values {abs(value / expected - 1):.1e}, of the gradients {error:.1e}.",
-    ]
 
 
 def loop_over_images(similarity: LSENonLocal, regions: Tensor, sentences: Tensor) -> Tensor:
@@ -235,8 +178,6 @@ def peak_memory(name: str) -> float:
     """Peak memory in MiB of a method; called in a process of its own."""
     if name.startswith("LSE+NL"):
         similarity_methods(IMAGES if name == "LSE+NL" else 8 * IMAGES)["LSE+NL"]()
-    elif name != "nothing":
-        simclr_methods()[name]()
     if DEVICE.type == "cuda":
         return torch.cuda.max_memory_allocated() / 2**20
     return process_memory()["VmHWM"] / 2**20
@@ -266,8 +207,6 @@ def main() -> None:
         f"medians of {options.rounds} interleaved rounds. `{command()}`",
         "",
         *cost_of_debiasing(options.step_batch, options.loss_rounds, options.step_rounds),
-        "",
-        *simclr_lines(options.rounds),
         "",
         *similarity_lines(options.rounds),
     ]

@@ -52,6 +52,8 @@ def test_the_whole_way(dinov2, small_set, small_bert, tmp_path, capsys, has_glob
     assert "data.crop_size: expected a multiple of the image encoder's patch, 8 pixels, found 36" in said
     assert not run.exists()
     main(["fit", *words])
+    # On which images the published encoder was trained is not known.
+    assert json.loads((run / "data.json").read_text())["images_of"] == ["test", None]
     shutil.move(dinov2, tmp_path / "elsewhere")
     main(["test", "--config", str(run / "config.yaml")])
     found = json.loads((run / "results.json").read_text())["metrics"]

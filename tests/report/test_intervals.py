@@ -192,17 +192,6 @@ def test_a_difference_is_computed_draw_by_draw(make_predictions):
         assert one.p == pytest.approx(min(1, p), abs=0.02), path
 
 
-@pytest.mark.slow
-def test_false_differences_are_about_the_level():
-    random = np.random.default_rng(1)
-    n_trials, patients = 200, np.tile(np.repeat(np.arange(50), 2), 200)
-    a, b = (boxes_of(patients, random.normal(size=len(patients)), n_trials) for _ in range(2))
-    found = bootstrap_differences(a, b, 300)
-    ends = [found[f"grounding/by_category/{trial}/cnr_signed"] for trial in range(n_trials)]
-    excluded = [one.low is not None and one.high is not None and one.low * one.high > 0 for one in ends]
-    assert 0.01 <= np.mean(excluded) <= 0.11
-
-
 def _drop_column(run: Path) -> None:
     file = run / "predictions/grounding.parquet"
     pd.read_parquet(file).drop(columns="miou").to_parquet(file)
@@ -211,17 +200,6 @@ def _drop_column(run: Path) -> None:
 def _other_values(run: Path) -> None:
     file = run / "predictions/retrieval.parquet"
     pd.read_parquet(file).assign(rank=1.0).to_parquet(file)
-
-
-def test_an_older_test_lacks_recalls_that_its_ranks_give(make_tested_run, tmp_path):
-    run = make_tested_run(tmp_path / "run")
-    file = run / "results.json"
-    results = json.loads(file.read_text())
-    for direction in ("image_to_text", "text_to_image"):
-        expected = results["metrics"]["retrieval"][direction].pop("R@5")
-    file.write_text(json.dumps(results))
-    found = intervals.TestedRun(run).predictions.values["retrieval"]
-    assert found["retrieval/text_to_image/R@5"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

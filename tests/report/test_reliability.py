@@ -113,6 +113,18 @@ def test_the_page_shows_curves_and_explains_them(run):
     assert "Thresholds chosen for a specificity of 0.7 on validate patients" in page
 
 
+def test_a_set_without_patients_has_images(run):
+    tested = intervals.TestedRun(run)
+    tested.tested["dataset"]["names_patients"] = False
+    tested.tested["dataset"]["fingerprint"] = Calibration.read(run / "calibration.json").data["fingerprint"]
+    found = section(tested)
+    assert found is not None and found["fitted_units"] == "images"
+    assert [table.title.rpartition(" on ")[2] for table in found["tables"]] == [
+        "test images",
+        "validate images",
+    ]
+
+
 @pytest.mark.parametrize(
     "keys, value, message",
     [

@@ -18,7 +18,6 @@ from medclip_dcl.pictures.figure import draw_heat_maps
 from medclip_dcl.pictures.plots import write_figure
 from medclip_dcl.report import charts
 from medclip_dcl.report.report import main, render, write_report
-from medclip_dcl.report.tables import DESCRIPTIONS
 from medclip_dcl.runs.saved import SavedResultsError
 from tests.report.page import Page
 
@@ -202,14 +201,6 @@ def test_both_networks_stand_in_the_papers_tables(page):
     assert page.row(3, "untrained, duplicate-tolerant")[3] == "51.5"
 
 
-def test_published_rows_are_marked_and_last(page):
-    of_paper = [table["published"] for table in DESCRIPTIONS["tables"] if "published" in table]
-    for table, published in zip(range(4), of_paper, strict=True):
-        labels = [row[0] for row in page.tables[table] if row]
-        divider = labels.index("published, not rerun; MIMIC-CXR/MS-CXR")
-        assert labels[divider + 1 :] == list(published)
-
-
 def test_the_report_needs_no_other_file(html, page):
     assert all(address.startswith(("data:", "#")) for address in page.addresses)
     assert not re.search(r"url\((?!#)|@import|<link|<iframe", html)
@@ -375,20 +366,6 @@ def test_a_missing_piece_is_named_and_not_fatal(copy, removed, message):
     if removed == "results.json":
         assert page.row(0, "untrained")[0] == "0.71"
         assert not [row for row in page.tables[0] if row and row[0] == "this run"]
-
-
-def test_a_run_that_only_began_has_a_report(tmp_path):
-    (tmp_path / "config.yaml").write_text("model: {}\n")
-    page = Page(render(tmp_path))
-    assert "Treat this file as patient data" in page.text
-    for name in (
-        "results.json",
-        "results_untrained.json",
-        "metrics.csv",
-        "class_probability.parquet",
-        "fit.json",
-    ):
-        assert f"{name}: " in page.text
 
 
 def test_other_findings_have_no_published_rows(copy):

@@ -45,7 +45,7 @@ BATCHES = {
 }
 
 
-def python_2_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
+def python_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
     """A batch as Python 2 pickled it, whose strings are byte strings; as the official files are."""
 
     def text(value: bytes) -> bytes:
@@ -66,17 +66,13 @@ def python_2_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
     return b"\x80\x02}(" + name + text(b"data") + array + text(b"labels") + values + b"u."
 
 
-def python_3_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
-    return pickle.dumps({"data": images.reshape(len(images), -1), "labels": labels.tolist()})
-
-
 def binary_batch(images: np.ndarray, labels: np.ndarray) -> bytes:
     return b"".join(bytes([label]) + image.tobytes() for image, label in zip(images, labels, strict=True))
 
 
 def write_batches(folder: Path, layout: str) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    encode = {"python_2": python_2_batch, "python_3": python_3_batch, "binary": binary_batch}[layout]
+    encode = {"python": python_batch, "binary": binary_batch}[layout]
     for name, batch in BATCHES.items():
         (folder / f"{name}{'.bin' if layout == 'binary' else ''}").write_bytes(encode(*batch))
     return folder
@@ -129,8 +125,7 @@ def assert_are_the_batches(found: ImageArrays) -> None:
 @pytest.mark.parametrize(
     ("layout", "usual"),
     [
-        ("python_2", "cifar-10-batches-py"),
-        ("python_3", "cifar-10-batches-py"),
+        ("python", "cifar-10-batches-py"),
         ("binary", "cifar-10-batches-bin"),
         ("parquet", "plain_text"),
     ],
@@ -234,7 +229,7 @@ class Attack:
 
 def test_a_batch_that_would_run_code_is_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folder = write_batches(tmp_path, "python_3")
+    folder = write_batches(tmp_path, "python")
     (folder / "data_batch_3").write_bytes(pickle.dumps({"data": Attack(), "labels": [1]}))
     with pytest.raises(UserError, match=r"data_batch_3: expected a Python batch .* names posix.mkdir"):
         read_images("cifar10", str(folder))
@@ -254,19 +249,16 @@ GOOD = BATCHES["data_batch_2"]
 @pytest.mark.parametrize(
     ("layout", "name", "content", "words"),
     [
-        ("python_2", "data_batch_4", None, ["No such file", "data_batch_4"]),
-        ("python_2", "data_batch_2", python_2_batch(*GOOD)[:5000], ["data_batch_2", "truncated"]),
-        ("python_3", "data_batch_2", pickle.dumps([1, 2]), ["data_batch_2: expected a Python batch"]),
-        ("python_3", "data_batch_2", pickle.dumps({"data": 3}), ["data_batch_2", "labels"]),
-        ("python_3", "data_batch_2", python_3_batch(GOOD[0][:, :, :31], GOOD[1]), ["data_batch_2", "reshape"]),
-        ("python_3", "data_batch_2", python_3_batch(GOOD[0], GOOD[1][:2]), ["data_batch_2", "reshape"]),
-        ("python_3", "data_batch_2", python_3_batch(GOOD[0], np.array([0, 10, 3])), ["0 to 9", "10"]),
+        ("python", "data_batch_4", None, ["No such file", "data_batch_4"]),
+        ("python", "data_batch_2", python_batch(*GOOD)[:5000], ["data_batch_2", "truncated"]),
+        ("python", "data_batch_2", pickle.dumps({"data": 3}), ["data_batch_2", "labels"]),
+        ("python", "data_batch_2", python_batch(GOOD[0][:, :, :31], GOOD[1]), ["data_batch_2", "buffer size"]),
+        ("python", "data_batch_2", python_batch(GOOD[0], np.array([0, 10, 3])), ["0 to 9", "10"]),
         ("binary", "data_batch_2.bin", binary_batch(*GOOD)[:-1], ["data_batch_2.bin", "9,218 bytes", "3,073"]),
         ("binary", "test_batch.bin", binary_batch(GOOD[0], np.array([3, 250, 3])), ["test_batch.bin", "250"]),
         ("parquet", "test-00000-of-00001.parquet", None, ["test-*.parquet", "FileNotFoundError"]),
         ("parquet", "train-00001-of-00002.parquet", b"PAR1", ["train-00001", "expected the columns img"]),
         ("stl10", "test_X.bin", bytes(27_647), ["test_X.bin", "27,647 bytes", "27,648"]),
-        ("stl10", "unlabeled_X.bin", bytes(5), ["unlabeled_X.bin", "5 bytes"]),
         ("stl10", "train_y.bin", bytes([1, 2]), ["train_y.bin", "each of the 20 images", "found 2"]),
         ("stl10", "train_y.bin", bytes(range(20)), ["train_y.bin", "1 to 10", "19"]),
     ],
@@ -291,13 +283,10 @@ BLACK = png(np.zeros((3, 32, 32), np.uint8))
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"img": [{"bytes": png(np.zeros((3, 32, 31), np.uint8))}], "label": [1]}, ["32 x 32", "(31, 32)"]),
         ({"img": [{"bytes": png(np.zeros((3, 1, 1), np.uint8))}], "label": [1]}, ["32 x 32", "(1, 1)"]),
         ({"img": [{"bytes": BLACK}, {"bytes": b"?"}], "label": [1, 2]}, ["PNG or JPEG", "cannot identify"]),
-        ({"img": [{"path": "a.png"}], "label": [1]}, ["columns img (or image)", "KeyError('bytes')"]),
         ({"img": [{"bytes": BLACK}], "fine_label": [1]}, ["columns img (or image)", "KeyError('label')"]),
         ({"img": [{"bytes": BLACK}], "label": [10]}, ["labels from 0 to 9", "10"]),
-        ({"img": [{"bytes": BLACK}], "label": ["frog"]}, ["labels from 0 to 9", "frog"]),
         ({"img": [], "label": []}, ["train-0.parquet"]),
     ],
 )  # fmt: skip

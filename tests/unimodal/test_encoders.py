@@ -8,8 +8,7 @@ import torchvision
 from torch import nn
 from torch.nn.functional import batch_norm, conv2d
 
-from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.unimodal.encoders import SmallConvNet, SmallImageEncoder, SmallImageResNet
+from medclip_dcl.unimodal.encoders import SmallConvNet, SmallImageResNet
 
 
 @pytest.mark.parametrize("depth", [18, 50])
@@ -55,18 +54,3 @@ def test_small_network_is_convolutions_and_a_mean():
         found = batch_norm(found, *statistics, state[f"{norm}weight"], state[f"{norm}bias"]).clamp(min=0)
     assert found.shape == (2, 12, 4, 5)
     torch.testing.assert_close(encoder(images), found.flatten(2).mean(2))
-
-
-@pytest.mark.parametrize(
-    "encoder",
-    [
-        SmallImageResNet(18, width=5, channels=1),
-        SmallConvNet(width=7, channels=2),
-    ],
-)
-def test_an_encoder_is_rebuilt_from_its_description(encoder):
-    again = build_part(part_config(encoder), SmallImageEncoder)
-    assert type(again) is type(encoder) and again.feature_dim == encoder.feature_dim
-    again.load_state_dict(encoder.state_dict())
-    images = torch.rand(3, encoder.channels, 8, 8)
-    assert torch.equal(again(images), encoder(images))

@@ -1,23 +1,21 @@
-"""The mean classifier against scikit-learn and loops, its average over tasks, and what CURL proves about it."""
+"""The mean classifier against scikit-learn and loops, and its average over tasks."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 
 import pytest
 import torch
 from sklearn.metrics import accuracy_score, hinge_loss, log_loss
 from sklearn.neighbors import NearestCentroid
 
-import medclip_dcl.unimodal.mean_classifier as mean_classifier_module
 from medclip_dcl.unimodal.curl import margin_loss
 from medclip_dcl.unimodal.mean_classifier import (
     average_k_metrics,
     class_means,
 )
-from medclip_dcl.unimodal.synthetic_classes import SyntheticClasses
+from tests.unimodal.synthetic_classes import SyntheticClasses
 
 LOSSES = ["hinge", "logistic"]
 
@@ -30,33 +28,24 @@ def labelled(counts, dim, spread=1.0):
     return centres[labels] + spread * torch.randn(len(labels), dim, dtype=torch.float64), labels
 
 
-def loop_average(embeddings, labels, means, task_chances, loss, shares):
-    """Definition 2.2, task by task and case by case: {classes: chance} and the classes' shares within a task."""
+def loop_average(embeddings, labels, means, k, loss):
+    """Definition 2.2 with equally likely classes, task by task and case by case."""
     scores = (embeddings @ means.T).tolist()
+    tasks = list(itertools.combinations(range(len(means)), k + 1))
     total_loss = total_accuracy = 0.0
-    for task, chance in task_chances.items():
+    for task in tasks:
         for c in task:
             cases = [row for row, label in zip(scores, labels.tolist(), strict=True) if label == c]
-            share = shares[c] / sum(shares[other] for other in task)
             for row in cases:
                 margins = [row[c] - row[other] for other in task if other != c]
                 if loss == "hinge":
                     value = max(0.0, 1 + max(-v for v in margins))
                 else:
                     value = math.log2(1 + sum(math.exp(-v) for v in margins))
-                total_loss += chance * share * value / len(cases)
-                total_accuracy += chance * share * (min(margins) > 0) / len(cases)
+                weight = 1 / len(tasks) / len(task) / len(cases)
+                total_loss += weight * value
+                total_accuracy += weight * (min(margins) > 0)
     return total_loss, total_accuracy
-
-
-def chances_of_draws(rho, n_ways):
-    """Ordered independent draws from rho, those with a repetition thrown away."""
-    chances: Counter = Counter()
-    for draws in itertools.product(range(len(rho)), repeat=n_ways):
-        if len(set(draws)) == n_ways:
-            chances[tuple(sorted(draws))] += math.prod(rho[c] for c in draws)
-    total = sum(chances.values())
-    return {task: chance / total for task, chance in chances.items() if chance > 0}
 
 
 def test_class_means_are_scikit_learns_centroids():
@@ -87,39 +76,17 @@ def test_one_task_equals_scikit_learn():
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("k", [1, 2, 4])
-@pytest.mark.parametrize("labels_are_uniform", [True, False])
-def test_average_over_all_tasks_equals_the_loop(loss, k, labels_are_uniform, monkeypatch):
-    monkeypatch.setattr(mean_classifier_module, "_ELEMENTS_PER_CHUNK", 11)
-    rho = [0.4, 0.05, 0.25, 0.0, 0.2, 0.1]
+def test_average_over_all_tasks_equals_the_loop(loss, k):
     embeddings, labels = labelled([4, 3, 6, 2, 1, 5], 3)
     means = class_means(embeddings, labels)
-    found = average_k_metrics(
-        embeddings,
-        labels,
-        means,
-        k,
-        class_distribution=torch.tensor(rho),
-        loss=loss,
-        labels_are_uniform=labels_are_uniform,
-    )
-    shares = [1.0] * 6 if labels_are_uniform else rho
-    expected = loop_average(embeddings, labels, means, chances_of_draws(rho, k + 1), loss, shares)
-    assert found == pytest.approx(expected, rel=1e-6)
-
-
-# What CURL proves, on classes of finitely many points, where every expectation is a sum.
-
-
-def synthetic(n_classes, n_points, dim, spread):
-    centres = torch.randn(n_classes, 1, dim, dtype=torch.float64)
-    points = centres + spread * torch.randn(n_classes, n_points, dim, dtype=torch.float64)
-    rho = torch.rand(n_classes, dtype=torch.float64) + 0.1
-    return SyntheticClasses(points, rho / rho.sum())
+    found = average_k_metrics(embeddings, labels, means, k, loss=loss)
+    assert found == pytest.approx(loop_average(embeddings, labels, means, k, loss), rel=1e-6)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_expectations_are_a_loop_over_points(loss):
-    classes = synthetic(2, 2, 3, 0.5)
+    rho = torch.tensor([0.7, 0.3], dtype=torch.float64)
+    classes = SyntheticClasses(torch.randn(2, 2, 3, dtype=torch.float64), rho)
     draws = [(c, i, classes.class_probability[c].item() / 2) for c in range(2) for i in range(2)]
     unsupervised = blocks = 0.0
     for c, i, chance in draws:
@@ -131,53 +98,10 @@ def test_expectations_are_a_loop_over_points(loss):
                 means = (positive + classes.points[c, j2]) / 2, (negative + classes.points[r, n2]) / 2
                 margin = x @ (means[0] - means[1])
                 blocks += chance / 8 * of_negative * margin_loss(margin[None], loss).item()
-    assert classes.unsupervised_loss(1, loss) == pytest.approx(unsupervised)
+    assert classes.unsupervised_loss(loss) == pytest.approx(unsupervised)
     assert classes.block_loss(2, loss) == pytest.approx(blocks)
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("spread", [0.1, 1.0])
-def test_the_losses_bound_the_mean_classifiers(loss, seed, spread):
-    # Lemma 4.3: L_sup^mu <= (L_un - tau) / (1 - tau), tau the chance of two equal classes. Proposition 6.2: with
-    # blocks the bound is tighter.
-    torch.manual_seed(seed)
-    classes = synthetic(4, 3, 3, spread)
-    tau = classes.collision
-    supervised = classes.supervised_loss(1, loss)
-    bounds = [(classes.unsupervised_loss(1, loss) - tau) / (1 - tau)]
-    bounds += [(classes.block_loss(b, loss) - tau) / (1 - tau) for b in (1, 2, 3)]
-    assert bounds[1] == pytest.approx(bounds[0])
-    assert supervised < bounds[3] < bounds[2] < bounds[1]
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_lemma_4_3_without_spread_is_an_equality(loss):
-    classes = synthetic(5, 1, 3, 1.0)
-    tau = (classes.class_probability**2).sum().item()
-    expected = (1 - tau) * classes.supervised_loss(1, loss) + tau
-    assert classes.unsupervised_loss(1, loss) == pytest.approx(expected, rel=1e-6)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_with_two_negatives_means_cost_less_than_points(loss):
-    # Theorem B.1, step 1: Jensen with repeated classes left in.
-    classes = synthetic(3, 3, 2, 0.7)
-    points, rho = classes.points, classes.class_probability
-    means = points.mean(1)
-    with_means = 0.0
-    for c, first, second in itertools.product(range(3), repeat=3):
-        scores = points[c] @ means.T
-        margins = scores[:, c, None] - scores[:, [first, second]]
-        chance = float(rho[c] * rho[first] * rho[second])
-        with_means += chance * margin_loss(margins, loss).mean().item()
-    assert with_means < classes.unsupervised_loss(2, loss)
-
-
-def test_a_class_of_probability_zero_needs_no_case():
-    rho = torch.tensor([0.5, 0.5, 0.0])
-    labels = torch.tensor([0, 1, 0, 1])
-    found = average_k_metrics(
-        torch.ones(4, 3), labels, torch.ones(3, 3), 1, class_distribution=rho, loss="hinge"
-    )
+def test_a_tie_counts_half():
+    found = average_k_metrics(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]), torch.ones(2, 3), 1, loss="hinge")
     assert found == (1.0, 0.5)

@@ -31,11 +31,6 @@ def test_batch_norm_replaces_the_bias_before_relu():
     assert network.projection[0].bias is None and network.projection[3].bias is not None
 
 
-def test_without_a_projection_embeddings_are_the_features():
-    network = ImageOnlyNetwork(SmallConvNet(2), projection_dim=None).eval()
-    assert torch.equal(network(IMAGES), network.features(IMAGES))
-
-
 @pytest.mark.parametrize("options", [(3, 7, True), (3, None, False), (None, None, False)])
 def test_a_checkpoint_rebuilds_the_network(options, tmp_path):
     network = ImageOnlyNetwork(SmallConvNet(2), *options)

@@ -189,22 +189,7 @@ def test_configurations_are_complete(file):
     assert loss.isfinite()
 
 
-def test_the_configurations_differ_where_they_should():
-    objectives = {file.stem: built(file) for file in CONFIGS}
-    expected = {f"dcl_true_m{m}": m + 1 for m in (2, 4, 8)} | {"blocks": 3}
-    assert {name: objective.n_views for name, objective in objectives.items()} == {
-        "cl": 2, "dcl_low": 2, "dcl_high": 2, "dcl_true": 2, "unbiased": 2, "hinge": 2, "logistic": 2, **expected
-    }  # fmt: skip
-    views = torch.randn(9, 7, 4)
-    losses = {
-        name: objective(views[: objective.n_views], fields(7))[0].item()
-        for name, objective in objectives.items()
-    }
-    assert len(set(losses.values())) == len(CONFIGS)
-
-
-@pytest.mark.parametrize("name", ["dcl_true_m4", "hinge", "blocks"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("name", "dtype"), [("dcl_true_m4", torch.float16), ("blocks", torch.bfloat16)])
 def test_autocast_leaves_the_loss_in_float32(name, dtype):
     (file,) = [file for file in CONFIGS if file.stem == name]
     objective = built(file)
