@@ -94,20 +94,8 @@ def _name(path: Path) -> str:
 
 
 def known_images(model: Model, prepared: PreparedSet) -> str:
-    """Name of the set whose images the model was trained on and is tested on; "" for none.
-
-    Where images of its training are those of the set, its test has refused them and their patients already; copies of
-    another release cannot be told by their files.
-    """
-    run, source = RunFolder.of(model.saved.path), prepared.info["source"]
-    others = prepared.info["options"].get(IMAGES_OF, [])
-    trained = run.data()
-    names = trained.get(IMAGES_OF, [])
-    if trained.get("fingerprint") == prepared.fingerprint:
-        names = names[1 + len(others) :]  # of the weights that its training started from
-    is_told = len(prepared.image_digests().merge(run.images(), on=["dicom_id", "original"])) > 0
-    here = {*others, *([] if is_told else [source])}
-    return next((name for name in names if name in here), "")
+    """Name of the set whose images the model was trained on and is tested on; "" for none."""
+    return RunFolder.of(model.saved.path).known_source(prepared)
 
 
 def test_of(model: Model, name: str, prepared: PreparedSet, prompts: PromptEnsembles, output: Path) -> Run:

@@ -1,7 +1,8 @@
-"""Calibrate a run: ``python -m medclip_dcl.evaluation.calibrate RUN`` writes RUN/calibration.json.
+"""Calibrate a model: ``python -m medclip_dcl.evaluation.calibrate MODEL`` writes MODEL/calibration.json.
 
-The scores are those of ``load(RUN).classify`` on validate images (they differ by up to 0.015 where the loaders decode a
-JPEG at half its size or less). predictions/validate_classification.parquet keeps them for other thresholds.
+MODEL is a run or an exported folder. The scores are those of ``load(MODEL).classify`` on validate images (they differ
+by up to 0.015 where the loaders decode a JPEG at half its size or less). A run keeps them for other thresholds, in
+predictions/validate_classification.parquet; an exported folder, which may be shared, keeps nothing of single patients.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from medclip_dcl.common.devices import usable_device
 from medclip_dcl.common.errors import MissingFileError, UserError, WorseResultError
 from medclip_dcl.common.files import write_parquet
 from medclip_dcl.common.findings import PromptSource
-from medclip_dcl.common.weight_files import read_model
+from medclip_dcl.common.weight_files import is_exported, read_model
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
 from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.metrics.calibration import (
@@ -43,37 +44,38 @@ _SCORES_OF = "scores_of"
 
 
 def calibrate(
-    run: Path,
+    model: Path,
     target: Mapping[str, float] = TARGET,
     data: str | Path | None = None,
     prompts: PromptSource | None = None,
     device: str = "cpu",
     output: Path | None = None,
 ) -> Calibration:
-    """Fit a run's calibration on its validate patients and write it, unless the file calibrates more findings.
+    """Fit the calibration of a run or of an exported folder on validate patients, and write it.
 
-    Set, prompts and file that are None are the run's.
+    A file that calibrates more findings stays. Set, prompts and file that are None are the run's; an exported folder
+    names no set, and its prompts are CheX5's.
     """
     check_target(target)
-    usable = usable_device(device)
-    config = read_config(run)
-    if config is None:  # other prompts than the run's would be calibrated
-        raise MissingFileError(f"{run}: expected the folder of a run, found no config.yaml")
-    file = output or run / CALIBRATION_FILE
-    earlier = Calibration.read(file) if file.is_file() else None
-    checkpoint = RunFolder(run).checkpoint_to_test()
-    if "findings" in read_model(checkpoint).network:
-        raise UserError(
-            f"{run} holds a classifier: zero-shot scores are calibrated, logits of a classifier are not"
-        )
-    network = ImageTextNetwork.from_pretrained(checkpoint).to(usable)
-    zero_shot = _zero_shot(config, prompts)
+    usable, run = usable_device(device), RunFolder(model)
+    is_export, config = is_exported(model), read_config(model)
+    if config is None and not is_export:  # other prompts than the run's would be calibrated
+        raise MissingFileError(f"{model}: expected a run folder or an exported folder, found no config.yaml")
     options = setting(config, "data.init_args") or {}
     folder = data or options.get("folder")
     if folder is None:
         raise UserError(
-            f"{run / 'config.yaml'} names no prepared set (data.init_args.folder); give it as --data"
+            f"--data: expected a prepared set, found none, and {model} names none; give --data SET"
         )
+    file = output or model / CALIBRATION_FILE
+    earlier = Calibration.read(file) if file.is_file() else None
+    source = model if is_export else run.checkpoint_to_test()
+    if "findings" in read_model(source).network:
+        raise UserError(
+            f"{model} holds a classifier: zero-shot scores are calibrated, logits of a classifier are not"
+        )
+    network = ImageTextNetwork.from_pretrained(source).to(usable)
+    zero_shot = _zero_shot(config or {}, prompts)
     module = ImageTextDataModule(
         str(folder),
         image_size=network.image_size,
@@ -83,8 +85,14 @@ def calibrate(
     )
     tables = _checked_tables(module, network)
     # On them its probabilities would be too confident.
-    RunFolder(run).require_untrained(module.prepared, tables.images["dicom_id"])
-    cases = _kept_scores(run / SCORES_FILE, network, module, tables, zero_shot)
+    run.require_untrained(module.prepared, tables.images["dicom_id"])
+    if known := run.known_source(module.prepared):
+        print(
+            f"warning: {model} was trained on images of {known}, and {module.prepared.folder} has images of it: "
+            "probabilities are too confident where validate images are among them",
+            file=sys.stderr,
+        )
+    cases = _kept_scores(model / SCORES_FILE, network, module, tables, zero_shot)
     scale = network.similarity.gamma2.item()
     logits = scale * (cases["score_positive"] - cases["score_negative"]).to_numpy()
     findings = {}
@@ -114,8 +122,8 @@ def calibrate(
             f"({findings[lost[0]].reason}); write to another file by --output FILE, or delete this one"
         )
     found.write(file)
-    if output is None:
-        write_parquet(cases, run / SCORES_FILE)
+    if output is None and not is_export:
+        write_parquet(cases, model / SCORES_FILE)
     return found
 
 
@@ -214,11 +222,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; a mistake of the user is one line and status 2."""
     parser = argparse.ArgumentParser(
         prog="python -m medclip_dcl.evaluation.calibrate",
-        description="Fit calibrated probabilities and thresholds of a run's zero-shot findings on its validate "
-        f"patients; writes RUN/{CALIBRATION_FILE}.",
+        description="Fit calibrated probabilities and thresholds of zero-shot findings on validate patients; writes "
+        f"MODEL/{CALIBRATION_FILE}.",
     )
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="folder of a run of an image-text model, e.g. runs/demo")
+    add("model", type=Path, metavar="MODEL", help="run folder of an image-text model, or exported folder")
     targets = parser.add_mutually_exclusive_group()
     for name, words in (
         ("sensitivity", "find this share of the positive cases"),
@@ -226,19 +234,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ):
         help = f"choose thresholds that {words}, in (0, 1]; default: a sensitivity of {TARGET['sensitivity']}"
         targets.add_argument(f"--{name}", type=float, metavar="SHARE", help=help)
-    add("--data", metavar="FOLDER", help="prepared set; default: the run's")
-    add("--prompts", metavar="FILE", help="YAML file of prompts; default: those of the run's test")
-    add("--output", type=Path, metavar="FILE", help=f"file to write; default: RUN/{CALIBRATION_FILE}")
+    add("--data", metavar="SET", help="prepared set; default: the run's")
+    add(
+        "--prompts",
+        metavar="FILE",
+        help="YAML file of prompts; default: those of the run's test, else CheX5's",
+    )
+    add("--output", type=Path, metavar="FILE", help=f"file to write; default: MODEL/{CALIBRATION_FILE}")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     add_import_option(parser)
     options = parser.parse_args(arguments)
     given = {name: getattr(options, name) for name in TARGETS if getattr(options, name) is not None}
     with one_line_errors("medclip_dcl.evaluation.calibrate: error"):
         found = calibrate(
-            options.run, given or TARGET, options.data, options.prompts, options.device, options.output
+            options.model, given or TARGET, options.data, options.prompts, options.device, options.output
         )
     print(summary(found))
-    print(options.output or options.run / CALIBRATION_FILE)
+    print(options.output or options.model / CALIBRATION_FILE)
 
 
 if __name__ == "__main__":

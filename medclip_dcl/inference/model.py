@@ -81,7 +81,7 @@ def _own_calibration(file: Path, network: ImageTextNetwork) -> Calibration | Non
         return calibration
     warnings.warn(
         f"{file} was fitted to another model ({calibration.fingerprint}) than the one that is loaded ({own}) and is "
-        "left out; calibrate the run again: python -m medclip_dcl.evaluation.calibrate RUN",
+        "left out; calibrate again: python -m medclip_dcl.evaluation.calibrate MODEL",
         stacklevel=3,
     )
     return None
@@ -289,7 +289,7 @@ class ImageTextInference:
     def require_calibration(self) -> Calibration:
         if self.calibration is None:
             raise UserError(
-                "this model has no calibration: run python -m medclip_dcl.evaluation.calibrate RUN, and load RUN again"
+                "this model has no calibration: run python -m medclip_dcl.evaluation.calibrate MODEL, and load again"
             )
         return self.calibration
 

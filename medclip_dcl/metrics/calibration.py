@@ -31,7 +31,7 @@ ISOTONIC_PATIENTS = 500
 """Likewise for an isotonic fit, which overfits some hundred cases (choice)."""
 TARGETS = ("sensitivity", "specificity")
 
-_AGAIN = "calibrate again: python -m medclip_dcl.evaluation.calibrate RUN"
+_AGAIN = "calibrate again: python -m medclip_dcl.evaluation.calibrate MODEL"
 _ROUNDING = 1e-9
 _N_SIMULATED = 1000
 

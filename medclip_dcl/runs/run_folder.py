@@ -201,6 +201,21 @@ class RunFolder:
                 f"patients (first: {of_people['dicom_id'].iloc[0]}); use a set with the split of the training"
             )
 
+    def known_source(self, prepared: PreparedSet) -> str:
+        """Name of a set whose images the model was trained on and `prepared` has; "" for none.
+
+        Where images of its training are those of the set, `require_untrained` tells them and their patients; copies of
+        another release cannot be told by their files.
+        """
+        source, others = prepared.info["source"], prepared.info["options"].get(IMAGES_OF, [])
+        trained = self.data()
+        names = trained.get(IMAGES_OF, [])
+        if trained.get("fingerprint") == prepared.fingerprint:
+            names = names[1 + len(others) :]  # of the weights that its training started from
+        is_told = len(prepared.image_digests().merge(self.images(), on=["dicom_id", "original"])) > 0
+        here = {*others, *([] if is_told else [source])}
+        return next((name for name in names if name in here), "")
+
     @contextmanager
     def locked(self) -> Iterator[str]:
         """Keep other processes from training in this folder; one process of a job calls it, after `check`.

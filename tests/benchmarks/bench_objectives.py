@@ -8,6 +8,7 @@ set OMP_NUM_THREADS to the cores that are free. Prints the tables and replaces t
 
 - Cost of debiasing: the loss of dcl_lm (eta from log p, then the corrected loss) less that of infonce, and less torch's
   cross_entropy, as a share of a training step.
+- A loop of open_clip: the loss of docs/own_loop.md against open_clip's `ClipLoss`.
 - LSE+NL: against a loop over images that does what the definition says, and against the floor: the matrix products
   of two cosine maps and of their gradients, and nothing else.
 """
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,6 +40,7 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GAMMA2 = 14.0
 DIM = 128
 SENTENCES, IMAGES, REGIONS = 512, 64, 225
+LOOP_DIM = 512
 TOKENS = 24  # of a sentence; the mean of Open-i is about half: a short step makes the share larger, a long one smaller
 
 
@@ -103,6 +106,42 @@ def cost_of_debiasing(step_batch: int, loss_rounds: int, rounds: int) -> list[st
         shares = [(median["dcl_lm"] - median[name]) / step for name in ("infonce", "cross_entropy")]
         times = " | ".join(f"{1e3 * median[name]:.3f}" for name in ("dcl_lm", "infonce", "cross_entropy"))
         lines.append(f"| {batch} | {times} | {shares[0]:.4%} | {shares[1]:.4%} |")
+    return lines
+
+
+def own_loop_lines(rounds: int) -> list[str]:
+    """Time of the loss that docs/own_loop.md puts in the place of open_clip's, without and with eta."""
+    from open_clip.loss import ClipLoss
+
+    page = (HERE.parents[2] / "docs/own_loop.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {}
+    exec(re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)[0], names)
+    clip_loss, own_loss, eta_of = ClipLoss(), names["debiased_clip_loss"], names["eta_of"]
+    lines = [
+        f"A loop of open_clip: the loss of docs/own_loop.md against ClipLoss, {LOOP_DIM} dimensions; forward and "
+        "backward.",
+        "",
+        "| batch | ClipLoss, ms | ours with a = 0, ms | ratio | with eta, ms | largest difference of the gradient |",
+        "|---|---|---|---|---|---|",
+    ]
+    for batch in (64, 256, 1024):
+        torch.manual_seed(0)
+        pair, scale = normalize(torch.randn(2, batch, LOOP_DIM, device=DEVICE), dim=2), torch.tensor(GAMMA2)
+        log_p = -40 * torch.rand(batch, device=DEVICE)
+
+        def run(loss: Callable[..., Tensor], *more: Tensor, a: float = 0.0) -> Tensor:
+            leaf, eta_of.a = pair.clone().requires_grad_(), a  # noqa: B023
+            loss(leaf[0], leaf[1], scale.to(DEVICE), *more).backward()  # noqa: B023
+            return leaf.grad  # type: ignore[return-value]
+
+        methods = {
+            "clip": lambda: run(clip_loss),
+            "plain": lambda: run(own_loss, log_p),  # noqa: B023
+            "eta": lambda: run(own_loss, log_p, a=0.2),  # noqa: B023
+        }
+        error = (methods["clip"]() - methods["plain"]()).abs().max().item()
+        clip, plain, eta = (1e3 * x for x in medians(methods, max(rounds, 20_000 // batch)).values())
+        lines.append(f"| {batch} | {clip:.2f} | {plain:.2f} | {plain / clip:.2f} | {eta:.2f} | {error:.0e} |")
     return lines
 
 
@@ -207,6 +246,8 @@ def main() -> None:
         f"medians of {options.rounds} interleaved rounds. `{command()}`",
         "",
         *cost_of_debiasing(options.step_batch, options.loss_rounds, options.step_rounds),
+        "",
+        *own_loop_lines(options.rounds),
         "",
         *similarity_lines(options.rounds),
     ]

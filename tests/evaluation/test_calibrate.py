@@ -172,12 +172,24 @@ def test_an_export_carries_its_calibration(calibrated, validate_set, tmp_path):
     assert load(tmp_path / "exported").calibration is None, "an earlier export's file does not stay"
 
 
+def test_an_exported_folder_is_calibrated_beside_its_weights(calibrated, validate_set, tmp_path, capsys):
+    expected, folder = own(load(calibrated)), tmp_path / "exported"
+    load(calibrated / "checkpoints/best.ckpt").save_pretrained(folder)
+    (folder / "data.json").write_text(json.dumps({"fingerprint": "f00d", "images_of": ["test"]}))
+    files = {file.name for file in folder.iterdir()}
+    assert "--data: expected a prepared set, found none" in refused(capsys, str(folder))
+    main([str(folder), "--data", str(validate_set), "--sensitivity", "0.8"])
+    assert own(load(folder)) == expected and expected.calibrated()
+    assert "exported was trained on images of test, and" in capsys.readouterr().err
+    assert {file.name for file in folder.iterdir()} == {*files, CALIBRATION_FILE}, "no patient's scores"
+
+
 def test_a_calibration_of_other_weights_is_left_out(copy, validate_set):
     file = copy / "checkpoints/best.ckpt"
     content = torch.load(file, weights_only=True)
     content["state_dict"]["network.similarity.log_gamma2"] += 0.5
     torch.save(content, file)
-    with pytest.warns(UserWarning, match="calibration.json was fitted to another model .* calibrate the run"):
+    with pytest.warns(UserWarning, match="calibration.json was fitted to another model .* calibrate again"):
         model = load(copy)
     with pytest.raises(ValueError, match="this model has no calibration: run python -m"):
         model.classify([], calibrated=True)
@@ -226,7 +238,9 @@ def refused(capsys, *arguments: str) -> str:
 
 def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp_path, capsys):
     run, data = str(copy), ["--data", str(validate_set)]
-    assert "expected the folder of a run, found no config.yaml" in refused(capsys, str(tmp_path))
+    assert "expected a run folder or an exported folder, found no config.yaml" in refused(
+        capsys, str(tmp_path)
+    )
     assert "found {'sensitivity': 95.0}" in refused(capsys, run, *data, "--sensitivity", "95")
     assert "device gpu cannot be used" in refused(capsys, run, *data, "--device", "gpu")
     prompts = tmp_path / "prompts.yaml"

@@ -79,6 +79,21 @@ def test_class_probability_zero_is_cross_entropy():
         torch.testing.assert_close(found, cross_entropy(logits, columns, reduction=reduction))
 
 
+def test_zero_as_number_and_tensor_are_equal():
+    """A number 0 without a floor takes a shorter way to the same bits."""
+    logits, weights = 14 * torch.randn(7, 5), torch.rand(7, 5).round(decimals=1)
+    weights[3] = 0
+    positives = torch.rand(7, 5) < 0.3
+    positives[:, 2] = True
+    found = []
+    for eta in (0.0, torch.zeros(7)):
+        leaf = logits.clone().requires_grad_()
+        losses = contrastive_loss(leaf, positives, class_probability=eta, weights=weights, reduction="none")
+        losses.sum().backward()
+        found.append((losses, leaf.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_loss_at_the_floor_by_hand():
     # Positive at +5, three negatives at -5: with eta .3 the correction is negative, so g = exp(-gamma^2).
     logits = torch.tensor([[5.0, -5.0, -5.0, -5.0]])
