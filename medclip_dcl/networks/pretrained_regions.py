@@ -73,9 +73,10 @@ class PretrainedRegions(ProjectedRegions):
     def check_sides(self, sides: Mapping[str, int]) -> None:
         for name, side in sides.items():
             if side % self.stride:
+                lower = side // self.stride * self.stride
                 raise UserError(
                     f"{name}: expected a multiple of the image encoder's patch, {self.stride} pixels, found {side}: "
-                    "pixels would be left out or made up at the border"
+                    f"pixels would be left out or made up at the border; give {lower or self.stride}"
                 )
 
     def features(self, images: Images) -> Features:
