@@ -39,6 +39,8 @@ REPORT_FILE = "report.html"
 
 _TRAINED, _UNTRAINED = "this run", tables.UNTRAINED
 _N_SENTENCES = 8
+_DRAWN = ("grounding", "localisation")
+"""Evaluations with example heat maps, by the beginnings of their names."""
 _SENTENCE_FORMATS = {
     "text": ("sentence", "{}"),
     "n_reports": ("reports (whole set)", "{:,}"),
@@ -244,8 +246,11 @@ def _sentences(rows: pd.DataFrame) -> str:
 
 def _heat_maps(folder: Path) -> dict[str, list[str]]:
     """Group -> heat maps as data URIs."""
-    files = {group: sorted(folder.glob(f"grounding_{group}_*.png")) for group in ("best", "median", "worst")}
-    return {group: [_data_uri(file) for file in of_group] for group, of_group in files.items() if of_group}
+    maps = {}
+    for group in ("best", "median", "worst"):
+        files = [file for name in _DRAWN for file in sorted(folder.glob(f"{name}_{group}_*.png"))]
+        maps |= {group: [_data_uri(file) for file in files]} if files else {}
+    return maps
 
 
 def _data_uri(file: Path) -> str:

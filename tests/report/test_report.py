@@ -157,7 +157,9 @@ def make_run(folder: Path, phantom: bool = False) -> Path:
             boxes=[(30.0, 60.0, 90.0, 120.0), (150.0, 60.0, 60.0, 80.0)],
             note=f"{group} 1 of 9 boxes by signed CNR: Edema, signed CNR 1.00",
         )
-        write_figure(figure, folder / f"figures/grounding_{group}_1.png")
+        write_figure(
+            figure, folder / f"figures/{'localisation' if group == 'worst' else 'grounding'}_{group}_1.png"
+        )
     return folder
 
 
