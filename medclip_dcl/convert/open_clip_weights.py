@@ -87,15 +87,21 @@ def from_openai(
     state: Mapping[str, Tensor], file: Path, text_folder: Path, mean: list[float], std: list[float]
 ) -> Converted:
     """Convert the state dict of an OpenAI's CLIP, such as CheXzero's; `file` names it in errors."""
-    state = {name: value.float() for name, value in state.items()}
+    # As open_clip names a text tower of its own class.
+    state = {name.removeprefix("text."): value.float() for name, value in state.items()}
     width, _, patch, _ = state["visual.conv1.weight"].shape
     side = patch * round((len(state["visual.positional_embedding"]) - 1) ** 0.5)
     heads = (width // _WIDTH_OF_HEAD, len(state["ln_final.weight"]) // _WIDTH_OF_HEAD)
-    return _of_clip(state, file, text_folder, Shown(side, "shortest", mean, std), heads, "quick_gelu")
+    notes = [
+        f"a state dict does not name its activation and heads: taken are OpenAI's, QuickGELU and {_WIDTH_OF_HEAD} "
+        "channels; of a model that open_clip trained with another give the folder"
+    ]
+    return _of_clip(state, file, text_folder, Shown(side, "shortest", mean, std, notes), heads, "quick_gelu")
 
 
 def _shown(size: int, settings: Mapping[str, Any]) -> Shown:
-    """open_clip's preprocessing."""
+    """open_clip's preprocessing, in which null stands for the default."""
+    settings = {name: value for name, value in settings.items() if value is not None}
     mode, notes = settings.get("resize_mode", "shortest"), []
     if settings.get("interpolation") == "bilinear":
         notes.append("the original resizes bilinearly, here images are resized bicubically")
