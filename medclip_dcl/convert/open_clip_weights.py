@@ -31,7 +31,8 @@ GEOMETRIES = {"shortest": "shortest", "squash": "stretch", "longest": "pad"}
 """open_clip's resize_mode -> geometry."""
 POOLINGS = {"cls_last_hidden_state_pooler": "cls", "mean_pooler": "mean", "cls_pooler": "pooler"}
 """open_clip's hf_pooler_type -> pooling."""
-_WEIGHTS = (OPEN_CLIP_WEIGHTS, "model.safetensors", "open_clip_pytorch_model.bin", "pytorch_model.bin")
+# In open_clip's order: beside its own, a repository may have a file of another library.
+_WEIGHTS = (OPEN_CLIP_WEIGHTS, "open_clip_pytorch_model.bin", "model.safetensors", "pytorch_model.bin")
 _WIDTH_OF_HEAD = 64
 # Settings that are read, or that the tensors show; any other one changes the architecture.
 _KNOWN = {

@@ -157,6 +157,7 @@ def test_a_folder_of_open_clip_is_equal(quick_gelu, side, mode, clip_tokenizer, 
     source = write_open_clip(tmp_path / "source", model, settings, resize_mode=mode)
     (source / "README.md").write_text("# Of somebody")
     (source / "LICENSE").write_text("Terms of somebody")
+    (source / "model.safetensors").write_text("of transformers")
     output = tmp_path / "output"
     assert_open_clips(converted(source, output, "--text_encoder", clip_tokenizer), model, side)
     show: Any = open_clip.image_transform(side, is_train=False, resize_mode=mode, **NORMALISATION)
