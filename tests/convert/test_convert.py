@@ -196,6 +196,7 @@ def test_a_state_dict_of_openai_is_equal(clip_tokenizer, tmp_path) -> None:
     for message, more in (
         ("tokenizer: expected CLIP's, which ends a text with token .*, found", [other, *shown_by]),
         ("--mean and --std: expected those of images in", [clip_tokenizer]),
+        ("found .*101.5.*; divide", [clip_tokenizer, "--mean", *[101.5] * 3, "--std", *[83.4] * 3]),
         ("expected CLIP's tokenizer .*, found none", [tmp_path, *shown_by]),
     ):
         with pytest.raises(UserError, match=message):
