@@ -94,8 +94,8 @@ def from_openai(
     side = patch * round((len(state["visual.positional_embedding"]) - 1) ** 0.5)
     heads = (width // _WIDTH_OF_HEAD, len(state["ln_final.weight"]) // _WIDTH_OF_HEAD)
     notes = [
-        f"a state dict does not name its activation and heads: taken are OpenAI's, QuickGELU and {_WIDTH_OF_HEAD} "
-        "channels; of a model that open_clip trained with another give the folder"
+        f"a state dict names no activation, heads and geometry: taken are OpenAI's, QuickGELU, {_WIDTH_OF_HEAD} "
+        "channels a head and the middle square; CheXzero pads images: set geometry to pad in config.json"
     ]
     return _of_clip(state, file, text_folder, Shown(side, "shortest", mean, std, notes), heads, "quick_gelu")
 

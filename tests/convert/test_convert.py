@@ -191,7 +191,7 @@ def test_a_state_dict_of_openai_is_equal(clip_tokenizer, tmp_path) -> None:
     assert_open_clips(network, model, SIDE)
     assert network.mean.flatten().tolist() == pytest.approx([0.4] * 3)
     card = (tmp_path / "output/README.md").read_text()
-    assert "- logit bias: -9.5 (" in card and "taken are OpenAI's, QuickGELU and 64" in card
+    assert "- logit bias: -9.5 (" in card and "taken are OpenAI's, QuickGELU, 64" in card
     other = write_text_model("bert", tmp_path / "bert")
     for message, more in (
         ("tokenizer: expected CLIP's, which ends a text with token .*, found", [other, *shown_by]),
