@@ -9,13 +9,16 @@ from medclip_dcl.common.weight_files import is_exported
 
 SOURCE_CARD = "SOURCE_README.md"
 """Model card of the source, beside the one of this program."""
-TERMS = ("LICENSE*", "LICENCE*", "NOTICE*", "USE_POLICY*", "TERMS*", SOURCE_CARD)
+TERMS = (
+    *("LICENSE*", "License*", "license*", "LICENCE*", "Licence*", "licence*"),
+    *("NOTICE*", "Notice*", "notice*", "USE_POLICY*", "TERMS*", SOURCE_CARD),
+)
 """Patterns of their names."""
 
 
 def files_of_terms(folder: Path) -> list[Path]:
     """Licences and source's model card in a folder."""
-    return [file for pattern in TERMS for file in sorted(folder.glob(pattern)) if file.is_file()]
+    return sorted({file for pattern in TERMS for file in folder.glob(pattern) if file.is_file()})
 
 
 def copy_terms(source: Path, folder: Path) -> list[str]:

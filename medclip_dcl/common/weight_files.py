@@ -192,6 +192,8 @@ def read_torch_file(file: str | Path, map_location: Any = "cpu") -> Any:
         if isinstance(error, UnpicklingError):
             # Torch's own message advises unsafe loading.
             reason = "it was not written by torch.save, or holds more than tensors and plain values"
+        elif "TorchScript" in reason:  # likewise
+            reason = "it is a TorchScript archive, which is a program"
         raise UserError(
             f"{file} is not a checkpoint that can be loaded safely, or it is truncated: {reason}; copy the file "
             "again, or give one of tensors and plain values (files that hold Python objects are not opened)"

@@ -82,8 +82,11 @@ def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]
         raise UserError("--text_encoder: expected the folder of the text encoder's tokenizer, found none")
     state = {name.removeprefix("module."): value for name, value in read_model(source).state.items()}
     if "visual.proj" in state:
-        if mean is None or std is None:
-            raise UserError("--mean and --std: expected those of images in [0, 1], which no state dict has")
+        if mean is None or std is None or max(*mean, *std) > 1:
+            raise UserError(
+                "--mean and --std: expected those of images in [0, 1], which no state dict has, found "
+                f"{mean} and {std}; divide those of grey levels by 255"
+            )
         return from_openai(state, source, text, mean, std)
     if is_biovil(source):
         take_only("text_encoder")

@@ -31,7 +31,8 @@ GEOMETRIES = {"shortest": "shortest", "squash": "stretch", "longest": "pad"}
 """open_clip's resize_mode -> geometry."""
 POOLINGS = {"cls_last_hidden_state_pooler": "cls", "mean_pooler": "mean", "cls_pooler": "pooler"}
 """open_clip's hf_pooler_type -> pooling."""
-_WEIGHTS = (OPEN_CLIP_WEIGHTS, "model.safetensors", "open_clip_pytorch_model.bin", "pytorch_model.bin")
+# In open_clip's order: beside its own, a repository may have a file of another library.
+_WEIGHTS = (OPEN_CLIP_WEIGHTS, "open_clip_pytorch_model.bin", "model.safetensors", "pytorch_model.bin")
 _WIDTH_OF_HEAD = 64
 # Settings that are read, or that the tensors show; any other one changes the architecture.
 _KNOWN = {
@@ -87,15 +88,21 @@ def from_openai(
     state: Mapping[str, Tensor], file: Path, text_folder: Path, mean: list[float], std: list[float]
 ) -> Converted:
     """Convert the state dict of an OpenAI's CLIP, such as CheXzero's; `file` names it in errors."""
-    state = {name: value.float() for name, value in state.items()}
+    # As open_clip names a text tower of its own class.
+    state = {name.removeprefix("text."): value.float() for name, value in state.items()}
     width, _, patch, _ = state["visual.conv1.weight"].shape
     side = patch * round((len(state["visual.positional_embedding"]) - 1) ** 0.5)
     heads = (width // _WIDTH_OF_HEAD, len(state["ln_final.weight"]) // _WIDTH_OF_HEAD)
-    return _of_clip(state, file, text_folder, Shown(side, "shortest", mean, std), heads, "quick_gelu")
+    notes = [
+        f"a state dict names no activation, heads and geometry: taken are OpenAI's, QuickGELU, {_WIDTH_OF_HEAD} "
+        "channels a head and the middle square; CheXzero pads images: set geometry to pad in config.json"
+    ]
+    return _of_clip(state, file, text_folder, Shown(side, "shortest", mean, std, notes), heads, "quick_gelu")
 
 
 def _shown(size: int, settings: Mapping[str, Any]) -> Shown:
-    """open_clip's preprocessing."""
+    """open_clip's preprocessing, in which null stands for the default."""
+    settings = {name: value for name, value in settings.items() if value is not None}
     mode, notes = settings.get("resize_mode", "shortest"), []
     if settings.get("interpolation") == "bilinear":
         notes.append("the original resizes bilinearly, here images are resized bicubically")

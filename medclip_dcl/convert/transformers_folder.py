@@ -68,8 +68,11 @@ def dual_encoder(folder: Path, state: Mapping[str, Tensor], shown: Shown) -> Con
     is_clip = config.model_type == "clip"
     dim = config.projection_dim if is_clip else config.vision_config.hidden_size
     options: dict[str, Any] = {"dim": dim, "projection": "pretrained"}
-    text_encoder = TransformersSentences.untrained(folder, final_period=False, **options)
-    end = config.text_config.eos_token_id
+    text = config.text_config
+    text_encoder = TransformersSentences.untrained(
+        folder, max_tokens=text.max_position_embeddings, final_period=False, **options
+    )
+    end = text.eos_token_id
     # CLIP's vector of a text is that of its end, or of its largest token (older files, eos_token_id 2).
     ids = text_encoder.tokenize(["a"])[0]
     if is_clip and ids[-1] != (max(ids) if end == 2 else end):
@@ -97,7 +100,8 @@ def assembled(
     network = ImageTextNetwork(
         image_encoder, text_encoder, similarity, shown.size, shown.mean, shown.std, shown.geometry
     )
-    load_exactly(network, renamed(state, beginnings, network.state_dict()), "SOURCE")
+    others = {name: x for name, x in state.items() if not name.startswith((*beginnings, "logit_bias"))}
+    load_exactly(network, others | renamed(state, beginnings, network.state_dict()), "SOURCE")
     notes = [*shown.notes, f"logit scale: {scale:.6g}"]
     if "logit_bias" in state:
         bias = f"{state['logit_bias'].item():.6g}"
@@ -129,6 +133,7 @@ def _shown_by_processor(folder: Path) -> Shown:
         )
     differences = {
         f"the original shows the middle {shown} of {resized} pixels; here the {part}": shown != resized,
+        "the original does not resize images; here they are fitted to the square": not settings["do_resize"],
         "the original pads images; here they are fitted to the square without": settings.get("do_pad"),
         f"the original resizes by filter {settings['resample']} of PIL, here by its bicubic one": (
             settings["resample"] != BICUBIC
@@ -136,7 +141,8 @@ def _shown_by_processor(folder: Path) -> Shown:
     }
     mean, std = [0.0] * 3, [1.0] * 3
     if settings["do_normalize"]:
-        # The processor rescales grey levels up to 255, which are images in [0, 1] here.
-        scale = 255 * settings["rescale_factor"] if settings["do_rescale"] else 255
-        mean, std = ([x / scale for x in settings[name]] for name in ("image_mean", "image_std"))
+        mean, std = settings["image_mean"], settings["image_std"]
+    # The processor rescales grey levels up to 255, which are images in [0, 1] here.
+    scale = 255 * settings["rescale_factor"] if settings["do_rescale"] else 255
+    mean, std = ([x / scale for x in values] for values in (mean, std))
     return Shown(shown, geometry, mean, std, [text for text, is_true in differences.items() if is_true])

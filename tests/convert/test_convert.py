@@ -92,18 +92,36 @@ def test_images_are_shown_as_the_processor_does(family, is_saved_by_processor, t
     assert (shown(tmp_path / "output", grey_image()) - expected).abs().max() <= 2.01 / 255 / min(STD)
 
 
+def test_images_without_normalisation_keep_their_scale(tmp_path) -> None:
+    without = {"do_normalize": False, "do_rescale": False}
+    folder = write_dual_encoder("clip", tmp_path / "source", **without)
+    expected = T.AutoImageProcessor.from_pretrained(folder)(grey_image().convert("RGB"), return_tensors="pt")[
+        "pixel_values"
+    ]
+    converted(folder, tmp_path / "output")
+    assert (shown(tmp_path / "output", grey_image()) - expected).abs().max() <= 2.01 and expected.max() > 9
+
+
 @pytest.fixture(scope="module")
 def clip_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_text_model("clip", tmp_path_factory.mktemp("tokenizer") / "clip")
 
 
-def small_clip(tokenizer: Path, quick_gelu: bool, side: int = SIDE) -> tuple[Any, dict[str, Any]]:
+def small_clip(
+    tokenizer: Path, quick_gelu: bool, side: int = SIDE, context: int = 40
+) -> tuple[Any, dict[str, Any]]:
     """A CLIP of open_clip with random weights, and its configuration."""
     vocabulary = json.loads((tokenizer / "config.json").read_text())["text_config"]["vocab_size"]
     settings = {
         "embed_dim": 12,
         "vision_cfg": {"image_size": side, "layers": 2, "width": 64, "patch_size": 16},
-        "text_cfg": {"context_length": 40, "vocab_size": vocabulary, "width": 64, "heads": 1, "layers": 2},
+        "text_cfg": {
+            "context_length": context,
+            "vocab_size": vocabulary,
+            "width": 64,
+            "heads": 1,
+            "layers": 2,
+        },
         "quick_gelu": quick_gelu,
     }
     torch.manual_seed(1)
@@ -139,6 +157,7 @@ def test_a_folder_of_open_clip_is_equal(quick_gelu, side, mode, clip_tokenizer, 
     source = write_open_clip(tmp_path / "source", model, settings, resize_mode=mode)
     (source / "README.md").write_text("# Of somebody")
     (source / "LICENSE").write_text("Terms of somebody")
+    (source / "model.safetensors").write_text("of transformers")
     output = tmp_path / "output"
     assert_open_clips(converted(source, output, "--text_encoder", clip_tokenizer), model, side)
     show: Any = open_clip.image_transform(side, is_train=False, resize_mode=mode, **NORMALISATION)
@@ -146,6 +165,18 @@ def test_a_folder_of_open_clip_is_equal(quick_gelu, side, mode, clip_tokenizer, 
     torch.testing.assert_close(shown(output, image)[0], show(image), atol=1e-6, rtol=1e-6)
     assert (output / "LICENSE").read_text() == "Terms of somebody"
     assert (output / "SOURCE_README.md").read_text() == "# Of somebody"
+
+
+def test_long_contexts_and_null_settings_are_open_clips(clip_tokenizer, tmp_path) -> None:
+    model, settings = small_clip(clip_tokenizer, quick_gelu=False, context=200)
+    nulls = dict.fromkeys(("mean", "std", "interpolation", "resize_mode"))
+    source, output = write_open_clip(tmp_path / "source", model, settings, **nulls), tmp_path / "output"
+    network = converted(source, output, "--text_encoder", clip_tokenizer)
+    tokens = open_clip.tokenizer.HFTokenizer(str(clip_tokenizer), 200)([text := "pleural effusion " * 99])
+    assert torch.tensor(network.text_encoder.tokenize([text])).equal(tokens)
+    show: Any = open_clip.create_model_and_transforms(f"local-dir:{source}")[2]
+    image = grey_image(70, 80, 176)
+    torch.testing.assert_close(shown(output, image)[0], show(image), atol=1e-6, rtol=1e-6)
 
 
 def test_a_state_dict_of_openai_is_equal(clip_tokenizer, tmp_path) -> None:
@@ -159,11 +190,13 @@ def test_a_state_dict_of_openai_is_equal(clip_tokenizer, tmp_path) -> None:
     model.load_state_dict({name: x.float() for name, x in halves.items()})
     assert_open_clips(network, model, SIDE)
     assert network.mean.flatten().tolist() == pytest.approx([0.4] * 3)
-    assert "- logit bias: -9.5 (" in (tmp_path / "output/README.md").read_text()
+    card = (tmp_path / "output/README.md").read_text()
+    assert "- logit bias: -9.5 (" in card and "taken are OpenAI's, QuickGELU, 64" in card
     other = write_text_model("bert", tmp_path / "bert")
     for message, more in (
         ("tokenizer does not fit the weights: 93 tokens, but 658", [other, *shown_by]),
         ("--mean and --std: expected those of images in", [clip_tokenizer]),
+        ("found .*101.5.*; divide", [clip_tokenizer, "--mean", *[101.5] * 3, "--std", *[83.4] * 3]),
         ("expected CLIP's tokenizer .*, found none", [tmp_path, *shown_by]),
     ):
         with pytest.raises(UserError, match=message):
@@ -189,6 +222,9 @@ def test_a_model_of_timm_and_bert_is_equal(side, tmp_path) -> None:
         converted(source, tmp_path / "output")
     network = converted(source, tmp_path / "output", "--text_encoder", text)
     assert_open_clips(network, model, side)
+    torch.save({**model.state_dict(), "adapter": torch.ones(1)}, source / "open_clip_pytorch_model.bin")
+    with pytest.raises(UserError, match=r"do not fit the network; unexpected \['adapter'\]"):
+        converted(source, tmp_path / "other", "--text_encoder", text)
     # And out again, with the weights of a training.
     with torch.no_grad():
         for parameter in network.parameters():
@@ -220,6 +256,7 @@ def test_a_model_of_timm_and_bert_is_equal(side, tmp_path) -> None:
             "the original shows the middle 32 of 48 pixels; here the whole image",
         ),
         ({"resample": 2}, "the original resizes by filter 2 of PIL"),
+        ({"do_resize": False}, "the original does not resize images"),
     ],
 )
 def test_a_difference_is_said(preprocessor, words, tmp_path, capsys) -> None:
@@ -249,7 +286,12 @@ def test_wrong_sources_are_named(clip_tokenizer, tmp_path) -> None:
     settings["vision_cfg"]["attentional_pool"] = True
     pooled = write_open_clip(tmp_path / "pooled", model, settings)
     torch.save({"visual.attnpool.k_proj.weight": torch.ones(1)}, tmp_path / "resnet.pt")
+    names = ("visual.proj", "visual.positional_embedding", "text.ln_final.weight", "text.cls_emb")
+    coca = {"visual.conv1.weight": torch.ones(64, 3, 16, 16), **{name: torch.ones(5, 64) for name in names}}
+    torch.save(coca, tmp_path / "coca.pt")
+    shown_by = ["--text_encoder", folder, "--mean", *[0.4] * 3, "--std", *[0.3] * 3]
     for source, more, message in (
+        (tmp_path / "coca.pt", shown_by, "OpenAI's CLIP with a vision transformer, found cls_emb, too"),
         (
             folder,
             ["--text_encoder", folder, "--mean", 0, 0, 0],

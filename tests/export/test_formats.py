@@ -136,7 +136,11 @@ def test_architectures_without_a_counterpart_are_named(run: Path, tmp_path: Path
 
 def test_terms_of_the_source_travel_on(run: Path, tmp_path: Path) -> None:
     source, converted, copy = write_dual_encoder("clip", tmp_path / "source"), tmp_path / "a", tmp_path / "b"
-    terms = {"LICENSE.md": "Terms of somebody", "SOURCE_README.md": "# Of somebody"}
+    terms = {
+        "LICENSE.md": "Terms of somebody",
+        "notice.txt": "Of others",
+        "SOURCE_README.md": "# Of somebody",
+    }
     for name, words in terms.items():
         (source / name.removeprefix("SOURCE_")).write_text(words)
     convert([str(source), "--output", str(converted)])

@@ -317,11 +317,15 @@ def test_texts_and_prompts_are_refused(model, grey, ask, words):
         (b"\xff\xd8\xff\xe0 a JPEG file", "or holds more than tensors and plain values"),
         ({"format_version": 2, "network": Path("here")}, "or holds more than tensors and plain values"),
         ({"state_dict": {}}, "a.ckpt is not a checkpoint of an image-text model"),
+        (torch.nn.Identity(), "truncated: it is a TorchScript archive"),  # as OpenAI published CLIP
     ],
 )
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_files_that_are_not_models_are_refused(tmp_path, content, words):
     if isinstance(content, bytes):
         (tmp_path / "a.ckpt").write_bytes(content)
+    elif isinstance(content, torch.nn.Module):
+        torch.jit.script(content).save(tmp_path / "a.ckpt")
     else:
         torch.save(content, tmp_path / "a.ckpt")
     with pytest.raises(UserError, match=words) as caught:
