@@ -66,7 +66,10 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
     if weights is None:
         raise UserError(f"{folder}: expected weights, {' or '.join(_WEIGHTS)}, found none; copy them into it")
     state = {name: value.float() for name, value in read_state_dict(weights).items()}
-    shown = _shown(int(vision.get("image_size", 224)), content.get("preprocess_cfg", {}))
+    sides = {*size} if isinstance(size := vision.get("image_size", 224), list) else {size}
+    if len(sides) > 1:
+        raise UserError(f"{file}: model_cfg.vision_cfg.image_size: expected equal sides, found {size}")
+    shown = _shown(sides.pop(), content.get("preprocess_cfg", {}))
     if "timm_model_name" not in vision and "hf_model_name" not in text:
         width = len(state["visual.conv1.weight"])
         heads = (width // vision.get("head_width", _WIDTH_OF_HEAD), text.get("heads", 8))

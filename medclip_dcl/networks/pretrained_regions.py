@@ -278,13 +278,13 @@ def _normalisation(folder: Path) -> tuple[list[float], list[float]]:
     files = [folder / name for name in ("preprocessor_config.json", "processor_config.json")]
     settings = next((read_folder_json(file) for file in files if file.is_file()), {})
     settings = settings.get("image_processor", settings)
+    # The processor rescales grey levels up to 255, which are images in [0, 1] here.
+    scale = 255 * settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 255
+    if settings and not settings.get("do_normalize", True):
+        return [0.0] * 3, [1 / scale] * 3
     if not {"image_mean", "image_std"} <= settings.keys():
         raise UserError(
             f"image_encoder.mean and std: {files[0]} with image_mean and image_std is missing; copy it, or set them, "
             "e.g. mean: [0.485, 0.456, 0.406] and std: [0.229, 0.224, 0.225] for ImageNet's"
         )
-    if not settings.get("do_normalize", True):
-        return [0.0] * 3, [1.0] * 3
-    # The processor rescales grey levels up to 255, which are images in [0, 1] here.
-    scale = 255 * settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 255
     return [x / scale for x in settings["image_mean"]], [x / scale for x in settings["image_std"]]

@@ -246,7 +246,7 @@ def _sentences(rows: pd.DataFrame) -> str:
 
 def _heat_maps(folder: Path) -> dict[str, list[str]]:
     """Group -> heat maps as data URIs."""
-    maps = {}
+    maps: dict[str, list[str]] = {}
     for group in ("best", "median", "worst"):
         files = [file for name in _DRAWN for file in sorted(folder.glob(f"{name}_{group}_*.png"))]
         maps |= {group: [_data_uri(file) for file in files]} if files else {}

@@ -114,7 +114,12 @@ def small_clip(
     vocabulary = json.loads((tokenizer / "config.json").read_text())["text_config"]["vocab_size"]
     settings = {
         "embed_dim": 12,
-        "vision_cfg": {"image_size": side, "layers": 2, "width": 64, "patch_size": 16},
+        "vision_cfg": {
+            "image_size": [side, side] if quick_gelu else side,
+            "layers": 2,
+            "width": 64,
+            "patch_size": 16,
+        },
         "text_cfg": {
             "context_length": context,
             "vocab_size": vocabulary,

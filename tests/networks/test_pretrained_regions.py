@@ -270,6 +270,7 @@ def test_a_network_keeps_the_folders_normalisation(vit, small_bert, tmp_path):
     ("settings", "mean", "std"),
     [
         ({"do_normalize": False}, [0, 0, 0], [1, 1, 1]),
+        ({"do_normalize": False, "rescale_factor": 1 / 127.5}, [0, 0, 0], [0.5] * 3),
         ({"rescale_factor": 1 / 127.5}, [0.05, 0.1, 0.15], [0.2, 0.25, 0.3]),
         ({"do_rescale": False, "image_mean": [51] * 3, "image_std": [255] * 3}, [0.2] * 3, [1] * 3),
     ],
