@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.common.weight_files import CONFIG_FILE, read_state_dict
 from medclip_dcl.convert.names import OPEN_CLIP, from_openai_names
 from medclip_dcl.convert.transformers_folder import Converted, Shown, assembled, dual_encoder
@@ -180,7 +180,8 @@ def _of_timm_and_bert(
         architecture={"name": vision["timm_model_name"], "model_args": arguments},
     )
     is_linear = text.get("hf_proj_type") == "linear"
-    pooling = POOLINGS[text.get("hf_pooler_type", "mean_pooler")]
+    check_choice("text_cfg.hf_pooler_type", pooler := text.get("hf_pooler_type", "mean_pooler"), POOLINGS)
+    pooling = POOLINGS[pooler]
     text_encoder = TransformersSentences.untrained(
         text_folder,
         dim=dim,
