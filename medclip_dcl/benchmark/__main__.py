@@ -77,6 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 notes.append(
                     f"{KNOWN} {model.name} was trained on images of {source}, and {name} has images of it"
                 )
+    if not runs and not failures:  # an earlier page in the folder is not that of this command
+        raise UserError("MODEL: expected one that applies to a set of --sets, found none; nothing was tested")
     unknown = [model.name for model in models if not model.is_training_known]
     if unknown:
         notes.append(f"not known on which images they were trained: {', '.join(unknown)}")

@@ -242,6 +242,8 @@ def test_a_classifier_of_other_findings_is_not_applicable(
     assert not (output / "tests/hernia").exists()
     page = (output / "benchmark.html").read_text()
     assert "hernia on set: not applicable, the set labels none of Hernia" in page and "Not tested" not in page
+    with pytest.raises(UserError, match="expected one that applies to a set of --sets, found none"):
+        main(words[1:] + ["--prompts", str(prompts)])
 
 
 def test_a_model_without_any_classification_is_compared(run, tmp_path) -> None:
