@@ -27,8 +27,8 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 _TOKENIZER_FILE = "tokenizer.json"
 _VOCABULARIES = (_TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
-# A surplus of embedding rows over tokens below this share counts as rounding up, too (choice), and below the other where
-# the rows are a multiple of 64, as Phi-2's 51,200 for 50,295 tokens.
+# A surplus of embedding rows over tokens below this share counts as rounding up, too (choice); below the other, if the
+# rows are a multiple of 64, as Phi-2's 51,200 for 50,295 tokens.
 _EMBEDDING_ROWS_SHARE, _ROUND_ROWS_SHARE = 0.01, 0.05
 # Parts of names of weights that files hold and models leave out.
 _NEEDLESS = ("pooler.", "position_ids", "token_type_ids", "cls.seq_relationship.")
