@@ -19,7 +19,7 @@ from medclip_dcl.common.command_line import take_imports
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.processes import let_threads_sleep
 
-_NESTED_NULL = re.compile(r"(--.+?\.init_args\.\w+)\.init_args\.(\w+)=null")
+_NESTED_NULL = re.compile(r"\A(--[\w.+]+?\.init_args\.\w+)\.init_args\.(\w+)=null\Z")
 
 
 def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:

@@ -27,8 +27,9 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 
 _TOKENIZER_FILE = "tokenizer.json"
 _VOCABULARIES = (_TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
-# A surplus of embedding rows over tokens below this share counts as rounding up, too (choice).
-_EMBEDDING_ROWS_SHARE = 0.01
+# A surplus of embedding rows over tokens below this share counts as rounding up, too (choice); below the other, if the
+# rows are a multiple of 64, as Phi-2's 51,200 for 50,295 tokens.
+_EMBEDDING_ROWS_SHARE, _ROUND_ROWS_SHARE = 0.01, 0.05
 # Parts of names of weights that files hold and models leave out.
 _NEEDLESS = ("pooler.", "position_ids", "token_type_ids", "cls.seq_relationship.")
 
@@ -139,7 +140,8 @@ def load_library_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrained
         raise ModelFolderError(f"{folder}: the tokenizer cannot be read ({reason}); {remedy}") from error
     known, rows = backend.get_vocab(), config.vocab_size
     n_tokens = 1 + max(known.values())
-    if not 0 <= rows - n_tokens < max(EMBEDDING_ROWS_MULTIPLE, _EMBEDDING_ROWS_SHARE * rows):
+    share = _EMBEDDING_ROWS_SHARE if rows % 64 else _ROUND_ROWS_SHARE
+    if not 0 <= rows - n_tokens < max(EMBEDDING_ROWS_MULTIPLE, share * rows):
         raise ModelFolderError(
             f"{folder}: tokenizer does not fit the weights: {n_tokens} tokens, but {rows} embedding rows (vocab_size); "
             "take both from the same model"

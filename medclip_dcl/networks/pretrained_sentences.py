@@ -212,7 +212,7 @@ class TransformersSentences(TransformerEncoder):
     def _try_out(self, folder: Path) -> None:
         """Refuse a model that padding changes, as FNet and ConvBERT, or whose first token sees itself alone."""
         (ids,) = self.tokenize(["normal " * self.max_tokens])
-        length = max(1, self.max_tokens // 2)  # the other half is padding
+        length = max(min(2, self.max_tokens), self.max_tokens // 2)  # the rest is padding
         padding = [0] * (self.max_tokens - length)
         tokens, lengths = torch.tensor([[*ids[: length - 1], ids[-1], *padding]]), torch.tensor([length])
         self.eval()

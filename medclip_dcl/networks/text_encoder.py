@@ -145,7 +145,7 @@ class TransformerEncoder(SentenceEncoder):
         if self.pooling == "cls":
             return hidden[:, 0]
         if self.pooling == "last":
-            return hidden[torch.arange(len(hidden), device=hidden.device), lengths - 1]
+            return hidden[torch.arange(hidden.shape[0], device=hidden.device), lengths - 1]
         total = hidden.masked_fill(~is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
         return total / lengths[:, None]
 

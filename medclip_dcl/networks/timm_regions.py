@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.common.weight_files import CONFIG_FILE, check_numbers
 from medclip_dcl.networks.bert_folder import ModelFolderError, read_folder_json, resolve_folder
 from medclip_dcl.networks.library_folder import check_source
@@ -30,7 +30,8 @@ class TimmRegions(PretrainedRegions):
 
     Args:
         pretrained: a folder of timm's `save_for_hf` or a repository id, e.g. timm/convnext_tiny.in12k.
-        dim: size of the regions, each projected linearly.
+        dim: size of the projected regions.
+        projection: of each region: "linear" alone, which saved models name.
         mean: of the channels, for a new network; null for that of the folder's config.json.
         std: of the channels.
         gradient_checkpointing: true: blocks are computed again in the backward pass, which saves memory.
@@ -47,6 +48,7 @@ class TimmRegions(PretrainedRegions):
         self,
         pretrained: str | None = None,
         dim: int = 128,
+        projection: Literal["linear"] = "linear",
         mean: list[float] | None = None,
         std: list[float] | None = None,
         gradient_checkpointing: bool = False,
@@ -56,6 +58,7 @@ class TimmRegions(PretrainedRegions):
     ) -> None:
         super().__init__(dim, global_vector)
         check_source("image_encoder", pretrained, {"architecture": architecture})
+        check_choice("image_encoder.projection", projection, ("linear",))
         folder = None if pretrained is None else resolve_folder(pretrained)
         n_classes: Any = 0
         if folder is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +77,9 @@ def test_the_tokenizer_beside_them_serves_the_text_encoder(network, folder):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["roberta", "modernbert", "deberta-v2", "clip", "siglip"])
 def test_any_text_encoder(family, tmp_path):
-    encoder = TransformersSentences(str(write_text_model(family, tmp_path / "source")), dim=5)
+    pooling: Any = "last" if family == "roberta" else None
+    source = write_text_model(family, tmp_path / "source")
+    encoder = TransformersSentences(str(source), dim=5, pooling=pooling)
     network = ImageTextNetwork(ResNetRegions(dim=5, stride=16, width=8), encoder, GlobalCosine(), 48).eval()
     export_onnx(network, tmp_path)
     model = session(tmp_path / TEXT_FILE)

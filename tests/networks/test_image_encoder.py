@@ -132,3 +132,6 @@ def test_null_on_the_command_line_means_random_weights():
     options = [*encoder, "--model.init_args.encoder.init_args.weights", "null"]
     arguments = parser.parse_args(_with_nulls(["--model", f"{__name__}.Holder", *options]))
     assert parser.instantiate_classes(arguments).model.encoder.depth == 18
+    path = ["--model.init_args.encoder.init_args.weights=null_weights/a.pth"]
+    assert _with_nulls(path) == path
+    assert ResNetRegions(weights="None").depth == 18  # so null stands in config.yaml of older runs

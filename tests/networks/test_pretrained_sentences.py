@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers as T
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
@@ -179,6 +180,17 @@ def test_a_trained_encoder_can_be_taken_over(folder_of, tmp_path):
         take_over(network(str(other)), tmp_path / "net")
     with pytest.raises(UserError, match="another model, .*another tokenizer"):
         take_over(network(str(folder_of("deberta"))), tmp_path / "net")
+
+
+def test_rounded_vocabularies_and_short_sentences_are_taken(folder_of, tmp_path):
+    folder = changed(folder_of("bert"), tmp_path / "bert", vocab_size=6400)
+    splitter = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    splitter.add_tokens([f"more{i}" for i in range(6270 - splitter.get_vocab_size())])
+    splitter.save(str(folder / "tokenizer.json"))
+    state = load_file(folder / "model.safetensors")
+    words = "bert.embeddings.word_embeddings.weight"
+    save_file({**state, words: torch.rand(6400, 16)}, folder / "model.safetensors", {"format": "pt"})
+    assert TransformersSentences(str(folder), max_tokens=3).max_tokens == 3
 
 
 @pytest.mark.parametrize("family", ["distilbert", "mpnet"])
