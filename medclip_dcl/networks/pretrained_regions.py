@@ -56,6 +56,13 @@ class PretrainedRegions(ProjectedRegions):
         check_min("image_encoder", {"dim": (dim, 1)})
         self.dim, self.has_global_vector = dim, global_vector
 
+    def set_normalisation(self, mean: list[float] | None, std: list[float] | None) -> None:
+        """Of a new network; ImageNet's where both are None."""
+        if (mean is None) != (std is None):
+            raise UserError(f"image_encoder: expected mean and std, or neither, found {mean} and {std}")
+        if mean is not None and std is not None:
+            self.mean, self.std = mean, std
+
     @property
     def feature_dim(self) -> int:
         return self.channels
@@ -155,7 +162,7 @@ class TransformersRegions(PretrainedRegions):
             if mean is None or std is None:
                 of_folder = _normalisation(folder)
                 mean, std = mean or of_folder[0], std or of_folder[1]
-        self.mean, self.std = mean or self.mean, std or self.std
+        self.set_normalisation(mean, std)
         embeddings: Any = getattr(self.backbone, "embeddings", None)
         if getattr(embeddings, "mask_token", None) is not None:
             embeddings.mask_token = None  # of masked training; it would have no gradient

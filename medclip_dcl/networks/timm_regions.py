@@ -76,7 +76,7 @@ class TimmRegions(PretrainedRegions):
                 raise UserError(
                     f"image_encoder.mean and std: {folder / CONFIG_FILE} has none in pretrained_cfg; set them"
                 )
-        self.mean, self.std = mean or self.mean, std or self.std
+        self.set_normalisation(mean, std)
         described = architecture or {}
         self.name = described.get("name", "")
         arguments = (described.get("model_args") or {}).items()
