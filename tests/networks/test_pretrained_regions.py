@@ -185,7 +185,7 @@ def test_every_parameter_has_a_gradient(family):
 @torch.no_grad()
 def test_a_patch_may_have_two_equal_sides():
     square, pair = ({**ARCHITECTURES["vit"], "patch_size": size} for size in (6, [6, 6]))
-    encoders = [TransformersRegions(architecture=x, mean=MEAN).eval() for x in (square, pair)]
+    encoders = [TransformersRegions(architecture=x, mean=MEAN, std=STD).eval() for x in (square, pair)]
     encoders[1].load_state_dict(encoders[0].state_dict())
     images = torch.rand(1, 3, 18, 12)
     assert torch.equal(encoders[0](images), encoders[1](images)) and encoders[1].mean == MEAN
