@@ -4,8 +4,8 @@ FOLDER then holds config.json (with the tokenizer) and model.safetensors, which 
 calibration.json if the run has one, data.json (on which sets it was trained), and README.md, a model card made from the
 run folder. RUN may also be an exported folder, to add ONNX files or to upload it.
 
-With --format, FOLDER is instead one that transformers (CLIP, SigLIP) or open_clip (CLIP) loads without medclip_dcl; RUN
-may then also be a checkpoint.
+With --format, FOLDER is instead one that transformers (CLIP, SigLIP) or open_clip (CLIP, a BERT with a ViT of timm)
+loads without medclip_dcl; RUN may then also be a checkpoint.
 """
 
 from __future__ import annotations
