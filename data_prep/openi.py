@@ -33,6 +33,7 @@ import pandas as pd
 
 from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
+from data_prep.sources.images import listed_files
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import ReleaseError, is_placeholder, read_label_table, read_table, require
 from data_prep.sources.rows import TableCheck, rows_source, with_image_paths
@@ -309,7 +310,7 @@ def _image_folder(settings: Settings, place: Path) -> Path:
 def _files_by_name(root: Path) -> dict[str, Path]:
     endings = {".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".tif", ".tiff"}
     files: dict[str, Path] = {}
-    for file in sorted(root.rglob("*")):
+    for file in listed_files(root):
         if file.suffix.lower() in endings:
             files.setdefault(_stem(file.name), file)
     return files

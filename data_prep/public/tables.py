@@ -6,7 +6,6 @@ import csv
 import gzip
 import io
 import json
-import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from data_prep.sources.images import listed_files
 from data_prep.sources.releases import ReleaseError
 
 T = TypeVar("T")
@@ -87,10 +87,7 @@ class ReleaseFolder:
 
     @cached_property
     def _files(self) -> list[Path]:
-        found = [
-            Path(where) / name for where, _, names in os.walk(self.folder, followlinks=True) for name in names
-        ]
-        return sorted(file for file in found if not file.name.startswith("."))
+        return listed_files(self.folder)
 
     def optional(self, *names: str) -> Path | None:
         """The file of one of these names, the first that is there, packed (.gz) or not; None if none is."""

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 from PIL import Image
 
-from medclip_dcl.common.files import digest, write_bytes
+from medclip_dcl.common.files import digest, files_below, write_bytes
 from medclip_dcl.pictures.geometry import fit
 from medclip_dcl.pictures.grey import UnusableImageError
 from medclip_dcl.pictures.image_file import read_grey
@@ -58,6 +59,23 @@ class Outcome(NamedTuple):
     bytes: int = 0
     digest: str = ""
     original_bytes: int = 0
+
+
+def listed_files(folder: Path) -> list[Path]:
+    """Files below a folder, sorted; folders that are not readable and repeated ones are told."""
+    found = files_below(folder)
+    for error in found.closed:
+        print(
+            f"warning: {error.filename} is not readable ({error.strerror}): its files are missing",
+            file=sys.stderr,
+        )
+    if found.repeated:
+        first, number = found.repeated[0], len(found.repeated)
+        print(
+            f"note: folders that are linked more than once are read once: {number:,} (first: {first})",
+            file=sys.stderr,
+        )
+    return found.files
 
 
 def size_of(file: Path) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import files_below
 from medclip_dcl.common.processes import begin_worker
 from medclip_dcl.pictures.dicom import HEAD, is_dicom
 from medclip_dcl.pictures.geometry import View
@@ -85,22 +85,9 @@ def image_files_in(folder: Path) -> list[Path]:
     Linked folders are searched, too, and each folder once. Unreadable folders are among the files: `as_grey` says why.
     """
     known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
-    found: list[Path] = []
-    closed: list[OSError] = []
-    searched: set[str] = set()
-    starts = [str(folder)]
-    for start in starts:
-        for parent, folders, names in os.walk(start, onerror=closed.append):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
-            if (real := os.path.realpath(parent)) in searched:
-                folders.clear()
-                continue
-            searched.add(real)
-            # Links come last: files are listed under the name of their own folder.
-            starts += filter(os.path.islink, (os.path.join(parent, name) for name in folders))
-            files = (Path(parent, name) for name in names if not name.startswith("."))
-            found += [file for file in files if file.suffix.lower() in known or _may_be_dicom(file)]
-    found += [Path(error.filename) for error in closed]
+    content = files_below(folder)
+    found = [file for file in content.files if file.suffix.lower() in known or _may_be_dicom(file)]
+    found += [Path(error.filename) for error in content.closed]
     if not found:
         raise UserError(f"{folder} holds no image file ({', '.join(FORMATS)} or DICOM)")
     return sorted(found)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Collection, Mapping
+
+_QUOTED = reprlib.Repr()
+_QUOTED.maxlevel, _QUOTED.maxstring, _QUOTED.maxother = 3, 60, 60
 
 
 class UserError(ValueError):
@@ -27,10 +31,16 @@ class WorseResultError(UserError):
     status = 1
 
 
+def quoted(value: object) -> str:
+    """The beginning of a value as a user wrote it, for a message of a readable length."""
+    text = _QUOTED.repr(value)
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
 def check_choice(setting: str, value: object, choices: Collection[object]) -> None:
     """Refuse a value of a setting, e.g. "data.sampling", that is not among its choices."""
     if value not in choices:
-        raise UserError(f"{setting}: expected one of {', '.join(map(str, choices))}, found {value!r}")
+        raise UserError(f"{setting}: expected one of {', '.join(map(str, choices))}, found {quoted(value)}")
 
 
 def check_min(part: str, values: Mapping[str, tuple[int | float | None, int]]) -> None:

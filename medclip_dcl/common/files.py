@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -10,12 +11,14 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import pandas as pd
 import yaml
 
-from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import MissingFileError, UserError, quoted
+
+_MAX_VALUES = 10_000
 
 
 @contextmanager
@@ -44,6 +47,37 @@ def replacing(file: Path, *, one_writer: bool = False, durable: bool = True) -> 
             error.filename = str(file)  # a full disk does not name it
         temporary.unlink(missing_ok=True)
         raise
+
+
+class FolderContent(NamedTuple):
+    """Files below a folder, the errors of folders that are not readable, and links to folders that were read before."""
+
+    files: list[Path]
+    closed: list[OSError]
+    repeated: list[Path]
+
+
+def files_below(folder: Path) -> FolderContent:
+    """All that lies in a folder and its subfolders, sorted; without hidden files and folders.
+
+    Linked folders are read, too, and each folder once, under its own name where that is below `folder`.
+    """
+    found = FolderContent([], [], [])
+    read: set[str] = set()
+    starts = [str(folder)]
+    for start in starts:
+        real_start = os.path.realpath(start)
+        for parent, folders, names in os.walk(start, onerror=found.closed.append):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            if (real := real_start + parent[len(start) :]) in read:
+                folders.clear()
+                found.repeated.append(Path(parent))
+                continue
+            read.add(real)
+            # Links come last: files are listed under the name of their own folder.
+            starts += filter(os.path.islink, (os.path.join(parent, name) for name in folders))
+            found.files.extend(Path(parent, name) for name in names if not name.startswith("."))
+    return FolderContent(sorted(found.files), found.closed, found.repeated)
 
 
 def link(file: Path, name: Path) -> None:
@@ -102,16 +136,38 @@ def read_text(file: Path) -> str:
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses a duplicate key, of which YAML would keep the last."""
+    """Refuses equal keys, such as 1 and 1.0, of which YAML would keep the last, and aliases that multiply a text."""
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        sizes: dict[int, int] = {}
+        if _size(node, sizes) > max(_MAX_VALUES, len(sizes)):
+            raise UserError(
+                f"its aliases (*) make more than {_MAX_VALUES:,} values of it; write out what is meant"
+            )
+        return super().construct_document(node)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [(key.tag, str(key.value)) for key, _ in node.value]
-        for place, (key, _) in enumerate(node.value):
-            if keys[place] in keys[:place]:
+        written: dict[Any, str] = {}
+        for key, _ in node.value:
+            is_scalar = isinstance(key, yaml.ScalarNode) and not key.tag.endswith(":merge")
+            value = self.construct_object(key) if is_scalar else (key.tag, str(key.value))
+            if value in written:
+                both = dict.fromkeys([quoted(written[value])[1:-1], quoted(key.value)[1:-1]])
                 raise UserError(
-                    f"line {key.start_mark.line + 1}: {key.value} is listed more than once; keep one"
+                    f"line {key.start_mark.line + 1}: {' = '.join(both)} is listed more than once; keep one"
                 )
+            written[value] = str(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _size(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """Number of values of a node with all that its aliases repeat; `sizes` has those of nodes that are known."""
+    if id(node) not in sizes:
+        sizes[id(node)] = _MAX_VALUES + 1  # where the node holds itself
+        parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+        inner = itertools.chain.from_iterable(part if isinstance(part, tuple) else (part,) for part in parts)
+        sizes[id(node)] = 1 + sum(_size(part, sizes) for part in inner)
+    return sizes[id(node)]
 
 
 def parse_yaml(text: str, where: object) -> Any:
@@ -128,7 +184,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
     """Read a YAML file of keys with values."""
     found = parse_yaml(read_text(file), file)
     if not isinstance(found, Mapping):
-        raise UserError(f"{file}: expected keys with values, found {found!r}")
+        raise UserError(f"{file}: expected keys with values, found {quoted(found)}")
     return dict(found)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
-from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import MissingFileError, UserError, quoted
 
 CHEXPERT: tuple[str, ...] = (
     "Atelectasis",
@@ -70,8 +70,10 @@ def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembl
             ) from error
     if not isinstance(prompts, Mapping) or not prompts:
         raise UserError(
-            f"{owner}: prompts name no finding: expected finding: [negative, positive], found {prompts!r}"
+            f"{owner}: prompts name no finding: expected finding: [negative, positive], found {quoted(prompts)}"
         )
+    if len({*map(str, prompts)}) < len(prompts):
+        raise UserError(f"{owner}: two findings have one name, such as 1 and '1'; keep one")
     return {str(finding): _pair(pair, f"{owner}: {finding}") for finding, pair in prompts.items()}
 
 
@@ -80,10 +82,10 @@ def _pair(pair: Any, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     listed = isinstance(pair, Sequence) and not isinstance(pair, str)
     both = [(texts,) if isinstance(texts, str) else texts for texts in pair] if listed else []
     if len(both) != 2 or not all(_are_texts(texts) for texts in both):
-        raise UserError(f"{owner} needs a negative and a positive prompt: found {pair!r}")
+        raise UserError(f"{owner} needs a negative and a positive prompt: found {quoted(pair)}")
     for texts in both:
         if len(set(texts)) < len(texts):
-            raise UserError(f"{owner} has a duplicate prompt: {list(texts)}")
+            raise UserError(f"{owner} has a duplicate prompt: {quoted(list(texts))}")
     return tuple(both[0]), tuple(both[1])
 
 

@@ -46,6 +46,8 @@ def test_a_file_may_hold_ensembles(tmp_path):
         ("Edema: [No edema, {a: b}]", "Edema needs a negative and a positive prompt"),
         ("Edema: [No edema, [Edema, Edema]]", "Edema has a duplicate prompt"),
         ("Edema: [No edema, Edema]\nx: [no x, x]\nEdema: [Dry, Wet]", "Edema is listed more than once"),
+        ("Edema: [no, " + 9000 * "y" + "]", r"Edema needs .* found \[False, '.{,60}'\]$"),
+        ("1: [no x, x]\n'1': [no y, y]", "two findings have one name"),
         ("Edema: [No edema", "is not readable YAML"),
         (None, "no such file"),
     ],

@@ -7,6 +7,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import shutil
 import zipfile
 from collections import Counter
@@ -495,6 +496,30 @@ def test_an_image_found_twice_is_refused(tmp_path: Path) -> None:
     assert release.images(["8", "9"]) == {"8": tmp_path / "b/8.png"}
     with pytest.raises(ReleaseError, match="image 7 twice"):
         release.images(["7"])
+
+
+def test_linked_and_unreadable_folders_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("images/a.png", "closed/b.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    for link in ("first", "second"):
+        (tmp_path / link).symlink_to(tmp_path)
+    scandir = os.scandir
+
+    def refusing(place: str) -> object:
+        if os.path.basename(place) == "closed":
+            raise PermissionError(13, "Permission denied", place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert ReleaseFolder(tmp_path).images(["a", "b"]) == {"a": tmp_path / "images/a.png"}
+    said = capsys.readouterr().err.splitlines()
+    assert said == [
+        f"warning: {tmp_path / 'closed'} is not readable (Permission denied): its files are missing",
+        f"note: folders that are linked more than once are read once: 2 (first: {tmp_path / 'first'})",
+    ]
 
 
 def test_each_name_of_a_finding_has_one_meaning() -> None:

@@ -1,0 +1,74 @@
+"""Files below a folder with links and without rights, and YAML whose keys or aliases deceive."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from medclip_dcl.common.errors import UserError, quoted
+from medclip_dcl.common.files import files_below, parse_yaml
+
+
+def test_each_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two links to the folder itself are 2^40 paths, and a file below a link has the name of its own folder."""
+    top, outside = tmp_path / "top", tmp_path / "outside"
+    for file in (top / "z/1.png", top / "closed/2.png", outside / "deep/3.png", top / ".hidden/4.png"):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    links = {"a": top, "b": top, "c": top / "z", "d": outside}
+    for name, target in links.items():
+        (top / name).symlink_to(target)
+    (outside / "back").symlink_to(top)
+    scandir = os.scandir
+
+    def refusing(place: str) -> object:
+        if os.path.basename(place) == "closed":
+            raise PermissionError(13, "Permission denied", place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    found = files_below(top)
+    assert [str(file.relative_to(top)) for file in found.files] == ["d/deep/3.png", "z/1.png"]
+    assert [error.filename for error in found.closed] == [str(top / "closed")]
+    assert {file.name for file in found.repeated} == {"a", "b", "c", "back"}
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("1: a\n1.0: b", "1 = 1.0"),
+        ("1: a\n0x1: b", "1 = 0x1"),
+        ("1: a\nb: {true: a, yes: b}", "true = yes"),
+        ("0: a\nfalse: b", "0 = false"),
+        ("010: a\n8: b", "010 = 8"),
+        ("a: 1\n'a': 2", "a"),
+        (f"{'x' * 1000}: 1\n{'x' * 1000}: 2", r"x+\.\.\.x+"),
+    ],
+)
+def test_equal_keys_are_refused(text: str, keys: str) -> None:
+    with pytest.raises(UserError, match=f"^mine.yaml, line 2: {keys} is listed more than once; keep one$"):
+        parse_yaml(text, "mine.yaml")
+
+
+def test_keys_that_differ_and_merged_ones_stay() -> None:
+    assert parse_yaml("1: a\n'1': b\n1.5: c", "") == {1: "a", "1": "b", 1.5: "c"}
+    assert parse_yaml("a: &a {x: 1}\nb: {<<: *a, x: 2}", "") == {"a": {"x": 1}, "b": {"x": 2}}
+
+
+def test_aliases_multiply_no_text() -> None:
+    lists = [
+        f"{name}: &{name} [{', '.join(['*' + of] * 9)}]"
+        for of, name in zip("abcdefg", "bcdefgh", strict=True)
+    ]
+    for text in ("\n".join(["a: &a [x, x]", *lists]), "a: &a [*a]"):
+        with pytest.raises(UserError, match=r"^mine.yaml, its aliases \(\*\) make more than 10,000 values"):
+            parse_yaml(text, "mine.yaml")
+    # A long file without aliases is not one.
+    assert len(parse_yaml("[" + "x," * 20_000 + "]", "")) == 20_000
+
+
+@pytest.mark.parametrize("value", ["x" * 10_000, [["x"] * 900] * 900, {n: [n] for n in range(900)}])
+def test_quoted_values_are_short(value: object) -> None:
+    assert len(quoted(value)) <= 200
