@@ -30,10 +30,20 @@ _SHORTENED = (
 _NAMED = "(?:ribs?|grade|stage|type|levels?|zone|segment|class|category|hepatitis|vitamin|influenza|factor|lead|no)"
 _REDACTED = "(?:XX+|__+)"
 _OPENER = "(?:The|There|No|This|It|the|there|no|this|it)"
+# What a head ends with, and words that it may begin with: "Left Costophrenic Angle:", "The visualized Bones: intact".
 _PART = (
-    "(?:lungs?|heart|cardi[a-z]+|mediastin[a-z]+|hila|pleura|bon(?:es|y)|osseous|soft tissues?|lines|tubes|abdomen"
-    "|chest|airways?|trachea|spine|ribs|recommendations?|notifications?|comparisons?|technique|indication|history)"
+    "(?:lungs?(?: fields?| bases| volumes)?|heart|cardi[a-z]+|mediastin[a-z]+|hil(?:a|um)|pleura|bon(?:es|y)|osseous"
+    "|soft tissues?|tissues?|lines|tubes|abdomen|chest(?: wall)?|airways?|trachea|spine|ribs|neck|angles?|aorta"
+    "|(?:hemi)?diaphragms?|silhouettes?|contours?|structures?|spaces?|vasculature|vessels|devices?"
+    "|recommendations?|notifications?|comparisons?|technique|indication|history)"
 )
+_OF_PART = (
+    "(?:right|left|bilateral|upper|lower|middle|mid|central|visuali[sz]ed|visible|imaged|remaining|acute|prior|previous"
+    "|portable|AP|PA|thoracic|cervical|lumbar|soft|pulmonary|pleural|costophrenic|osseous|bony|support"
+    "|musculoskeletal|further|other)"
+)
+_WORD = rf"(?:(?!XX)[A-Z](?:[a-z]|[A-Z]{{2}})[\w'-]*|(?i:and|or|of|the|{_PART}|{_OF_PART})|&)"
+_HEAD = rf"(?=[A-Z])(?:{_WORD}(?: ?[/,] ?| )){{0,6}}?(?i:{_PART})"
 
 _HIDDEN = "\ue000"  # stands for a mark that closes nothing
 
@@ -63,12 +73,20 @@ _CLOSES = re.compile(
             # A letter or a number at the end: "hepatitis C. No", "37 C. Heart", "of 5. Clear".
             rf"\b(?:{_NAMED}|the|\d+) (?:[A-Z]|[IVX]+|\d+)\.(?= [A-Z(]| \d+ ?{_UNIT}\b| {_OPENER}\b)",
             r"\d\.(?= [A-Z])",
-            # A forgotten full stop: "No effusion The heart is large", "since XXXX There is", "clear Heart: large".
-            rf"\b(?!(?i:{_FUNCTION_WORDS})\b)(?:[a-z]{{3,}}(?<!ing)|{_REDACTED})"
-            r"(?= (?:The|Heart|Lungs?|Bones?|Cardiac)(?: \w+){0,2} (?:is|are)\b| There (?:is|are)\b| No [a-z]+\b)",
-            rf"[\w)](?= (?=[A-Z])(?i:{_PART}):)",
+            # A forgotten full stop: "No effusion The heart is large", "since XXXX There is"; before a whole head,
+            # "clear Left Lung: large", but not "the left Lung: large", "the normal Heart is".
+            rf"\b(?=[a-zX_]+\)? [A-Z])(?!(?i:{_FUNCTION_WORDS})\b)(?:(?:[a-z]{{3,}}(?<!ing)|{_REDACTED})"
+            r"(?= The(?: \w+){0,2} (?:is|are)\b| There (?:is|are)\b| No [a-z]+\b)"
+            rf"|(?!{_OF_PART}\b|(?:(?<=\b[TtHhIi](?:he|is|er|ts) )|(?<=\b[Nn]o )|(?<=\b[Aa] ))"
+            rf"[a-z]+(?:ed|al|ic|ary|ous) )(?:[a-z]{{2,}}\)?|(?<!\bthe ){_REDACTED})"
+            rf"(?= {_HEAD}(?::|(?: \w+){{0,2}} (?:is|are)\b)))",
         )
     )
+)
+# The same in capitals, where only an earlier head tells: "HEART: NORMAL LUNGS: CLEAR".
+_CLOSES_HEAD = re.compile(
+    rf":[^.:;?!]*?\b(?!(?i:{_FUNCTION_WORDS}|{_OF_PART})\b)\w+\)?"
+    rf"(?= (?=[A-Z])(?:(?i:{_PART}|{_OF_PART})(?: ?[/,&] ?| )(?i:and |of |the )*){{0,6}}?(?i:{_PART}):)"
 )
 # Each matches up to a mark that closes nothing.
 _GOES_ON = re.compile(
@@ -103,7 +121,8 @@ def sentence_starts(passage: str) -> list[int]:
     What stands between two of them may lack a letter ("___.", ". .").
     """
     hidden = _GOES_ON.sub(lambda match: match[0][:-1] + _HIDDEN, passage)
-    sure = [0, *(match.end() for match in _CLOSES.finditer(hidden)), len(passage)]
+    found = {match.end() for rule in (_CLOSES, _CLOSES_HEAD) for match in rule.finditer(hidden)}
+    sure = sorted({0, *found, len(passage)})
     starts = set()
     for begin, end in zip(sure, sure[1:], strict=False):
         for chunk in _CHUNK.finditer(hidden, begin, end):
@@ -120,13 +139,12 @@ def line_ends_sentence(before: str, line: str, is_short: bool) -> bool:
     `is_short`: the first word of the line would have fitted behind it.
     """
     last = before.rsplit(" ", 1)[-1]
-    if not re.match(r"[A-Z][a-z]", line) or re.fullmatch(f"(?i:{_FUNCTION_WORDS})|.*[,;:-]", last):
+    goes_on = rf"(?i:{_FUNCTION_WORDS})|(?=[A-Z])(?i:{_OF_PART})|.*[,;:/&(-]"
+    if not re.match(r"[A-Z][a-z]", line) or re.fullmatch(goes_on, last):
         return False
     # Behind a capitalised word the label may have two words: "Imaging" / "Notes:".
     begins_label = re.match(r"[A-Z]\w+:", line) is not None and not re.match(r"[A-Z][a-z]", last)
-    return (" " in before and (begins_label or is_short)) or _CLOSES.search(
-        f"{before[-100:]} {line[:100]}"
-    ) is not None
+    return " " in before and (begins_label or is_short)
 
 
 @functools.cache

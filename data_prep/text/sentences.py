@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from data_prep.text.boundaries import NO_ITEM_FOLLOWS, line_ends_sentence, sentence_starts
 
-RULES_VERSION = 5
+RULES_VERSION = 6
 """Incremented with every change of the resulting sentences; part of the options of a prepared set."""
 
 # HTML's, and that of HL7 messages; "\u2029" is Unicode's, and the one that `with_line_breaks` leaves.

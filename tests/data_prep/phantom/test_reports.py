@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from data_prep.phantom import release
 from data_prep.phantom.catalogue import catalogue
 from data_prep.phantom.language import Wording
+from data_prep.phantom.options import Options
 from data_prep.phantom.reports import (
     LINE_WIDTH,
     Report,
@@ -19,7 +22,8 @@ from data_prep.phantom.reports import (
     negbio_labels,
     write_report,
 )
-from data_prep.phantom.studies import draw_state
+from data_prep.phantom.studies import draw_state, plan_studies
+from data_prep.text import reports as texts
 from data_prep.text.sections import study_sections
 from data_prep.text.sentences import passages, split_sentences
 
@@ -103,6 +107,20 @@ def test_sections_hold_exactly_the_sentences_of_the_catalogue() -> None:
         ]
         assert found == [s.wording.text for s in report.statements]
         assert [class_of[text] for text in found] == [s.finding.class_id for s in report.statements]
+
+
+@pytest.mark.slow
+def test_phantoms_of_thirty_seeds_are_read_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report cut into other sentences ends a preparation: "2 of 668 sentences have no known class"."""
+    monkeypatch.setattr(release, "_write_image", lambda *_: [])
+    known, cut = set(dict(CLASSES.sentences())), functools.cache(split_sentences)
+    for seed in range(30):
+        options = Options(1400 if seed == 9 else 150, seed)
+        for planned in plan_studies(options.studies, seed):
+            study = release.write_study(tmp_path, options, None, planned)
+            file = (tmp_path / study.images[0].path).parent.with_suffix(".txt")
+            found = texts.read_passages(texts.Report(1, files=(file,)), ("findings", "impression")).found
+            assert found and {sentence for _, passage in found for sentence in cut(passage)} <= known
 
 
 def test_reports_state_part_of_the_truth() -> None:

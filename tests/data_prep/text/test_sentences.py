@@ -115,6 +115,11 @@ Tube overlying The stomach. | The Left lung is clear.
 Lungs are clear XXXX | Heart is normal. | Unchanged since ___ | The heart is large.
 Seen by Dr. XXXX. | XXXX was told. | By Dr. ___ at ___. | ___ is stable.
 Lungs are clear | RECOMMENDATION: CT | Soft tissues: Normal
+The right Lung is clear and the left Lung is opaque. | The enlarged Heart is stable.
+Left Lung is clear | Right Lung is opaque. | The visualized Bones: intact. | No acute Bones: normal.
+Comparison with prior Chest: no change. | AP Chest: clear. | Further Recommendations: CT.
+LEFT LUNG: CLEAR | RIGHT LUNG: OPAQUE | BONES AND SOFT TISSUES: NORMAL
+Film of XXXX, XXXX PM. | Clear ___ | Heart: large. | On the ___ Chest tube is seen.
 """
 
 
@@ -122,6 +127,38 @@ Lungs are clear | RECOMMENDATION: CT | Soft tissues: Normal
 def test_places_where_sentences_end_and_do_not(marked: str) -> None:
     expected = marked.split(" | ")
     assert sentences(" ".join(expected)) == expected
+
+
+HEADS = """
+LUNGS AND PLEURA|HEART AND MEDIASTINUM|BONES AND SOFT TISSUES|LINES AND TUBES|RIGHT LUNG|UPPER ABDOMEN|LUNGS/PLEURA
+Lungs and Pleura|Heart and Mediastinum|Bones and Soft Tissues|Bones & Soft Tissues|Soft tissues of the neck|Right Heart
+Right Lung|Left Lung|Right lung|Left Costophrenic Angle|Thoracic Spine|Central Lines|Heart/Mediastinum
+Heart, Mediastinum|Lines, Tubes|Lungs, Pleura, and Airways|Musculoskeletal and Chest Wall|Portable Chest
+Support Devices|Heart|LUNGS
+"""
+
+
+@pytest.mark.parametrize("head", HEADS.replace("\n", "|").strip("|").split("|"))
+def test_heads_of_several_words_stay_whole(head: str) -> None:
+    expected = [
+        "Clear.",
+        f"{head}: Clear.",
+        f"{head}: An opacity",
+        f"{head}: none",
+        "Bones: INTACT",
+        f"{head}: None.",
+    ]
+    assert sentences(" ".join(expected)) == expected
+    expected = ["There is no opacity", f"{head} is normal.", f"No mass in the {head}."]
+    assert sentences(" ".join(expected)) == expected or head.isupper()
+    # Wrapped at every blank, in a text of long and of short lines.
+    for at in (match.start() for match in re.finditer(" ", head)):
+        wrapped = f"{head[:at]}\n{head[at + 1 :]}: Clear."
+        for before in (
+            "No focal opacity.",
+            "There is no evidence of a focal opacity in any of the lung fields.",
+        ):
+            assert sentences(f"{before} {wrapped}") == [before, f"{head}: Clear."]
 
 
 @pytest.mark.parametrize(
@@ -158,6 +195,15 @@ def test_places_where_sentences_end_and_do_not(marked: str) -> None:
         ("No nodule in the Imaging\nNotes: stable.", "No nodule in the Imaging Notes: stable."),
         ("Seen by Dr.\n Jones in the\n ED.", "Seen by Dr. Jones in the ED."),
         ("A right\n PICC ends in the\n SVC.", "A right PICC ends in the SVC."),
+        (
+            "Effusion on the right\nHeart: large\nLungs: clear",
+            "Effusion on the right|Heart: large|Lungs: clear",
+        ),
+        # A boundary further up is none at the end of the line.
+        (
+            "No effusion.No mass The heart is large. There is a left\nPort-A-Cath on it.",
+            "No effusion.|No mass|The heart is large.|There is a left Port-A-Cath on it.",
+        ),
         # Names of sections within text, and tags.
         ("FINDINGS: Clear. IMPRESSION: Normal.", "Clear.|Normal."),
         ("Heart is large IMPRESSION: No edema", "Heart is large|No edema"),
