@@ -18,8 +18,11 @@ from PIL import Image
 
 from medclip_dcl.common.files import digest, files_below, write_bytes
 from medclip_dcl.pictures.geometry import fit
-from medclip_dcl.pictures.grey import UnusableImageError
+from medclip_dcl.pictures.grey import UnusableImageError, notes_of
 from medclip_dcl.pictures.image_file import read_grey
+
+RULES_VERSION = 2
+"""Raised whenever the same file gives another picture; part of a set's making and of each prepared file."""
 
 QUALITY = 95
 """JPEG quality of the prepared images."""
@@ -35,8 +38,8 @@ MAX_TIMES_LONGER = 8
 
 # Comment of a prepared file: how and from what it was made, and its checksum with zeros in the checksum's place.
 _STAMP = re.compile(
-    rb"(?P<made>medclip_dcl 1; .*; from (?P<width>\d+) x (?P<height>\d+) pixels, \d+ bytes)"
-    rb"(?P<crc>; crc [0-9a-f]{8})"
+    rb"(?P<made>medclip_dcl \d+; .*; from (?P<width>\d+) x (?P<height>\d+) pixels, \d+ bytes)"
+    rb"(; note (?P<note>.*))?(?P<crc>; crc [0-9a-f]{8})"
 )
 _NO_CRC = b"; crc 00000000"
 
@@ -51,7 +54,10 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Size of the original in pixels, or why the image cannot be used; bytes of both files, digest of the prepared."""
+    """Size of the original in pixels, or why the image cannot be used; bytes of both files, digest of the prepared.
+
+    `note` is a warning about how the original was read.
+    """
 
     height: int = 0
     width: int = 0
@@ -59,6 +65,7 @@ class Outcome(NamedTuple):
     bytes: int = 0
     digest: str = ""
     original_bytes: int = 0
+    note: str = ""
 
 
 def listed_files(folder: Path) -> list[Path]:
@@ -114,8 +121,9 @@ def prepare_image(job: Job) -> Outcome:
     row = seen.height // 2
     if _is_blank(seen.crop((0, row, seen.width, row + 1))) and _is_blank(seen):
         return Outcome(reason=f"image is blank: grey level {seen.getpixel((0, 0))} everywhere")
-    outcome = Outcome(height, width)
-    content = _write(prepared, job.target, _making(job, outcome, size_of_file))
+    outcome = Outcome(height, width, note="; ".join(notes_of(grey)))
+    note = f"; note {outcome.note}".encode() if outcome.note else b""
+    content = _write(prepared, job.target, _making(job, outcome, size_of_file) + note)
     return _with_files(outcome, content, size_of_file)
 
 
@@ -136,7 +144,7 @@ def _making(job: Job, outcome: Outcome, size_of_file: int) -> bytes:
     """First part of the stamp, which tells a finished image from a stale one."""
     made = f"{job.geometry} {job.size} {FILTER} q{QUALITY}"
     original = f"from {outcome.width} x {outcome.height} pixels, {size_of_file} bytes"
-    return f"medclip_dcl 1; {made}; {original}".encode()
+    return f"medclip_dcl {RULES_VERSION}; {made}; {original}".encode()
 
 
 def _finished(job: Job, size_of_file: int) -> Outcome | None:
@@ -150,7 +158,7 @@ def _finished(job: Job, size_of_file: int) -> Outcome | None:
         return None
     if stamp is None or _checksum(content.replace(stamp["crc"], _NO_CRC, 1)) != stamp["crc"]:
         return None
-    outcome = Outcome(int(stamp["height"]), int(stamp["width"]))
+    outcome = Outcome(int(stamp["height"]), int(stamp["width"]), note=(stamp["note"] or b"").decode())
     if stamp["made"] != _making(job, outcome, size_of_file):
         return None
     return _with_files(outcome, content, size_of_file)

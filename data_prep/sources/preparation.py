@@ -310,6 +310,7 @@ def made_from(
             "geometry": settings.geometry,
             "filter": image_files.FILTER,
             "jpeg_quality": image_files.QUALITY,
+            "image_rules": image_files.RULES_VERSION,
             **({"sections": list(settings.sections)} if isinstance(settings, ReportSettings) else {}),
             "cases": settings.cases,
             "limit": settings.limit,
@@ -392,6 +393,8 @@ def _prepare_images(
     )
     images = images.join(outcomes.set_axis(images.index))
     reasons = images.pop("reason")
+    for note, rows in images[images["note"] != ""].groupby("note"):
+        print(f"{note}: {len(rows):,} of {len(images):,} images (first: {rows['file'].iloc[0]})")
     is_bad = reasons != ""
     bad = dict(zip(images.loc[is_bad, "dicom_id"], reasons[is_bad], strict=True))
     _refuse_many(settings, "image", bad, len(images), _COMPLETE)

@@ -12,7 +12,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Num, UInt8
+from jaxtyping import Bool, Num, UInt8
 from PIL import Image
 
 from medclip_dcl.pictures import code_stream
@@ -22,7 +22,9 @@ from medclip_dcl.pictures.grey import (
     eight_bits,
     finite_range,
     require_readable_size,
+    shown_range,
     to_grey,
+    with_notes,
 )
 
 if TYPE_CHECKING:
@@ -42,13 +44,24 @@ _BARE = re.compile(rb"[\x02\x08]\0.\0(?:[A-Z]{2}|[^\0]\0\0\0)", re.DOTALL)
 _MAX_INFLATED = 2 * MAX_PIXELS + 2**24
 _MIN_WINDOW = 1
 _MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
+_SHAPES = ("IDENTITY", "INVERSE")
+
+_MAX_CUT_OFF = 0.5
+"""Share of the pixels, and of their distinct values, beyond a window that gets no warning (choice)."""
+_WINDOW = "its window leaves most of its pixels black or white: is it one of 8 bits over deeper values?"
+
+_NOT_READ = {"1.2.840.10008.1.2.4.11": "JPEG XL", "1.2.840.10008.1.2.4.10": "video (MPEG or HEVC)"}
+"""Beginning of transfer syntaxes that are not decoded -> name."""
+
+_REQUIRED = ["SamplesPerPixel", "PhotometricInterpretation", "Rows", "Columns", "BitsAllocated"]
+_REQUIRED_OF_INTEGERS = ["BitsStored", "PixelRepresentation", "PixelData"]
 
 # No other element is read, so that names and dates of patients enter neither memory nor messages.
 _ELEMENTS = """
     SOPClassUID SamplesPerPixel PhotometricInterpretation PlanarConfiguration NumberOfFrames Rows Columns BitsAllocated
     BitsStored HighBit PixelRepresentation PixelPaddingValue PixelPaddingRangeLimit WindowCenter WindowWidth
-    VOILUTFunction VOILUTSequence RescaleIntercept RescaleSlope ModalityLUTSequence PixelData FloatPixelData
-    DoubleFloatPixelData
+    VOILUTFunction VOILUTSequence PresentationLUTShape RescaleIntercept RescaleSlope ModalityLUTSequence PixelData
+    FloatPixelData DoubleFloatPixelData
 """
 
 
@@ -62,8 +75,9 @@ def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
 
     Stored values pass through the modality transformation (rescale slope and intercept, or its table) and the first VOI
     transformation (table, else window), whose range becomes 0..255. Without a VOI transformation, or with a window that
-    is not a number or narrower than 1, the image's own range without padding becomes 0..255. MONOCHROME1 is inverted.
-    Colour becomes luma. Overlays, shutters and pixel spacing are ignored. The result has the mode "L".
+    is not a number or narrower than 1, the image's own range without padding becomes 0..255, or a robust one
+    (`medclip_dcl.pictures.grey.shown_range`). MONOCHROME1 is inverted, whatever Presentation LUT Shape says. Colour
+    becomes luma. Overlays, shutters and pixel spacing are ignored. The result has the mode "L", and `notes_of` it.
     """
     # Its warnings quote the file's content.
     logging.getLogger("pydicom").propagate = False
@@ -71,6 +85,7 @@ def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
         dataset = _read(file)
         if int(dataset.get("NumberOfFrames") or 1) != 1:
             raise UnusableImageError("DICOM object of several frames; a radiograph has one")
+        _require_elements(dataset)
         require_readable_size(int(dataset.Columns), int(dataset.Rows))
         return _picture(dataset)
     except ImportError as error:
@@ -100,6 +115,29 @@ def _read(file: io.BufferedReader | io.BytesIO) -> Dataset:
     return dataset
 
 
+def _require_elements(dataset: Dataset) -> None:
+    """Refuse a data set without an element that its pixels need, by name, or of a compression that is not read."""
+    from pydicom.uid import UncompressedTransferSyntaxes
+
+    is_float = "FloatPixelData" in dataset or "DoubleFloatPixelData" in dataset
+    needed = [*_REQUIRED, *(() if is_float else _REQUIRED_OF_INTEGERS)]
+    syntax = dataset.file_meta.TransferSyntaxUID
+    if dataset.get("SamplesPerPixel") == 3 and syntax in UncompressedTransferSyntaxes:
+        needed.append("PlanarConfiguration")
+    missing = [name for name in needed if dataset.get(name) in (None, "", b"")]
+    if missing == needed:
+        raise ValueError("no image")
+    if missing:
+        raise UnusableImageError(
+            f"DICOM file lacks {', '.join(missing)}: it is damaged or cut off, or was exported without; export it again"
+        )
+    for beginning, name in _NOT_READ.items():
+        if syntax.startswith(beginning):
+            raise UnusableImageError(
+                f"DICOM image is compressed as {name}, which is not read; export it uncompressed or as JPEG 2000"
+            )
+
+
 def _picture(dataset: Dataset) -> Image.Image:
     stored = _stored(dataset)
     photometric = dataset.PhotometricInterpretation
@@ -107,8 +145,15 @@ def _picture(dataset: Dataset) -> Image.Image:
         return to_grey(Image.fromarray(np.ascontiguousarray(stored)))
     if stored.ndim != 2 or photometric not in _MONOCHROME:
         raise UnusableImageError(f"DICOM image is neither {', '.join(_MONOCHROME)} nor colour of 8 bits")
-    grey = _shades(dataset, stored)
-    return Image.fromarray(255 - grey if photometric == "MONOCHROME1" else grey)
+    grey, note = _shades(dataset, stored)
+    is_inverted = photometric == "MONOCHROME1"
+    shape = dataset.get("PresentationLUTShape")
+    contradiction = ""
+    if shape in _SHAPES and shape != _SHAPES[is_inverted]:  # PS3.3 C.11.6
+        contradiction = (
+            f"Presentation LUT Shape {shape} contradicts {photometric}, which is taken: lungs must be dark"
+        )
+    return with_notes(Image.fromarray(255 - grey if is_inverted else grey), note, contradiction)
 
 
 def _stored(dataset: Dataset) -> Num[np.ndarray, "row column *sample"]:
@@ -148,34 +193,46 @@ def _aligned(dataset: Dataset, words: Num[np.ndarray, "*shape"], bits: int) -> N
     return words << (unused + stored - 1 - high) >> unused if unused else words
 
 
-def _shades(dataset: Dataset, stored: Num[np.ndarray, "row column"]) -> UInt8[np.ndarray, "row column"]:
-    """Grey levels before MONOCHROME1 is inverted."""
+def _shades(
+    dataset: Dataset, stored: Num[np.ndarray, "row column"]
+) -> tuple[UInt8[np.ndarray, "row column"], str]:
+    """Grey levels before MONOCHROME1 is inverted, and a warning about them."""
     if stored.dtype.kind == "f" or stored.dtype.itemsize > 2:
-        return _transformed(dataset, stored, stored)
+        return _transformed(dataset, stored, stored, None)
     # A look-up table: the transformations are pointwise, and there are far fewer values than pixels.
-    present = np.unique(stored)
+    present, counts = np.unique(stored, return_counts=True)
     low = int(present[0])
-    table = _transformed(dataset, np.arange(low, int(present[-1]) + 1), present)
+    table, note = _transformed(dataset, np.arange(low, int(present[-1]) + 1), present, counts)
     # By rows, since indices of a whole image take 4 times its memory.
-    return np.stack([table[row.astype(np.int32) - low] for row in stored])
+    return np.stack([table[row.astype(np.int32) - low] for row in stored]), note
 
 
 def _transformed(
-    dataset: Dataset, stored: Num[np.ndarray, "*shape"], present: Num[np.ndarray, "..."]
-) -> UInt8[np.ndarray, "*shape"]:
-    """Grey levels of stored values; `present` are those in the image."""
+    dataset: Dataset,
+    stored: Num[np.ndarray, "*shape"],
+    present: Num[np.ndarray, "*value"],
+    counts: Num[np.ndarray, "*value"] | None,
+) -> tuple[UInt8[np.ndarray, "*shape"], str]:
+    """Grey levels of stored values, and a warning; `present` are those in the image, in `counts` pixels or one each."""
     values = _rescaled(dataset, stored)
     if mapped := _by_table(dataset, "VOILUTSequence", values):
-        return eight_bits(mapped[0], *finite_range(mapped[1]))
+        return eight_bits(mapped[0], *finite_range(mapped[1])), ""
     centre, width = _number(dataset, "WindowCenter"), _number(dataset, "WindowWidth")
+    is_shown = _is_no_padding(dataset, present)
+    present, counts = _rescaled(dataset, present[is_shown]), None if counts is None else counts[is_shown]
     if centre is None or width is None or width < _MIN_WINDOW:
-        return eight_bits(values, *finite_range(_rescaled(dataset, _without_padding(dataset, present))))
+        low, high, note = shown_range(present, counts)
+        return eight_bits(values, low, high), note
+    is_cut_off = np.abs(present - centre) > width / 2
+    # Of the pixels alone, a dark border may have as many.
+    cut_off = min(is_cut_off.mean(), np.average(is_cut_off, weights=counts))
+    note = _WINDOW if cut_off > _MAX_CUT_OFF else ""
     function = dataset.get("VOILUTFunction") or "LINEAR"
     if function == "SIGMOID":
-        return eight_bits(1 / (1 + np.exp(-4 * (values - centre) / width)), 0.0, 1.0)
+        return eight_bits(1 / (1 + np.exp(-4 * (values - centre) / width)), 0.0, 1.0), note
     if function == "LINEAR":  # PS3.3 C.11.2.1.2
         centre, width = centre - 0.5, max(width - 1, 1e-6)
-    return eight_bits((values - centre) / width + 0.5, 0.0, 1.0)
+    return eight_bits((values - centre) / width + 0.5, 0.0, 1.0), note
 
 
 def _rescaled(dataset: Dataset, values: Num[np.ndarray, "*shape"]) -> Num[np.ndarray, "*shape"]:
@@ -216,12 +273,12 @@ def _number(dataset: Dataset, name: str) -> float | None:
     return number if np.isfinite(number) else None
 
 
-def _without_padding(dataset: Dataset, values: Num[np.ndarray, "..."]) -> Num[np.ndarray, "value"]:
-    """The values without padding beyond the detector's edges, unless all are padding."""
+def _is_no_padding(dataset: Dataset, values: Num[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:
+    """False for padding beyond the detector's edges, unless all values are padding."""
     padding, limit = (_number(dataset, name) for name in ("PixelPaddingValue", "PixelPaddingRangeLimit"))
     if padding is None:
-        return values
+        return np.ones(values.shape, bool)
     # An element of the other sign has the same 16 bits.
     ends = np.array([padding, padding if limit is None else limit], np.int64).astype(values.dtype)
-    kept = values[(values < ends.min()) | (values > ends.max())]
-    return kept if kept.size else values
+    is_kept = (values < ends.min()) | (values > ends.max())
+    return is_kept if is_kept.any() else ~is_kept

@@ -31,8 +31,28 @@ _TURNS = {
 _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error)
 
 
+_NOTES = "medclip_dcl notes"
+_ROBUST = "hot or burnt-in pixels: black and white are the 1 and 99 percentiles of its grey levels"
+_CROWDED = (
+    "90% of its pixels share a tenth of its grey levels (burnt-in pixels?), so that it shows hardly anything"
+)
+
+
 class UnusableImageError(UserError):
     """An image cannot be used; the message says why."""
+
+
+def with_notes(grey: Image.Image, *notes: str) -> Image.Image:
+    """The image with warnings about how it was read, for `notes_of`; empty ones are left out."""
+    grey.info[_NOTES] = tuple(filter(None, notes))
+    return grey
+
+
+def notes_of(grey: Image.Image) -> tuple[str, ...]:
+    """Warnings about how an image was read; they quote nothing of the file."""
+    notes = grey.info.get(_NOTES)
+    # Texts in a file have the same place.
+    return notes if isinstance(notes, tuple) else ()
 
 
 def require_readable_size(width: int, height: int) -> None:
@@ -69,11 +89,12 @@ def _eight_bit_grey(image: Image.Image) -> Image.Image:
     if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
         return image.convert("L")
     values = np.asarray(image)
-    grey = eight_bits(values, *finite_range(values))
+    low, high, note = shown_range(values)
+    grey = eight_bits(values, low, high)
     # PIL inverts such files of at most 8 bits, but not deeper ones.
     if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC_INTERPRETATION) == _WHITE_IS_ZERO:
         grey = 255 - grey
-    return Image.fromarray(grey)
+    return with_notes(Image.fromarray(grey), note)
 
 
 def finite_range(values: Num[np.ndarray, "*shape"]) -> tuple[float, float]:
@@ -82,6 +103,25 @@ def finite_range(values: Num[np.ndarray, "*shape"]) -> tuple[float, float]:
     if not np.isfinite([low, high]).all():
         raise UnusableImageError("some of its grey levels are NaN or infinite")
     return low, high
+
+
+def shown_range(
+    values: Num[np.ndarray, "*shape"], counts: Num[np.ndarray, "*shape"] | None = None
+) -> tuple[float, float, str]:
+    """The levels that become black and white, and a warning or ""; values stand for one pixel, or for `counts`.
+
+    They are the minimum and maximum or, where the middle 98% of the pixels fill less than a tenth of that range, the 1
+    and 99 percentiles (choice).
+    """
+    low, high = finite_range(values)
+    if counts is None and values.dtype.kind in "iu":  # several times as fast as the percentiles of the pixels
+        values, counts = np.unique(values, return_counts=True)
+    shares = np.percentile(values, (1, 5, 95, 99), weights=counts, method="inverted_cdf")
+    first, fifth, last_but_four, last = map(float, shares)
+    tenth = (high - low) / 10
+    if 0 < last - first < tenth:
+        return first, last, _ROBUST
+    return low, high, _CROWDED if last_but_four - fifth < tenth else ""
 
 
 def eight_bits(values: Num[np.ndarray, "*shape"], low: float, high: float) -> UInt8[np.ndarray, "*shape"]:

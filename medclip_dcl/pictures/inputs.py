@@ -14,7 +14,7 @@ from PIL import Image
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.pictures.geometry import View, fit
-from medclip_dcl.pictures.grey import UnusableImageError, to_grey
+from medclip_dcl.pictures.grey import UnusableImageError, notes_of, to_grey
 from medclip_dcl.pictures.image_file import read_grey
 from medclip_dcl.pictures.transforms import centre_crop, scaled
 
@@ -25,17 +25,23 @@ MIN_SIDE = 8
 """Images with a shorter side, in pixels, are refused (choice): a radiograph has hundreds."""
 
 
-class ConstantImageWarning(UserWarning):
+class ImageWarning(UserWarning):
+    """An image that is read may not show what it should."""
+
+
+class ConstantImageWarning(ImageWarning):
     """All pixels of an image have the same grey level."""
 
 
 def as_grey(image: ImageLike) -> Image.Image:
     """Convert a path, PIL image or uint8 array to an 8-bit grey image, as in data preparation.
 
-    Files may be DICOM (needs the extra ``dicom``). More than 8 bits are scaled from the image's own range.
+    Files may be DICOM (needs the extra ``dicom``). More than 8 bits are scaled from the image's own range, or a robust
+    one (`medclip_dcl.pictures.grey.shown_range`).
 
     Warns:
         ConstantImageWarning: all pixels have the same grey level.
+        ImageWarning: hot or burnt-in pixels, or DICOM elements that contradict each other.
     """
     name = str(image) if isinstance(image, (str, Path)) else "image"
     try:
@@ -52,6 +58,8 @@ def as_grey(image: ImageLike) -> Image.Image:
         raise UnusableImageError(f"{name}: {error}") from error
     if problem := constant(grey):
         warnings.warn(f"{name}: {problem}", ConstantImageWarning, stacklevel=2)
+    for note in notes_of(grey):
+        warnings.warn(f"{name}: {note}", ImageWarning, stacklevel=2)
     return grey
 
 
@@ -61,6 +69,11 @@ def constant(grey: Image.Image) -> str:
     if low != high:
         return ""
     return f"all pixels have grey level {low}, so that the scores say nothing about a patient"
+
+
+def doubts(grey: Image.Image) -> str:
+    """The warnings of `as_grey` about an image in one text; "" for none."""
+    return "; ".join(filter(None, (constant(grey), *notes_of(grey))))
 
 
 def _opened(image: Any) -> Image.Image:

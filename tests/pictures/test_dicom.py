@@ -18,7 +18,7 @@ from PIL import Image
 from data_prep.sources.images import Job, prepare_image
 from medclip_dcl.inference.model import as_grey
 from medclip_dcl.pictures import dicom
-from medclip_dcl.pictures.grey import UnusableImageError
+from medclip_dcl.pictures.grey import UnusableImageError, notes_of
 from medclip_dcl.pictures.image_file import read_grey
 
 pydicom = pytest.importorskip("pydicom", reason="pip install -e '.[test]' installs pydicom")
@@ -34,6 +34,7 @@ JPEG_EXTENDED = "1.2.840.10008.1.2.4.51"
 JPEG_LOSSLESS = "1.2.840.10008.1.2.4.70"
 JPEG_LS = "1.2.840.10008.1.2.4.80"
 JPEG_2000 = "1.2.840.10008.1.2.4.90"
+VIDEO = "1.2.840.10008.1.2.4.100"
 HIGH_THROUGHPUT = "1.2.840.10008.1.2.4.201"
 DAMAGED = "DICOM image cannot be decoded: it is damaged, cut off, without pixels, or compressed in a way"
 VALUES = np.array([[0, 100, 200], [300, 400, 1000]])
@@ -207,6 +208,39 @@ def test_padding_is_no_part_of_the_range(tmp_path: Path) -> None:
     assert set(sum(grey(tmp_path, dataset(np.full((2, 2), 5), PixelPaddingValue=5)), [])) == {0}
 
 
+DEEP = np.linspace(60, 3900, 300).round().reshape(15, 20)
+
+
+def bordered(values: np.ndarray, level: int) -> np.ndarray:
+    """The values within a border of as many pixels."""
+    return np.pad(values, 4, constant_values=level)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda: dataset(DEEP, WindowCenter=2048, WindowWidth=4096), ""),
+        (lambda: dataset(DEEP, WindowCenter=128, WindowWidth=256), "8 bits over deeper values"),
+        (lambda: dataset(DEEP, "MONOCHROME1", WindowCenter=127.5, WindowWidth=255), "8 bits over deeper values"),
+        (lambda: dataset(DEEP / 4, bits=10, WindowCenter=128, WindowWidth=256), "8 bits over deeper values"),
+        (lambda: dataset(DEEP / 16, bits=8, WindowCenter=128, WindowWidth=256), ""),
+        (lambda: dataset(bordered(DEEP, 0), WindowCenter=2048, WindowWidth=3000), ""),
+        (lambda: dataset(bordered(DEEP, 0), WindowCenter=2048, WindowWidth=3000, RescaleSlope=8), "8 bits"),
+        (lambda: dataset(DEEP, PresentationLUTShape="INVERSE"), "INVERSE contradicts MONOCHROME2"),
+        (lambda: dataset(DEEP, "MONOCHROME1", PresentationLUTShape="IDENTITY"), "IDENTITY contradicts MONOCHROME1"),
+        (lambda: dataset(DEEP, PresentationLUTShape="IDENTITY"), ""),
+        (lambda: dataset(DEEP, "MONOCHROME1", PresentationLUTShape="INVERSE"), ""),
+        (lambda: dataset(np.where(DEEP > 3880, 65535, DEEP), bits=16), "1 and 99 percentiles"),
+        (lambda: dataset(np.where(DEEP > 3880, 65535, DEEP), bits=16, WindowCenter=2e3, WindowWidth=4e3), ""),
+        (lambda: dataset(np.where(DEEP > 3880, 65535, DEEP), bits=16, PixelPaddingValue=65535), ""),
+        (lambda: dataset(np.where(DEEP > 3800, 65535, DEEP), bits=16), "share a tenth"),
+    ],
+)  # fmt: skip
+def test_a_doubtful_picture_gets_a_warning(tmp_path: Path, made: Callable[[], Any], words: str) -> None:
+    notes = notes_of(read_grey(write(made(), tmp_path)))
+    assert len(notes) == bool(words) and all(words in note for note in notes)
+
+
 def test_colour_becomes_luma(tmp_path: Path) -> None:
     green = np.zeros((2, 3, 3), int)
     green[..., 1] = 255
@@ -285,7 +319,16 @@ def test_a_contradicting_header_is_refused_before_decoding(
 
 
 UNUSABLE: dict[str, tuple[Any, str]] = {
-    "no pixels": (lambda: dataset(PixelData=None), DAMAGED),
+    "no pixels": (lambda: dataset(PixelData=None), "DICOM file lacks PixelData: it is damaged or cut off"),
+    "no sign": (lambda: dataset(PixelRepresentation=None), "DICOM file lacks PixelRepresentation: "),
+    "two elements": (
+        lambda: dataset(BitsStored=None, Columns=None),
+        "DICOM file lacks Columns, BitsStored: ",
+    ),
+    "no order of colours": (
+        lambda: dataset(np.zeros((4, 5, 3), np.uint8), "RGB", 8, PlanarConfiguration=None),
+        "DICOM file lacks PlanarConfiguration: ",
+    ),
     "several frames": (
         lambda: dataset(np.arange(60).reshape(5, 3, 4)),
         "DICOM object of several frames; a radiograph has one",
@@ -295,7 +338,7 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
         lambda: dataset(WAVES * 99, Columns=30),
         "DICOM header has fewer rows, columns or frames than its pixel data",
     ),
-    "no rows": (lambda: dataset(Rows=None), DAMAGED),
+    "no rows": (lambda: dataset(Rows=None), "DICOM file lacks Rows: "),
     "too large": (
         lambda: dataset(Rows=20_000, Columns=6_000),
         "image of 6,000 x 20,000 pixels; at most 100,000,000 pixels are read",
@@ -310,8 +353,8 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     ),
     "no stream": (lambda: compressed(b"\0\0", JPEG_2000, VALUES.astype("u2")), DAMAGED),
     "no image's compression": (
-        lambda: compressed(b"\0\0\1\xb3", "1.2.840.10008.1.2.4.100", VALUES.astype("u2")),
-        DAMAGED,
+        lambda: compressed(b"\0\0\1\xb3", VIDEO, VALUES.astype("u2")),
+        r"DICOM image is compressed as video \(MPEG or HEVC\)",
     ),
 }
 
@@ -321,6 +364,15 @@ def test_an_unusable_file_has_a_reason(tmp_path: Path, kind: str) -> None:
     make, reason = UNUSABLE[kind]
     with pytest.raises(UnusableImageError, match=f"^{reason}"):
         read_grey(write(make(), tmp_path))
+
+
+def test_jpeg_xl_is_named(tmp_path: Path) -> None:
+    file = write(compressed(b"\xff\x0a", VIDEO, VALUES.astype("u2")), tmp_path)
+    content = file.read_bytes().replace(VIDEO.encode(), b"1.2.840.10008.1.2.4.110")  # unknown to this pydicom
+    with pytest.raises(
+        UnusableImageError, match="compressed as JPEG XL, which is not read; export it uncompressed"
+    ):
+        read_grey(io.BytesIO(content))
 
 
 @pytest.mark.parametrize("syntax", [RLE, *LOSSLESS])

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
-from medclip_dcl.pictures.grey import UnusableImageError, eight_bits, to_grey
+from medclip_dcl.pictures.grey import UnusableImageError, eight_bits, notes_of, to_grey
 from medclip_dcl.pictures.image_file import read_grey
+from medclip_dcl.pictures.inputs import ImageWarning, as_grey
 
 RAMP = np.arange(12).reshape(3, 4)
 FULL_RAMP = np.array([[0, 23, 46, 70], [93, 116, 139, 162], [185, 209, 232, 255]], np.uint8)
@@ -22,6 +23,53 @@ def test_deep_images_are_scaled_from_their_range(kind: str) -> None:
     assert grey.mode == "L"
     np.testing.assert_array_equal(np.asarray(grey), FULL_RAMP)
     assert not np.asarray(to_grey(Image.fromarray(np.full((3, 5), 4000, kind)))).any()
+
+
+def radiograph(kind: str, hot: int = 0, level: float = 65535.0) -> np.ndarray:
+    """10,000 pixels of 0 to 3,000, the last `hot` of them burnt in."""
+    values = np.linspace(0, 3000, 10_000)
+    values[len(values) - hot :] = level
+    return values.astype(kind).reshape(80, 125)
+
+
+@pytest.mark.parametrize("kind", ["uint16", "int32", "float32"])
+def test_a_few_hot_pixels_do_not_turn_it_black(kind: str) -> None:
+    plain = to_grey(Image.fromarray(radiograph(kind)))
+    assert not notes_of(plain)
+    for hot, level in ((1, 65535), (15, 65535), (100, 65535), (15, 40_000), (15, -60_000)):
+        if kind == "uint16" and level < 0:
+            continue
+        image = Image.fromarray(radiograph(kind, hot, level))
+        grey = to_grey(image)
+        assert np.abs(np.asarray(grey, int) - np.asarray(plain))[:72].max() <= 6, (hot, level)
+        assert "1 and 99 percentiles" in notes_of(grey)[0]
+        with pytest.warns(ImageWarning, match="image: hot or burnt-in pixels"):
+            as_grey(image)
+
+
+@pytest.mark.parametrize(
+    ("values", "note"),
+    [
+        (radiograph("uint16", 101), "share a tenth"),  # text burnt in
+        (radiograph("uint16", 499), "share a tenth"),
+        (radiograph("uint16", 501), ""),  # a white border
+        (radiograph("uint16", 15, 20_000), ""),
+        (np.where(radiograph("uint16") > 2990, 3000, 0).astype(np.uint16), "share a tenth"),
+        (np.full((80, 125), 700, np.uint16), ""),
+    ],
+)
+def test_other_images_keep_their_range(values: np.ndarray, note: str) -> None:
+    grey = to_grey(Image.fromarray(values))
+    expected = eight_bits(values, float(values.min()), float(values.max()))
+    np.testing.assert_array_equal(np.asarray(grey), expected)
+    assert len(notes_of(grey)) == bool(note) and all(note in text for text in notes_of(grey))
+
+
+def test_a_note_is_ours_and_not_the_files(tmp_path: Path) -> None:
+    texts = PngImagePlugin.PngInfo()
+    texts.add_text("medclip_dcl notes", "Nobody^Nemo")
+    Image.fromarray(FULL_RAMP).save(tmp_path / "a.png", pnginfo=texts)
+    assert notes_of(read_grey(tmp_path / "a.png")) == ()
 
 
 def test_eight_bits_keep_their_values() -> None:

@@ -204,6 +204,16 @@ def test_damaged_files_are_rejected_and_never_raise(tmp_path: Path) -> None:
     assert len(kinds) > 2
 
 
+def test_a_note_outlives_a_killed_preparation(tmp_path: Path) -> None:
+    values = np.linspace(0, 3000, 5000).astype(np.uint16).reshape(50, 100)
+    values[0, :9] = 65535
+    work = job(tmp_path, encoded(Image.fromarray(values)))
+    first = prepare_image(work)
+    made = work.target.stat()
+    assert "1 and 99 percentiles" in first.note and prepare_image(work) == first
+    assert work.target.stat() == made
+
+
 def test_a_finished_image_is_not_made_again(tmp_path: Path) -> None:
     work = job(tmp_path, jpeg())
     first = prepare_image(work)
