@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 Scorer: TypeAlias = "Callable[[np.ndarray], np.ndarray]"
 
+UNKNOWN_TEXT = "holds no word that the text encoder knows: its heat map and score are those of all such texts"
+"""Behind the name of a text."""
+
 BATCH_SIZE = 16
 """Images read and encoded at a time."""
 
@@ -140,6 +143,9 @@ class ImageTextInference:
     Raises, in all methods:
         UserError: an image that cannot be used (see `medclip_dcl.pictures.inputs.as_grey`), an empty text, or one that
             is longer than the text encoder takes.
+
+    Warns, in all methods:
+        UserWarning: a text of which the text encoder knows no word.
     """
 
     def __init__(
@@ -322,14 +328,17 @@ class ImageTextInference:
         self, texts: str | Sequence[str], owners: Sequence[str] | None = None
     ) -> Float[Tensor, "text dim"]:
         """Sentence embeddings; `owners` name the texts in an error, which does not quote them."""
-        listed = _texts(texts)
-        for place, is_cut in enumerate(self.network.text_encoder.are_truncated(listed)):
+        listed, encoder = _texts(texts), self.network.text_encoder
+        names = owners or [f"the text at position {place}" for place in range(len(listed))]
+        for name, text, is_cut in zip(names, listed, encoder.are_truncated(listed), strict=True):
             if is_cut:
-                name = owners[place] if owners is not None else f"the text at position {place}"
                 raise UserError(
-                    f"{name}, of {len(listed[place].split())} words, is longer than the text encoder takes; split it "
+                    f"{name}, of {len(text.split())} words, is longer than the text encoder takes; split it "
                     "into sentences"
                 )
+        for name, is_unknown in zip(names, encoder.are_unknown(listed), strict=True):
+            if is_unknown:
+                warnings.warn(f"{name} {UNKNOWN_TEXT}", UserWarning, stacklevel=3)
         with self._arithmetic():
             return self.network.embed_texts(listed).float()
 

@@ -74,6 +74,15 @@ class SentenceEncoder(nn.Module):
             return [False] * len(texts)
         return [bool(encoding.overflowing) for encoding in self.tokenizer.encode_batch(list(texts))]
 
+    def are_unknown(self, texts: Sequence[str]) -> list[bool]:
+        """True for each text with letters or unknown tokens of which no known token has a letter.
+
+        All such texts have nearly the same embedding. Byte-level tokenizers know every text.
+        """
+        if not hasattr(self, "tokenizer"):
+            return [False] * len(texts)
+        return [_is_unknown(self.tokenizer, text) for text in texts]
+
     def truncated_share(self, texts: Sequence[str]) -> str:
         """Number and share of the texts that `tokenize` cuts, for a warning; "" for none."""
         return share_of_truncated(sum(self.are_truncated(texts)), len(texts))
@@ -273,6 +282,22 @@ class BertSentences(TransformerEncoder):
         words = self.bert.embeddings.word_embeddings.weight
         hidden = last_hidden_states(self.bert, tokens, lengths)
         return masked_language_losses(hidden, labels, places, lambda rows: head(rows, words))
+
+
+def _is_unknown(tokenizer: Tokenizer, text: str) -> bool:
+    encoding = tokenizer.encode(text, add_special_tokens=False)
+    # Unigram shows the text of an unknown token.
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    known = [
+        token
+        for token, place in zip(encoding.tokens, encoding.ids, strict=True)
+        if token not in (unknown, "") and token == tokenizer.id_to_token(place)
+    ]
+    return not _has_letter("".join(known)) and (_has_letter(text) or len(known) < len(encoding.ids))
+
+
+def _has_letter(text: str) -> bool:
+    return any(map(str.isalpha, text))
 
 
 def check_dropout(dropout: float) -> None:

@@ -33,6 +33,7 @@ from medclip_dcl.inference.heat_maps import limits
 from medclip_dcl.inference.model import ImageTextInference
 from medclip_dcl.page.viewer import MAX_SENTENCES, ForgottenImageError, Viewer
 from medclip_dcl.pictures.figure import PANEL_INCHES, draw_heat_maps
+from medclip_dcl.pictures.inputs import doubts
 from medclip_dcl.pictures.overlay import overlay
 
 FOLDER = Path(__file__).parent
@@ -82,6 +83,7 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
             "width": shown.grey.width,
             "height": shown.grey.height,
             "picture": _png_url(np.asarray(shown.grey)),
+            "notes": doubts(shown.grey),
             "scores": [{"finding": finding, **score._asdict()} for finding, score in scores.items()],
         }
 
@@ -104,6 +106,7 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
             sentence: {
                 "low": float(np.nanmin(heat_map)),
                 "high": float(np.nanmax(heat_map)),
+                "note": viewer.note(sentence),
                 # The page blends this picture with the grey one: the same as `overlay` at the page's opacity.
                 "picture": _png_url(
                     overlay(grey, heat_map, opacity=1.0, threshold=threshold, limits=(low, high))

@@ -16,7 +16,7 @@ from PIL import Image
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
-from medclip_dcl.inference.model import EncodedImage, ImageTextInference
+from medclip_dcl.inference.model import UNKNOWN_TEXT, EncodedImage, ImageTextInference
 from medclip_dcl.metrics.calibration import Calibration
 from medclip_dcl.pictures.image_file import read_grey
 
@@ -107,6 +107,11 @@ class Viewer:
         with self._model_lock:
             maps = self.model.heat_maps(shown, sentences)
         return [maps.in_image(place) for place in range(len(sentences))]
+
+    def note(self, sentence: str) -> str:
+        """A warning about a sentence that the model can read; "" for none."""
+        is_unknown = self.model.network.text_encoder.are_unknown([sentence])[0]
+        return f"The sentence {UNKNOWN_TEXT}. " if is_unknown else ""
 
     def problem(self, sentence: str) -> str | None:
         """Why the model cannot read a sentence, and what to do: it is empty, or longer than the model reads."""

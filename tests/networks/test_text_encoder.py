@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertModel
 
 from medclip_dcl.networks.image_text import pad_tokens
-from medclip_dcl.networks.text_encoder import BertSentences, with_final_period
+from medclip_dcl.networks.text_encoder import BertSentences, SentenceEncoder, with_final_period
+from tests.text_models import bpe, siglip_tokenizer
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
@@ -51,6 +53,34 @@ def test_special_tokens_are_text_long_texts_are_cut(small_bert):
     cut = encoder.truncated_share(["clear", "clear " * 10, "clear " * 9])
     assert cut == "1 of 3 sentences (33.33%) are longer than max_tokens: their end is cut off"
     assert encoder.truncated_share(["clear"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "of_word_pieces", "of_unigram"),
+    [
+        ("肺炎", True, True),
+        ("肺炎。", True, True),
+        ("肺炎, (左) .", True, True),
+        ("плеврит", True, True),
+        ("🫁", True, True),
+        ("肺 clear", False, False),
+        ("Large", False, False),
+        ("...", False, False),
+        ("", False, False),
+    ],
+)
+def test_texts_of_unknown_words_are_told(small_bert, text, of_word_pieces, of_unigram):
+    """Bytes are always known."""
+    assert BertSentences(str(small_bert)).are_unknown([text, "clear"]) == [of_word_pieces, False]
+    vocabulary, merges = bpe([])
+    byte_level = Tokenizer(models.BPE(vocabulary, merges))
+    byte_level.pre_tokenizer = pre_tokenizers.ByteLevel()
+    tokenizers = {siglip_tokenizer().backend_tokenizer: of_unigram, byte_level: False}
+    for tokenizer, expected in tokenizers.items():
+        encoder = SentenceEncoder()
+        encoder.tokenizer = tokenizer
+        assert encoder.are_unknown([text]) == [expected]
+    assert SentenceEncoder().are_unknown([text]) == [False]
 
 
 @torch.no_grad()

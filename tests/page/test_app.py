@@ -77,6 +77,18 @@ def test_unreadable_sentence_does_not_hide_others(url, image_file):
     assert "low" not in ask(f"{url}/maps", {**question, "sentences": [""]})
 
 
+def test_doubts_about_picture_and_sentence_are_said(url):
+    values = np.linspace(0, 3000, 4000).astype(np.uint16).reshape(50, 80)
+    values[0, :5] = 65535
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "PNG")
+    opened = ask(f"{url}/image", file.getvalue())
+    assert opened["notes"].startswith("hot or burnt-in pixels")
+    question = {"image": opened["image"], "sentences": ["肺炎", "No pneumothorax."], "threshold": None}
+    unknown, known = ask(f"{url}/maps", question)["maps"]
+    assert unknown["note"].startswith("The sentence holds no word that") and known["note"] == ""
+
+
 def test_saved_picture_holds_all_sentences_side_by_side(url, image_file):
     image = ask(f"{url}/image", image_file.read_bytes())["image"]
     sizes = []

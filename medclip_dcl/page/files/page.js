@@ -62,6 +62,8 @@ async function openImage(file, name) {
   if (image) forget(image.token);
   image = { file, token: answer.image, ratio: answer.width / answer.height, picture: answer.picture };
   say("");
+  find("notes").textContent = `Warning: ${answer.notes}.`;
+  find("notes").hidden = !answer.notes;
   showScores(answer.scores);
   for (const panel of panels.children) showGrey(panel);
   draw();
@@ -168,7 +170,7 @@ function showMap(panel, map) {
   const isDrawn = "picture" in map;
   colours.hidden = !isDrawn;
   if (isDrawn) colours.src = map.picture;
-  caption.textContent = isDrawn ? `Cosine from ${cosine(map.low)} to ${cosine(map.high)}` : map.error;
+  caption.textContent = isDrawn ? `${map.note}Cosine from ${cosine(map.low)} to ${cosine(map.high)}` : map.error;
   caption.classList.toggle("error", !isDrawn && sentenceOf(panel) !== "");
 }
 
