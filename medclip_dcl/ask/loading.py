@@ -13,13 +13,14 @@ from jaxtyping import UInt8
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from medclip_dcl.ask.file_state import FileState
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import files_below
 from medclip_dcl.common.processes import begin_worker
 from medclip_dcl.pictures.dicom import HEAD, is_dicom
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.image_file import FORMATS
-from medclip_dcl.pictures.inputs import ConstantImageWarning, as_grey, constant, network_input
+from medclip_dcl.pictures.inputs import ImageWarning, as_grey, doubts, network_input
 
 _DICOM_SUFFIXES = (".dcm", ".dicom")
 
@@ -31,13 +32,14 @@ class ReadFile(NamedTuple):
     square: UInt8[np.ndarray, "side side"] | None
     error: str = ""
     warning: str = ""
+    state: FileState = FileState()
 
 
 def read_image(name: str) -> Image.Image | str:
     """The image in a file, or the reason why it cannot be used."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConstantImageWarning)
+            warnings.simplefilter("ignore", ImageWarning)
             return as_grey(name)
     except UserError as error:
         return " ".join(str(error).split()).removeprefix(f"{name}: ")
@@ -57,10 +59,10 @@ class ImageFiles(Dataset[ReadFile]):
 
     def __getitem__(self, place: int) -> ReadFile:
         name = self.names[place]
-        grey = read_image(name)
+        state, grey = FileState.read(name), read_image(name)
         if isinstance(grey, str):
-            return ReadFile(name, None, error=grey)
-        return ReadFile(name, network_input(grey, self.view), warning=constant(grey))
+            return ReadFile(name, None, error=grey, state=state)
+        return ReadFile(name, network_input(grey, self.view), warning=doubts(grey), state=state)
 
 
 def read_in_batches(

@@ -5,19 +5,19 @@ from __future__ import annotations
 import csv
 import json
 import os
-import time
+import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from medclip_dcl.ask.file_state import FileState
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_bytes, write_json, write_parquet
 from medclip_dcl.common.journal import Journal
 
-IMAGE, ERROR, WARNING = "image", "error", "warning"
+IMAGE, ERROR, WARNING, STATE = "image", "error", "warning", "file"
 SUFFIXES = (".csv", ".parquet")
 
 Row = dict[str, Any]
@@ -31,10 +31,10 @@ def shown(name: str) -> str:
 class ScoreTable:
     """Rows of scores, kept from their first batch on.
 
-    Beside FILE lie FILE.json, which says what the scores are, and, until all rows are there, FILE.partial with a line
-    for each finished one. A row belongs to the absolute path of its image, and to the file that was there: one that
-    has changed since is asked about again. `meaning` is what the scores depend on besides the image, in plain values;
-    rows of another meaning are refused.
+    Beside FILE lie FILE.json, which says what the scores are, FILE.files.parquet with the state of each image file and,
+    until all rows are there, FILE.partial with a line for each finished one. A row belongs to the absolute path of its
+    image, and to the file that was there: one that has changed since is asked about again. `meaning` is what the scores
+    depend on besides the image, in plain values; rows of another meaning are refused.
     """
 
     def __init__(self, file: Path, columns: Sequence[str], meaning: Mapping[str, Any]) -> None:
@@ -43,11 +43,14 @@ class ScoreTable:
         self._all_columns = [IMAGE, *columns, ERROR, WARNING]
         self._description = file.with_name(f"{file.name}.json")
         partial = file.with_name(f"{file.name}.partial")
+        self._states = file.with_name(f"{file.name}.files.parquet")
         remedy = f"give another --output, or remove {file.name}, {self._description.name} and {partial.name}"
-        now = {"folder": os.getcwd(), "begun": time.time()}
+        now = {"folder": os.getcwd()}
         self._journal = Journal(partial, meaning, remedy, **now)
+        folder = self._journal.about.get("folder", "")
         self._about = {**self._journal.about, **now}
-        self.rows = self._finished_rows() | _unchanged(self._journal.entries, self._journal.about)
+        self.rows = self._finished_rows()
+        self.rows |= {_absolute(row[IMAGE], folder): row for row in self._journal.entries}
 
     def __enter__(self) -> ScoreTable:
         return self
@@ -56,7 +59,25 @@ class ScoreTable:
         self._journal.close()
 
     def missing(self, images: Sequence[str]) -> list[str]:
-        """Images without a row."""
+        """Images without a row; rows of files that have changed since are dropped, and counted on stderr."""
+        n_rows, changed, moved = len(self.rows), 0, False
+        for image in images:
+            if (row := self.rows.get(path := _absolute(image))) is None:
+                continue
+            known = FileState(*row[STATE]) if row.get(STATE) else None
+            if known is None or (now := known.after(image)) is None:
+                del self.rows[path]
+                changed += 1
+            elif now != known:
+                row[STATE], moved = now, True
+        if changed:
+            print(
+                f"{self.file}: {changed:,} of {n_rows:,} rows are asked again: their files have changed since, or "
+                f"{self._states.name} does not know them",
+                file=sys.stderr,
+            )
+        elif moved and self.is_written:
+            self._write_states()
         others = self.rows.keys() - set(map(_absolute, images))
         if any(not self.rows[path][ERROR] for path in others):
             raise UserError(
@@ -84,12 +105,26 @@ class ScoreTable:
             write_bytes(frame.to_csv(index=False, quoting=quoting).encode(), self.file)
         else:
             write_parquet(frame, self.file)
+        self._write_states()
         self._journal.remove()
         return frame
 
-    def is_finished(self, images: Sequence[str]) -> bool:
-        """True if the file is written and has a row for each of the images."""
-        return self.file.is_file() and not self._journal.file.is_file() and not self.missing(images)
+    @property
+    def is_written(self) -> bool:
+        """True if the file has all finished rows."""
+        return self.file.is_file() and not self._journal.file.is_file()
+
+    def _write_states(self) -> None:
+        rows = [(path, *(row.get(STATE) or FileState())) for path, row in self.rows.items()]
+        frame = pd.DataFrame(rows, columns=[IMAGE, *FileState._fields])
+        write_parquet(frame.astype(dict.fromkeys(FileState._fields[:-1], "Int64")), self._states)
+
+    def _read_states(self) -> dict[str, FileState]:
+        if not self._states.is_file():
+            return {}
+        frame = pd.read_parquet(self._states, columns=[IMAGE, *FileState._fields]).astype(object)
+        rows = frame.where(frame.notna(), None).itertuples(index=False, name=None)
+        return {image: FileState(*state) for image, *state in rows}
 
     def _finished_rows(self) -> dict[str, Row]:
         if not self.file.is_file():
@@ -101,6 +136,7 @@ class ScoreTable:
             )
         try:
             about, frame = json.loads(self._description.read_bytes()), self._read()
+            states = self._read_states()
         except (OSError, ValueError) as error:
             said = " ".join(str(error).split())
             raise UserError(
@@ -110,7 +146,9 @@ class ScoreTable:
         if list(frame.columns) != self._all_columns:
             raise UserError(f"{self.file} has other columns than it was written with; remove it")
         plain = frame.astype(object).where(frame.notna(), None)
-        return _unchanged(plain.to_dict("records"), about)  # type: ignore[arg-type]
+        records: Any = plain.to_dict("records")
+        rows = {_absolute(row[IMAGE], about.get("folder", "")): row for row in records}
+        return {path: {**row, STATE: states.get(path)} for path, row in rows.items()}
 
     def _read(self) -> pd.DataFrame:
         if self.file.suffix == ".parquet":
@@ -123,17 +161,3 @@ class ScoreTable:
 def _absolute(image: str, folder: str = "") -> str:
     """Absolute path of an image, as tables hold it; a relative one starts in `folder`, or in the current one."""
     return os.path.abspath(os.path.join(folder, shown(image)))
-
-
-def _unchanged(rows: Iterable[Row], about: Mapping[str, Any]) -> dict[str, Row]:
-    """Rows by the absolute path of their image, without those whose file has changed since they were begun."""
-    found = {}
-    for row in rows:
-        path = _absolute(row[IMAGE], about.get("folder", ""))
-        found[path] = row
-        with suppress(OSError):
-            status = os.stat(path)
-            # One that could not be read may have other rights now.
-            if about.get("begun", 0) < max(status.st_mtime, status.st_ctime if row[ERROR] else 0):
-                del found[path]
-    return found

@@ -24,15 +24,15 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from medclip_dcl.ask.loading import image_files_in, read_image, read_in_batches
-from medclip_dcl.ask.score_table import ERROR, IMAGE, SUFFIXES, WARNING, Row, ScoreTable, shown
+from medclip_dcl.ask.score_table import ERROR, IMAGE, STATE, SUFFIXES, WARNING, Row, ScoreTable, shown
 from medclip_dcl.common.command_line import progress_bar
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import read_text, replacing, write_text
 from medclip_dcl.common.findings import CHEX5, PromptEnsembles, read_prompts
-from medclip_dcl.inference.model import ImageTextInference, load
+from medclip_dcl.inference.model import UNKNOWN_TEXT, ImageTextInference, load
 from medclip_dcl.metrics.calibration import Calibration
 from medclip_dcl.networks.bert_folder import weights_fingerprint
-from medclip_dcl.pictures.inputs import constant
+from medclip_dcl.pictures.inputs import doubts
 
 SCORES_FILE = "scores.csv"
 COLUMNS = ("image", "text", "similarity", "lowest_cosine", "highest_cosine", "heat_map", "error", "warning")
@@ -81,6 +81,7 @@ def _ask_image(
         warnings.simplefilter("ignore")
         maps = model.heat_maps(grey, options.text)
     low, high = maps.limits
+    are_unknown = model.network.text_encoder.are_unknown(options.text)
     stem = re.sub(r"[\x00-\x1f\x7f]", "_", shown(Path(image).stem)).encode()[:_MAX_BYTES]
     for place, text in enumerate(options.text):
         words = re.sub(r"[^a-z0-9]+", "_", text.lower())[:_MAX_LETTERS].strip("_")
@@ -97,7 +98,9 @@ def _ask_image(
             "lowest_cosine": round(low, _DIGITS),
             "highest_cosine": round(high, _DIGITS),
             "heat_map": file.name,
-            "warning": constant(grey),
+            "warning": "; ".join(
+                filter(None, (doubts(grey), f"the text {UNKNOWN_TEXT}" * are_unknown[place]))
+            ),
         }
 
 
@@ -127,10 +130,12 @@ def classify_files(options: argparse.Namespace) -> None:
     with _writing(options.output):
         table = ScoreTable(options.output, columns, meaning)
     with table:
-        if table.is_finished(images):
+        with _writing(options.output):
+            missing = table.missing(images)
+        if not missing and table.is_written:
             print(f"{options.output} is finished: {len(images):,} images", file=sys.stderr)
             return
-        missing, score = table.missing(images), _scorer(model, prompts, calibration)
+        score = _scorer(model, prompts, calibration)
         done = len(images) - len(missing)
         with progress_bar(total=len(images), initial=done, desc="classify", unit=" images") as bar:
             for files in read_in_batches(missing, view, options.batch_size, options.workers):
@@ -139,7 +144,12 @@ def classify_files(options: argparse.Namespace) -> None:
                 rows = [
                     dict.fromkeys(columns)
                     | (next(scores) if file.square is not None else {})
-                    | {IMAGE: file.name, ERROR: file.error or None, WARNING: file.warning or None}
+                    | {
+                        IMAGE: file.name,
+                        ERROR: file.error or None,
+                        WARNING: file.warning or None,
+                        STATE: file.state,
+                    }
                     for file in files
                 ]
                 with _writing(options.output):

@@ -199,6 +199,7 @@ def digest(*parts: Any) -> str:
 def digest_of_file(file: Path) -> str:
     """Digest of a file's bytes; "" for one that cannot be read."""
     try:
-        return digest(file.read_bytes())
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
     except OSError:
         return ""

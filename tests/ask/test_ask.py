@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-import time
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from PIL import Image
 from medclip_dcl import load
 from medclip_dcl.ask import __main__ as ask
 from medclip_dcl.ask import loading, tasks
+from medclip_dcl.ask.file_state import FileState
 from medclip_dcl.ask.score_table import ScoreTable
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
@@ -111,7 +112,8 @@ def test_scores_of_a_folder_are_those_of_classify(exported, model, files, tmp_pa
     assert list(table.index[table["error"].notna()]) == [6] and table.loc[6, list(CHEX5)].isna().all()
     assert list(table.index[table["warning"].notna()]) == [5]
     assert "7 images, 1 with an error, 1 with a warning" in capsys.readouterr().err
-    assert sorted(file.name for file in output.parent.iterdir()) == [output.name, f"{output.name}.json"]
+    names = [f"{output.name}{ending}" for ending in ("", ".files.parquet", ".json")]
+    assert sorted(file.name for file in output.parent.iterdir()) == names
 
 
 def test_calibrated_table_has_probabilities_and_threshold_sides(small_bert, files, tmp_path, capsys):
@@ -345,11 +347,92 @@ def test_rows_belong_to_files_and_not_to_names(exported, files, tmp_path, monkey
     monkeypatch.chdir(files / "deep")
     assert f"not asked for now (first: {files / 'a.jpg'})" in refused(capsys, *options, "a.jpg", "../b.png")
     reads.clear()
-    future = time.time() + 1
-    os.utime(files / "b.png", (future, future))
-    run(*options, "../a.jpg", "../b.png")
-    assert reads == ["b.png"], "it has changed since"
-    assert list(pd.read_csv(tmp_path / "scores.csv")["image"]) == ["../a.jpg", "../b.png"]
+    run(*options, "../a.jpg", "../b.png", "a.jpg")
+    assert reads == ["a.jpg"]
+    assert list(pd.read_csv(tmp_path / "scores.csv")["image"]) == ["../a.jpg", "../b.png", "a.jpg"]
+
+
+def swap(first, second):
+    between = first.with_name(f".{first.name}")
+    for old, new in ((first, between), (second, first), (between, second)):
+        os.rename(old, new)
+
+
+def copy_and_rename(shown, other):
+    os.replace(shutil.copy2(other, shown.with_name(".x.png.Qz1")), shown)
+
+
+def link(shown, other):
+    shown.unlink()
+    shown.symlink_to(other)
+
+
+EXCHANGES = {
+    "mv": lambda shown, other: os.replace(other, shown),
+    "cp -p": lambda shown, other: shutil.copy2(other, shown),
+    "rsync -a": copy_and_rename,
+    "swapped names": swap,
+    "a link": link,
+    "swapped folders": lambda shown, other: swap(shown.parent, other.parent),
+    "written in place": lambda shown, other: shown.write_bytes(other.read_bytes()),
+}
+
+
+@pytest.mark.parametrize("way", EXCHANGES)
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_an_exchanged_file_is_asked_again(tmp_path, capsys, way, is_finished):
+    """All files have one size and one time of change, as sets that were unpacked or made anonymous have."""
+    images = [tmp_path / folder / name for folder in ("first", "second") for name in ("x.png", "y.png")]
+    for place, image in enumerate(images):
+        image.parent.mkdir(exist_ok=True)
+        image.write_bytes(bytes([place] * 9))
+        os.utime(image, (1e9, 1e9))
+    names, output = [str(image) for image in images], tmp_path / "scores.csv"
+    with ScoreTable(output, ["x"], {}) as table:
+        table.add(
+            {"image": name, "x": 1.0, "error": None, "warning": None, "file": FileState.read(name)}
+            for name in names
+        )
+        if is_finished:
+            table.finish(names)
+    # Another time alone is no other image.
+    os.utime(images[1])
+    table = ScoreTable(output, ["x"], {})
+    assert table.missing(names) == [] and table.is_written == is_finished and not capsys.readouterr().err
+    EXCHANGES[way](images[0], images[2])
+    again = table.missing(names), ScoreTable(output, ["x"], {}).missing(names)
+    changed = {"swapped folders": names, "swapped names": [names[0], names[2]], "mv": [names[0]]}.get(
+        way, names[:1]
+    )
+    assert again == (changed, changed)
+    assert f"{len(changed)} of 4 rows are asked again" in capsys.readouterr().err
+
+
+def test_a_table_without_states_is_asked_again(exported, files, tmp_path, capsys, reads):
+    options = (
+        "--model",
+        exported,
+        files / "a.jpg",
+        "--classify",
+        "--workers",
+        0,
+        "--output",
+        tmp_path / "s.csv",
+    )
+    run(*options)
+    (tmp_path / "s.csv.files.parquet").unlink()
+    run(*options)
+    assert reads == ["a.jpg"] * 2
+    assert "1 of 1 rows are asked again: their files have changed" in capsys.readouterr().err
+
+
+def test_a_text_of_unknown_words_is_named(exported, files, tmp_path, capsys):
+    run("--model", exported, files / "a.jpg", *asking_texts(["肺炎", TEXTS[0]]), "--output", tmp_path)
+    assert (
+        "warning: the text at position 0 holds no word that the text encoder knows" in capsys.readouterr().err
+    )
+    first, second = pd.read_csv(tmp_path / "scores.csv")["warning"]
+    assert first.startswith("the text holds no word") and pd.isna(second)
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is full")
