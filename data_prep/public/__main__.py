@@ -152,6 +152,12 @@ def _source(settings: Settings, folder: ReleaseFolder, tables: PublicTables, dra
     check = TableCheck(folder.taken[0])
     check.rejects += [("image", image, reason) for image, reason in tables.left_out.items()]
     source = rows_source(rows, settings, check, counts)
+    for kind, regions in (("boxes", tables.boxes), ("masks", tables.masks)):
+        if regions is not None and (n_others := int((~regions["image"].isin(tables.rows["image"])).sum())):
+            print(
+                f"{tables.title}: {n_others:,} {kind} are of images that the table does not have",
+                file=sys.stderr,
+            )
     boxes, masks = (
         None
         if regions is None

@@ -15,10 +15,12 @@ from data_prep.public.tables import (
     ReleaseFolder,
     image_id,
     in_common,
+    known_names,
     listed,
     read_json,
     run_lengths,
 )
+from data_prep.sources.releases import ReleaseError
 
 FINDINGS = (
     *("Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "Diffuse Nodule", "Effusion"),
@@ -31,12 +33,18 @@ def read(folder: ReleaseFolder) -> PublicTables:
     """ChestX_Det_train.json and ChestX_Det_test.json, either of which may be missing."""
     names = {split: [f"ChestX_Det_{split}.json"] for split in ("train", "test")}
     form = "records of file_name, syms, boxes and polygons"
-    parts = {split: read_json(file, form, _read) for split, file in folder.tables(names).items()}
+    tables = folder.tables(names)
+    parts = {split: read_json(file, form, _read) for split, file in tables.items()}
     images = pd.concat(
         [images.assign(split=split) for split, (images, _) in parts.items()], ignore_index=True
     )
     regions = pd.concat([regions for _, regions in parts.values()], ignore_index=True)
-    labels, choices = listed(images["syms"], FINDINGS)
+    where = f"{' and '.join(map(str, tables.values()))}, syms"
+    named = known_names(images["syms"], FINDINGS, where)
+    if named.empty:
+        raise ReleaseError(f"{where}: expected findings, found empty lists alone; download it again")
+    labels, choices = listed(named, len(images), FINDINGS)
+    regions["category"] = in_common(known_names(regions["category"], FINDINGS, where)).to_numpy()
     return PublicTables(
         title="ChestX-Det",
         images=images[["image", "split"]].join(labels),
@@ -50,15 +58,15 @@ def read(folder: ReleaseFolder) -> PublicTables:
 def _read(records: list[Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Images, and boxes with the masks of their polygons, where the records have these."""
     images = pd.DataFrame(records)
+    if not all(isinstance(x, list) and all(isinstance(name, str) for name in x) for x in images["syms"]):
+        raise TypeError("syms that are no list of texts")
     images["image"] = [image_id(name) for name in images["file_name"]]
     of_region = ["syms", "boxes", *(["polygons"] if "polygons" in images else [])]
     regions = images[["image", *of_region]].explode(of_region, ignore_index=True)
     regions = regions.dropna(how="all", subset=of_region)
     corners = [(x1, y1, x2 - x1, y2 - y1) for x1, y1, x2, y2 in regions["boxes"]]
     regions[["x", "y", "w", "h"]] = np.array(corners, dtype="float64").reshape(-1, 4)
-    regions = regions.assign(
-        category=in_common(regions["syms"]), reader="", image_width=SIDE, image_height=SIDE
-    )
+    regions = regions.assign(category=regions["syms"], reader="", image_width=SIDE, image_height=SIDE)
     if "polygons" in regions:
         regions = regions.assign(height=SIDE, width=SIDE, counts=regions["polygons"].map(_filled))
     return images[["image", "syms"]], regions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from data_prep.public.tables import (
     ReleaseFolder,
     image_id,
     in_common,
+    known_names,
     read_csv,
     read_json,
     renamed,
@@ -36,7 +38,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
     images = pd.concat(parts, ignore_index=True)
     files = [file for name in _MASKS if (file := folder.optional(name)) is not None]
     form = "image -> category -> size and counts (compressed COCO)"
-    masks = [read_json(file, form, _masks) for file in files]
+    masks = [read_json(file, form, partial(_masks, file=file)) for file in files]
     return PublicTables(
         title="CheXpert",
         images=images,
@@ -83,7 +85,7 @@ def _images(file: Path, split: str) -> pd.DataFrame:
     return pd.DataFrame(rows).join(labels)
 
 
-def _masks(content: Any) -> pd.DataFrame:
+def _masks(content: Any, file: Path) -> pd.DataFrame:
     """A mask for each image and category; one without any pixel inside says that the finding is absent."""
     rows = [
         (image, category, *mask["size"], uncompressed(mask["counts"]))
@@ -94,4 +96,4 @@ def _masks(content: Any) -> pd.DataFrame:
         if min(height, width) < 1 or sum(counts) != height * width:
             raise ValueError(f"{image}, {category}: the runs do not fill a mask of {height} x {width}")
     masks = pd.DataFrame(rows, columns=MASK)
-    return masks.assign(category=in_common(masks["category"]))
+    return masks.assign(category=in_common(known_names(masks["category"], CHEXPERT, str(file))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -10,15 +11,17 @@ from data_prep.public.tables import (
     BOX,
     PublicTables,
     ReleaseFolder,
+    as_spelled,
     image_id,
     in_common,
+    known_names,
     listed,
     read_csv,
     renamed,
     text_of,
     with_numbers,
 )
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.releases import ReleaseError, require
 
 FINDINGS = (
     *("Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Effusion", "Emphysema", "Fibrosis", "Hernia"),
@@ -42,13 +45,13 @@ def read(folder: ReleaseFolder) -> PublicTables:
     entry = folder.table("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
     table = read_csv(entry, ("Image Index", "Finding Labels", "Patient ID"), [*_PEOPLE])
     images = _images(table)
-    labels, choices = listed(table["Finding Labels"].str.split("|"), FINDINGS, ("", "No Finding"))
-    choices.append("labels: mined from reports; a finding that is not listed counts as absent (choice)")
+    labels, choices = _labels(table["Finding Labels"], entry)
     left_out = {}
     train, test = (folder.optional(name) for name in ("train_val_list.txt", "test_list.txt"))
     if train is not None and test is not None:
-        split_of = dict.fromkeys(map(image_id, text_of(train).split()), "train")
-        tested = dict.fromkeys(map(image_id, text_of(test).split()), "test")
+        in_train, in_test = (map(image_id, text_of(file).split()) for file in (train, test))
+        split_of = dict.fromkeys(as_spelled(in_train, images["image"]), "train")
+        tested = dict.fromkeys(as_spelled(in_test, images["image"]), "test")
         if split_of.keys() & tested.keys():
             raise ReleaseError(f"{train} and {test} have images in common; download them again")
         images["split"] = images["image"].map(split_of | tested).fillna("")
@@ -64,6 +67,22 @@ def read(folder: ReleaseFolder) -> PublicTables:
         left_out=left_out,
         choices=choices,
     )
+
+
+def _labels(cells: pd.Series, file: Path) -> tuple[pd.DataFrame, list[str]]:
+    """Labels by names with "|" between them, and what was chosen."""
+    named = known_names(cells.str.split("|"), ("", "No Finding", *FINDINGS), f"{file}, column Finding Labels")
+    labels, choices = listed(named, len(cells), FINDINGS, ("", "No Finding"))
+    is_empty = cells.str.strip(" |") == ""
+    is_both = labels.any(axis=1) & labels.index.isin(named.index[named == "No Finding"])
+    require(cells, ~(is_both | bool(is_empty.all())), "names of findings, or 'No Finding' alone", file)
+    choices.append("labels: mined from reports; a finding that is not listed counts as absent (choice)")
+    if is_empty.any():
+        choices.append(
+            f"labels: {is_empty.sum():,} of {len(cells):,} images have an empty cell and are not labelled"
+        )
+    labels.loc[is_empty] = math.nan
+    return labels, choices
 
 
 def read_relabels(folder: ReleaseFolder) -> PublicTables:
@@ -105,5 +124,6 @@ def _boxes(file: Path) -> pd.DataFrame:
     names = {"Bbox [x": "x", "h]": "h"}
     table = read_csv(file, ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")).rename(columns=names)
     table = with_numbers(table, ("x", "y", "w", "h"), file)
-    table = table.assign(image=table["Image Index"].map(image_id), category=in_common(table["Finding Label"]))
+    findings = known_names(table["Finding Label"], FINDINGS, f"{file}, column Finding Label")
+    table = table.assign(image=table["Image Index"].map(image_id), category=in_common(findings))
     return table.assign(reader="", image_width=BOX_SIDE, image_height=BOX_SIDE)[BOX]

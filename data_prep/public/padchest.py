@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-import ast
-from pathlib import Path
+import re
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from data_prep.public.tables import PublicTables, ReleaseFolder, image_id, listed, read_csv
-from data_prep.sources.releases import ReleaseError
+from data_prep.public.tables import (
+    PublicTables,
+    ReleaseFolder,
+    image_id,
+    known_names,
+    listed,
+    names_of,
+    read_csv,
+    with_parents,
+)
+from data_prep.sources.releases import is_placeholder, require
 
 VIEWS = {"PA": "PA", "AP": "AP", "AP_horizontal": "AP"}
+_PROJECTIONS = (*VIEWS, "L", "COSTAL", "EXCLUDE", "UNK")
+_METHODS = ("Physician", "RNN_model")
 _NAMES = ("PADCHEST_chest_x_ray_images_labels_160K_01.02.19.csv", "chest_x_ray_images_labels_160K.csv")
 _UNUSABLE = ("exclude", "suboptimal study")
-_NOT_FINDINGS = {"normal", "unchanged", "", *_UNUSABLE}
+_TOP = ("radiological finding", "differential diagnosis")
+_NOT_FINDINGS = {"normal", "unchanged", "", *_UNUSABLE, *_TOP}
+_ARRAY = re.compile(r"^array\((\[.*\])(?:,\s*dtype=\S+)?\)$", re.DOTALL)
+_QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+_LIST = re.compile(r"\[\s*(?:''(?:(?:\s*,\s*|\s+)'')*)?\s*\]")
+"""Names as Python or numpy writes a list of them, without what stands between the quotes."""
 
 
 def read(folder: ReleaseFolder) -> PublicTables:
@@ -23,23 +39,32 @@ def read(folder: ReleaseFolder) -> PublicTables:
     columns = ("ImageID", "StudyID", "PatientID", "Projection", "MethodLabel", "Labels")
     table = read_csv(file, (*columns, "PatientSex_DICOM", "PatientBirth", "StudyDate_DICOM"))
     image = table["ImageID"].map(image_id)
-    stated = pd.Series([_labels(text, file) for text in table["Labels"]], index=table.index)
+    cells = table["Labels"].where(~is_placeholder(table["Labels"]), "[]")
+    cells = cells.str.replace(_ARRAY, r"\1", regex=True)
+    is_list = cells.map(lambda text: _LIST.fullmatch(_QUOTED.sub("''", text)) is not None)
+    require(table["Labels"], is_list, "a list of names", file)
+    names = cells.map(lambda text: [one or other for one, other in _QUOTED.findall(text)])
+    stated = known_names(names, ("", *names_of("PadChest"), *_TOP), f"{file}, column Labels")
+    for column, known in (("MethodLabel", _METHODS), ("Projection", _PROJECTIONS)):
+        require(table[column], table[column].isin(known), " | ".join(known), file)
     is_read = table["MethodLabel"] == "Physician"
     view = table["Projection"].map(VIEWS)
     # The first that holds. Patients of the test split have no image in training.
-    reasons = {
+    has = {name: table.index.isin(stated.index[stated == name]) for name in (*_UNUSABLE, "unchanged")}
+    reasons: dict[str, Any] = {
         "Projection is EXCLUDE": table["Projection"] == "EXCLUDE",
         "its view is not frontal": view.isna(),
-        "it has no labels": stated.map(len) == 0,
-        **{f"labelled {name!r}": _has(stated, name) for name in _UNUSABLE},
+        "it has no labels": ~table.index.isin(stated.index),
+        **{f"labelled {name!r}": has[name] for name in _UNUSABLE},
         "labelled by a network, of a patient of the test split": (
             ~is_read & table["PatientID"].isin(table.loc[is_read, "PatientID"])
         ),
     }
     reason = pd.Series(np.select(list(reasons.values()), list(reasons), ""), table.index)
-    labels, choices = listed(stated.where(reason == ""), (), _NOT_FINDINGS)
+    used = stated[stated.index.isin(reason.index[reason == ""])]
+    labels, choices = listed(used.map(with_parents(used.unique())).explode(), len(table), (), _NOT_FINDINGS)
     # "unchanged" compares with an earlier image: what is not listed may be there.
-    labels = labels.mask((labels == 0) & _has(stated, "unchanged").to_numpy()[:, None])
+    labels = labels.mask((labels == 0) & has["unchanged"][:, None])
     born, taken = (
         pd.to_numeric(table[name].str[:4], errors="coerce") for name in ("PatientBirth", "StudyDate_DICOM")
     )
@@ -59,22 +84,8 @@ def read(folder: ReleaseFolder) -> PublicTables:
         left_out={name: why for name, why in zip(image, reason, strict=True) if why},
         choices=[
             *choices,
-            "labels: a finding that is not listed counts as absent (choice), and as not labelled beside 'unchanged'",
+            "labels: a finding counts as present beside those below it in PadChest's tree (tuberculosis sequelae as "
+            "Tuberculosis: choice); one that is not listed as absent (choice), and as not labelled beside 'unchanged'",
             "split: labels by physicians are test (choice), the others train",
         ],
     )
-
-
-def _has(stated: pd.Series, name: str) -> pd.Series:
-    return stated.map(lambda names: name in names)
-
-
-def _labels(text: str, file: Path) -> list[str]:
-    """Names in a Python list; [] for an empty cell and "nan", as the release writes it."""
-    if text in ("", "nan"):
-        return []
-    try:
-        names = ast.literal_eval(text)
-        return list(dict.fromkeys(" ".join(name.split()) for name in names))
-    except (ValueError, SyntaxError, TypeError, AttributeError) as error:
-        raise ReleaseError(f"{file}, column Labels: expected a list of names, found {text[:80]!r}") from error

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import json
 import re
-import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from operator import itemgetter
 from pathlib import Path
@@ -21,11 +18,13 @@ import pandas as pd
 import yaml
 
 from data_prep.sources.images import listed_files
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.releases import ReleaseError, and_others, unpacked
+from medclip_dcl.common.command_line import nearest
+from medclip_dcl.common.files import parse_json
 
 T = TypeVar("T")
 _IMAGE = re.compile(r"\.(?:png|jpe?g|dcm|dicom|tiff?|bmp)$", re.IGNORECASE)
-_CHEXPERT = re.compile(r"(patient\d+)/(study\d+)/(view\d+_[a-z]+)$")
+_CHEXPERT = re.compile(r"(patient\d+)/(study\d+)/(view\d+_[a-z]+)$", re.IGNORECASE)
 BOX = ["image", "category", "reader", "x", "y", "w", "h", "image_width", "image_height"]
 """Columns of boxes: reader who drew it ("" for none or a consensus), pixels of an image of this size (NaN: itself)."""
 MASK = ["image", "category", "height", "width", "counts"]
@@ -55,6 +54,32 @@ class PublicTables:
     left_out: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[str] = ()
     images_of: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        """Give boxes and masks the ids of `images`; boxes must be in pixels, and of findings that are not absent."""
+        for name in ("boxes", "masks"):
+            if (regions := getattr(self, name)) is not None:
+                ids = as_spelled(regions["image"], self.images["image"])
+                object.__setattr__(self, name, regions.assign(image=ids))
+        if self.boxes is None or self.boxes.empty:
+            return
+        labels = self.images[self.images["image"].isin(self.boxes["image"])].drop_duplicates("image")
+        label = labels.set_index("image").select_dtypes("float64").stack()
+        label = label.reindex(pd.MultiIndex.from_frame(self.boxes[["image", "category"]]))
+        is_small = (self.boxes[["w", "h"]].max(axis=1) <= 1).to_numpy()
+        for is_wrong, expected in (
+            (
+                is_small & (is_small.mean() > 0.5),
+                "in pixels; multiply shares of an image by its width and height",
+            ),
+            ((label == 0).to_numpy(), "of findings that the image has by its label; correct one of them"),
+        ):
+            if is_wrong.any():
+                image, category = self.boxes.loc[is_wrong, ["image", "category"]].iloc[0]
+                raise ReleaseError(
+                    f"{self.title}: {is_wrong.sum():,} of {len(self.boxes):,} boxes are wrong (first: {category} on "
+                    f"image {image}): expected boxes {expected}"
+                )
 
     @property
     def names_patients(self) -> bool:
@@ -120,8 +145,10 @@ class ReleaseFolder:
         """Image id -> file, of the wanted images that are there."""
         ids = set(wanted)
         found: dict[str, Path] = {}
-        for file in self._files:
-            if not _IMAGE.search(file.name) or (name := image_id(file.as_posix())) not in ids:
+        pictures = [file for file in self._files if _IMAGE.search(file.name)]
+        names = as_spelled((image_id(file.as_posix()) for file in pictures), ids)
+        for name, file in zip(names, pictures, strict=True):
+            if name not in ids:
                 continue
             if found.setdefault(name, file) != file:
                 raise ReleaseError(
@@ -134,7 +161,15 @@ def image_id(path: str) -> str:
     """A file's name without its ending; of CheXpert patient00001_study1_view1_frontal, as CheXlocalize has it."""
     path = _IMAGE.sub("", path.strip())
     of_chexpert = _CHEXPERT.search(path) if "/" in path else None
-    return "_".join(of_chexpert.groups()) if of_chexpert else path.rpartition("/")[2]
+    return "_".join(of_chexpert.groups()).lower() if of_chexpert else path.rpartition("/")[2]
+
+
+def as_spelled(ids: Iterable[str], known: Iterable[str]) -> list[str]:
+    """The ids as `known` spells them: one in another case is that of `known` of which this holds alone."""
+    spelled: dict[str, str] = {}
+    for name in (known := set(known)):
+        spelled[name.casefold()] = "" if name.casefold() in spelled else name
+    return [name if name in known else spelled.get(name.casefold()) or name for name in ids]
 
 
 def read_csv(file: Path, columns: Sequence[str], optional: Sequence[str] | None = ()) -> pd.DataFrame:
@@ -173,9 +208,8 @@ def read_csv(file: Path, columns: Sequence[str], optional: Sequence[str] | None 
 def text_of(file: Path) -> str:
     """Content of a file, packed (.gz) or not."""
     try:
-        content = file.read_bytes()
-        return (gzip.decompress(content) if file.suffix == ".gz" else content).decode("utf-8-sig")
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        return unpacked(file, "download it again").decode("utf-8-sig")
+    except UnicodeError as error:
         raise ReleaseError(f"{file} cannot be read ({error}); download it again") from error
 
 
@@ -183,7 +217,9 @@ def read_json(file: Path, form: str, read: Callable[[Any], T]) -> T:
     """`read` of the content of a JSON file, which has this form."""
     content = text_of(file)
     try:
-        return read(json.loads(content))
+        return read(parse_json(content))
+    except ReleaseError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ReleaseError(
             f"{file}: expected {form}, found another form ({error}); download it again"
@@ -213,14 +249,58 @@ class Alias(NamedTuple):
     is_choice: bool
 
 
+@cache
+def _table(name: str) -> dict[str, Any]:
+    """A table of this folder: finding -> its other names by kind (``findings.yaml``), or set -> its names."""
+    return dict(yaml.safe_load((files("data_prep.public") / name).read_text(encoding="utf-8")))
+
+
 def aliases() -> dict[str, Alias]:
     """Plain name of a finding in any set -> its common name, from ``findings.yaml``."""
-    table = yaml.safe_load((files("data_prep.public") / "findings.yaml").read_text(encoding="utf-8"))
+    table = _table("findings.yaml")
     found = {_plain(finding): Alias(finding, False) for finding in table}
     for finding, other in table.items():
-        for kind, names in (other or {}).items():
-            found |= {_plain(name): Alias(finding, kind == "choice") for name in names}
+        for kind in ("same", "choice"):
+            found |= {_plain(name): Alias(finding, kind == "choice") for name in other.get(kind, ())}
     return found
+
+
+def with_parents(names: Iterable[str]) -> dict[str, list[str]]:
+    """Name of a finding of PadChest -> itself and all that are above it in the set's tree, from ``findings.yaml``."""
+    above: dict[str, list[str]] = {}
+    for finding, other in _table("findings.yaml").items():
+        for child in other.get("children", ()):
+            above.setdefault(_plain(child), []).append(finding)
+
+    def climb(name: str) -> list[str]:
+        return [name, *(higher for parent in above.get(_plain(name), ()) for higher in climb(parent))]
+
+    return {name: climb(name) for name in names}
+
+
+def names_of(release: str) -> list[str]:
+    """All names of findings of a release, from ``vocabularies.yaml``."""
+    return list(_table("vocabularies.yaml")[release])
+
+
+def known_names(findings: pd.Series, known: Sequence[str], where: str) -> pd.Series:
+    """The known name of each finding in lists of them, one a row, by the place of its list; others are refused.
+
+    Case and dashes do not matter, and a name that means the same by ``findings.yaml`` is that finding.
+    """
+    named = findings.reset_index(drop=True).explode().dropna().map(lambda name: " ".join(name.split()))
+    common = {name: alias.finding for name, alias in aliases().items() if not alias.is_choice}
+    spelled = {common[_plain(name)]: name for name in known if _plain(name) in common}
+    spelled = {plain: spelled[finding] for plain, finding in common.items() if finding in spelled}
+    spelled |= {_plain(name): name for name in known}
+    found = named.map({name: spelled.get(_plain(name)) for name in named.unique()})
+    if (unknown := named[found.isna()].value_counts()).empty:
+        return found
+    first, *others = [f"{str(name)[:60]!r} ({count:,})" for name, count in unknown.items()]
+    raise ReleaseError(
+        f"{where}: expected findings of the release, found {first}{and_others(others)}"
+        f"{nearest(str(unknown.index[0]), filter(None, known))}; correct them, or download the file again"
+    )
 
 
 def _plain(name: str) -> str:
@@ -251,14 +331,13 @@ def renamed(labels: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def listed(
-    findings: pd.Series, known: Sequence[str] = (), others: Collection[str] = ("",)
+    named: pd.Series, length: int, columns: Sequence[str] = (), others: Collection[str] = ("",)
 ) -> tuple[pd.DataFrame, list[str]]:
-    """As `renamed`, from lists of findings: 1 if listed, else 0; `known` first, then by name; without `others`."""
-    named = findings.reset_index(drop=True).explode().dropna().str.strip()
+    """As `renamed`, from names by the row that lists them: 1 if listed, else 0; `columns` first; without `others`."""
     named = named[~named.isin(list(others))]
-    names, choices = common_names([*known, *sorted(set(named))])
+    names, choices = common_names([*columns, *sorted(set(named))])
     columns = [*dict.fromkeys(names.values())]
-    labels = np.zeros((len(findings), len(columns)))
+    labels = np.zeros((length, len(columns)))
     labels[named.index, named.map(names).map(columns.index).astype("int64")] = 1
     return pd.DataFrame(labels, columns=columns), choices
 
@@ -277,6 +356,9 @@ def uncompressed(counts: str) -> list[int]:
         value |= (bits & 0x1F) << shift
         shift += 5
         if bits & 0x20:
+            # A picture has fewer than 2^60 pixels; a longer number would take minutes.
+            if shift > 60:
+                raise ValueError("a run length has more than 12 characters")
             continue
         if bits & 0x10:
             value -= 1 << shift

@@ -10,7 +10,10 @@ from data_prep.public.tables import (
     BOX,
     PublicTables,
     ReleaseFolder,
+    as_spelled,
     in_common,
+    known_names,
+    names_of,
     read_csv,
     renamed,
     with_numbers,
@@ -19,21 +22,28 @@ from data_prep.sources.releases import ReleaseError
 
 _NONE = "No finding"
 _CORNERS = ("x_min", "y_min", "x_max", "y_max")
-MAJORITY = 2
-"""Readers, of three an image, that must name a finding of the training part (choice)."""
+READERS = 3
+"""Of each image of the training part, of whom more than half must name a finding (choice)."""
 
 
 def read(folder: ReleaseFolder) -> PublicTables:
     """annotations_train.csv and annotations_test.csv with image_labels_*.csv, or Kaggle's train.csv."""
     names = {"train": ("annotations_train.csv", "train.csv"), "test": ("annotations_test.csv",)}
-    parts, boxes = [], []
+    parts, boxes, said = [], [], []
     for split, file in folder.tables(names).items():
         table = read_csv(file, ("image_id", "class_name", *_CORNERS), ("rad_id",))
         table = with_numbers(table.assign(rad_id=table.get("rad_id", "")), _CORNERS, file)
+        table["class_name"] = _known(table["class_name"], f"{file}, column class_name")
         of_labels = folder.optional(f"image_labels_{split}.csv")
         votes = _votes(table) if of_labels is None else _table_of_votes(of_labels)
-        needed = MAJORITY if (table["rad_id"] != "").any() else 1
-        labels = (votes >= needed).astype("float64").drop(columns=_NONE, errors="ignore")
+        readers = votes.groupby(level="image_id").size()
+        labels = (votes.groupby(level="image_id").mean() > 0.5).astype("float64")
+        labels = labels.drop(columns=_NONE, errors="ignore")
+        if split == "train" and (n_few := (readers < READERS).sum()):
+            said = [
+                f"labels of train: {n_few:,} of {len(readers):,} images have fewer than {READERS} readers"
+            ]
+        table["image_id"] = as_spelled(table["image_id"], labels.index)
         parts.append(labels.rename_axis("image").reset_index().assign(split=split))
         drawn = table[table["x_min"].notna()]
         named = labels.stack().reindex(pd.MultiIndex.from_frame(drawn[["image_id", "class_name"]]))
@@ -46,38 +56,46 @@ def read(folder: ReleaseFolder) -> PublicTables:
     drawn = pd.concat(boxes, ignore_index=True)
     drawn = drawn.rename(columns={"image_id": "image", "rad_id": "reader", "x_min": "x", "y_min": "y"})
     drawn = drawn.assign(w=drawn["x_max"] - drawn["x"], h=drawn["y_max"] - drawn["y"])
-    drawn = drawn.assign(category=in_common(drawn["class_name"])).join(_sizes(sizes), on="image")
+    drawn = drawn.assign(category=in_common(drawn["class_name"]))
+    drawn = drawn.join(_sizes(sizes, images["image"]), on="image")
     return PublicTables(
         title="VinDr-CXR",
         images=images[["image", "split"]].assign(view="PA").join(labels),
         boxes=drawn[BOX],
         choices=[
             *choices,
-            f"labels of train: named by {MAJORITY} of three readers, otherwise absent (choice); of test: consensus",
+            "labels of train: named by more than half of an image's readers, otherwise absent (choice); of test: "
+            "consensus",
+            *said,
             "boxes: of every reader, for findings that the label calls present",
         ],
     )
 
 
+def _known(names: pd.Series, where: str) -> list[str]:
+    return known_names(names, names_of("VinDr-CXR"), where).tolist()
+
+
 def _votes(table: pd.DataFrame) -> pd.DataFrame:
-    """Number of readers by image and finding, from a table of boxes in which an image without any says `_NONE`."""
-    pairs = table.drop_duplicates(["image_id", "class_name", "rad_id"])
-    return pd.crosstab(pairs["image_id"], pairs["class_name"])
+    """0 or 1 by image and reader, and finding, from a table of boxes in which an image without any says `_NONE`."""
+    return pd.crosstab([table["image_id"], table["rad_id"]], table["class_name"]).clip(upper=1)
 
 
 def _table_of_votes(file: Path) -> pd.DataFrame:
     """As `_votes`, from a table with a row for each image and reader, and a column for each finding."""
     table = read_csv(file, ("image_id",), None)
+    table = table.assign(rad_id=table.get("rad_id", ""))
     findings = [name for name in table.columns if name not in ("image_id", "rad_id")]
     values = with_numbers(table, findings, file)[findings]
     if not findings or not values.isin((0, 1)).all(axis=None):
         raise ReleaseError(
             f"{file}: expected columns of findings with 0 or 1, found other values; download it again"
         )
-    return values.groupby(table["image_id"]).sum()
+    values = values.set_axis(_known(pd.Series(findings), f"{file}, its columns"), axis=1)
+    return values.groupby([table["image_id"], table["rad_id"]]).max()
 
 
-def _sizes(file: Path | None) -> pd.DataFrame:
+def _sizes(file: Path | None, images: pd.Series) -> pd.DataFrame:
     """Width and height of the original images, for boxes on pictures of another size; without a table of sizes none."""
     columns = ["image_width", "image_height"]
     if file is None:
@@ -88,4 +106,5 @@ def _sizes(file: Path | None) -> pd.DataFrame:
         raise ReleaseError(
             f"{file}: expected image_id, width and height, one row an image; correct the table"
         )
-    return with_numbers(table, given, file).set_index("image_id")[given].set_axis(columns, axis=1)
+    table = with_numbers(table, given, file).set_index(pd.Index(as_spelled(table["image_id"], images)))
+    return table[given].set_axis(columns, axis=1)

@@ -249,13 +249,24 @@ def is_placeholder(column: pd.Series) -> pd.Series:
     return column.str.strip(" .").str.fullmatch(PLACEHOLDER, case=False).astype(bool)
 
 
+MAX_BYTES = 2**30
+"""Of a table, unpacked: it is read as a whole, which takes several times its size in memory, and a few megabytes of a
+damaged or hostile archive may unpack to any size."""
+
+
 def unpacked(file: Path, advice: str) -> bytes:
     """Content of a file, packed by gzip or not; `advice` says what to do about a damaged one."""
     try:
         with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as stream:
-            return bytes(stream.read())
+            content = bytes(stream.read(MAX_BYTES + 1))
     except (OSError, EOFError, zlib.error) as error:
         raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
+    if len(content) > MAX_BYTES:
+        raise ReleaseError(
+            f"{file}: expected a table of at most {MAX_BYTES / 2**30:g} GiB unpacked, found more; {advice}, or leave "
+            "out columns that are not needed"
+        )
+    return content
 
 
 @dataclass(frozen=True)

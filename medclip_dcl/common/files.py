@@ -188,6 +188,14 @@ def read_yaml(file: Path) -> dict[str, Any]:
     return dict(found)
 
 
+def parse_json(text: str | bytes) -> Any:
+    """As `json.loads`; thousands of nested brackets are a ValueError, as all else that is not JSON."""
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise ValueError("its brackets are nested too deeply") from error
+
+
 def digest(*parts: Any) -> str:
     """Digest of bytes and contiguous arrays one after the other."""
     found = hashlib.blake2b(digest_size=8)

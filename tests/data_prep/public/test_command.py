@@ -234,7 +234,7 @@ def test_regions_of_a_damaged_image_are_left_out(
 def test_boxes_on_pictures_need_the_originals_sizes(tmp_path: Path, real_data: Path) -> None:
     source, output = tmp_path / "source", tmp_path / "set"
     source.mkdir()
-    rows = "image_id,class_name,x_min,y_min,x_max,y_max\na,Mass,200,400,600,1000\n"
+    rows = "image_id,class_name,x_min,y_min,x_max,y_max\na,Nodule/Mass,200,400,600,1000\n"
     (source / "annotations_test.csv").write_text(rows)
     shutil.copyfile(next((real_data / "nih/images").iterdir()), source / "a.jpg")  # 512 pixels
     words = ["vindr", "--source", str(source), "--output", str(output), "--size", "32", "--workers", "1"]
@@ -243,4 +243,4 @@ def test_boxes_on_pictures_need_the_originals_sizes(tmp_path: Path, real_data: P
     (source / "sizes.csv").write_text("image_id,width,height\na,2048,2048\n")
     main(words)
     boxes = PreparedSet(output).table("boxes")
-    assert boxes[["category", "x", "y", "w", "h"]].to_numpy().tolist() == [["Mass", 50, 100, 100, 150]]
+    assert boxes[["category", "x", "y", "w", "h"]].to_numpy().tolist() == [["Lung Lesion", 50, 100, 100, 150]]

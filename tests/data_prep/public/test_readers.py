@@ -12,6 +12,7 @@ import shutil
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from pycocotools import mask as coco
 
 from data_prep.public import chestx_det, chexpert, nih, padchest, rsna, siim, vindr
-from data_prep.public.tables import PublicTables, ReleaseFolder, aliases, run_lengths, uncompressed
+from data_prep.public.tables import (
+    PublicTables,
+    ReleaseFolder,
+    aliases,
+    as_spelled,
+    image_id,
+    names_of,
+    run_lengths,
+    uncompressed,
+    with_parents,
+)
 from data_prep.sources.releases import ReleaseError
 
 _FOUND = find_spec("torchxrayvision")
@@ -33,6 +45,8 @@ WHEEL = Path(_FOUND.origin).parent / "data" if _FOUND is not None and _FOUND.ori
 PADCHEST = (
     "ImageID,StudyID,PatientID,Projection,MethodLabel,Labels,PatientSex_DICOM,PatientBirth,StudyDate_DICOM"
 )
+BOXES = "Image Index,Finding Label,Bbox [x,y,w,h],,,\n"
+VINDR = "image_id,rad_id,class_name,x_min,y_min,x_max,y_max\n"
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:
@@ -55,6 +69,12 @@ def _release(folder: Path, table: str, name: str) -> ReleaseFolder:
     else:
         shutil.copyfile(WHEEL / table, folder / f"{name}.gz")
     return ReleaseFolder(folder)
+
+
+def _nih(*labels: str) -> dict[str, str]:
+    """The table of NIH with images of these labels."""
+    rows = "".join(f"{place}.png,{label},{place}\n" for place, label in enumerate(labels, start=1))
+    return {"Data_Entry_2017.csv": f"Image Index,Finding Labels,Patient ID\n{rows}"}
 
 
 def _write(folder: Path, files: dict[str, str | list[Any] | dict[str, Any]]) -> ReleaseFolder:
@@ -197,6 +217,12 @@ def test_whole_padchest_table(tmp_path: Path) -> None:
             assert not names & {"exclude", "suboptimal study"}
             wanted.update(names & {"scoliosis", "cardiomegaly", "pleural effusion"})
             unchanged += "unchanged" in names and "cardiomegaly" not in names
+    infiltration = kept.loc[kept["split"] == "test", "Infiltration"]
+    assert [int((infiltration == label).sum()) for label in (1, 0)] == [
+        2_778,
+        20_858,
+    ]  # 883 and 22,532 by names alone
+    assert [int((kept["catheter"] == label).sum()) for label in (1, 0)] == [4_880, 80_130]
     assert int((kept["Scoliosis"] == 1).sum()) == wanted["scoliosis"]
     assert int((kept["Cardiomegaly"] == 1).sum()) == wanted["cardiomegaly"]
     assert int((kept["Pleural Effusion"] == 1).sum()) >= wanted["pleural effusion"]  # and loculated ones
@@ -295,6 +321,23 @@ def test_vindr_of_physionet(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("readers", "present"),
+    [("M", 1), ("MM", 1), ("M-", 0), ("MM-", 1), ("M--", 0), ("MM--", 0), ("MMM--", 1), ("MM---", 0)],
+)
+def test_more_than_half_of_the_readers_decide(tmp_path: Path, readers: str, present: int) -> None:
+    """M: a reader who names the mass, twice; -: one who finds nothing."""
+    rows = {"M": "a,R{0},Nodule/Mass,1,1,9,9\nA,R{0},Nodule/Mass,2,1,9,9\n", "-": "a,R{0},No finding,,,,\n"}
+    text = VINDR + "".join(
+        rows[reader].format(place).replace("A,", "a,") for place, reader in enumerate(readers)
+    )
+    found = vindr.read(_write(tmp_path, {"train.csv": text}))
+    assert found.images["Lung Lesion"].tolist() == [present] and found.boxes is not None
+    assert len(found.boxes) == present * 2 * readers.count("M")
+    said = "labels of train: 1 of 1 images have fewer than 3 readers" in found.choices
+    assert said == (len(readers) < 3)
+
+
 def test_findings_of_one_common_name_are_one_label(tmp_path: Path) -> None:
     boxes = "image_id,class_name,x_min,y_min,x_max,y_max\n"
     boxes += "a,Rib fracture,1,1,9,9\nb,Clavicle fracture,2,2,9,9\nc,No finding,,,,\n"
@@ -315,6 +358,75 @@ def test_a_finding_of_a_lateral_image_alone_and_packed_lists(tmp_path: Path) -> 
     _write(tmp_path / "n", {"Data_Entry_2017.csv": entry, "test_list.txt": "2.png\n"})
     (tmp_path / "n/train_val_list.txt.gz").write_bytes(gzip.compress(b"1.png\n"))
     assert nih.read(ReleaseFolder(tmp_path / "n")).images["split"].tolist() == ["train", "test"]
+
+
+def test_a_finding_of_padchest_makes_its_parents_present(tmp_path: Path) -> None:
+    cells = [
+        "['air bronchogram', 'unchanged']",
+        "['Goiter' 'COPD signs']",
+        "array(['hydropneumothorax'], dtype=object)",
+        "['reservoir_central venous catheter']",
+        "['pseudonodule', 'subcutaneous emphysema', 'pericardial effusion', 'radiological finding']",
+        '[""single chamber device"",\n ""kyphosis""]',
+        "['']",
+        "nan",
+    ]
+    rows = "".join(f'{n}.png,{n},{n},PA,Physician,"{cell}",,,\n' for n, cell in enumerate(cells))
+    found = padchest.read(_write(tmp_path, {"chest_x_ray_images_labels_160K.csv": f"{PADCHEST}\n{rows}"}))
+    present = [set(row.index[row == 1]) for _, row in found.images[_findings(found)].iterrows()]
+    assert present[0] == {"air bronchogram", "Consolidation", "alveolar pattern", "Infiltration"}
+    assert found.images[_findings(found)].iloc[0].isna().sum() == len(_findings(found)) - 4
+    assert present[1] == {
+        "goiter",
+        "superior mediastinal enlargement",
+        "Enlarged Cardiomediastinum",
+        "COPD signs",
+    }
+    assert present[2] == {"Pneumothorax", "Pleural Effusion"}
+    assert present[3] == {"reservoir central venous catheter", "central venous catheter", "catheter"}
+    assert present[4] == {"pseudonodule", "subcutaneous emphysema", "pericardial effusion"}
+    assert present[5] == {
+        "single chamber device",
+        "electrical device",
+        "kyphosis",
+        "thoracic cage deformation",
+    }
+    assert not present[6] and found.left_out == {"7": "it has no labels"}
+
+
+def test_names_of_padchest_are_those_of_its_table() -> None:
+    known = set(names_of("PadChest"))
+    findings = set(aliases()) | {name.lower() for name in known}
+    tree = yaml.safe_load((files("data_prep.public") / "findings.yaml").read_text(encoding="utf-8"))
+    children = [child for other in tree.values() for child in other.get("children", ())]
+    assert len(known) == 193 and set(children) <= known
+    # Every finding above another is a name, too, and none is above itself.
+    above = with_parents(known)
+    assert {parent.lower() for names in above.values() for parent in names} <= findings
+    assert all(names.count(name) == 1 for name, names in above.items())
+    assert with_parents(["infiltrates", "Pneumonia"]) == {
+        "infiltrates": ["infiltrates"],
+        "Pneumonia": ["Pneumonia"],
+    }
+
+
+def test_identifiers_in_another_case_are_matched(tmp_path: Path) -> None:
+    assert as_spelled(["A1", "b", "c", "d"], ["a1", "B", "b", "C"]) == ["a1", "b", "C", "d"]
+    assert as_spelled(["X"], ["x", "X "]) == ["x"] and as_spelled(["AB"], ["ab", "Ab"]) == ["AB"]
+    release = _write(
+        tmp_path,
+        {
+            "annotations_test.csv": f"{VINDR}AB,,Edema,1,1,9,9\n",
+            "image_labels_test.csv": "image_id,edema\nab,1\n",
+            "sizes.csv": "image_id,width,height\naB,100,200\n",
+            "Ab.PNG": "",
+        },
+    )
+    found = vindr.read(release)
+    assert found.boxes is not None
+    assert found.boxes[["image", "category", "image_width"]].to_numpy().tolist() == [["ab", "Edema", 100]]
+    assert release.images(found.images["image"]) == {"ab": tmp_path / "Ab.PNG"}
+    assert image_id("Train/PATIENT00001/Study1/VIEW1_Frontal.JPG") == "patient00001_study1_view1_frontal"
 
 
 def test_patients_of_rsna_are_those_of_nih(tmp_path: Path) -> None:
@@ -344,7 +456,7 @@ def test_boxes_and_polygons_of_chestx_det(tmp_path: Path) -> None:
             "ChestX_Det_test.json": [
                 {
                     "file_name": "8.png",
-                    "syms": ["Effusion", "pleural effusion", "New thing"],
+                    "syms": ["Effusion", "pleural effusion", "Diffuse Nodule"],
                     "boxes": [[10, 20, 40, 60]] * 3,
                     "polygons": [square] * 3,
                 }
@@ -353,13 +465,13 @@ def test_boxes_and_polygons_of_chestx_det(tmp_path: Path) -> None:
     )
     found = chestx_det.read(release)
     assert found.images["split"].tolist() == ["train", "test"]
-    # Two names of one finding are one; what is not in the table of aliases keeps its name.
-    assert len(_findings(found)) == 14
-    assert found.images[["Pleural Effusion", "New thing"]].to_numpy().tolist() == [[0, 0], [1, 1]]
+    # Two names of one finding are one.
+    assert len(_findings(found)) == 13
+    assert found.images[["Pleural Effusion", "Diffuse Nodule"]].to_numpy().tolist() == [[0, 0], [1, 1]]
     assert found.boxes is not None and found.masks is not None
     assert found.boxes[["x", "y", "w", "h"]].to_numpy().tolist() == [[10, 20, 30, 40]] * 3
     for regions in (found.boxes, found.masks):
-        assert regions["category"].tolist() == ["Pleural Effusion", "Pleural Effusion", "New thing"]
+        assert regions["category"].tolist() == ["Pleural Effusion", "Pleural Effusion", "Diffuse Nodule"]
     mask = coco.decode(
         coco.frPyObjects({"size": [1024, 1024], "counts": found.masks["counts"].iloc[0]}, 1024, 1024)
     )
@@ -368,14 +480,17 @@ def test_boxes_and_polygons_of_chestx_det(tmp_path: Path) -> None:
 
 def test_official_lists_split_nih(tmp_path: Path) -> None:
     entry = "Image Index,Finding Labels,Patient ID,Patient Sex,View Position\n"
-    rows = (
-        "00000001_000.png,Hernia,1,M,PA\n00000002_000.png,No Finding,2,F,AP\n00000003_000,New thing,3,F,AP\n"
-    )
-    lists = {"train_val_list.txt": "00000001_000.png\n", "test_list.txt": "00000002_000.png\n"}
+    rows = "00000001_000.png,Hernia,1,M,PA\n00000002_000.png,No Finding,2,F,AP\n00000003_000,,3,F,AP\n"
+    lists = {"train_val_list.txt": "00000001_000.PNG\n", "test_list.txt": "00000002_000.png\n"}
     found = nih.read(_write(tmp_path, {"Data_Entry_2017_v2020.csv": entry + rows, **lists}))
     assert found.images["split"].tolist() == ["train", "test", ""]
     assert list(found.left_out) == ["00000003_000"]
-    assert found.images["New thing"].tolist() == [0.0, 0.0, 1.0]  # not in the table of aliases: its own name
+    # An empty cell says nothing.
+    assert (
+        found.images["Hernia"].tolist()[:2] == [1.0, 0.0]
+        and found.images[_findings(found)].iloc[2].isna().all()
+    )
+    assert found.choices[-1] == "labels: 1 of 3 images have an empty cell and are not labelled"
     assert found.images["sex"].tolist() == ["M", "F", "F"]
 
 
@@ -468,8 +583,8 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "box without a label": (
         vindr.read,
         {
-            "annotations_test.csv": "image_id,class_name,x_min,y_min,x_max,y_max\na,Mass,1,1,9,9\n",
-            "image_labels_test.csv": "image_id,Mass\nb,1\n",
+            "annotations_test.csv": "image_id,class_name,x_min,y_min,x_max,y_max\na,Edema,1,1,9,9\n",
+            "image_labels_test.csv": "image_id,Edema\nb,1\n",
         },
         ["annotations_test.csv", "image_labels_test.csv"],
     ),
@@ -479,6 +594,122 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
             "chest_x_ray_images_labels_160K.csv": f"{PADCHEST}\na.png,1,1,PA,Physician,normal,,,\n",
         },
         ["column Labels", "'normal'"],
+    ),
+    "misspelt": (
+        nih.read,
+        _nih("Mass|Cardiomegally", "Mass", "Cardiomegally", "Lung Opacity"),
+        ["Finding Labels", "'Cardiomegally' (2), and 1 more: 'Lung Opacity' (1); did you mean Cardiomegaly?"],
+    ),
+    "other separator": (nih.read, _nih("Mass", "Effusion;Mass"), ["'Effusion;Mass' (1)"]),
+    "ages as labels": (nih.read, _nih("57", "58"), ["'57' (1), and 1 more: '58' (1)"]),
+    "no label": (nih.read, _nih("", " "), ["expected names of findings", "(2 of 2 rows)"]),
+    "no finding and one": (
+        nih.read,
+        _nih("Mass", "No Finding|Mass"),
+        ["alone, found 'No Finding|Mass' (1 of 2 rows)"],
+    ),
+    "box against a label": (
+        nih.read,
+        {
+            **_nih("Mass", "Mass"),
+            "BBox_List_2017.csv": f"{BOXES}2.PNG,Infiltrate,1,2,30,40\n1.png,Mass,1,2,30,40\n",
+        },
+        ["1 of 2 boxes are wrong (first: Infiltration on image 2): expected boxes of findings that"],
+    ),
+    "unknown box": (
+        nih.read,
+        {**_nih("Mass"), "BBox_List_2017.csv": f"{BOXES}1.png,Masss,1,2,30,40\n"},
+        ["BBox_List_2017.csv, column Finding Label", "'Masss' (1); did you mean Mass?"],
+    ),
+    "shares": (
+        nih.read,
+        {**_nih("Mass"), "BBox_List_2017.csv": f"{BOXES}1.png,Mass,.1,.2,.3,.4\n"},
+        ["1 of 1 boxes are wrong (first: Mass on image 1): expected boxes in pixels"],
+    ),
+    "syms": (
+        chestx_det.read,
+        {"ChestX_Det_test.json": [{"file_name": "1.png", "syms": ["Efusion"], "boxes": [[1, 2, 30, 40]]}]},
+        ["ChestX_Det_test.json, syms", "'Efusion' (1); did you mean Effusion?"],
+    ),
+    "syms as a text": (
+        chestx_det.read,
+        {"ChestX_Det_test.json": [{"file_name": "1.png", "syms": "Mass", "boxes": [[1, 2, 30, 40]]}]},
+        ["syms that are no list of texts"],
+    ),
+    "no syms": (
+        chestx_det.read,
+        {"ChestX_Det_test.json": [{"file_name": "1.png", "syms": [], "boxes": []}]},
+        ["empty lists alone"],
+    ),
+    "class": (
+        vindr.read,
+        {"train.csv": f"{VINDR}a,R1,Cardiomegally,1,1,9,9\n"},
+        ["class_name", "mean Cardiomegaly?"],
+    ),
+    "columns of findings": (
+        vindr.read,
+        {
+            "annotations_test.csv": f"{VINDR}a,,Edema,1,1,9,9\n",
+            "image_labels_test.csv": "image_id,Edema,Edma\na,1,0\n",
+        },
+        ["image_labels_test.csv, its columns", "'Edma' (1); did you mean Edema?"],
+    ),
+    "half of the boxes in shares": (
+        vindr.read,
+        {"train.csv": f"{VINDR}a,R1,Edema,.1,.1,.9,.9\nb,R1,Edema,.1,.1,.9,.9\nc,R1,Edema,1,1,9,9\n"},
+        ["2 of 3 boxes are wrong (first: Edema on image a): expected boxes in pixels"],
+    ),
+    "category of a mask": (
+        chexpert.read,
+        {
+            "train.csv": "Path,Edema\nx/patient1/study1/view1_frontal.jpg,1.0\n",
+            "gt_segmentations_val.json": {"a": {"Edma": {"size": [2, 2], "counts": "4"}}},
+        },
+        ["gt_segmentations_val.json", "'Edma' (1); did you mean Edema?"],
+    ),
+    "box of an absent finding": (
+        rsna.read,
+        {"stage_2_train_labels.csv": "patientId,x,y,width,height,Target\na,1,2,3,4,0\n"},
+        ["column Target: expected 1, or 0 without a box, found '0.0'"],
+    ),
+    "endless run length": (
+        chexpert.read,
+        {
+            "train.csv": "Path,Edema\nx/patient1/study1/view1_frontal.jpg,1.0\n",
+            "gt_segmentations_val.json": {"a": {"Edema": {"size": [2, 2], "counts": "P" * 2_000_000}}},
+        },
+        ["a run length has more than 12 characters"],
+    ),
+    "nested brackets": (
+        chexpert.read,
+        {
+            "train.csv": "Path,Edema\nx/patient1/study1/view1_frontal.jpg,1.0\n",
+            "gt_segmentations_val.json": "[" * 100_000,
+        },
+        ["gt_segmentations_val.json", "nested too deeply"],
+    ),
+    **{
+        f"labels {cell}": (
+            padchest.read,
+            {"chest_x_ray_images_labels_160K.csv": f'{PADCHEST}\na.png,1,1,PA,Physician,"{cell}",,,\n'},
+            words,
+        )
+        for cell, words in {
+            "'normal'": ["column Labels: expected a list of names"],
+            "normal": ["expected a list of names"],
+            "('mass',)": ["expected a list of names"],
+            "['mass''nodule']": ["expected a list of names"],
+            "['mass' 'nodule' ... 'goiter']": ["expected a list of names"],
+            "['mass', nan]": ["expected a list of names"],
+            "['mass', 'normalcardiomegaly']": ["column Labels", "'normalcardiomegaly' (1)"],
+            "['a' 'l' 'm']": ["'a' (1), and 2 more: 'l' (1), 'm' (1)"],
+            "['pulmonary ' 'mass']": ["'pulmonary' (1)"],
+        }.items()
+    },
+    "method": (
+        padchest.read,
+        {"chest_x_ray_images_labels_160K.csv": f"{PADCHEST}\na.png,1,1,PA,physician,['mass'],,,\n"},
+        ["column MethodLabel: expected Physician | RNN_model, found 'physician'"],
     ),
 }
 
