@@ -12,8 +12,8 @@ FILE.csv (or .csv.gz) has a header and one row for each image, in these columns,
     sex, age     optional, for tables of results by group: F, M, female or male, else unknown; age at the study in
                  years, or as DICOM has it (045Y, 006M), else unknown; the words of some other languages are known
     split        optional: train, validate or test. Without it patients are drawn by --split_seed and --split_shares
-    Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty;
-                 so are the columns of other findings that --label_columns names
+    Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty, or
+                 words such as yes and no; so are the columns of other findings that --label_columns names
 
 One error lists all that is wrong with the table; --drop_bad_rows leaves out the bad rows instead, with their reasons in
 ``rejects.csv`` of the set. With --text_only there are no images: the set serves the language model, sentence scores and
@@ -26,7 +26,9 @@ import argparse
 import codecs
 import math
 import re
-from collections.abc import Sequence
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +37,11 @@ import pandas as pd
 
 from data_prep.sources import preparation, releases
 from data_prep.sources import rows as row_tables
+from data_prep.sources.cells import with_texts
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
-from data_prep.sources.rows import PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
+from data_prep.sources.rows import NO_REPORT, PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
+from data_prep.sources.spellings import find_files
 from data_prep.text.sections import OWN_RULES_VERSION
 from medclip_dcl.common.command_line import option, parse_options, run_command
 from medclip_dcl.common.findings import CHEXPERT
@@ -57,6 +61,15 @@ _AP, _PA = r"\bA ?P\b|\bANTERO?(?:IOR)? ?POSTERIOR\b", r"\bP ?A\b|\bPOSTERO?(?:I
 _OTHER_VIEWS = (
     r"(?:L|R|LEFT |RIGHT )? ?LAT(?:ERAL)?(?: LEFT| RIGHT)?|[LR]?L|PROFIL|SEITLICH|OBLIQUE|[LR][AP]O|[LR]LD"
 )
+_LABEL_WORDS = {
+    **dict.fromkeys(("yes", "true", "pos", "ja", "si", "s\u00ed", "oui"), "1"),
+    **dict.fromkeys(("no", "false", "neg", "nein", "non"), "0"),
+}
+# Offered in an error; the user decides.
+_LIKELY = {
+    **dict.fromkeys(("present", "positive", "positiv", "+", "y", "t", "x"), "1"),
+    **dict.fromkeys(("absent", "negative", "negativ", "-", "n", "f"), "0"),
+}
 _COLUMNS = ("image", *TEXTS, "patient", "study", "view", "split", *PEOPLE)
 _RESERVED = {*_COLUMNS, "file", *(column for columns in TABLES.values() for column in columns)} - set(
     CHEXPERT
@@ -78,6 +91,19 @@ def _delimiter(text: str) -> str:
     if len(text) != 1 or text in '"\r\n':
         raise argparse.ArgumentTypeError(f"{text!r}: expected one character, or tab")
     return text
+
+
+def _label_values(text: str) -> dict[str, str]:
+    values = {}
+    for pair in text.split(","):
+        word, sign, value = (part.strip() for part in pair.rpartition("="))
+        if not (word and sign) or value not in ("1", "0", "-1", "") or word.casefold() in values:
+            expected = (
+                "each word once with its label, as in present=1,absent=0,maybe= (1, 0, -1; nothing: no label)"
+            )
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, found {pair!r}")
+        values[word.casefold()] = value
+    return values
 
 
 def _column(name: str) -> Any:
@@ -108,6 +134,12 @@ class Settings(row_tables.Settings):
         nargs="+",
         metavar="NAME",
     )
+    label_values: Mapping[str, str] | None = option(
+        "labels that words in the label columns stand for: 1, 0, -1, or nothing for no label, as in present=1,maybe=",
+        None,
+        type=_label_values,
+        metavar="WORD=LABEL,...",
+    )
     views: tuple[str, ...] = option(
         "frontal views of the view column (PA,AP,FRONTAL)", VIEWS, type=preparation.names, metavar="NAMES"
     )
@@ -136,6 +168,9 @@ def prepare(settings: Settings) -> None:
             "delimiter": table.delimiter,
             "encoding": encoding,
             **({"drop_bad_rows": True} if settings.drop_bad_rows else {}),
+            **(
+                {"label_values": dict(sorted(settings.label_values.items()))} if settings.label_values else {}
+            ),
         },
     )
     preparation.prepare_set(settings, made_from, lambda: _read(settings, table, columns, check))
@@ -248,9 +283,8 @@ def _read(settings: Settings, table: CsvFile, columns: dict[str, str], check: Ta
         raise ReleaseError(f"--images {root} is not a folder")
     rows, placeholders = _cells(settings, table, columns, check)
     n_images = int((rows["image"] != "").sum())
-    for finding in [name for name in columns if name not in _COLUMNS]:
-        numbers = releases.label_numbers(rows[finding])
-        rows = check.require(rows, finding, numbers != math.inf, releases.LABELS).assign(**{finding: numbers})
+    labels, unread = _labels(settings, rows[[name for name in columns if name not in _COLUMNS]], check)
+    rows = rows.assign(**labels)
     if "split" in rows:
         splits = rows["split"].str.lower().map(SPLIT_NAMES)
         rows = check.require(rows, "split", splits.notna(), " | ".join(SPLITS)).assign(split=splits)
@@ -263,9 +297,10 @@ def _read(settings: Settings, table: CsvFile, columns: dict[str, str], check: Ta
         rows = _of_wanted_views(rows, settings, check)
     rows = row_tables.with_image_paths(rows, root, check)
     rows = rows.assign(**{name: "" for name in ("view", "split") if name not in rows})
-    rows["file"] = [str(root / name) for name in rows["image"]]
+    rows["file"] = find_files(rows["image"], root)
     others = n_images - int((rows["image"] != "").sum()) - [kind for kind, *_ in check.rejects].count("image")
     counts = {"images_in_release": n_images, "images_not_frontal": others, "placeholders": placeholders}
+    counts |= {"labels_not_read": unread} if unread else {}
     return row_tables.rows_source(rows, settings, check, counts)
 
 
@@ -276,12 +311,15 @@ def _cells(
     cells, wrong = table.read(dict.fromkeys(columns.values()))
     # Two purposes may share a column: a table whose rows are studies of patients that it does not name.
     rows = pd.DataFrame({name: cells[column] for name, column in columns.items()})
+    rows = _without_headers(rows, check)
     check.rejects += [("report", line.partition(":")[0], line) for line in wrong]
     if wrong and not settings.drop_bad_rows:
         check.problems.append(releases.unequal_lines(wrong))
     is_missing = rows.apply(releases.is_placeholder)
     for name in [name for name in _COLUMNS if name in rows]:  # "+" and "-" may be labels
         is_missing[name] |= ~rows[name].str.contains(r"[^\W_]") & (rows[name] != "")
+    for name in [name for name in columns if name not in _COLUMNS]:
+        is_missing[name] &= ~rows[name].str.casefold().isin([*(settings.label_values or ())])
     numbers = {str(name): int(number) for name, number in is_missing.sum().items() if number}
     if numbers:
         found = ", ".join(f"{columns[name]} {number:,}" for name, number in numbers.items())
@@ -289,7 +327,65 @@ def _cells(
     rows = rows.mask(is_missing, "").assign(**{} if "image" in rows else {"image": ""})
     if (is_copy := rows.duplicated() & (rows["image"] != "")).any():
         print(f"{table.file}: rows that repeat an earlier one and are left out: {is_copy.sum():,}")
-    return rows[~is_copy], numbers
+    rows = rows[~is_copy]
+    for name in [name for name in TEXTS if name in rows]:
+        rows = with_texts(rows, name, check)
+    return rows, numbers
+
+
+def _without_headers(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
+    """The rows without those that repeat the header, as tables that were joined have them; these are said."""
+    header = [check.columns[name].casefold() for name in map(str, rows)]
+    plain = rows.apply(lambda column: column.str.casefold())
+    is_header = plain.isin(header).all(axis=1) & (plain.nunique(axis=1) == len({*header}))
+    if not is_header.any():
+        return rows
+    places = ", ".join(map(str, rows.index[is_header][: releases.SHOWN]))
+    if (plain[is_header] == header).all(axis=None):
+        check.warn(f"{is_header.sum():,} rows repeat the header and are left out (row {places})")
+    else:
+        check.problems.append(
+            f"row {places} is a header of another order of columns: the rows below it are shifted"
+        )
+    return rows[~is_header]
+
+
+def _labels(
+    settings: Settings, cells: pd.DataFrame, check: TableCheck
+) -> tuple[dict[str, pd.Series], dict[str, int]]:
+    """Labels as numbers by finding, and the number of cells by finding that are not read: these are no labels.
+
+    Cells that are not read are a problem of the table, unless bad rows are dropped and no class loses its cells: none
+    of the values is in more than five cells and 1% of its column, and both a 1 and a 0 remain.
+    """
+    given = settings.label_values or {}
+    labels, counts, found, is_lost = {}, {}, [], False
+    unread: Counter[str] = Counter()
+    for finding in map(str, cells):
+        words = cells[finding].str.casefold()
+        numbers = releases.label_numbers(words.map({**_LABEL_WORDS, **given}).fillna(words))
+        labels[finding] = numbers.replace(math.inf, math.nan)
+        wrong = Counter(words[numbers == math.inf]).most_common()
+        if not wrong:
+            continue
+        shown = [f"{value[:40]!r} {number:,}" for value, number in wrong]
+        n_cells, counts[finding] = int((words != "").sum()), sum(number for _, number in wrong)
+        found.append(
+            f"column {check.columns[finding]}: expected {releases.LABELS}, found {shown[0]}"
+            f"{releases.and_others(shown[1:])} ({counts[finding]:,} of {n_cells:,} cells)"
+        )
+        is_lost |= wrong[0][1] > max(5, 0.01 * n_cells) or not {0.0, 1.0} <= {*numbers}
+        unread.update(dict(wrong))
+    if unused := sorted(given and given.keys() - {value.casefold() for value in cells.to_numpy().flat}):
+        check.warn(f"--label_values: no label column has {', '.join(unused)}")
+    if found and settings.drop_bad_rows and not is_lost:
+        check.warn(f"{'; '.join(found)}; these are no labels, their rows stay")
+    elif found:
+        pairs = [f"{word}={_LIKELY.get(word, '')}" for word, _ in unread.most_common(10) if "," not in word]
+        remedy = shlex.quote(",".join(sorted(pairs, key=lambda pair: "10=".index(pair[-1]))))
+        said = f"{'; '.join(found)}; say what they stand for by --label_values {remedy}"
+        check.problems.append(f"{said} (1, 0, -1; nothing: no label)")
+    return labels, counts
 
 
 def standard_views(views: pd.Series) -> pd.Series:
@@ -328,12 +424,12 @@ def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:
     # Values of a frontal row take precedence.
     order = (~is_frontal).sort_values(kind="stable").index
     study = [rows.loc[order, "patient"], rows.loc[order, "study"]]
-    for column in (*TEXTS, *PEOPLE, *label_columns(rows)):
+    for column in (*TEXTS, NO_REPORT, *PEOPLE, *label_columns(rows)):
         if column in rows:
             said = rows[column].replace("", None)
             shared = said.loc[order].groupby(study).transform("first").reindex(rows.index)
             rows[column] = rows[column].where(said.notna(), shared)
-            if column in (*TEXTS, *PEOPLE):
+            if column in (*TEXTS, NO_REPORT, *PEOPLE):
                 rows[column] = rows[column].fillna("")
     return rows
 

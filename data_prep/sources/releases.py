@@ -20,6 +20,7 @@ from typing import Any
 
 import pandas as pd
 
+from data_prep.sources.spellings import code_points, plain_number
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 
@@ -28,7 +29,7 @@ FRONTAL_VIEWS = ("AP", "PA")
 SPLITS = ("train", "validate", "test")
 
 _DICOM_ID = r"[0-9a-f]{8}(?:-[0-9a-f]{8}){4}"
-_NUMBER = r"\d{8}"
+_NUMBER = r"[0-9]{8}"
 SEPARATOR_LINE = re.compile(r"\Asep=(.)\r?\n")
 """Excel's own first line, which names the delimiter."""
 _BOX = ("x", "y", "w", "h", "image_width", "image_height")
@@ -234,6 +235,9 @@ def file_hash(file: Path) -> str:
 SHOWN = 5
 """Cases that a message lists behind the first one."""
 
+MAX_CELL = 2**17
+"""Characters of a cell that is used."""
+
 ROW = "row"
 """Name of an index that counts the rows of a file; its header is row 1."""
 
@@ -279,6 +283,7 @@ class CsvFile:
     delimiter: str = ","
 
     def _lines(self) -> Iterator[tuple[int, list[str]]]:
+        csv.field_size_limit(2**31 - 1)  # cells that are used are held to `MAX_CELL`
         text = io.StringIO(SEPARATOR_LINE.sub("", self.text, count=1), newline="")
         lines = csv.reader(text, delimiter=self.delimiter, strict=True)
         first = 1
@@ -299,7 +304,8 @@ class CsvFile:
     ) -> tuple[pd.DataFrame, list[str]]:
         """The columns as text ("" where empty), and those of the others that are there, by `ROW`.
 
-        Lines with too many or too few values are left out; they are returned as problems, with their numbers.
+        Lines with too many or too few values, or a value above `MAX_CELL`, are left out; they are returned as problems,
+        with their numbers.
         """
         file, advice, wanted, header = self.file, self.advice, [*columns], self.header()
         if missing := [column for column in wanted if column not in header]:
@@ -315,10 +321,16 @@ class CsvFile:
         # A blank line, or an empty row of a spreadsheet, is not a row. One of another length would be shifted, or lose
         # its end.
         for number, (line, row) in enumerate(self._lines(), start=1):
-            if number > 1 and any(row) and len(row) == len(header):
-                rows[number] = [row[place].strip() for place in places]
-            elif number > 1 and any(row):
+            if number == 1 or not any(row):
+                continue
+            if len(row) != len(header):
                 unequal.append(f"line {line}: {len(row)} values for {len(header)} columns")
+            elif long := [
+                column for column, place in zip(wanted, places, strict=True) if len(row[place]) > MAX_CELL
+            ]:
+                unequal.append(f"line {line}: more than {MAX_CELL:,} characters in column {long[0]}")
+            else:
+                rows[number] = [row[place].strip() for place in places]
         if not rows:
             raise ReleaseError(f"{file} holds no row; {advice}")
         table = pd.DataFrame.from_dict(rows, orient="index", columns=wanted, dtype=str)
@@ -362,8 +374,13 @@ def require(column: pd.Series, is_right: pd.Series, expected: str, file: Path) -
 def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:
     """The problem of a column with wrong values, with their rows where its index is named `ROW`."""
     wrong = column[is_wrong]
+    alike: dict[str, list[tuple[str, str]]] = {}
+    for value, of_value in wrong.groupby(wrong, sort=False):
+        alike.setdefault(plain_number(str(value)), []).append((str(value), _row_numbers(of_value)))
     first, *others = [
-        f"{str(value)[:60]!r}{_row_numbers(of_value)}" for value, of_value in wrong.groupby(wrong, sort=False)
+        f"{value[:60]!r}{code_points(value) if len(spellings) > 1 else ''}{row_numbers}"
+        for spellings in alike.values()
+        for value, row_numbers in spellings
     ]
     found = f"{first}{and_others(others)} ({len(wrong):,} of {len(column):,} rows)"
     return f"column {column.name}: expected {expected}, found {found}"

@@ -7,6 +7,7 @@ import hashlib
 import math
 import re
 import sys
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -18,6 +19,7 @@ from data_prep.sources import preparation, tables
 from data_prep.sources.people import ages, sexes
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, ReleaseError, wrong_values
+from data_prep.sources.spellings import plain_name, plain_number
 from data_prep.text.reports import Report
 from data_prep.text.sections import Section
 from medclip_dcl.common.command_line import option
@@ -39,6 +41,9 @@ SPLIT_NAMES = {
 }
 PEOPLE = ("sex", "age")
 """Optional columns of `rows_source`: as the table says them; they may be empty."""
+
+NO_REPORT = "no_report"
+"""Optional column of `rows_source`: why a cell of the row is no report, "" for none."""
 
 _IMAGE_COLUMNS = ["dicom_id", "subject_id", "study_id", "view", "official_split", "path", "file"]
 
@@ -174,7 +179,7 @@ def rows_source(
         wanted = rows[has_image]
         if images.empty:
             raise ReleaseError(f"{file}: no row has a frontal image; for reports alone pass --text_only")
-    reports = _reports(wanted) if {*TEXTS} & {*rows} else None
+    reports = _reports(wanted, rejects) if {*TEXTS} & {*rows} else None
     identifiers = pd.concat([names_of_patients, names_of_studies])
     images = images.assign(dicom_id=images["image"], path=_prepared_paths(images["image"]))
     return Source(
@@ -193,12 +198,13 @@ def rows_source(
 def _consistent(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
     """Rows with names of their own for patients, studies and images, that agree with the others of their study."""
     rows = check.require(rows, "study", rows["study"] != "", "a name in every row")
-    for name in ("patient", "study"):
-        is_rounded = rows[name].str.fullmatch(r"\d(?:[.,]\d+)?[Ee]\+\d+")
-        rows = check.require(rows, name, ~is_rounded, "all digits (export the numbers as text)")
-        # The patients "7", "007" and "7.0" may be one, in training and in test.
-        plain = rows[name].str.casefold().str.replace(r"^0*([0-9]+)(?:\.0+)?$", r"\1", regex=True)
-        is_one = rows[name].groupby(plain).transform("nunique") == 1
+    # The patients "7", "007" and "7.0" may be one, in training and in test. Files may differ in case and in zeros.
+    for name, plain in (("patient", plain_number), ("study", plain_number), ("image", plain_name)):
+        if name != "image":
+            is_rounded = rows[name].str.fullmatch(r"\d(?:[.,]\d+)?[Ee]\+\d+")
+            rows = check.require(rows, name, ~is_rounded, "all digits (export the numbers as text)")
+        plain_of = {spelling: plain(spelling) for spelling in rows[name].unique()}
+        is_one = rows[name].groupby(rows[name].map(plain_of)).transform("nunique") == 1
         advice = "write them in the same way if they are the same, or add a letter to one if they are not"
         rows = check.require(rows, name, is_one, f"one way of writing a name ({advice})")
     is_first = ~rows["image"].duplicated(keep=False) | (rows["image"] == "")
@@ -278,15 +284,18 @@ def _with_people(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
     return rows
 
 
-def _reports(rows: pd.DataFrame) -> list[Report]:
-    """One report for each study, in the order of their numbers."""
+def _reports(rows: pd.DataFrame, rejects: list[tables.Reject]) -> list[Report]:
+    """One report for each study, in the order of their numbers; a lost cell of one that has others is a reject."""
     names = [name for name in TEXTS if name in rows]
+    rows = rows if NO_REPORT in rows else rows.assign(**{NO_REPORT: ""})
     # Rows of a study agree, but for those that say nothing.
-    joined = rows.groupby("study_id", as_index=False)[names].max()
+    joined = rows.groupby("study_id", as_index=False)[[*names, NO_REPORT]].max()
     reports = []
-    for study, *texts in joined.itertuples(index=False):
+    for study, *texts, reason in joined.itertuples(index=False):
         sections = [Section(*section) for section in zip(names, texts, strict=True) if section[1]]
-        reports.append(Report(int(study), sections=tuple(sections)))
+        reports.append(Report(int(study), sections=tuple(sections), reason="" if sections else reason))
+        if sections and reason:
+            rejects.append(("report", str(study), reason))
     return reports
 
 
@@ -322,5 +331,6 @@ def _path_below(name: str, root: Path) -> str | None:
         path = path.relative_to(root.absolute().as_posix())
     # The prepared file has the same name, perhaps with .jpg at its end, and a temporary one before.
     is_long = any(len(part.encode("utf-8", "replace")) > 200 for part in path.parts)
-    is_wrong = path.is_absolute() or ".." in path.parts or not path.parts or is_long or not name.isprintable()
+    is_printable = all(c.isprintable() or unicodedata.category(c) in ("Cf", "Zs") for c in name)
+    is_wrong = path.is_absolute() or ".." in path.parts or not path.parts or is_long or not is_printable
     return None if is_wrong else str(path)

@@ -159,6 +159,8 @@ def _in_blocks(
 def read_passages(report: Report, wanted: Sequence[str]) -> Passages:
     """Passages of the wanted sections of one report."""
     if report.sections is not None:
+        if report.reason:  # its cell was counted where it was read; it is none of the damaged reports
+            return Passages(reason=report.reason, has_others=True)
         return _own_passages(report.sections, wanted)
     text = _text(report)
     if isinstance(text, Passages):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 from collections.abc import Callable
 from pathlib import Path
@@ -230,6 +231,14 @@ def with_rows(rows: pd.DataFrame, *places: int, **changed: Any) -> pd.DataFrame:
     return pd.concat([rows, rows.iloc[list(places)].assign(**changed)])
 
 
+def many(**columns: list[str]) -> pd.DataFrame:
+    """A table of 24 images, in which the values of columns are repeated."""
+    rows = {name: list(map(str, range(24))) for name in ("image", "patient", "study")}
+    return pd.DataFrame(
+        {**rows, "text": "Clear.", **{name: (given * 24)[:24] for name, given in columns.items()}}
+    )
+
+
 VIEWS = {"view": "PA"}
 REFUSED: list[tuple[Callable[[pd.DataFrame], pd.DataFrame], dict[str, Any], str]] = [
     (lambda t: t.rename(columns={"patient": "a"}), {}, "column patient; found image, a, study.* --patient_column"),
@@ -251,11 +260,24 @@ REFUSED: list[tuple[Callable[[pd.DataFrame], pd.DataFrame], dict[str, Any], str]
     (lambda t: t.replace({"Q-7": "7", "R-1": "007"}), {}, "one way of writing .* '7' in rows 2, 4, .*: '007'"),
     (lambda t: t.replace({"Q-7": "70.0", "R-1": "70"}), {}, "way of writing a name .*, found '70.0' in rows 2, 4"),
     (lambda t: t.replace("R-1", "q-7"), {}, "way of writing a name .*, found 'Q-7' in .* 'q-7' in row 5"),
+    (lambda t: t.replace("R-1", "Q\u20107"), {}, r"'Q-7' in rows 2, 4, .*'Q.7' \(U\+2010\) in row 5"),
+    (lambda t: t.replace({"R-2": "M\u00fc 1", "R-1": "Mu\u0308  1"}), {}, r"U\+0308. in row 5.* .U\+00FC. in"),
+    (lambda t: t.replace({"x": "12005", "y": '="12,005"'}), {}, "study: expected one way .*'12005' in row 5.*12,005"),
+    (lambda t: t.replace("c", "\uff42.tif"), {}, "image: expected one way of writing .*, found 'b.tif' in row 5"),
     (lambda t: t.replace({"x": "3", "y": "03"}), {}, "column study: .*, found '3' in row 5, and 1 more: '03'"),
     (lambda t: t.replace("R-1", "1,23E+11"), {}, "patient: expected all digits .*'1,23E.11' in row 5"),
     (lambda t: t.replace("x", "None"), {}, "column study: expected a name in every row, found '' in row 5"),
     (lambda t: t.replace("val", "holdout"), {}, r"train \| validate \| test, found 'holdout' in row 5 \(1 of 5 rows\)"),
-    (lambda t: t.replace("-1", "maybe"), {}, "column Cardiomegaly: expected 1, 0, -1 or empty, found 'maybe'"),
+    (lambda t: t.replace("-1", "maybe"), {}, "Cardiomegaly: expected 1, 0, -1 or empty, found 'maybe' 1 .1 of 3 cells"),
+    (
+        lambda t: t.assign(Edema=["present", "absent", "PRESENT", "maybe", "yes"]),
+        {},
+        r"'present' 2, and 2 more: .* --label_values present=1,absent=0,maybe= \(1, 0, -1; nothing: no label\)",
+    ),
+    (lambda t: t.assign(Edema=["oedema?", "1", "", "", "1"]), {"drop_bad_rows": True}, "values 'oedema[?]=' "),
+    (lambda t: many(Edema=["1", "x", "0", "1"]), {"drop_bad_rows": True}, "'x' 6 .6 of 24 cells.*values x=1 "),
+    (lambda t: t.assign(text=["b'a'"] * 3 + ["a"] * 2), {}, "expected texts, found bytes 3 .3 of 5 cells"),
+    (lambda t: pd.concat([t, pd.DataFrame([[*t][::-1]], columns=[*t])]), {}, "row 7 is a header of another order"),
     (lambda t: t.assign(text=list("ABCDE"), **VIEWS), {}, "rows have one text, found 'first' in rows 2, 3"),
     (lambda t: t.replace("R-1", "Q-7"), {}, "patients whose rows have one split, found 'Q-7' in rows 2, 4, 5"),
     (lambda t: t.assign(study="s"), {}, "studies whose rows have one patient, found 's' in rows 2"),
@@ -310,7 +332,7 @@ def test_placeholders_in_cells_are_missing_values(table: Path, capsys: pytest.Ca
 
 
 def test_all_problems_are_listed_and_bad_rows_dropped(table: Path) -> None:
-    rows = read(table).replace({"val": "holdout", "-1": "maybe", "R-2": "q-7"})
+    rows = read(table).replace({"val": "holdout", "-1": "maybe"})
     write(table, pd.concat([rows, rows.iloc[[2, 2]].assign(text=["A.", "B."])]))
     table.write_text(table.read_text() + "one,two\n1,2,3\n")
     with pytest.raises(
@@ -323,10 +345,69 @@ def test_all_problems_are_listed_and_bad_rows_dropped(table: Path) -> None:
     ):
         prepare(settings(table, patient_column="MRN", text_column="Befund"))
     prepared = made(table, drop_bad_rows=True)
-    assert prepared.table("images")["dicom_id"].tolist() == ["a/1.png"]
+    assert prepared.table("images")["dicom_id"].tolist() == ["a/1.png", "c"]
+    assert prepared.table("labels")["Cardiomegaly"].isna().all()
+    assert prepared.info["counts"]["labels_not_read"] == {"Cardiomegaly": 1}
     dropped = [row[1:] for row in rejects(prepared)]
-    assert [name for name, _ in dropped] == ["line 11", "line 12", "c", "b.tif", *["a/2.jpg"] * 3]
-    assert dropped[3][1] == "row 5, column split: expected train | validate | test"
+    assert [name for name, _ in dropped] == ["line 11", "line 12", "b.tif", *["a/2.jpg"] * 3]
+    assert dropped[2][1] == "row 5, column split: expected train | validate | test"
+
+
+def test_labels_in_words_are_read(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["yes", "FALSE", "ja", "no", "oui", "non", "s\u00ed", "neg", "Unknown", "maybe", "Pos", ""]
+    for name in many()["image"]:
+        shade(table.parent, name)
+    values = {"label_values": {"unknown": "-1", "maybe": "", "perhaps": "0"}}
+    prepared = made(table, many(Edema=words, Nodule=["1", "0"]), label_columns=("Nodule",), **values)
+    labels = prepared.table("labels").set_index("study_id")
+    assert labels.loc[:11, "Edema"].tolist() == pytest.approx(
+        [1, 0, 1, 0, 1, 0, 1, 0, -1, np.nan, 1, np.nan], nan_ok=True
+    )
+    assert prepared.info["options"]["label_values"] == values["label_values"]
+    assert "--label_values: no label column has perhaps" in capsys.readouterr().err
+    assert "labels_not_read" not in prepared.info["counts"]
+
+
+@pytest.mark.parametrize("text", ["present", "=1", "a=2", "a=1,A=0"])
+def test_label_values_that_say_nothing(text: str) -> None:
+    with pytest.raises(
+        argparse.ArgumentTypeError, match="expected each word once with its label, as in present=1"
+    ):
+        command._label_values(text)
+    assert command._label_values("a = b=0, Present=1,maybe=") == {"a = b": "0", "present": "1", "maybe": ""}
+
+
+def test_header_rows_and_long_cells_of_others(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = read(table).assign(pixels="A" * 200_000)
+    rows = pd.concat([rows.iloc[:2], pd.DataFrame([[*rows]], columns=[*rows]), rows.iloc[2:]])
+    prepared = made(table, rows)
+    assert len(prepared.table("images")) == 4
+    assert "1 rows repeat the header and are left out (row 4)" in capsys.readouterr().err
+    write(table, rows.assign(text=[*rows["text"][:5], "B" * 200_000]))
+    with pytest.raises(ReleaseError, match="line 9: more than 131,072 characters in column text"):
+        prepare(settings(table, output=table.parent / "x"))
+
+
+def test_cells_that_are_no_texts_have_reasons(table: Path) -> None:
+    rows = read(table)
+    rows["text"] = [
+        *["FINDINGS: Lungs clear."] * 2,
+        '{"findings": "Clear."}',
+        "['Clear.No effusion.']",
+        "No effusion.",
+    ]
+    prepared = made(table, rows, rejected_share=0.0)
+    assert rejects(prepared) == [["report", "2", "row 4, column text: JSON or a Python dict, not a text"]]
+    use = prepared.table("images").set_index("dicom_id")["use"]
+    assert use.to_dict() == {"a/1.png": "train", "a/2.jpg": "excluded", "b.tif": "validate", "c": "test"}
+    assert {"Clear.", "No effusion."} < {*prepared.table("sentences")["text"]}
+
+
+def test_images_are_found_by_other_spellings(table: Path) -> None:
+    rows = read(table)
+    rows["image"] = ['="a/1.png"', rows["image"][1], "a\\2.jpeg", "\uff42.tif", "c"]
+    images = made(table, rows).table("images")
+    assert images["dicom_id"].tolist() == ['="a/1.png"', "a/2.jpeg", "\uff42.tif", "c"]
 
 
 def test_unknown_views_are_named_and_known_spellings_understood(
