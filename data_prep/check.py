@@ -129,8 +129,9 @@ def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:
     for what, here, number in rows:
         note = "" if here == number else "   differs"
         lines.append(f"  {what:<34}{here:>10,}{number:>12,}{note}")
-    if counts.get("boxes_outside_subset"):
-        lines.append(f"  {counts['boxes_outside_subset']:,} boxes lie outside the chosen subset")
+    for name, place in (("boxes_outside_subset", "subset"), ("boxes_of_other_splits", "split of MS-CXR")):
+        if counts.get(name):
+            lines.append(f"  {counts[name]:,} boxes lie outside the chosen {place}")
     return [*lines, ""]
 
 

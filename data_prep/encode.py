@@ -32,6 +32,7 @@ from medclip_dcl.common.files import write_json
 from medclip_dcl.common.journal import Journal
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.pictures.geometry import View
+from medclip_dcl.runs.saved import read_json
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -104,7 +105,7 @@ def encode(settings: Settings) -> Path:
     folder = prepared.folder / FOLDER / (settings.name or _name(settings.model, info["encoders"]))
     kept = Journal(folder / PROGRESS_FILE, info, f"choose another --name, or delete {folder}")
     if (folder / INFO_FILE).is_file():
-        finished = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
+        finished = read_json(folder / INFO_FILE, f"delete {folder}")
         kept.require_same({"meaning": finished}, folder / INFO_FILE)
         print(f"{folder} holds the features of this model: nothing to do")
         return folder

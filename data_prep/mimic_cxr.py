@@ -30,13 +30,16 @@ from data_prep.sources.releases import (
     ReleaseError,
     find_release,
     phantom_rates,
+    radiologist_table,
     read_images,
     read_labels,
     read_ms_cxr,
     read_truth,
     require,
     truth_files,
+    with_radiologist,
 )
+from data_prep.sources.rows import SPLIT_NAMES
 from data_prep.text.reports import find_reports, no_reports, report_places
 from medclip_dcl.common.command_line import option, parse_options, run_command
 
@@ -55,6 +58,11 @@ class Settings(preparation.ReportSettings):
     ms_cxr: Path | None = option(
         "MS_CXR_Local_Alignment_v*.json or .csv (1.0.0 or 1.1.0)", None, type=Path, metavar="FILE"
     )
+    ms_cxr_split: str | None = option(
+        "boxes to evaluate, by the split of MS-CXR 1.1.0 (all); all its patients stay out of training",
+        None,
+        choices=("train", "val", "test"),
+    )
     resized: str | None = option(
         "how images got other proportions than the release's, to scale boxes: stretch, or pad or crop two sides alike",
         None,
@@ -70,13 +78,22 @@ class Settings(preparation.ReportSettings):
         metavar="FILE",
     )
     labels: str = option("labels to take (chexpert)", "chexpert", choices=LABELERS)
+    test_labels: str | None = option(
+        "labels of the official test split: by the radiologist of MIMIC-CXR-JPG 2.1.0 for 687 studies, none for its "
+        "others (those of --labels)",
+        None,
+        choices=("radiologist",),
+    )
 
 
 def prepare(settings: Settings) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     release = find_release(settings.source, settings.labels)
     truth, rates = truth_files(settings.source), phantom_rates(settings.source)
-    given = [file for file in (settings.ms_cxr, settings.patients) if file is not None]
+    if settings.ms_cxr_split is not None and settings.ms_cxr is None:
+        raise ReleaseError("--ms_cxr_split: expected the file of the boxes, --ms_cxr, found none; add it")
+    radiologist = radiologist_table(settings.source) if settings.test_labels is not None else None
+    given = [file for file in (settings.ms_cxr, settings.patients, radiologist) if file is not None]
     made_from = preparation.made_from(
         settings,
         f"digital phantom in the layout of {release.name}" if truth else release.name,
@@ -90,13 +107,17 @@ def prepare(settings: Settings) -> None:
             # Named only where given: sets without it stay as they were, byte by byte.
             **({"patients": settings.patients.name} if settings.patients is not None else {}),
             **({"phantom": rates} if rates else {}),
-            **({"resized": settings.resized} if settings.resized is not None else {}),
+            **{
+                name: value
+                for name in ("resized", "ms_cxr_split", "test_labels")
+                if (value := getattr(settings, name)) is not None
+            },
         },
     )
-    preparation.prepare_set(settings, made_from, lambda: _read(settings, release))
+    preparation.prepare_set(settings, made_from, lambda: _read(settings, release, radiologist))
 
 
-def _read(settings: Settings, release: Release) -> Source:
+def _read(settings: Settings, release: Release, radiologist: Path | None) -> Source:
     """Read and check all tables before any work begins."""
     images = read_images(release)
     boxes = read_ms_cxr(settings.ms_cxr) if settings.ms_cxr is not None else None
@@ -109,6 +130,11 @@ def _read(settings: Settings, release: Release) -> Source:
         if boxes["view"].isna().all():
             raise ReleaseError(f"{settings.ms_cxr}: none of its images is among those of {release.metadata}")
     counts = _release_counts(images, boxes)
+    if boxes is not None:
+        of_split = _of_split(boxes, settings)
+        if settings.ms_cxr_split is not None:
+            counts["boxes_of_other_splits"] = len(boxes) - len(of_split)
+        boxes = of_split
     wanted = _subset(images, settings.subset, release)
     frontal = wanted[wanted["view"].isin(FRONTAL_VIEWS)].reset_index(drop=True)
     if frontal.empty:
@@ -130,6 +156,10 @@ def _read(settings: Settings, release: Release) -> Source:
         counts["boxes_outside_subset"] = int(outside.sum())
         boxes = boxes[~outside]
     _note_unused_boxes(settings)
+    labels = read_labels(release)
+    if radiologist is not None:
+        tested = images.loc[images["official_split"] == "test", "study_id"]
+        labels = with_radiologist(labels, radiologist, tested)
     places = report_places(settings.source, settings.reports)
     reports = {
         study: f"p{subject // 1_000_000}/p{subject}/s{study}.txt"
@@ -140,7 +170,7 @@ def _read(settings: Settings, release: Release) -> Source:
         reports=find_reports(reports, places),
         n_reports=len(reports),
         no_reports=no_reports(reports, places),
-        labels=read_labels(release),
+        labels=labels,
         boxes=boxes,
         resized=settings.resized,
         grounding_patients=grounding,
@@ -167,6 +197,26 @@ def _release_counts(images: pd.DataFrame, boxes: pd.DataFrame | None) -> dict[st
             "image_sentence_pairs": len(boxes[["dicom_id", "phrase"]].drop_duplicates()),
         }
     return counts
+
+
+def _of_split(boxes: pd.DataFrame, settings: Settings) -> pd.DataFrame:
+    """The boxes to evaluate, by MS-CXR's own split; without the option all, with a note if there is one."""
+    split = boxes["split"].str.strip().str.lower().map(SPLIT_NAMES)
+    wanted = SPLIT_NAMES.get(settings.ms_cxr_split or "")
+    found = ", ".join(f"{name or 'none'} {n:,}" for name, n in boxes["split"].value_counts().items())
+    if wanted is None and split.notna().any():
+        print(
+            f"note: {settings.ms_cxr}: its split ({found} boxes) is not used: all boxes are evaluated; choose some by "
+            "--ms_cxr_split",
+            file=sys.stderr,
+        )
+    if wanted is not None and (split.isna().any() or not (split == wanted).any()):
+        raise ReleaseError(
+            f"--ms_cxr_split {settings.ms_cxr_split}: expected train, val or test in the column split of "
+            f"{settings.ms_cxr}, which version 1.1.0 has, and boxes of it, found {found}; take that version, or leave "
+            "the option out"
+        )
+    return boxes if wanted is None else boxes[split == wanted]
 
 
 def _subset(images: pd.DataFrame, subset: Sequence[str] | None, release: Release) -> pd.DataFrame:

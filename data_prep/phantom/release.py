@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -44,6 +43,7 @@ from data_prep.phantom.tables import (
     write_truth,
 )
 from medclip_dcl.common.files import write_bytes
+from medclip_dcl.runs.saved import read_json
 
 GENERATOR_VERSION = 1
 """Increased with every change that gives another phantom for the same options."""
@@ -101,7 +101,7 @@ def _is_finished(folder: Path, options: Options) -> bool:
         file = folder / TRUTH / name
         if not file.is_file():
             continue
-        found = json.loads(file.read_text())
+        found = read_json(file, f"delete {folder}")
         if found != asked:
             raise PhantomError(
                 f"--output {folder}: expected a phantom with {asked}, found one with {found}; name another folder, or "

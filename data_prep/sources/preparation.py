@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import fcntl
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -27,7 +26,7 @@ from data_prep.sources.releases import ReleaseError, file_hash
 from data_prep.text import sections, sentences
 from data_prep.text.reports import Report, Sentences, read_sentences
 from medclip_dcl.common.command_line import available_cores, number, option, whole_number
-from medclip_dcl.common.files import write_json, write_text
+from medclip_dcl.common.files import parse_json, write_json, write_text
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.identity import IMAGE_FILES, describe
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
@@ -342,7 +341,7 @@ def _is_finished(output: Path, made_from: Mapping[str, Any]) -> bool:
         # Nothing was made yet that depends on an option.
         return False
     try:
-        differences = _differences(json.loads(file.read_text(encoding="utf-8")), made_from)
+        differences = _differences(parse_json(file.read_text(encoding="utf-8")), made_from)
     except ValueError as error:
         raise PreparedDataError(
             f"{file} is not JSON ({error}); delete {output} and prepare it again"

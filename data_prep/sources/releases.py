@@ -9,9 +9,9 @@ import csv
 import gzip
 import hashlib
 import io
-import json
 import math
 import re
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,9 @@ import pandas as pd
 
 from data_prep.sources.spellings import code_points, plain_number
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import parse_json
 from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.runs.saved import read_json
 
 LABELERS = ("chexpert", "negbio")
 FRONTAL_VIEWS = ("AP", "PA")
@@ -114,6 +116,42 @@ def read_labels(release: Release) -> pd.DataFrame:
     return frame.astype({"study_id": "int64"})
 
 
+def radiologist_table(folder: Path) -> Path:
+    """The labels of test studies by a radiologist, which MIMIC-CXR-JPG 2.1.0 has."""
+    files = sorted(folder.glob("mimic-cxr-*-test-set-labeled.csv*"))
+    if not files:
+        raise ReleaseError(
+            f"--test_labels radiologist: expected mimic-cxr-2.1.0-test-set-labeled.csv in {folder}, found none; "
+            "MIMIC-CXR-JPG 2.1.0 has it beside the other tables"
+        )
+    return files[0]
+
+
+def with_radiologist(labels: pd.DataFrame, file: Path, tested: Iterable[int]) -> pd.DataFrame:
+    """Labels in which those of the studies of the test split are a radiologist's; others of that split have none."""
+    test_studies = {*tested}
+    names = {**{name: name for name in CHEXPERT}, "Airspace Opacity": "Lung Opacity"}
+    given = [*read_table(file, ("study_id",), names).columns[1:]]
+    if len({names[name] for name in given}) < max(1, len(given)):
+        raise ReleaseError(
+            f"{file}: expected a column for each finding of CheXpert, found {', '.join(given) or 'none'}"
+        )
+    read = read_label_table(file, "study_id", _NUMBER, "eight digits", given)
+    read = read.astype({"study_id": "int64"}).rename(columns=names)
+    read = read[read["study_id"].isin(test_studies)]
+    if read.empty:
+        raise ReleaseError(
+            f"{file}: expected studies of the official test split, found none; take it from the release of the images"
+        )
+    missing = ", ".join(name for name in CHEXPERT if name not in read)
+    print(
+        f"note: labels of test: {len(read):,} studies by {file.name}, which does not label {missing or 'nothing'}; the "
+        f"other {len(test_studies) - len(read):,} have none",
+        file=sys.stderr,
+    )
+    return pd.concat([labels[~labels["study_id"].isin(test_studies)], read], ignore_index=True)
+
+
 def read_label_table(
     file: Path, key: str, pattern: str, expected: str, findings: Iterable[str]
 ) -> pd.DataFrame:
@@ -132,8 +170,9 @@ def read_ms_cxr(file: Path) -> pd.DataFrame:
     """The boxes of MS-CXR 1.0.0 or 1.1.0, from its JSON (COCO) or CSV file, one row each, not yet compared with images.
 
     Returns:
-        box_id (text, unique), dicom_id, subject_id (0 where the file does not say), category, phrase, x, y, w, h
-        (pixels of the original image; NaN where the file has no number), image_width, image_height.
+        box_id (text, unique), dicom_id, subject_id (0 where the file does not say), split (as 1.1.0 says it, else ""),
+        category, phrase, x, y, w, h (pixels of the original image; NaN where the file has no number), image_width,
+        image_height.
     """
     frame = _ms_cxr_json(file) if file.suffix == ".json" else _ms_cxr_csv(file)
     for column in _BOX:
@@ -154,15 +193,15 @@ def read_ms_cxr(file: Path) -> pd.DataFrame:
 
 def _ms_cxr_csv(file: Path) -> pd.DataFrame:
     columns = ("dicom_id", "category_name", "label_text", *_BOX)
-    frame = read_table(file, columns, other_columns=("path", "subject_id"))
+    frame = read_table(file, columns, other_columns=("path", "subject_id", "split"))
     frame = frame.rename(columns={"category_name": "category", "label_text": "phrase"})
     frame["box_id"] = [f"row {row} {dicom_id}" for row, dicom_id in enumerate(frame["dicom_id"], start=1)]
-    return frame.assign(**{name: "" for name in ("path", "subject_id") if name not in frame})
+    return frame.assign(**{name: "" for name in ("path", "subject_id", "split") if name not in frame})
 
 
 def _ms_cxr_json(file: Path) -> pd.DataFrame:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         images = {image["id"]: image for image in content["images"]}
         categories = {category["id"]: category["name"] for category in content["categories"]}
         rows = []
@@ -175,19 +214,20 @@ def _ms_cxr_json(file: Path) -> pd.DataFrame:
                     "dicom_id": dicom_id,
                     "path": image.get("path", ""),
                     "subject_id": image.get("subject_id", ""),
+                    "split": str(image.get("split", box.get("split", ""))),
                     "category": categories[box["category_id"]],
                     "phrase": box["label_text"],
                     **dict(zip(_BOX, (x, y, w, h, image["width"], image["height"]), strict=True)),
                 }
             )
-    # RecursionError: thousands of nested brackets; ValueError: not JSON or UTF-8, or a number of thousands of digits.
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    # ValueError: not JSON or UTF-8, thousands of nested brackets, or a number of thousands of digits.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         missing = "nothing named or numbered " if isinstance(error, KeyError) else ""
         raise ReleaseError(
             f"{file} is not in the format of MS-CXR ({missing}{error}); expected JSON with the COCO keys images, "
             "annotations (image_id, category_id, bbox, label_text) and categories; download it again"
         ) from error
-    columns = ("box_id", "dicom_id", "path", "subject_id", "category", "phrase", *_BOX)
+    columns = ("box_id", "dicom_id", "path", "subject_id", "split", "category", "phrase", *_BOX)
     return pd.DataFrame(rows, columns=list(columns))
 
 
@@ -203,7 +243,7 @@ def phantom_rates(folder: Path) -> dict[str, Any]:
     file = folder / "phantom_truth" / "phantom.json"
     if not file.is_file():
         return {}
-    marker = json.loads(file.read_text(encoding="utf-8"))
+    marker = read_json(file, "generate the phantom again")
     return {name: marker[name] for name in ("false_negatives", "rare_findings") if name in marker}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,7 @@ import pandas as pd
 
 from medclip_dcl.ask.file_state import FileState
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import write_bytes, write_json, write_parquet
+from medclip_dcl.common.files import parse_json, write_bytes, write_json, write_parquet
 from medclip_dcl.common.journal import Journal
 
 IMAGE, ERROR, WARNING, STATE = "image", "error", "warning", "file"
@@ -135,7 +134,7 @@ class ScoreTable:
                 "--output, or remove it"
             )
         try:
-            about, frame = json.loads(self._description.read_bytes()), self._read()
+            about, frame = parse_json(self._description.read_bytes()), self._read()
             states = self._read_states()
         except (OSError, ValueError) as error:
             said = " ".join(str(error).split())

@@ -55,6 +55,7 @@ from medclip_dcl.runs.saved import (
     command_of_test,
     describe_checkpoint,
     differing_settings,
+    read_json,
 )
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.best_checkpoint import BestCheckpoint, check_callbacks, complete_selection
@@ -493,7 +494,7 @@ def _is_comparable(results: Path, untrained: Path) -> bool:
     """True if both were measured in the same way on the same data."""
     if not (results.is_file() and untrained.is_file()):
         return False
-    a, b = (json.loads(file.read_text(encoding="utf-8")) for file in (results, untrained))
+    a, b = (read_json(file) for file in (results, untrained))
     keys = ("format_version", "protocol", "dataset", "images", "counts", "precision")
     return all(a.get(key) == b.get(key) for key in keys)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import parse_json
 
 
 class Journal:
@@ -45,7 +46,7 @@ class Journal:
             self.file.unlink()
             return
         try:
-            about, *entries = map(json.loads, lines)
+            about, *entries = map(parse_json, lines)
         except ValueError as error:
             raise UserError(f"{self.file} is damaged ({error}); remove it") from error
         self.require_same(about, self.file)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import MissingFileError, UserError
-from medclip_dcl.common.files import write_bytes
+from medclip_dcl.common.files import parse_json, write_bytes
 from medclip_dcl.common.formats import CHECKPOINT, NETWORK, VERSION_KEY
 
 CONFIG_FILE = "config.json"
@@ -236,7 +236,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     if file.suffix != _SAFETENSORS:
         return {}
     with safe_open(file, framework="pt") as stream:
-        return json.loads((stream.metadata() or {}).get(_SETTINGS, "{}"))
+        return parse_json((stream.metadata() or {}).get(_SETTINGS, "{}"))
 
 
 def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
@@ -267,7 +267,7 @@ def _read_exported_config(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG_FILE
     config = None
     with suppress(ValueError):  # truncated
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = parse_json(file.read_text(encoding="utf-8"))
     if not isinstance(config, dict) or "image_encoder" not in config:
         raise UserError(
             f"{file} does not describe an image-text network; give a run folder, a .ckpt file, or a folder of "

@@ -7,7 +7,6 @@ the global vector in a further last row where the encoder has one (`ImageTextNet
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from medclip_dcl.common.files import parse_json
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.pictures.geometry import View
 
@@ -73,7 +73,7 @@ class Features:
         self._images = MappedRows(self.folder / IMAGES_FILE, in_memory)
         self._sentences = MappedRows(self.folder / SENTENCES_FILE)
         try:
-            self.info = FeaturesInfo(**json.loads((self.folder / INFO_FILE).read_text(encoding="utf-8")))
+            self.info = FeaturesInfo(**parse_json((self.folder / INFO_FILE).read_text(encoding="utf-8")))
             found = len(self._images.values), len(self._sentences.values)
         except (OSError, ValueError, TypeError) as error:
             names = sorted(file.parent.name for file in (prepared.folder / FOLDER).glob(f"*/{INFO_FILE}"))

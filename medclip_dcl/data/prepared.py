@@ -7,7 +7,6 @@ fingerprint of the content (`medclip_dcl.data.identity`).
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import digest, replacing, write_parquet
+from medclip_dcl.common.files import digest, parse_json, replacing, write_parquet
 from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
 from medclip_dcl.data.identity import IMAGE_FILES, Content, current_content
@@ -269,7 +268,7 @@ class PreparedSet:
                 f"python -m data_prep.mimic_cxr --source RAW --output {self.folder} (or folder, openi, public)"
             )
         try:
-            info = json.loads(file.read_text(encoding="utf-8"))
+            info = parse_json(file.read_text(encoding="utf-8"))
             PREPARED_SET.check(info, "format")
         except ValueError as error:  # a UserError is one
             raise PreparedDataError(f"{file}: {error}; prepare the set again into a new folder") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import time
 from collections.abc import Mapping
@@ -33,7 +32,7 @@ from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.pictures.plots import write_figure
 from medclip_dcl.runs.loggers import show_figures
 from medclip_dcl.runs.run_folder import RunFolder
-from medclip_dcl.runs.saved import RESULTS_FILE, RESULTS_FORMAT_VERSION
+from medclip_dcl.runs.saved import RESULTS_FILE, RESULTS_FORMAT_VERSION, read_json
 
 UNTRAINED_FILE = "results_untrained.json"
 IMAGES = "images"
@@ -192,7 +191,7 @@ def _tested_images(datamodule: EvaluationData) -> pd.DataFrame:
 def _forget_earlier(folder: Path, file_name: str) -> None:
     """Delete the results of an earlier test, so that none of them is mistaken for one of these."""
     results = folder / file_name
-    sections = list(json.loads(results.read_text(encoding="utf-8"))["metrics"]) if results.is_file() else []
+    sections = list(read_json(results)["metrics"]) if results.is_file() else []
     # First: without results.json the folder counts as untested.
     results.unlink(missing_ok=True)
     for section in [IMAGES, *sections]:

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float, Shaped
 from scipy.special import expit
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import write_text
+from medclip_dcl.common.files import parse_json, write_text
 from medclip_dcl.common.findings import PromptSource, read_prompts
 from medclip_dcl.common.formats import CALIBRATION, VERSION_KEY
 from medclip_dcl.metrics.summaries import calibration_error
@@ -163,7 +163,7 @@ class Calibration:
     def read(cls, file: Path) -> Calibration:
         """Read calibration.json."""
         try:
-            content = json.loads(file.read_text(encoding="utf-8"))
+            content = parse_json(file.read_text(encoding="utf-8"))
             CALIBRATION.check(content, str(file))
             del content[VERSION_KEY]
             findings = {}

@@ -30,6 +30,7 @@ from transformers import (
 from transformers.utils import logging
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import parse_json
 from medclip_dcl.common.weight_files import CONFIG_FILE, check_numbers, some_of
 
 Bert = TypeVar("Bert", BertModel, BertForMaskedLM)
@@ -296,7 +297,7 @@ def read_folder_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ModelFolderError(f"{file.parent} is not a model folder: {file.name} is missing")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError(f"expected an object, found a {type(content).__name__}")
         return content

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import read_yaml
+from medclip_dcl.common.files import parse_json, read_yaml
 
 RESULTS_FORMAT_VERSION = 2
 CONFIG_FILE = "config.yaml"
@@ -129,7 +128,7 @@ def value_at(metrics: Any, path: str) -> Any:
 def read_json(file: Path, remedy: str = "delete it and run the command that wrote it") -> dict[str, Any]:
     """Read a JSON file of a run folder."""
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise SavedResultsError(f"{file} is not readable JSON ({error}); {remedy}") from error
 

@@ -3,12 +3,38 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from medclip_dcl.common.errors import UserError, quoted
-from medclip_dcl.common.files import files_below, parse_yaml
+from medclip_dcl.common.files import files_below, parse_json, parse_yaml
+from medclip_dcl.common.journal import Journal
+from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.metrics.calibration import Calibration
+from medclip_dcl.networks.bert_folder import read_folder_json
+from medclip_dcl.runs.saved import read_json
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("config.json", read_folder_json),
+        ("calibration.json", Calibration.read),
+        ("dataset.json", lambda file: PreparedSet(file.parent)),
+        ("results.json", read_json),
+        ("entries.jsonl", lambda file: Journal(file, {}, "remove it")),
+    ],
+)
+def test_nested_brackets_are_no_json(tmp_path: Path, name: str, read: Callable[[Path], object]) -> None:
+    file = tmp_path / name
+    for content in ("[" * 100_000, '{"a":' * 100_000):
+        file.write_text(f"{content}\n")
+        with pytest.raises(UserError, match="its brackets are nested too deeply") as error:
+            read(file)
+        assert name in str(error.value) and len(str(error.value)) < 500
+    assert parse_json("[" * 500 + "]" * 500)
 
 
 def test_each_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

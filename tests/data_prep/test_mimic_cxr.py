@@ -650,6 +650,63 @@ def test_boxes_of_distorted_images_need_an_explanation(raw: Path) -> None:
     assert problems == [] and "  3 box     drawn on an image of n x n pixels" in page
 
 
+def _with_splits(raw: Path, **split_of: str) -> dict[str, Any]:
+    """Splits of MS-CXR 1.1.0 for the boxes of images 7, 9 and 11."""
+    edit_boxes(
+        raw, lambda content: [row.update(split=split_of[f"n{row['id']}"]) for row in content["images"]]
+    )
+    return {"ms_cxr_split": "val"}
+
+
+def test_boxes_of_one_split_of_mscxr(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = made(raw, output=raw.parent / "before")
+    assert "split" not in capsys.readouterr().err
+    _with_splits(raw, n7="train", n9="test", n11="val")
+    every = made(raw, output=raw.parent / "every")
+    said = "its split (train 1, test 1, val 1 boxes) is not used: all boxes are evaluated; choose some by --ms_cxr"
+    assert said in capsys.readouterr().err
+    assert every.table("boxes").equals(before.table("boxes"))
+    chosen = made(raw, ms_cxr_split="val")
+    assert chosen.table("boxes")["dicom_id"].tolist() == [dicom(11)]
+    assert (
+        chosen.info["counts"]["boxes_of_other_splits"] == 2
+        and chosen.info["options"]["ms_cxr_split"] == "val"
+    )
+    # No patient of the file is in training, with a box or without; an image of the test split is tested without one.
+    uses = chosen.table("images").set_index("dicom_id")["use"]
+    assert uses[[dicom(n) for n in (1, 7, 8, 9, 10, 11)]].tolist() == [
+        "train",
+        *["grounding"] * 2,
+        *["test"] * 2,
+        "grounding",
+    ]
+    assert check_set(chosen.folder)[1] == []
+    with pytest.raises(PreparedDataError, match="ms_cxr_split: val there, test now"):
+        prepare(settings(raw, ms_cxr_split="test"))
+
+
+def test_labels_of_test_by_a_radiologist(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # Study 50000001 is not of the test split, 50000099 not of this release.
+    (raw / "mimic-cxr-2.1.0-test-set-labeled.csv").write_text(
+        "study_id,Airspace Opacity,Edema\n50000008,1.0,-1.0\n50000004,0,\n50000001,0,0\n50000099,1,1\n"
+    )
+    before = made(raw, output=raw.parent / "before").table("labels").set_index("study_id")
+    prepared = made(raw, test_labels="radiologist")
+    labels = prepared.table("labels").set_index("study_id")
+    assert labels.loc[[50000008, 50000004], ["Lung Opacity", "Edema"]].to_numpy().tolist()[0] == [1, -1]
+    assert labels.loc[50000004, "Lung Opacity"] == 0 and labels.loc[50000004].count() == 1
+    assert before.loc[50000007].any() and labels.loc[50000007].isna().all()
+    others = ~labels.index.isin([50000004, 50000007, 50000008])
+    assert labels[others].equals(before[others])
+    said = capsys.readouterr().err
+    assert (
+        "labels of test: 2 studies by mimic-cxr-2.1.0-test-set-labeled.csv, which does not label Atelec"
+        in said
+    )
+    assert "the other 1 have none" in said
+    assert check_set(prepared.folder)[1] == []
+
+
 def write_truth(raw: Path, texts: dict[str, int]) -> None:
     truth = raw / "phantom_truth"
     truth.mkdir(exist_ok=True)
@@ -699,6 +756,12 @@ def _with_boxes(raw: Path, part: str, **changed: str) -> None:
     edit_boxes(raw, lambda content: [row.update(changed) for row in content[part]])
 
 
+def _labelled(raw: Path, text: str | None) -> dict[str, Any]:
+    if text is not None:
+        (raw / "mimic-cxr-2.1.0-test-set-labeled.csv").write_text(text)
+    return {"test_labels": "radiologist"}
+
+
 def _other_truth(raw: Path) -> None:
     for study in {study for _, study, _, _ in IMAGES.values()}:
         report_path(raw, study).write_text(f" FINDINGS:  Lungs clear.  Big heart{study % 2}.\n")
@@ -717,6 +780,20 @@ REFUSED: list[tuple[Callable[[Path], dict[str, Any] | None], str]] = [
     (_other_truth, r"1 of 3 sentences have no known class \(first: 'Big heart1\.'\)"),
     (lambda raw: {"ms_cxr": raw / "none.json"}, "none.json cannot be read .No such file"),
     (lambda raw: {"patients": raw / "none.csv"}, "none.csv cannot be read .No such file"),
+    (lambda raw: {"ms_cxr_split": "val"}, "--ms_cxr_split val: expected .*, found none 3; take that version, or leave"),
+    (lambda raw: {"ms_cxr_split": "val", "ms_cxr": None}, "--ms_cxr_split: expected the file of the boxes"),
+    (
+        lambda raw: _with_splits(raw, n7="train", n9="test", n11="train"),
+        "and boxes of it, found train 2, test 1",
+    ),
+    (lambda raw: _labelled(raw, None), "--test_labels radiologist: expected mimic-cxr-2.1.0-test-set-labeled.csv in"),
+    (lambda raw: _labelled(raw, "study_id,Edema\n50000099,1\n"), "labeled.csv: expected studies of the official test"),
+    (lambda raw: _labelled(raw, "study_id,Edma\n50000004,1\n"), "labeled.csv: expected a column for each .*found none"),
+    (lambda raw: _labelled(raw, "study_id,Edema\n50000004,2\n"), "column Edema: expected 1, 0, -1 or empty, found '2'"),
+    (
+        lambda raw: _labelled(raw, "study_id,Lung Opacity,Airspace Opacity\n50000004,1,0\n"),
+        "a column for each finding of CheXpert, found Lung Opacity, Airspace Opacity",
+    ),
     (lambda raw: {"output": raw}, "neither empty nor a prepared set; choose another --output"),
     (lambda raw: {"output": raw / "boxes.json"}, "boxes.json cannot be written .File exists.; choose another"),
     (lambda raw: {"output": raw / "boxes.json" / "set"}, "boxes.json/set cannot be written .Not a directory.; choose"),

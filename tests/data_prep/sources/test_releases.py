@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data_prep.sources import releases
 from data_prep.sources.releases import (
     ReleaseError,
     find_release,
@@ -125,6 +126,20 @@ def test_a_damaged_archive_is_an_error(tmp_path: Path, damage: Callable[[bytes],
         read_images(find_release(folder))
 
 
+@pytest.mark.parametrize(("name", "pack"), [("a.csv", bytes), ("a.csv.gz", gzip.compress)])
+def test_a_table_without_end_is_refused(
+    tmp_path: Path, name: str, pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releases, "MAX_BYTES", 2**20)
+    (tmp_path / name).write_bytes(pack(b"a" * 2**20))
+    assert len(releases.unpacked(tmp_path / name, "")) == 2**20
+    (tmp_path / name).write_bytes(pack(b"a" * (2**20 + 1)))
+    with pytest.raises(
+        ReleaseError, match=rf"{name}: expected a table of at most 0.00\d* GiB unpacked, found more; cut"
+    ):
+        releases.unpacked(tmp_path / name, "cut it")
+
+
 COCO = {
     "images": [
         {
@@ -173,7 +188,7 @@ def test_boxes_of_version_110_name_patients(tmp_path: Path) -> None:
     [
         ("{", "a.json is not in the format of MS-CXR (Expecting"),
         ("[]", "is not in the format of MS-CXR"),
-        ("[" * 100_000, "(maximum recursion depth"),
+        ("[" * 100_000, "MS-CXR (its brackets are nested too deeply"),
         (json.dumps(COCO).replace("2.5", "9" * 5000), "is not in the format of MS-CXR (Exceeds the limit"),
         (json.dumps({**COCO, "categories": []}), "of MS-CXR (nothing named or numbered 1)"),
         ('{"images": []}', "nothing named or numbered 'categories'); expected JSON with the COCO keys"),
