@@ -71,33 +71,42 @@ $(DEMO)/calibration.json: $(DEMO)/fit.json
 $(DEMO)/report.html: $(DEMO)/results.json $(DEMO)/calibration.json
 	$(RUN) -m medclip_dcl.report $(DEMO)
 
-# The official test patients are drawn anew: all boxes, and in a part of the release perhaps all findings, are theirs.
+# Each release has a set and runs of its own: the page of one must not be shown for another.
 NIH ?= data/nih_release
-NIH_RUNS := runs/nih
+NIH_FOLDER := '$(subst ','\'',$(NIH))'
+NIH_NAME := $(shell folder=$$(cd $(NIH_FOLDER) 2>/dev/null && pwd -P || echo $(NIH_FOLDER)); \
+    if [ "$$folder" = data/nih_release ] || [ "$$folder" -ef data/nih_release ]; then echo nih; \
+    else echo nih_$$(echo "$$folder" | cksum | cut -d ' ' -f 1); fi)
+NIH_SET := data/$(NIH_NAME)
+NIH_RUNS := runs/$(NIH_NAME)
 NIH_MODELS := random demo_encoder image_text
-NIH_OPTIONS := --source $(NIH) --size 256 --redraw_test --split_shares 0.5,0.1,0.4
+# The official test patients are drawn anew: all boxes, and in a part of the release perhaps all findings, are theirs.
+NIH_OPTIONS := --source $(NIH_FOLDER) --size 256 --redraw_test --split_shares 0.5,0.1,0.4
 NIH_CLASSIFIER := --config configs/finetune.yaml --config configs/nih/classifier.yaml
 
 nih: $(NIH_RUNS)/benchmark/benchmark.html
 	@echo "open $<"
 
-data/nih/dataset.json: | $(INSTALLED)
+$(NIH_SET)/dataset.json: | $(INSTALLED)
 	$(RUN) -m data_prep.public nih $(NIH_OPTIONS) --output $(@D)
 
-data/nih_templated/dataset.json: data/nih/dataset.json
+$(NIH_SET)_templated/dataset.json: $(NIH_SET)/dataset.json
 	$(RUN) -m data_prep.public nih $(NIH_OPTIONS) --output $(@D) --templates configs/prompts/public.yaml
 
-$(NIH_RUNS)/random/fit.json: data/nih/dataset.json
-	$(RUN) -m medclip_dcl fit $(NIH_CLASSIFIER) --config configs/nih/random.yaml --run_folder $(@D)
+$(NIH_RUNS)/random/fit.json: $(NIH_SET)/dataset.json
+	$(RUN) -m medclip_dcl fit $(NIH_CLASSIFIER) --config configs/nih/random.yaml --data.init_args.folder $(NIH_SET) \
+	    --run_folder $(@D)
 
-$(NIH_RUNS)/demo_encoder/fit.json: data/nih/dataset.json $(DEMO)/fit.json
-	$(RUN) -m medclip_dcl fit $(NIH_CLASSIFIER) --model.init_args.init_from $(DEMO)/checkpoints/best.ckpt --run_folder $(@D)
+$(NIH_RUNS)/demo_encoder/fit.json: $(NIH_SET)/dataset.json $(DEMO)/fit.json
+	$(RUN) -m medclip_dcl fit $(NIH_CLASSIFIER) --model.init_args.init_from $(DEMO)/checkpoints/best.ckpt \
+	    --data.init_args.folder $(NIH_SET) --run_folder $(@D)
 
-$(NIH_RUNS)/image_text/fit.json: data/nih_templated/dataset.json $(DEMO)/fit.json
-	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/nih/image_text.yaml --run_folder $(@D)
+$(NIH_RUNS)/image_text/fit.json: $(NIH_SET)_templated/dataset.json $(DEMO)/fit.json
+	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/nih/image_text.yaml \
+	    --data.init_args.folder $(NIH_SET)_templated --run_folder $(@D)
 
 $(NIH_RUNS)/benchmark/benchmark.html: $(NIH_MODELS:%=$(NIH_RUNS)/%/fit.json)
-	$(RUN) -m medclip_dcl.benchmark $(NIH_MODELS:%=$(NIH_RUNS)/%) $(DEMO) --sets data/nih --output $(@D)
+	$(RUN) -m medclip_dcl.benchmark $(NIH_MODELS:%=$(NIH_RUNS)/%) $(DEMO) --sets $(NIH_SET) --output $(@D)
 
 # A phantom for each mean share of false negatives, with findings that are rare in training, and encoders trained on it.
 STUDY := data/phantoms

@@ -158,6 +158,25 @@ def test_documented_commands_are_accepted_by_their_parsers(name, workplace, monk
         run(arguments)
 
 
+def test_each_nih_release_has_its_own_page(tmp_path):
+    """Of a folder whose name has a blank and a quote, whether it ends with a slash or not."""
+    (tmp_path / "an other's").mkdir()
+    pages = []
+    for folder in ("data/nih_release", "/nowhere/nih", f"{tmp_path}/an other's", f"{tmp_path}/an other's/"):
+        words = ["make", "--dry-run", "nih", f"NIH={folder}"]
+        said = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        sets = [shlex.split(line) for line in said.splitlines() if "data_prep.public" in line]
+        assert {words[words.index("--source") + 1] for words in sets} == {folder}
+        pages.append(said.splitlines()[-1])
+        name = pages[-1].split("/")[1]
+        assert [words[words.index("--output") + 1] for words in sets] == [
+            f"data/{name}",
+            f"data/{name}_templated",
+        ]
+        assert said.count(f"--data.init_args.folder data/{name}") == 3
+    assert "open runs/nih/benchmark" in pages[0] and len({*pages}) == 3 and pages[2] == pages[3]
+
+
 def test_documented_make_targets_installs_and_batch_files_exist():
     others = {" ".join(words): words for words in COMMANDS.values() if words[:2] != ["python", "-m"]}
     assert {"make demo", "make test", "pip install -e ."} <= set(others)
