@@ -29,7 +29,7 @@ import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.rows import NO_REPORT, PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
 from data_prep.sources.spellings import find_files
+from data_prep.text.abbreviations import LANGUAGES
 from data_prep.text.sections import OWN_RULES_VERSION
 from medclip_dcl.common.command_line import option, parse_options, run_command
 from medclip_dcl.common.findings import CHEXPERT
@@ -145,6 +146,9 @@ class Settings(row_tables.Settings):
     )
     delimiter: str | None = option("between two values (the header's)", None, type=_delimiter)
     encoding: str | None = option("of the table (utf-8, or utf-16 with its mark)", None, type=_encoding)
+    language: str | None = option(
+        "of all reports (that of each one's words, else that of most)", None, choices=tuple(LANGUAGES)
+    )
     drop_bad_rows: bool = option("leave out bad rows, with reasons, instead of refusing the table", False)
 
 
@@ -171,6 +175,7 @@ def prepare(settings: Settings) -> None:
             **(
                 {"label_values": dict(sorted(settings.label_values.items()))} if settings.label_values else {}
             ),
+            **({"language": settings.language} if settings.language is not None else {}),
         },
     )
     preparation.prepare_set(settings, made_from, lambda: _read(settings, table, columns, check))
@@ -301,7 +306,7 @@ def _read(settings: Settings, table: CsvFile, columns: dict[str, str], check: Ta
     others = n_images - int((rows["image"] != "").sum()) - [kind for kind, *_ in check.rejects].count("image")
     counts = {"images_in_release": n_images, "images_not_frontal": others, "placeholders": placeholders}
     counts |= {"labels_not_read": unread} if unread else {}
-    return row_tables.rows_source(rows, settings, check, counts)
+    return replace(row_tables.rows_source(rows, settings, check, counts), language=settings.language)
 
 
 def _cells(

@@ -99,6 +99,7 @@ class Source:
         labels: by study, as `releases.read_labels` gives them.
         reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once. None: a set without any.
         no_reports: error message if no report was found.
+        language: of all reports, from `abbreviations.LANGUAGES`; None: each one's own.
         studies: study_id, subject_id, official_split of reports that come without images; None where there are images.
         boxes: with the view of each one's image (without: all on `images`), `box_id`, and image_width and image_height
             of the image that they were drawn on (NaN: the image itself); None without any.
@@ -116,6 +117,7 @@ class Source:
     reports: Iterable[Report] | None = None
     n_reports: int = 0
     no_reports: str = ""
+    language: str | None = "en"
     studies: pd.DataFrame | None = None
     boxes: pd.DataFrame | None = None
     masks: pd.DataFrame | None = None
@@ -142,13 +144,20 @@ def _make(settings: Settings, made_from: Mapping[str, Any], source: Source) -> d
     """Write the set; returns the content of dataset.json."""
     if (settings.output / "dataset.json").exists():
         print(f"{settings.output}: images that are missing or were changed are made again")
-    write_json(made_from, settings.output / _UNFINISHED)
+    others = _kept_language(settings.output)
+    write_json({**made_from, **({"language": others} if others else {})}, settings.output / _UNFINISHED)
     _refuse_boxes(settings, source)
     with worker_processes(settings.workers) as pool:
         found = Sentences()
         if source.reports is not None and isinstance(settings, ReportSettings):
             found = read_sentences(
-                source.reports, source.n_reports, settings.sections, pool, source.no_reports
+                source.reports,
+                source.n_reports,
+                settings.sections,
+                pool,
+                source.no_reports,
+                source.language,
+                others,
             )
             unusable = {str(study): found.reasons[study] for study in found.unusable}
             _refuse_many(settings, "report", unusable, source.n_reports, _COMPLETE)
@@ -164,10 +173,18 @@ def _make(settings: Settings, made_from: Mapping[str, Any], source: Source) -> d
     _write_rejects(settings.output, rejects)
     kinds = ("image", "report", "box", *(("mask",) if "masks" in written else ()))
     counts["rejects"] = {kind: [row[0] for row in rejects].count(kind) for kind in kinds}
-    info = {**made_from, "counts": counts, **describe(settings.output, written)}
+    kept = {"language": found.language} if found.languages else {}
+    info = {**made_from, **kept, "counts": counts, **describe(settings.output, written)}
     write_json(info, settings.output / "dataset.json")
     (settings.output / _UNFINISHED).unlink()
     return info
+
+
+def _kept_language(output: Path) -> str | None:
+    """Language of reports that do not tell theirs, as it was told at first: a set that grows is cut as before."""
+    files = (output / name for name in ("dataset.json", _UNFINISHED))
+    infos = (json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file())
+    return next((info["language"] for info in infos if "language" in info), None)
 
 
 @contextmanager
@@ -241,8 +258,9 @@ def _assemble(
         **({} if source.reports is None else {"sentences_without_letter": found.without_letter}),
         **({"boxes_scaled": scaled} if scaled else {}),
     }
-    if found.taken:
-        counts["texts"] = found.taken
+    for name, numbers in (("texts", found.taken), ("languages", found.languages), ("scripts", found.scripts)):
+        if numbers:
+            counts[name] = numbers
     if "rows" in images:
         is_resized = (images["height"] != images["rows"]) | (images["width"] != images["columns"])
         counts["images_of_other_size_than_in_metadata"] = int(is_resized.sum())
@@ -459,6 +477,7 @@ def count_lines(counts: Mapping[str, Any]) -> list[str]:
             else ["  reports    none"]
         ),
         *_text_lines(counts),
+        *_language_lines(counts),
         f"  boxes      {counts['boxes']:,}{scaled}",
         *([f"  masks      {counts['masks']:,}"] if "masks" in counts else []),
         *_case_lines(counts),
@@ -471,6 +490,16 @@ def _text_lines(counts: Mapping[str, Any]) -> list[str]:
     total = sum(number for _, (number, _) in texts)
     lines = [f"{number / total:6.1%} {taken} (e.g. {shape})" for taken, (number, shape) in texts]
     return [f"  {'' if at else 'taken':<10} {line}" for at, line in enumerate(lines)]
+
+
+def _language_lines(counts: Mapping[str, Any]) -> list[str]:
+    """Languages of the reports, unless one was given for all, and scripts that the rules do not know."""
+    kinds = {"languages": "", "scripts": ": their heads and abbreviations are not known"}
+    return [
+        f"  {kind[:-1]:<10} {', '.join(f'{name} {n:,}' for name, n in counts[kind].items())} (reports){remark}"
+        for kind, remark in kinds.items()
+        if kind in counts
+    ]
 
 
 def _case_lines(counts: Mapping[str, Any]) -> list[str]:

@@ -12,6 +12,8 @@ import re
 import warnings
 from typing import Any
 
+from data_prep.text.abbreviations import full_stops
+
 # No sentence ends with these.
 _FUNCTION_WORDS = (
     "a|an|the|no|any|some|each|all|both|this|that|these|those|its|his|her|their|our|and|or|nor|but|of|in|on|at|to|from"
@@ -88,6 +90,11 @@ _CLOSES_HEAD = re.compile(
     rf":[^.:;?!]*?\b(?!(?i:{_FUNCTION_WORDS}|{_OF_PART})\b)\w+\)?"
     rf"(?= (?=[A-Z])(?:(?i:{_PART}|{_OF_PART})(?: ?[/,&] ?| )(?i:and |of |the )*){{0,6}}?(?i:{_PART}):)"
 )
+# Marks of other scripts, and a forgotten blank between letters that are not ASCII's.
+_CLOSES_ELSEWHERE = re.compile(
+    r"(?:[。！？；｡।॥؟۔።။]|(?<!\d)．|．(?!\d))+[」』”’）】》\"')]*(?=\s*\S)"
+    r"|[à-ÿ]\.(?=[A-ZÀ-Þ])|[a-z]\.(?=[À-Þ])|[а-яёα-ώ]{2}\.(?=[А-ЯЁΑ-Ω])"
+)
 # Each matches up to a mark that closes nothing.
 _GOES_ON = re.compile(
     "|".join(
@@ -115,13 +122,18 @@ _NUMBERED_REFERENCE = (
 _CHUNK = re.compile(r".{1,2000}(?:[.?!] |$)|.{1,4000}(?: |$)|.{1,4000}", re.DOTALL)
 
 
-def sentence_starts(passage: str) -> list[int]:
+def sentence_starts(passage: str, language: str = "en") -> list[int]:
     """Ascending positions, the first 0, at which the sentences of a passage (one line, not empty) begin.
 
-    What stands between two of them may lack a letter ("___.", ". .").
+    `language`: one of `abbreviations.LANGUAGES`. What stands between two of them may lack a letter ("___.", ". .").
     """
-    hidden = _GOES_ON.sub(lambda match: match[0][:-1] + _HIDDEN, passage)
-    found = {match.end() for rule in (_CLOSES, _CLOSES_HEAD) for match in rule.finditer(hidden)}
+    known, found = passage, set()
+    if (rules := full_stops(language)) is not None:
+        known = rules[0].sub(lambda match: match[0].replace(".", _HIDDEN), passage)
+        found = {match.end() for match in rules[1].finditer(passage) if known[match.end() - 1] == "."}
+    hidden = _GOES_ON.sub(lambda match: match[0][:-1] + _HIDDEN, known)
+    for closes in (_CLOSES, _CLOSES_HEAD, *(() if passage.isascii() else (_CLOSES_ELSEWHERE,))):
+        found |= {match.end() for match in closes.finditer(hidden)}
     sure = sorted({0, *found, len(passage)})
     starts = set()
     for begin, end in zip(sure, sure[1:], strict=False):

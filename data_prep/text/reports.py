@@ -6,6 +6,7 @@ import itertools
 import struct
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import NamedTuple
 
 from data_prep.command import progress
 from data_prep.sources.releases import ReleaseError
+from data_prep.text.abbreviations import language_of, unknown_script
 from data_prep.text.exports import plain_text
 from data_prep.text.sections import Section, own_sections, study_sections
 from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
@@ -55,11 +57,14 @@ class Passages(NamedTuple):
     """The passages of a report as (section, passage) in order, or why it cannot be used.
 
     `has_others`: there are findings or an impression, but not the chosen sections. `taken`: the sections that were
-    taken, and their shape (lines, words); of MIMIC-CXR ("", "").
+    taken, and their shape (lines, words); of MIMIC-CXR ("", ""). `language`: the one with the most function words, and
+    their number. `script`: of an own report, if the rules do not know it.
     """
 
     found: tuple[tuple[str, str], ...] = ()
     taken: tuple[str, str] = ("", "")
+    language: tuple[str, int] = ("", 0)
+    script: str = ""
     reason: str = ""
     is_unreadable: bool = False
     has_others: bool = False
@@ -71,6 +76,8 @@ class Sentences:
 
     `unusable`: studies whose report is missing, unreadable or empty; the others lack the chosen sections only.
     `taken`: sections that were taken -> number of reports, and the shape of one; empty for MIMIC-CXR.
+    `language`: that of reports whose own words do not tell; `languages`: number of reports by language, empty where one
+    was given for all; `scripts`: the same of reports in a script that the rules do not know.
     """
 
     of_study: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
@@ -78,6 +85,9 @@ class Sentences:
     unusable: set[int] = field(default_factory=set)
     without_letter: int = 0
     taken: dict[str, tuple[int, str]] = field(default_factory=dict)
+    language: str = "en"
+    languages: dict[str, int] = field(default_factory=dict)
+    scripts: dict[str, int] = field(default_factory=dict)
 
 
 def report_places(source: Path, reports: Path | None) -> list[Path]:
@@ -134,18 +144,43 @@ def _with_content(report: Report, archive: zipfile.ZipFile, member: str | None) 
 
 
 def read_sentences(
-    reports: Iterable[Report], total: int, wanted: Sequence[str], pool: Executor | None, nowhere: str
+    reports: Iterable[Report],
+    total: int,
+    wanted: Sequence[str],
+    pool: Executor | None,
+    nowhere: str,
+    language: str | None = "en",
+    others: str | None = None,
 ) -> Sentences:
-    """Sentences of the wanted sections of `total` reports; `nowhere` is said if none can be read."""
+    """Sentences of the wanted sections of `total` reports; `nowhere` is said if none can be read.
+
+    `language`: of all reports; None: each one's own if it has two function words or more, else that of `others`, by
+    default the one that most reports have.
+    """
     read = partial(read_passages, wanted=tuple(wanted))
     results = progress(_in_blocks(read, iter(reports), pool), total, "reports", "reports")
     texts = dict(results)
     if texts and all(text.is_unreadable for text in texts.values()):
         raise ReleaseError(nowhere)
-    distinct = sorted({passage for text in texts.values() for _, passage in text.found})
-    cut = pool.map(split_sentences, distinct, chunksize=64) if pool else map(split_sentences, distinct)
+    own = {
+        study: text.language[0] if text.language[1] > 1 else "" for study, text in texts.items() if text.found
+    }
+    votes = Counter(text.language[0] for text in texts.values() if text.language[0])
+    result = Sentences(language=language or others or max(votes, key=votes.__getitem__, default="en"))
+    if language is None:
+        told = Counter(name or f"{result.language} (too few words tell)" for name in own.values())
+        result.languages = dict(told.most_common())
+    result.scripts = dict(Counter(text.script for text in texts.values() if text.script).most_common())
+    language_of_study = {study: language or own.get(study) or result.language for study in texts}
+    distinct = sorted(
+        {(passage, language_of_study[study]) for study, text in texts.items() for _, passage in text.found}
+    )
+    columns = [passage for passage, _ in distinct], [language for _, language in distinct]
+    cut = pool.map(split_sentences, *columns, chunksize=64) if pool else map(split_sentences, *columns)
     pieces = progress(cut, len(distinct), "sentences", "passages")
-    return _collect(texts, dict(zip(distinct, pieces, strict=True)))
+    sentences_of = dict(zip(distinct, pieces, strict=True))
+    _collect(result, texts, lambda study, passage: sentences_of[passage, language_of_study[study]])
+    return result
 
 
 def _in_blocks(
@@ -182,7 +217,10 @@ def _own_passages(given: Sequence[Section], wanted: Sequence[str]) -> Passages:
     n_given = sum(len(with_line_breaks(section.text).split()) for section in plain)
     n_words = sum(len(section.text.split()) for section in sections)
     shape = f"{n_words} of {n_given} words, on {n_lines} line{'s' * (n_lines != 1)}"
-    return _passages(sections, partial(own_sections, plain), wanted)._replace(taken=(taken, shape))
+    text = "\n".join(section.text for section in plain)
+    return _passages(sections, partial(own_sections, plain), wanted)._replace(
+        taken=(taken, shape), language=language_of(text), script=unknown_script(text)
+    )
 
 
 def _passages(sections: Sequence[Section], every: Callable[[], object], wanted: Sequence[str]) -> Passages:
@@ -222,14 +260,17 @@ def _text(report: Report) -> str | Passages:
         return content.decode("latin-1")
 
 
-def _collect(texts: Mapping[int, Passages], sentences_of: Mapping[str, Sequence[str]]) -> Sentences:
-    result = Sentences()
+def _collect(
+    result: Sentences, texts: Mapping[int, Passages], cut: Callable[[int, str], Sequence[str]]
+) -> None:
     for study_id, text in texts.items():
         taken, shape = text.taken
         if taken:
             number, shape = result.taken.get(taken, (0, shape))
             result.taken[taken] = (number + 1, shape)
-        every = [(section, sentence) for section, passage in text.found for sentence in sentences_of[passage]]
+        every = [
+            (section, sentence) for section, passage in text.found for sentence in cut(study_id, passage)
+        ]
         kept = [(section, sentence) for section, sentence in every if has_letter(sentence)]
         result.without_letter += len(every) - len(kept)
         if kept:
@@ -238,4 +279,3 @@ def _collect(texts: Mapping[int, Passages], sentences_of: Mapping[str, Sequence[
             result.reasons[study_id] = text.reason or "report has no sentence with a letter"
             if not text.has_others:
                 result.unusable.add(study_id)
-    return result

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from data_prep.text.abbreviations import ORDINAL_FOLLOWS
 from data_prep.text.boundaries import NO_ITEM_FOLLOWS, line_ends_sentence, sentence_starts
 
 RULES_VERSION = 6
@@ -81,13 +82,13 @@ def passages(text: str) -> list[str]:
     return [item for item in map(str.strip, _without_marks(found).split("\n")) if item]
 
 
-def split_sentences(passage: str) -> list[str]:
+def split_sentences(passage: str, language: str = "en") -> list[str]:
     """Sentences of one passage, as written, with single blanks; together they are the whole passage.
 
     Also those without a letter, see `has_letter`.
     """
     passage = " ".join(passage.split())
-    starts = sentence_starts(passage)
+    starts = sentence_starts(passage, language)
     pieces = (passage[a:b].strip() for a, b in zip(starts, [*starts[1:], len(passage)], strict=True))
     return [piece for piece in pieces if piece]
 
@@ -145,7 +146,7 @@ _ORDERS = (
 )
 # Characters before a mark that matter; all of them would make long texts slow.
 _NEAR = 100
-_ENDS_CLAUSE = re.compile(r"(?:^|[.:;?!)\]\"])\s*$", re.MULTILINE)
+_ENDS_CLAUSE = re.compile(r"(?:^|[.:;?!)\]\"。：；？！])\s*$", re.MULTILINE)
 # "Hand 1. Fracture of the thumb."
 _HEADING = re.compile(r"(?:^|[.:;?!]\s+)(?:[A-Z][a-z]+\s+)?[A-Za-z][a-z]{3,}\s*$", re.MULTILINE)
 # "(1) a nodule and (2) an effusion" behind a colon: an enumeration within a sentence.
@@ -156,6 +157,7 @@ def _mark(order: tuple[str, ...]) -> re.Pattern[str]:
     """ "1. No", "1) No", "(1) No", "1.No", "1.) No", "[1] No", "#1 No", "1: No", "1- No"; not "1.5 cm"."""
     signs = "|".join(sorted(order, key=len, reverse=True))
     numbers = r"|\#\s?(?P<hashed>\d{1,2})[.:)]?\s+(?=[\w(])|(?P<loose>\d{1,2})(?::|\s?-)\s*(?=[A-Z])"
+    numbers += r"|（?(?P<wide>\d{1,2})[．、）]\s*(?=[^\W\d_])"
     return re.compile(
         rf"(?<![\w,/:-])(?<!\d\.)(?<!\b[A-Za-z]\.)"
         rf"(?:[(\[]?(?P<sign>{signs})\s?[.)\]]+-?(?:\s+(?=[\w(\"])|(?=[A-Z])|(?<=\))(?=[a-z]{{2}}))"
@@ -188,7 +190,7 @@ def _items(text: str, order: tuple[str, ...], mark: re.Pattern[str]) -> Iterator
         before = text[max(0, match.start() - _NEAR) : match.start()]
         next_sign = text[match.end() : match.end() + 1]
         follows = last is not None and rank == last + 1
-        if NO_ITEM_FOLLOWS.search(before):
+        if NO_ITEM_FOLLOWS.search(before) or (order is _NUMBERS and ORDINAL_FOLLOWS.match(text, match.end())):
             continue
         if not _ENDS_CLAUSE.search(before):
             is_heading = match[0].startswith("1.") and next_sign.isupper() and _HEADING.search(before)

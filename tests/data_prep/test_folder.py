@@ -16,6 +16,7 @@ from PIL import Image
 from data_prep import check, score_sentences
 from data_prep import folder as command
 from data_prep.folder import Settings, prepare
+from data_prep.sources import preparation
 from data_prep.sources.preparation import summary
 from data_prep.sources.releases import ReleaseError
 from data_prep.sources.rows import draw_split
@@ -597,3 +598,20 @@ def test_open_i_table_is_read_as_reports(
     said = "".join(capsys.readouterr())
     for text in prepared.table("sentences")["text"].head(300):
         assert len(text) < 30 or text not in said
+
+
+def test_language_of_reports_is_kept_and_said(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Most reports' language is told once and kept, so that a set that grows is cut as before."""
+    german = ["Kein Erguss und keine Stauung.", "Narbe re. Oberlappen.", "Alt."]
+    rows = pd.DataFrame(
+        {"patient": ["p1", "p2", "p3"], "split": ["train", "validate", "test"], "text": german}
+    )
+    prepared = made(table, rows, text_only=True)
+    assert "  language   de (too few words tell) 2, de 1 (reports)\n" in capsys.readouterr().out
+    assert "Narbe re. Oberlappen." in set(prepared.table("sentences")["text"])
+    assert preparation._kept_language(prepared.folder) == prepared.info["language"] == "de"
+    with pytest.raises(PreparedDataError, match="language: none there, en now"):
+        prepare(settings(table, text_only=True, language="en"))
+    english = made(table, text_only=True, language="en", output=table.parent / "english")
+    assert {"Narbe re.", "Oberlappen."} <= set(english.table("sentences")["text"])
+    assert "language" not in english.info and "languages" not in english.info["counts"]
