@@ -183,7 +183,7 @@ def _make(settings: Settings, made_from: Mapping[str, Any], source: Source) -> d
 def _kept_language(output: Path) -> str | None:
     """Language of reports that do not tell theirs, as it was told at first: a set that grows is cut as before."""
     files = (output / name for name in ("dataset.json", _UNFINISHED))
-    infos = (json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file())
+    infos = (parse_json(file.read_text(encoding="utf-8")) for file in files if file.is_file())
     return next((info["language"] for info in infos if "language" in info), None)
 
 
