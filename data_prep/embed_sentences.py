@@ -39,6 +39,7 @@ from medclip_dcl.data.prepared import (
     PreparedSet,
     TextEmbedding,
     report_embedding,
+    seal_of_texts,
     write_text_embedding,
 )
 
@@ -108,7 +109,7 @@ def embed_sentences(settings: Settings) -> Path:
         rows = RowFile(file.with_name(f".{file.stem}.rows.progress.npy"), pieces.n_distinct, kept)
         values = _embedded(network, pieces, budget, rows, settings.pooling)[pieces.row]
         embedding = TextEmbedding(ids, values)
-        write_text_embedding(embedding, file, {_MEANING: meaning})
+        write_text_embedding(embedding, file, {_MEANING: meaning, **seal_of_texts(sentences)})
         print(f"{file}: {len(ids):,} sentences, {values.shape[1]} dimensions", flush=True)
         if count := int(pieces.is_truncated.sum()):
             print(f"  {count:,} sentences were too long for the model: only their beginning was embedded")

@@ -38,6 +38,7 @@ import pandas as pd
 from data_prep.sources import preparation, releases
 from data_prep.sources import rows as row_tables
 from data_prep.sources.cells import with_texts
+from data_prep.sources.growth import digests_of_rows
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.rows import NO_REPORT, PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
@@ -178,7 +179,7 @@ def prepare(settings: Settings) -> None:
             **({"language": settings.language} if settings.language is not None else {}),
         },
     )
-    preparation.prepare_set(settings, made_from, lambda: _read(settings, table, columns, check))
+    preparation.prepare_set(settings, made_from, lambda: _read(settings, table, columns, check), True)
 
 
 def _table(settings: Settings, check: TableCheck) -> tuple[CsvFile, str]:
@@ -298,6 +299,7 @@ def _read(settings: Settings, table: CsvFile, columns: dict[str, str], check: Ta
     rows = check.require(rows, "patient", rows["patient"] != "", "a name in every row", refuse=False)
     if "study" not in rows:
         rows = rows.assign(study=[str(row - 1) for row in rows.index])
+    digests = digests_of_rows(rows)
     if "view" in rows:
         rows = _of_wanted_views(rows, settings, check)
     rows = row_tables.with_image_paths(rows, root, check)
@@ -306,7 +308,8 @@ def _read(settings: Settings, table: CsvFile, columns: dict[str, str], check: Ta
     others = n_images - int((rows["image"] != "").sum()) - [kind for kind, *_ in check.rejects].count("image")
     counts = {"images_in_release": n_images, "images_not_frontal": others, "placeholders": placeholders}
     counts |= {"labels_not_read": unread} if unread else {}
-    return replace(row_tables.rows_source(rows, settings, check, counts), language=settings.language)
+    source = row_tables.rows_source(rows, settings, check, counts)
+    return replace(source, language=settings.language, rows=digests)
 
 
 def _cells(

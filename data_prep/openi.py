@@ -33,6 +33,7 @@ import pandas as pd
 
 from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
+from data_prep.sources.growth import files_of_set
 from data_prep.sources.images import listed_files
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import ReleaseError, is_placeholder, read_label_table, read_table, require
@@ -149,7 +150,8 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
     view_of = {_key(name): view for (_, name), view in views.items()}
     rows["view"] = [view_of.get(_key(name), "") for name in rows["name"]]
     root = place.parent if settings.text_only else _image_folder(settings, place)
-    files = {} if settings.text_only else _files_by_name(root)
+    files = {_stem(name): root / name for name in files_of_set(settings.output, root)}
+    files |= {} if settings.text_only else _files_by_name(root)
     rows["file"] = rows["name"].map(lambda name: files.get(_stem(name)))
     is_image = rows["name"] != ""
     is_wanted = is_image & ((rows["view"] == "Frontal") | settings.all_views)

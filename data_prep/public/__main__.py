@@ -19,6 +19,7 @@ from data_prep.public import chestx_det, chexpert, nih, padchest, rsna, siim, vi
 from data_prep.public.tables import PublicTables, ReleaseFolder
 from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
+from data_prep.sources.growth import files_of_set
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import ReleaseError
 from data_prep.sources.rows import TableCheck, draw_split, label_columns, rows_source
@@ -130,7 +131,7 @@ def _source(settings: Settings, folder: ReleaseFolder, tables: PublicTables, dra
     """Find the images, complete the split, and pass boxes and masks on."""
     rows = tables.rows
     is_used = ~rows["image"].isin(tables.left_out)
-    found = folder.images(rows.loc[is_used, "image"])
+    found = files_of_set(settings.output, folder.folder) | folder.images(rows.loc[is_used, "image"])
     is_there = rows["image"].isin(found)
     counts = {
         "images_in_release": len(rows),

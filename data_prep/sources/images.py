@@ -38,7 +38,7 @@ MAX_TIMES_LONGER = 8
 
 # Comment of a prepared file: how and from what it was made, and its checksum with zeros in the checksum's place.
 _STAMP = re.compile(
-    rb"(?P<made>medclip_dcl \d+; .*; from (?P<width>\d+) x (?P<height>\d+) pixels, \d+ bytes)"
+    rb"(?P<made>medclip_dcl \d+; .*; from (?P<width>\d+) x (?P<height>\d+) pixels, (?P<bytes>\d+) bytes)"
     rb"(; note (?P<note>.*))?(?P<crc>; crc [0-9a-f]{8})"
 )
 _NO_CRC = b"; crc 00000000"
@@ -95,7 +95,7 @@ def size_of(file: Path) -> tuple[int, int]:
 
 
 def prepare_image(job: Job) -> Outcome:
-    """Prepare one image, unless it was prepared from the same file in the same way before."""
+    """Prepare one image, unless it was prepared from the same file, or one that is gone, in the same way before."""
     try:
         size_of_file = job.source.stat().st_size
         finished = _finished(job, size_of_file)
@@ -103,7 +103,7 @@ def prepare_image(job: Job) -> Outcome:
             return finished
         grey = read_grey(job.source)
     except FileNotFoundError:
-        return Outcome(reason="image file is missing")
+        return _finished(job, None) or Outcome(reason="image file is missing")
     except UnusableImageError as error:
         return Outcome(reason=str(error))
     except OSError as error:
@@ -147,8 +147,11 @@ def _making(job: Job, outcome: Outcome, size_of_file: int) -> bytes:
     return f"medclip_dcl {RULES_VERSION}; {made}; {original}".encode()
 
 
-def _finished(job: Job, size_of_file: int) -> Outcome | None:
-    """The outcome of an image that is already prepared, undamaged, and made in this way; else None."""
+def _finished(job: Job, size_of_file: int | None) -> Outcome | None:
+    """The outcome of an image that is already prepared, undamaged, and made in this way; else None.
+
+    The size of the original is not compared where it is None.
+    """
     try:
         content = job.target.read_bytes()
         with Image.open(io.BytesIO(content), formats=("JPEG",)) as image:
@@ -159,6 +162,7 @@ def _finished(job: Job, size_of_file: int) -> Outcome | None:
     if stamp is None or _checksum(content.replace(stamp["crc"], _NO_CRC, 1)) != stamp["crc"]:
         return None
     outcome = Outcome(int(stamp["height"]), int(stamp["width"]), note=(stamp["note"] or b"").decode())
+    size_of_file = int(stamp["bytes"]) if size_of_file is None else size_of_file
     if stamp["made"] != _making(job, outcome, size_of_file):
         return None
     return _with_files(outcome, content, size_of_file)

@@ -1,7 +1,7 @@
 """Prepare a set from a `Source`, for `mimic_cxr`, `folder`, `openi` and `public`.
 
 Images are written one by one, so that an interrupted run continues; ``dataset.json`` is written last. A finished set is
-left unchanged, and a set made with other options is never overwritten.
+left unchanged, but for --complete, and a set made with other options is never overwritten.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from typing import Any
 
 import pandas as pd
 
+from data_prep.checks.tables import score_problems
 from data_prep.command import progress, worker_processes
 from data_prep.sources import images as image_files
 from data_prep.sources import tables
-from data_prep.sources.releases import ReleaseError, file_hash
+from data_prep.sources.growth import FILE, Found, Growth
+from data_prep.sources.releases import ReleaseError, and_others, file_hash
 from data_prep.text import sections, sentences
 from data_prep.text.reports import Report, Sentences, read_sentences
 from medclip_dcl.common.command_line import available_cores, number, option, whole_number
@@ -74,6 +76,7 @@ class Settings:
         type=number(1.0),
         metavar="SHARE",
     )
+    complete: bool = option("add images that a finished set lacks, and prepare changed ones again", False)
     workers: int = option(
         "processes (as many as there are cores)", 1, type=whole_number(1), default=available_cores()
     )
@@ -110,6 +113,7 @@ class Source:
         counts: further ones for dataset.json.
         rejects: rows that were left out while the tables were read.
         files: texts of more files of the set by name.
+        rows: digests of the rows of a table to which further rows may be added; None for a table that must stay.
     """
 
     images: pd.DataFrame
@@ -127,25 +131,42 @@ class Source:
     counts: Mapping[str, Any] = field(default_factory=dict)
     rejects: Sequence[tables.Reject] = ()
     files: Mapping[str, str] = field(default_factory=dict)
+    rows: Sequence[str] | None = None
 
 
-def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable[[], Source]) -> None:
-    """Prepare a set, finish a broken one, or say that it is finished; `read` reads and checks the source's tables."""
-    if _is_finished(settings.output, made_from):
-        return
+def prepare_set(
+    settings: Settings, made_from: Mapping[str, Any], read: Callable[[], Source], can_grow: bool = False
+) -> None:
+    """Prepare or complete a set, finish a broken one, or say that it is finished.
+
+    `read` reads and checks the source's tables; with `can_grow` it returns `Source.rows`.
+    """
+    _require_same(settings.output, made_from, can_grow)
     source = read()
+    found = Found.now(source.images, source.rows or ())
+    if _is_finished(settings, made_from, source, found):
+        return
     with _one_process_in(settings.output):
         # While this process was reading, another may have made the set.
-        if not _is_finished(settings.output, made_from):
-            print(summary(settings.output, _make(settings, made_from, source)))
+        if not _is_finished(settings, made_from, source, found):
+            _make(settings, made_from, source, found)
 
 
-def _make(settings: Settings, made_from: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """Write the set; returns the content of dataset.json."""
-    if (settings.output / "dataset.json").exists():
-        print(f"{settings.output}: images that are missing or were changed are made again")
-    others = _kept_language(settings.output)
-    write_json({**made_from, **({"language": others} if others else {})}, settings.output / _UNFINISHED)
+def _make(settings: Settings, made_from: Mapping[str, Any], source: Source, found_now: Found) -> None:
+    """Write the set and print its summary."""
+    output = settings.output
+    finished, unfinished = output / "dataset.json", output / _UNFINISHED
+    kept = Found.of_set(output) or Found({}, set())
+    growth = Growth.between(kept, found_now, source.images)
+    earlier: dict[str, Any] = next(
+        (parse_json(file.read_text(encoding="utf-8")) for file in (finished, unfinished) if file.exists()), {}
+    )
+    if finished.exists() and not growth.is_any:
+        print(f"{output}: images that are missing or were changed are made again")
+    elif "fingerprint" in earlier:
+        print(f"{output} is completed: {growth}{_named(growth.changed)}")
+    # Of a set that is completed the fingerprint stays, to be compared, and the language: it is cut as before.
+    write_json({**earlier, **made_from}, unfinished)
     _refuse_boxes(settings, source)
     with worker_processes(settings.workers) as pool:
         found = Sentences()
@@ -157,15 +178,21 @@ def _make(settings: Settings, made_from: Mapping[str, Any], source: Source) -> d
                 pool,
                 source.no_reports,
                 source.language,
-                others,
+                earlier.get("language"),
             )
             unusable = {str(study): found.reasons[study] for study in found.unusable}
             _refuse_many(settings, "report", unusable, source.n_reports, _COMPLETE)
+        if growth.is_any:
+            # From here on the set does not count as finished.
+            finished.unlink(missing_ok=True)
+            _remove_stale(output, growth, source.images)
+        kept_images = {name: kept.images[name] for name in growth.gone} | found_now.images
+        Found(kept_images, found_now.rows).write(output)
         images, image_rejects = _prepare_images(source.images, settings, pool)
     written, rejects, counts = _assemble(source, images, found, settings.cases)
     rejects = [*source.rejects, *image_rejects, *rejects]
     # While the tables are written again, the set must not count as finished.
-    (settings.output / "dataset.json").unlink(missing_ok=True)
+    finished.unlink(missing_ok=True)
     for name, frame in written.items():
         write_table(frame, settings.output / f"{name}.parquet", name)
     for name, text in source.files.items():
@@ -173,18 +200,35 @@ def _make(settings: Settings, made_from: Mapping[str, Any], source: Source) -> d
     _write_rejects(settings.output, rejects)
     kinds = ("image", "report", "box", *(("mask",) if "masks" in written else ()))
     counts["rejects"] = {kind: [row[0] for row in rejects].count(kind) for kind in kinds}
-    kept = {"language": found.language} if found.languages else {}
-    info = {**made_from, **kept, "counts": counts, **describe(settings.output, written)}
-    write_json(info, settings.output / "dataset.json")
-    (settings.output / _UNFINISHED).unlink()
-    return info
+    language = {"language": found.language} if found.languages else {}
+    info = {**made_from, **language, "counts": counts, **describe(settings.output, written)}
+    write_json(info, finished)
+    unfinished.unlink()
+    print(summary(output, info))
+    if earlier.get("fingerprint", info["fingerprint"]) != info["fingerprint"]:
+        print(
+            f"fingerprint {earlier['fingerprint']} is now {info['fingerprint']}: runs and features of before are of "
+            "another set"
+        )
+        for problem in score_problems(PreparedSet(output)):
+            print(problem)
 
 
-def _kept_language(output: Path) -> str | None:
-    """Language of reports that do not tell theirs, as it was told at first: a set that grows is cut as before."""
-    files = (output / name for name in ("dataset.json", _UNFINISHED))
-    infos = (parse_json(file.read_text(encoding="utf-8")) for file in files if file.is_file())
-    return next((info["language"] for info in infos if "language" in info), None)
+def _named(names: Sequence[str]) -> str:
+    return f" (prepared again: {names[0]}{and_others(names[1:])})" if names else ""
+
+
+def _remove_stale(output: Path, growth: Growth, images: pd.DataFrame) -> None:
+    """Remove prepared images of other files than those that are there now, or that are no longer chosen."""
+    folder = output / "images"
+    path_of = dict(zip(images["dicom_id"], images["path"], strict=True))
+    stale = {folder / path_of[name] for name in (*growth.more, *growth.changed)}
+    if growth.unchosen:
+        stale |= {file for file in folder.rglob("*") if file.is_file()} - {
+            folder / path for path in images["path"]
+        }
+    for file in sorted(stale) if folder.is_dir() else ():
+        file.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -345,8 +389,10 @@ def _text_rules() -> dict[str, Any]:
     }
 
 
-def _is_finished(output: Path, made_from: Mapping[str, Any]) -> bool:
-    """True for a finished set of the same making, which is said; False for none, or for one that may be continued."""
+def _require_same(
+    output: Path, made_from: Mapping[str, Any], can_grow: bool, lost_rows: Sequence[str] = ()
+) -> None:
+    """Refuse a folder of other content; with `can_grow` the tables may differ, which `_is_finished` compares by row."""
     finished, unfinished = output / "dataset.json", output / _UNFINISHED
     file = finished if finished.is_file() else unfinished
     if not file.is_file():
@@ -354,31 +400,63 @@ def _is_finished(output: Path, made_from: Mapping[str, Any]) -> bool:
             raise PreparedDataError(
                 f"output {output} is neither empty nor a prepared set; choose another --output, or empty it"
             )
-        return False
+        return
     if file == unfinished and not (output / "images").is_dir() and not any(output.glob("*.parquet")):
         # Nothing was made yet that depends on an option.
-        return False
+        return
     try:
-        differences = _differences(parse_json(file.read_text(encoding="utf-8")), made_from)
+        differences = _differences(parse_json(file.read_text(encoding="utf-8")), made_from, not can_grow)
     except ValueError as error:
         raise PreparedDataError(
             f"{file} is not JSON ({error}); delete {output} and prepare it again"
         ) from error
+    if lost_rows:
+        differences.append(f"rows of the table that have changed or are gone: {len(lost_rows):,}")
     if differences:
         raise PreparedDataError(
             f"{output} holds a {'prepared' if file == finished else 'partly prepared'} set that was made differently "
             f"({'; '.join(differences)}); choose another --output, or delete this folder to prepare it again"
         )
-    # Beside dataset.json: a run that made missing images again was killed, or one that was about to end.
-    if unfinished.exists() or PreparedSet(output).content.images:
+
+
+def _is_finished(settings: Settings, made_from: Mapping[str, Any], source: Source, found: Found) -> bool:
+    """True for a finished set of the same making, which is said; False for one that is to be made or completed."""
+    output = settings.output
+    kept = Found.of_set(output)
+    growth = Growth.between(kept or Found({}, set()), found, source.images)
+    _require_same(output, made_from, kept is not None and source.rows is not None, growth.lost_rows)
+    if not (output / "dataset.json").is_file():
         return False
-    print(f"{output} is a finished set, made with these options from this source: nothing to do")
+    damaged = PreparedSet(output).content.images
+    if damaged:
+        # These are made again in any case, of what is there.
+        path_of = dict(zip(source.images["dicom_id"], source.images["path"], strict=True))
+        growth = growth._replace(changed=[name for name in growth.changed if path_of[name] not in damaged])
+    if growth.is_any and not settings.complete:
+        what = str(growth) if kept is not None else f"what it was made from is not known without {FILE}"
+        if damaged:
+            raise PreparedDataError(
+                f"{output}: {len(damaged):,} prepared images are missing or were changed, and in the source {what}; "
+                "make the set of what is there now with --complete"
+            )
+        print(
+            f"{output} is a finished set; {what}: --complete adds them (the set then has another fingerprint, and runs "
+            "on it are of another set)"
+        )
+        return True
+    # Beside dataset.json: a run that made missing images again was killed, or one that was about to end.
+    if growth.is_any or damaged or (output / _UNFINISHED).exists():
+        return False
+    also = f" ({growth})" if growth.gone else ""
+    print(f"{output} is a finished set, made with these options from this source: nothing to do{also}")
     return True
 
 
-def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _differences(there: Mapping[str, Any], now: Mapping[str, Any], with_files: bool) -> list[str]:
     def facts(info: Mapping[str, Any]) -> dict[str, Any]:
         named = {name: info.get(name) for name in ("format_version", "source")}
+        if not with_files:
+            return {**named, **info.get("options", {})}
         files = {f"content of {name}": digest for name, digest in info.get("source_files", {}).items()}
         return {**named, **info.get("options", {}), **files}
 

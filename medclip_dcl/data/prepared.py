@@ -174,8 +174,18 @@ def write_table(frame: pd.DataFrame, file: Path, table: str) -> None:
 
 def seal(scores: pd.DataFrame, sentences: pd.DataFrame) -> dict[str, str]:
     """Attribute of sentence scores by which later changes of them, or of the sentences' texts, are noticed."""
-    texts = "\n".join(sentences.sort_values("sentence_id")["text"])
-    return {_SEAL: digest(*(scores[name].to_numpy().tobytes() for name in TABLES["log_p"]), texts.encode())}
+    return {
+        _SEAL: digest(*(scores[name].to_numpy().tobytes() for name in TABLES["log_p"]), _texts(sentences))
+    }
+
+
+def seal_of_texts(sentences: pd.DataFrame) -> dict[str, str]:
+    """Attribute of sentence embeddings by which later changes of the sentences' texts are noticed."""
+    return {_SEAL: digest(_texts(sentences))}
+
+
+def _texts(sentences: pd.DataFrame) -> bytes:
+    return "\n".join(sentences.sort_values("sentence_id")["text"]).encode()
 
 
 class TextEmbedding(NamedTuple):
@@ -391,7 +401,11 @@ class PreparedSet:
             found = _read_text_embedding(file)
         except (pa.ArrowException, ValueError, OSError) as error:
             raise _broken(file, "text_embedding", error) from error
-        if problem := self._without_row(found.sentence_id):
+        problem = self._without_row(found.sentence_id)
+        kept = (pq.read_schema(file).metadata or {}).get(_SEAL.encode())
+        if not problem and kept not in (None, seal_of_texts(self.table("sentences"))[_SEAL].encode()):
+            problem = "expected embeddings of the set's sentences, found that their texts were changed since"
+        if problem:
             raise _broken(file, "text_embedding", problem)
         return found
 

@@ -16,7 +16,6 @@ from PIL import Image
 from data_prep import check, score_sentences
 from data_prep import folder as command
 from data_prep.folder import Settings, prepare
-from data_prep.sources import preparation
 from data_prep.sources.preparation import summary
 from data_prep.sources.releases import ReleaseError
 from data_prep.sources.rows import draw_split
@@ -609,9 +608,17 @@ def test_language_of_reports_is_kept_and_said(table: Path, capsys: pytest.Captur
     prepared = made(table, rows, text_only=True)
     assert "  language   de (too few words tell) 2, de 1 (reports)\n" in capsys.readouterr().out
     assert "Narbe re. Oberlappen." in set(prepared.table("sentences")["text"])
-    assert preparation._kept_language(prepared.folder) == prepared.info["language"] == "de"
+    assert prepared.info["language"] == "de"
     with pytest.raises(PreparedDataError, match="language: none there, en now"):
         prepare(settings(table, text_only=True, language="en"))
     english = made(table, text_only=True, language="en", output=table.parent / "english")
     assert {"Narbe re.", "Oberlappen."} <= set(english.table("sentences")["text"])
     assert "language" not in english.info and "languages" not in english.info["counts"]
+    added = [
+        (f"q{n}", "train", f"There is no effusion and the heart is of normal size {n}.") for n in range(5)
+    ]
+    write(table, pd.concat([rows, pd.DataFrame(added, columns=rows.columns)]))
+    prepare(settings(table, text_only=True, complete=True))
+    grown = PreparedSet(prepared.folder)
+    assert grown.info["language"] == "de" and len(grown.table("studies")) == 8
+    assert "Narbe re. Oberlappen." in set(grown.table("sentences")["text"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +19,15 @@ import pytest
 from PIL import Image
 
 from data_prep import folder, mimic_cxr, openi
+from data_prep.check import check_set
 from data_prep.phantom import __main__ as phantom
 from medclip_dcl.data.prepared import TABLES
 from tests.data_prep.killing import Watch, changes, content, differing, run
 from tests.data_prep.small_release import write_release
-from tests.data_prep.test_kills import kill_and_finish, require_honest, with_boxes
+from tests.data_prep.sources.test_growth import public_source
+from tests.data_prep.test_kills import at_moments, kill_and_finish, require_honest, with_boxes
 
+SMALL = ["--size", "16", "--workers", "1", "--split_shares", "1,0,0"]
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.slow
@@ -83,6 +87,52 @@ def test_folder_killed_before_every_change(kind: str, tmp_path: Path) -> None:
     kills = kill_and_finish(folder.main, arguments, tmp_path, chosen=few_images)
     own = {"text_only": "rename studies.parquet", "images": "rename images.parquet"}
     assert {"rename identifiers.csv", "rename dataset.json", own[kind]} <= set(kills)
+
+
+def test_completion_killed_before_its_steps(tmp_path: Path) -> None:
+    """Until the first image is touched the set of before is whole, from then on there is none."""
+    source = public_source(tmp_path)
+    later = [file.rename(tmp_path / file.name) for file in source.files[6:]]
+    source.main([*source.words, *SMALL, "--output", str(tmp_path / "first")])
+    before = content(tmp_path / "first")
+    for file in later:
+        file.rename(tmp_path / "raw" / file.name)
+    source.files[0].rename(later[0])
+    source.files[1].rename(source.files[0])
+    later[0].rename(source.files[1])
+    place = tmp_path / "place"
+    place.mkdir()
+
+    def require(folder: Path, expected: dict[str, bytes]) -> None:
+        changed = differing(content(folder), before)
+        if (folder / "dataset.json").exists() and all("unfinished.json" in name for name in changed):
+            assert check_set(folder)[1] == []
+        else:
+            require_honest(folder, expected)
+
+    def begin(folder: Path) -> None:
+        shutil.copytree(tmp_path / "first", folder)
+
+    def arguments(folder: Path) -> list[str]:
+        return [*source.words, *SMALL, "--output", str(folder), "--complete"]
+
+    moments = ["rename unfinished.json", "remove dataset.json", "remove images/0.jpg", "rename found.parquet"]
+    moments += [
+        "rename images/0.jpg",
+        "rename images.parquet",
+        "rename dataset.json",
+        "remove unfinished.json",
+    ]
+    kill_and_finish(source.main, arguments, place, begin, at_moments(*moments), require)
+    done = [name for name in changes(place / "log") if name in moments]
+    assert done == moments
+    # A completion that was begun is finished without the option as well.
+    begin(place / "broken")
+    watch = Watch(str(place / "broken"), begin="rename found.parquet", everything=False)
+    assert run(source.main, arguments(place / "broken"), place / "said", watch) == -signal.SIGKILL
+    assert run(source.main, arguments(place / "broken")[:-1], place / "said") == 0
+    assert re.search("fingerprint [0-9a-f]{16} is now [0-9a-f]{16}: runs", (place / "said").read_text())
+    assert differing(content(place / "broken"), content(place / "whole")) == []
 
 
 def test_openi_killed_before_every_change(tmp_path: Path) -> None:

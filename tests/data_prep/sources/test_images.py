@@ -223,6 +223,10 @@ def test_a_finished_image_is_not_made_again(tmp_path: Path) -> None:
     assert prepare_image(work) == first and first[:2] == (37, 61)
     assert work.target.stat() == made
     assert [file.name for file in work.target.parent.iterdir()] == ["image.jpg"]
+    # Nor is it missed, unless it is wanted in another size.
+    work.source.unlink()
+    assert prepare_image(work) == first
+    assert prepare_image(work._replace(size=25)).reason == "image file is missing"
 
 
 @pytest.mark.parametrize(
