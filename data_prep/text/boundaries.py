@@ -33,19 +33,21 @@ _NAMED = "(?:ribs?|grade|stage|type|levels?|zone|segment|class|category|hepatiti
 _REDACTED = "(?:XX+|__+)"
 _OPENER = "(?:The|There|No|This|It|the|there|no|this|it)"
 # What a head ends with, and words that it may begin with: "Left Costophrenic Angle:", "The visualized Bones: intact".
-_PART = (
+_ORGAN = (
     "(?:lungs?(?: fields?| bases| volumes)?|heart|cardi[a-z]+|mediastin[a-z]+|hil(?:a|um)|pleura|bon(?:es|y)|osseous"
     "|soft tissues?|tissues?|lines|tubes|abdomen|chest(?: wall)?|airways?|trachea|spine|ribs|neck|angles?|aorta"
-    "|(?:hemi)?diaphragms?|silhouettes?|contours?|structures?|spaces?|vasculature|vessels|devices?"
-    "|recommendations?|notifications?|comparisons?|technique|indication|history)"
+    "|(?:hemi)?diaphragms?|silhouettes?|contours?|structures?|spaces?|vasculature|vessels|devices?)"
 )
+_PART = f"(?:{_ORGAN}|recommendations?|notifications?|comparisons?|technique|indication|history)"
 _OF_PART = (
     "(?:right|left|bilateral|upper|lower|middle|mid|central|visuali[sz]ed|visible|imaged|remaining|acute|prior|previous"
     "|portable|AP|PA|thoracic|cervical|lumbar|soft|pulmonary|pleural|costophrenic|osseous|bony|support"
-    "|musculoskeletal|further|other)"
+    "|musculoskeletal|upright|supine|erect|lateral|frontal|further|other)"
 )
 _WORD = rf"(?:(?!XX)[A-Z](?:[a-z]|[A-Z]{{2}})[\w'-]*|(?i:and|or|of|the|{_PART}|{_OF_PART})|&)"
-_HEAD = rf"(?=[A-Z])(?:{_WORD}(?: ?[/,] ?| )){{0,6}}?(?i:{_PART})"
+_HEAD = (
+    rf"(?=[A-Z])(?:{_WORD}(?: ?[/,] ?| )){{0,6}}?(?:(?i:{_PART}):|(?i:{_ORGAN})(?: \w+){{0,2}} (?:is|are)\b)"
+)
 
 _HIDDEN = "\ue000"  # stands for a mark that closes nothing
 
@@ -81,7 +83,7 @@ _CLOSES = re.compile(
             r"(?= The(?: \w+){0,2} (?:is|are)\b| There (?:is|are)\b| No [a-z]+\b)"
             rf"|(?!{_OF_PART}\b|(?:(?<=\b[TtHhIi](?:he|is|er|ts) )|(?<=\b[Nn]o )|(?<=\b[Aa] ))"
             rf"[a-z]+(?:ed|al|ic|ary|ous) )(?:[a-z]{{2,}}\)?|(?<!\bthe ){_REDACTED})"
-            rf"(?= {_HEAD}(?::|(?: \w+){{0,2}} (?:is|are)\b)))",
+            rf"(?= {_HEAD}))",
         )
     )
 )

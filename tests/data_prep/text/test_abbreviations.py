@@ -23,7 +23,7 @@ Kein re. Erguss. | Geringer re. Erguss. | ZVK re. via V. jugularis int. | Spitze
 Fraktur der 4. und 5. Rippe li. | Kein Pneumothorax. | Alte Fraktur 3.-6. Rippe re. | Herz normal.
 Am 3. postoperativen Tag. | Aufnahme vom 3. März 2020. | Vergleich mit dem 12. 3. 2020. | BWK 12. | Herz normal.
 Stauung bds. | Zwerchfell glatt. | 5. Rippe li. gebrochen. | Der 2. ICR re. ist frei.
-Drain im 4. ICR li. | Spitze apikal.
+Drain im 4. ICR li. | Spitze apikal. | ZVK V. jug. int. re. | Mind. 5 Herde. | Lt. Voraufn. vom 1.2.2020 stabil.
 ERGUSS LI. | HERZ NORMAL GROSS. | St.p. Lobektomie re. | Restlunge frei. | D.h. keine Änderung. | u.a. Granulome.
 Herz i.d.N. | Lunge frei. | Äußere Weichteile o.p.B. | Insb. kein Rundherd > 2.5 cm. | Infiltrat akut. | Keine Stauung.
 Unverändert i. Vgl. zur Voraufnahme. | Erguss re. > li. | Kardiomegalie. | Erguss li., Infiltrat re.; Herz normal.
@@ -44,7 +44,7 @@ Pte. con disnea.
 """,
     "it": """
 Versamento pleurico dx. | Cuore nei limiti. | Addensamento in sede basale sx. | Ilo normale.
-Consigliata TC. | Cuore normale.
+Consigliata TC. | Cuore normale. | Versamento dx. | Si osserva stasi. | Esiti sx. LIS.
 Frattura della 5a. costa dx. | Cuore n.d.r. | Polmoni chiari. | Nodulo di ca. 5 mm. | È stabile. | P.es. polmonite.
 """,
     "nl": """
