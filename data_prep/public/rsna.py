@@ -33,10 +33,13 @@ def read(folder: ReleaseFolder) -> PublicTables:
         patients = read_json(
             mapping,
             "a list of subset_img_id and img_id",
-            lambda rows: {row["subset_img_id"]: str(int(row["img_id"].split("_")[0])) for row in rows},
+            lambda rows: {
+                row["subset_img_id"].casefold(): str(int(row["img_id"].split("_")[0])) for row in rows
+            },
         )
-        images["patient"] = images["image"].map(patients).fillna(images["image"])
-        unknown = images.loc[~images["image"].isin(patients), "image"]
+        found = images["image"].str.casefold().map(patients)
+        images["patient"] = found.fillna(images["image"])
+        unknown = images.loc[found.isna(), "image"]
         left_out = dict.fromkeys(unknown, f"its patient is not in {mapping.name}")
     drawn = table[table["Target"] == 1].assign(category=FINDING, reader="")
     return PublicTables(

@@ -57,6 +57,12 @@ class PublicTables:
 
     def __post_init__(self) -> None:
         """Give boxes and masks the ids of `images`; boxes must be in pixels, and of findings that are not absent."""
+        names = self.images["image"].drop_duplicates()
+        if (is_double := names.str.casefold().duplicated(keep=False)).any():
+            one, other = sorted(names[is_double], key=str.casefold)[:2]
+            raise ReleaseError(
+                f"{self.title}: images {one} and {other}: expected one spelling; correct the tables"
+            )
         for name in ("boxes", "masks"):
             if (regions := getattr(self, name)) is not None:
                 ids = as_spelled(regions["image"], self.images["image"])
@@ -66,7 +72,7 @@ class PublicTables:
         labels = self.images[self.images["image"].isin(self.boxes["image"])].drop_duplicates("image")
         label = labels.set_index("image").select_dtypes("float64").stack()
         label = label.reindex(pd.MultiIndex.from_frame(self.boxes[["image", "category"]]))
-        is_small = (self.boxes[["w", "h"]].max(axis=1) <= 1).to_numpy()
+        is_small = self.boxes[["w", "h"]].max(axis=1).between(0, 1).to_numpy()
         for is_wrong, expected in (
             (
                 is_small & (is_small.mean() > 0.5),
@@ -296,7 +302,9 @@ def known_names(findings: pd.Series, known: Sequence[str], where: str) -> pd.Ser
     found = named.map({name: spelled.get(_plain(name)) for name in named.unique()})
     if (unknown := named[found.isna()].value_counts()).empty:
         return found
-    first, *others = [f"{str(name)[:60]!r} ({count:,})" for name, count in unknown.items()]
+    first, *others = [
+        f"{str(name)[:60]!r} ({count:,} of {len(findings):,} rows)" for name, count in unknown.items()
+    ]
     raise ReleaseError(
         f"{where}: expected findings of the release, found {first}{and_others(others)}"
         f"{nearest(str(unknown.index[0]), filter(None, known))}; correct them, or download the file again"

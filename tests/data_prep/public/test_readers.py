@@ -436,7 +436,7 @@ def test_patients_of_rsna_are_those_of_nih(tmp_path: Path) -> None:
             "stage_2_train_labels.csv": "patientId,x,y,width,height,Target\n"
             "u1,1,2,3,4,1\nu1,5,5,2,2,1\nu2,,,,,0\nu3,,,,,0\n",
             "pneumonia-challenge-dataset-mappings_2018.json": [
-                {"subset_img_id": "u1", "img_id": "00000013_005.png"},
+                {"subset_img_id": "U1", "img_id": "00000013_005.png"},
                 {"subset_img_id": "u2", "img_id": "00000013_006.png"},
             ],
         },
@@ -598,10 +598,13 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "misspelt": (
         nih.read,
         _nih("Mass|Cardiomegally", "Mass", "Cardiomegally", "Lung Opacity"),
-        ["Finding Labels", "'Cardiomegally' (2), and 1 more: 'Lung Opacity' (1); did you mean Cardiomegaly?"],
+        [
+            "Finding Labels",
+            "'Cardiomegally' (2 of 4 rows), and 1 more: 'Lung Opacity' (1 of 4 rows); did you mean Cardiomegaly?",
+        ],
     ),
-    "other separator": (nih.read, _nih("Mass", "Effusion;Mass"), ["'Effusion;Mass' (1)"]),
-    "ages as labels": (nih.read, _nih("57", "58"), ["'57' (1), and 1 more: '58' (1)"]),
+    "other separator": (nih.read, _nih("Mass", "Effusion;Mass"), ["'Effusion;Mass' (1 of 2 rows)"]),
+    "ages as labels": (nih.read, _nih("57", "58"), ["'57' (1 of 2 rows), and 1 more: '58' (1 of"]),
     "no label": (nih.read, _nih("", " "), ["expected names of findings", "(2 of 2 rows)"]),
     "no finding and one": (
         nih.read,
@@ -619,7 +622,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "unknown box": (
         nih.read,
         {**_nih("Mass"), "BBox_List_2017.csv": f"{BOXES}1.png,Masss,1,2,30,40\n"},
-        ["BBox_List_2017.csv, column Finding Label", "'Masss' (1); did you mean Mass?"],
+        ["BBox_List_2017.csv, column Finding Label", "'Masss' (1 of 1 rows); did you mean Mass?"],
     ),
     "shares": (
         nih.read,
@@ -629,7 +632,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "syms": (
         chestx_det.read,
         {"ChestX_Det_test.json": [{"file_name": "1.png", "syms": ["Efusion"], "boxes": [[1, 2, 30, 40]]}]},
-        ["ChestX_Det_test.json, syms", "'Efusion' (1); did you mean Effusion?"],
+        ["ChestX_Det_test.json, syms", "'Efusion' (1 of 1 rows); did you mean Effusion?"],
     ),
     "syms as a text": (
         chestx_det.read,
@@ -646,13 +649,18 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
         {"train.csv": f"{VINDR}a,R1,Cardiomegally,1,1,9,9\n"},
         ["class_name", "mean Cardiomegaly?"],
     ),
+    "image in two spellings": (
+        vindr.read,
+        {"train.csv": f"{VINDR}AB,R1,Edema,1,1,9,9\nab,R2,Edema,1,1,9,9\nab,R3,No finding,,,,\n"},
+        ["images AB and ab: expected one spelling"],
+    ),
     "columns of findings": (
         vindr.read,
         {
             "annotations_test.csv": f"{VINDR}a,,Edema,1,1,9,9\n",
             "image_labels_test.csv": "image_id,Edema,Edma\na,1,0\n",
         },
-        ["image_labels_test.csv, its columns", "'Edma' (1); did you mean Edema?"],
+        ["image_labels_test.csv, its columns", "'Edma' (1 of 2 rows); did you mean Edema?"],
     ),
     "half of the boxes in shares": (
         vindr.read,
@@ -665,7 +673,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
             "train.csv": "Path,Edema\nx/patient1/study1/view1_frontal.jpg,1.0\n",
             "gt_segmentations_val.json": {"a": {"Edma": {"size": [2, 2], "counts": "4"}}},
         },
-        ["gt_segmentations_val.json", "'Edma' (1); did you mean Edema?"],
+        ["gt_segmentations_val.json", "'Edma' (1 of 1 rows); did you mean Edema?"],
     ),
     "box of an absent finding": (
         rsna.read,
@@ -701,9 +709,9 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
             "['mass''nodule']": ["expected a list of names"],
             "['mass' 'nodule' ... 'goiter']": ["expected a list of names"],
             "['mass', nan]": ["expected a list of names"],
-            "['mass', 'normalcardiomegaly']": ["column Labels", "'normalcardiomegaly' (1)"],
-            "['a' 'l' 'm']": ["'a' (1), and 2 more: 'l' (1), 'm' (1)"],
-            "['pulmonary ' 'mass']": ["'pulmonary' (1)"],
+            "['mass', 'normalcardiomegaly']": ["column Labels", "'normalcardiomegaly' (1 of 1 rows)"],
+            "['a' 'l' 'm']": ["'a' (1 of 1 rows), and 2 more: 'l' (1 of 1 rows), 'm' (1"],
+            "['pulmonary ' 'mass']": ["'pulmonary' (1 of 1 rows)"],
         }.items()
     },
     "method": (
