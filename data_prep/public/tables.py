@@ -366,7 +366,7 @@ def uncompressed(counts: str) -> list[int]:
         if bits & 0x20:
             # A picture has fewer than 2^60 pixels; a longer number would take minutes.
             if shift > 60:
-                raise ValueError("a run length has more than 12 characters")
+                raise ValueError("a run length has more than 13 characters")
             continue
         if bits & 0x10:
             value -= 1 << shift

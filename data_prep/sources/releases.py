@@ -307,8 +307,8 @@ def unpacked(file: Path, advice: str) -> bytes:
         raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
     if len(content) > MAX_BYTES:
         raise ReleaseError(
-            f"{file}: expected a table of at most {MAX_BYTES / 2**30:g} GiB unpacked, found more; {advice}, or leave "
-            "out columns that are not needed"
+            f"{file}: expected a table of at most {MAX_BYTES / 2**30:g} GiB unpacked, found more; download "
+            "it again if it should be smaller, or leave out columns that are not needed"
         )
     return content
 

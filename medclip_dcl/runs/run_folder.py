@@ -17,7 +17,7 @@ import pandas as pd
 import yaml
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import digest, write_json, write_parquet, write_text
+from medclip_dcl.common.files import digest, parse_json, write_json, write_parquet, write_text
 from medclip_dcl.runs.checkpoint_files import checkpoint_of_run, find_readable
 from medclip_dcl.runs.saved import (
     CONFIG_FILE,
@@ -313,7 +313,7 @@ def _is_locked(stream: IO[str]) -> bool:
 def _note_in(stream: IO[str]) -> dict[str, Any]:
     stream.seek(0)
     try:
-        return json.load(stream)
+        return parse_json(stream.read())
     except ValueError:
         return {}
 

@@ -686,7 +686,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
             "train.csv": "Path,Edema\nx/patient1/study1/view1_frontal.jpg,1.0\n",
             "gt_segmentations_val.json": {"a": {"Edema": {"size": [2, 2], "counts": "P" * 2_000_000}}},
         },
-        ["a run length has more than 12 characters"],
+        ["a run length has more than 13 characters"],
     ),
     "nested brackets": (
         chexpert.read,

@@ -135,9 +135,9 @@ def test_a_table_without_end_is_refused(
     assert len(releases.unpacked(tmp_path / name, "")) == 2**20
     (tmp_path / name).write_bytes(pack(b"a" * (2**20 + 1)))
     with pytest.raises(
-        ReleaseError, match=rf"{name}: expected a table of at most 0.00\d* GiB unpacked, found more; cut"
+        ReleaseError, match=rf"{name}: expected a table of at most 0.00\d* GiB unpacked, found more"
     ):
-        releases.unpacked(tmp_path / name, "cut it")
+        releases.unpacked(tmp_path / name, "")
 
 
 COCO = {
