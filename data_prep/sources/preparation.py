@@ -34,6 +34,8 @@ from medclip_dcl.data.identity import IMAGE_FILES, describe
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
 from medclip_dcl.pictures.geometry import GEOMETRIES
 
+# Of an unknown head that is named.
+_PATIENTS = 5
 _COMPLETE = "complete the source"
 
 
@@ -305,11 +307,26 @@ def _assemble(
     for name, numbers in (("texts", found.taken), ("languages", found.languages), ("scripts", found.scripts)):
         if numbers:
             counts[name] = numbers
+    if found.heads:
+        patient = dict(zip(studies["study_id"], studies["subject_id"], strict=True))
+        counts["unknown_heads"] = _frequent_heads(found.heads, patient)
     if "rows" in images:
         is_resized = (images["height"] != images["rows"]) | (images["width"] != images["columns"])
         counts["images_of_other_size_than_in_metadata"] = int(is_resized.sum())
     reasons = {study: found.reasons[study] for study in sorted(found.reasons) if study in present}
     return written, [*(("report", str(s), reason) for s, reason in reasons.items()), *box_rejects], counts
+
+
+def _frequent_heads(heads: Mapping[tuple[str, str], Sequence[int]], patient: Mapping[int, int]) -> Any:
+    """Action -> unknown head -> reports; heads of fewer patients than `_PATIENTS`, which may be names, are counted."""
+    patients: dict[str, set[int]] = {}
+    for (head, _), studies in heads.items():
+        patients.setdefault(head, set()).update(patient[study] for study in studies if study in patient)
+    named: dict[str, dict[str, int]] = {}
+    for (head, action), studies in sorted(heads.items()):
+        if len(patients[head]) >= _PATIENTS:
+            named.setdefault(action, {})[head] = len(studies)
+    return {"named": named, "rare": sum(0 < len(people) < _PATIENTS for people in patients.values())}
 
 
 def _refuse_boxes(settings: Settings, source: Source) -> None:
@@ -563,16 +580,28 @@ def count_lines(counts: Mapping[str, Any]) -> list[str]:
 
 
 def _text_lines(counts: Mapping[str, Any]) -> list[str]:
-    """Sections that were taken from the texts, shares of the reports and the shape of one; none for MIMIC-CXR."""
+    """Sections that were taken from the texts, shares of the reports and the shape of one; none for MIMIC-CXR.
+
+    Below them the unknown heads with the numbers of reports, by what was done with them.
+    """
     texts = sorted(counts.get("texts", {}).items(), key=lambda text: -text[1][0])
     total = sum(number for _, (number, _) in texts)
     lines = [f"{number / total:6.1%} {taken} (e.g. {shape})" for taken, (number, shape) in texts]
-    return [f"  {'' if at else 'taken':<10} {line}" for at, line in enumerate(lines)]
+    lines = [f"  {'' if at else 'taken':<10} {line}" for at, line in enumerate(lines)]
+    heads = counts.get("unknown_heads", {"named": {}, "rare": 0})
+    for action, numbers in heads["named"].items():
+        frequent = sorted(numbers.items(), key=lambda head: -head[1])
+        lines.append(f"  heads      {action}: {', '.join(f'{head} {number:,}' for head, number in frequent)}")
+    if heads["rare"]:
+        lines.append(
+            f"  heads      {heads['rare']:,} more, each in reports of fewer than {_PATIENTS} patients"
+        )
+    return lines
 
 
 def _language_lines(counts: Mapping[str, Any]) -> list[str]:
     """Languages of the reports, unless one was given for all, and scripts that the rules do not know."""
-    kinds = {"languages": "", "scripts": ": their heads and abbreviations are not known"}
+    kinds = {"languages": "", "scripts": ": few of their heads and no abbreviations are known"}
     return [
         f"  {kind[:-1]:<10} {', '.join(f'{name} {n:,}' for name, n in counts[kind].items())} (reports){remark}"
         for kind, remark in kinds.items()

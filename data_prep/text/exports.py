@@ -1,6 +1,7 @@
 """Marks that an export leaves in report text: escapes of Excel, HTML and HL7, RTF, and invisible characters.
 
-Only known ones are taken off: "~3 cm", "<5 mm", "R&D", "^" and "|" stay.
+Only known ones are taken off: "~3 cm", "<5 mm", "R&D", "^" and "|" stay. Heads of Markdown become heads before a colon,
+and words that a line's end divides are joined.
 """
 
 from __future__ import annotations
@@ -51,6 +52,22 @@ _CHARACTERS = {
     "\n": re.compile("[\x0b\x0c\x85\u2028]"),
     " ": re.compile("[\x1c-\x1f\xa0\u2000-\u200a\u202f\u3000]"),
 }
+# Ligatures, and letters and digits of full width.
+_WIDE = re.compile("[\ufb00-\ufb06\uff10-\uff19\uff21-\uff3a\uff41-\uff5a]")
+_MARKDOWN_HEAD = re.compile(
+    r"^[ \t]*#{1,6}[ \t]+([^\W\d_][^\n:.#]{0,60}?)[ \t]*:?[ \t]*#*[ \t]*$", re.MULTILINE
+)
+# "pneumo-" / "thorax"; the hyphen stays in "left-" / "sided" and "Ober-" / "und".
+_DIVIDED = re.compile(
+    r"\xad[ \t]*\r?\n[ \t]*|(?<=[^\W\d_])[-\u2010](?P<line>[ \t]*\r?\n[ \t]*)(?=[a-zß-ÿ])"
+    r"(?!(?:und|oder|bzw|or|and|et|y|e|to|no|not|new|the|there|is|are|with|likely|which|unchanged|stable)\b)"
+)
+_STAYS = re.compile(
+    r"\b(?:left|right|upper|lower|middle|well|ill|mid|non|semi|post|pre|follow|x|air|self|low|high|small|large|two|three|one|single|half|so|soft"
+    r"|long|short|full|fluid|free|day|year|week|month|old|poorly|thin|thick|ground|tree|end|check|work|wide)$"
+    r"|^(?:sided|up|rays?|year|old|day|like|type|shaped|sized|based|related|defined|filled|appearing|glass|tube|line)\b",
+    re.IGNORECASE,
+)
 
 
 def plain_text(text: str) -> str:
@@ -67,9 +84,20 @@ def plain_text(text: str) -> str:
     first, *others = _UNSEEN.split(text)
     text = first + "".join(_UNSEEN_END.split(other, maxsplit=1)[-1] for other in others)
     text = _TAG.sub(lambda match: _INSTEAD.get(match.lastgroup or "", ""), text)
+    text = _MARKDOWN_HEAD.sub(r"\1:", _DIVIDED.sub(_joined, text))
+    text = _WIDE.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     for instead, character in _CHARACTERS.items():
         text = character.sub(instead, text)
     return unicodedata.normalize("NFC", text)
+
+
+def _joined(match: re.Match[str]) -> str:
+    """A hyphen at a line's end if it belongs to the word, else nothing."""
+    before, behind = (
+        match.string[max(0, match.start() - 12) : match.start()],
+        match.string[match.end() :][:12],
+    )
+    return "-" if match["line"] and (_STAYS.search(before) or _STAYS.match(behind)) else ""
 
 
 def _of_hl7(match: re.Match[str]) -> str:

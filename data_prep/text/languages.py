@@ -1,4 +1,4 @@
-"""Words by which reports of German, Spanish, French and English speaking hospitals are laid out."""
+"""Words by which reports of hospitals are laid out, by language."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ import unicodedata
 
 HEADER_WORDS = {
     "FINDINGS": "Befund, Befunde, Röntgenbefund, Radiologischer Befund, Beschreibung, Hallazgos, Hallazgos "
-    "radiológicos, Descripción, Résultat, Résultats, Description, Constatations",
+    "radiológicos, Descripción, Résultat, Résultats, Description, Constatations, Observations, Reading, Achados, "
+    "Laudo, Descrição, Referto, Reperti, Descrizione, Verslag, Bevindingen, Beschrijving, Opis, Bulgular, Mô tả, "
+    "Описание, النتائج, 检查所见, 影像所见, 影像学表现, 所见, 所見, 소견, 판독소견",
     "IMPRESSION": "Beurteilung, Zusammenfassende Beurteilung, Zusammenfassung, Fazit, Impresión, Impresión "
-    "diagnóstica, Conclusión, Conclusiones, Au total, Synthèse",
+    "diagnóstica, Conclusión, Conclusiones, Au total, Synthèse, Opinion, IMP, Comment, Impressão, Impressão "
+    "diagnóstica, Conclusão, Conclusioni, Conclusione, Conclusie, Wnioski, Sonuç, Kết luận, Заключение, الانطباع, "
+    "诊断意见, 影像诊断, 印象, 结论, 診断, 결론",
     "INDICATION": "Indikation, Rechtfertigende Indikation, Klinische Angaben, Klinik, Anamnese, Fragestellung, "
     "Technik, Vergleich, Voraufnahme, Voraufnahmen, Voruntersuchung, Empfehlung, Datum, Geburtsdatum, Indicación, "
     "Motivo, Motivo de consulta, Datos clínicos, Antecedentes, Técnica, Comparación, Fecha, Motif, Antécédents, "
-    "Renseignements cliniques, Comparaison, Patient, Patient name, Patient ID, Name, MRN, DOB",
-    "EXAMINATION": "Untersuchung, Estudio, Exploración, Examen",
+    "Renseignements cliniques, Comparaison, Patient, Patient name, Patient ID, Name, MRN, DOB, Indicação, Indicação "
+    "clínica, Dados clínicos, Comparação, Quesito, Quesito clinico, Quesito diagnostico, Indicazione, Anamnesi, "
+    "Tecnica, Confronto, Klinische gegevens, Vraagstelling, Indicatie, Techniek, Vergelijking",
+    "EXAMINATION": "Untersuchung, Estudio, Exploración, Examen, Exame, Esame, Onderzoek",
 }
 """Header of MIMIC-CXR -> words that begin the same section elsewhere: in any case, with or without accents, before a
-colon or alone on a line."""
+colon, before a dash or alone on a line."""
 
 CAPITALISED = (
     "Findings, Impression, Conclusion, Conclusions, Indication, Technique, Comparison, History, Clinical history, "
@@ -25,9 +31,86 @@ CAPITALISED = (
 )
 """MIMIC-CXR's headers, there in capitals; elsewhere like those of `HEADER_WORDS`."""
 
+READING_WORDS = {
+    "English": "lung* pulmon* heart* cardi* mediast* hila hilum hilar hili pleura* diaphr* hemidiaph* bone* bony "
+    "osseous skelet* rib ribs spin* chest thora* abdom* airway* trachea* bronch* vascul* vessel* aort* silhouette* "
+    "soft costophr* sternum clavic* shoulder* scapul* humer* elbow* forearm* wrist* hand hands hip hips pelvi* femur "
+    "knee* tibia* ankle* foot feet skull neck stomach liver bowel* gastr* kub esoph* pneumo* edema* oedema* "
+    "effusion* atelecta* consolid* opaci* nodul* mass masses fractur* cardiomeg* emphys* fibro* infiltrat* granulom* "
+    "lesion* cancer* tumor* tumour* malign* metast* failure chf copd congest* hernia* calcif* scar* tubercul* tb "
+    "thicken* hyperinfl* embol* aneurysm* abscess* cavit* infect* aspirat* air deform* scolio* degener* finding "
+    "findings right left bilateral* lobe* lobar rul rml rll lul lll lingula* apex apices apical base bases basal "
+    "basilar zone* upper lower retrocard* perihil* line lines tube tubes tubing device* hardware cathet* picc port "
+    "ports port-a-cath pacem* pacer* icd aicd lead leads wire wires clip clips stent* valve* drain* ett et ng ngt og "
+    "cvc cvl ij endotrach* nasog* enteric swan-ganz iabp ecmo dobhoff view views frontal lateral pa ap cxr x-ray* "
+    "xray* radiogra* film* portable upright supine since unchanged interval ^new ^stable ^improv* ^worse* ^resol* "
+    "^increas* ^decreas* ^persist* ^chang* ^compar* ^today ^now ^overall ^differential ^ddx ^addend* ^note ^notes "
+    "^comment ^comments ^narrative ^considerations",
+    "German": "herz* hilus hili* hilär* mediastin* zwerchf* knoch* knöch* rippe* wirbel* bws brustk* weichteil* "
+    "gefäß* gefass* lunge* sinus recessus randwink* skelett* trache* abdomen schulter* erguss* ergüss* stauung* "
+    "infiltr* pneumoni* atelekt* rundherd* verschatt* fraktur* verkalk* emphysem* rechts links beidseits beidseit* "
+    "rechte* linke* oberlapp* unterlapp* mittellapp* oberfeld* unterfeld* obere* untere* zvk drainage* katheter* "
+    "tubus schrittm* sonde* magensonde fremdmat* implant* aufnahme aufnahmen thoraxaufnahme* röntgen röntgenbild* "
+    "röntgenthorax seit unverändert* neu ^neue* ^konstant ^stabil ^insgesamt ^anmerkung* ^bemerkung* ^hinweis "
+    "^kommentar ^dd ^nachtrag ^differentialdiag* ^differenzialdiag* ^zunahme ^abnahme",
+    "French": "poumon* coeur cœur cardiaqu* médiastin* plèvr* pleur* hile* osseu* osseux côte* coupole* diaphrag* "
+    "gros trachée* rachis culs-de-sac parenchym* épanchem* opacit* foyer* syndrome pneumopath* pneumothorax œdème* "
+    "lésion* nodule* droit* gauche* bilatér* sommet* cathéter* sonde* drain* matériel* pacemaker cliché* radiograph* "
+    "face profil depuis inchangé* nouveau* nouvelle* stable* ^remarque* ^note ^commentaire* ^addendum ^globalement",
+    "Spanish": "pulmón pulmon* corazón cardiac* mediastin* pleura* hilio* hueso* óseo* ósea* costill* diafrag* "
+    "tráquea* columna silueta parénquima* partes senos derrame* neumon* neumotórax atelectas* consolid* opacid* "
+    "nódulo* fractura* cardiomeg* edema* derech* izquierd* bilateral* lóbulo* vértice* catéter* tubo* sonda* "
+    "marcapas* dispositiv* placa* radiograf* proyecc* desde estable* nuevo* nueva* ^sin ^nota ^notas ^comentario* "
+    "^adenda ^diferencial",
+    "Portuguese": "pulmã* pulmõ* coração mediastin* seios hilos osso* óssea* costela* arco* cúpula* diafragma* "
+    "coluna traqueia partes derrame* pneumon* opacidad* nódulo* direit* esquerd* cateter* sonda* tubo* incidênc* "
+    "radiograf* desde inalterad* novo nova ^nota ^observação ^comentário* ^adendo ^diferencial",
+    "Italian": "polmon* cuore cardiac* mediastin* pleur* ili ilo* ossa osse* costol* diafram* emidiafram* trachea "
+    "colonna ombra seni versament* polmonit* addensament* opacità nodul* frattur* destr* sinistr* bilateral* lobo* "
+    "apic* catetere* sondino* drenaggi* proiezion* radiogra* invariat* nuovo nuova stabile ^nota ^note ^commento "
+    "^differenziale",
+    "Dutch": "long longen longveld* hart hartgr* mediastin* hili pleura* diafragma* bot botten ribben skelet* weke "
+    "trachea sinus* wervel* infiltra* pleuravocht consolidat* atelecta* fractu* rechts* links* beiderzijds "
+    "onderkwab* bovenkwab* katheter* lijn* sonde* drain* opname opnamen sinds onveranderd* nieuw* ^opmerking* ^noot "
+    "^addendum ^dd",
+    "Chinese": "肺* 双肺* 两肺* 心* 胸* 纵隔* 膈* 横膈* 肋* 骨* 气管* 主动脉* 右* 左*",
+}
+"""Language -> words of heads that belong to the reading although `HEADER_WORDS` lacks them: of an organ, a finding, a
+side, a place, a device, the views, a time or a comparison ("*": any ending), or first words (^), as in "Note:"."""
+
+_NOT_OF_READING = re.compile(
+    r"\b(?:RATE|PAIN|\w*(?:SCHMERZ|FREQUENZ)\w*|DOULEURS?|DOLOR|DOR|PHYSICIAN|SURGEON|\w+OLOG(?:IST|IN|UE|[EOAY])?"
+    r"|CLINIC|DEPARTMENT|WARD|TEAM|SERVICE|\w*NUM(?:BER|MER|ERO)|NR|NO|ID|CODE|DAT[EA]|\w*DATUM|FECHA|TIME|BY)\b\W*$"
+    r"|\b(?:\w*QUALI[TD]\w*|CALIDAD|KWALITEIT|CRITICAL|SCREENING|CODE|PHONE|PAGER)\b"
+)
+_PROSE = re.compile(
+    r"(?i)\b(?:is|are|was|were|be|been|has|have|had|may|might|can|could|should|would|will|there|this|that|these|it|we|i"
+    r"|which|includ\w+|ist|sind|wurden?|wird|est|sont|fue|hay|foi|sono|viene)\b|^(?:no|not|without|kein\w*) |\w{4,}\. "
+)
+_JOINING = re.compile(
+    r"(?i)\([^)]*\)|\b(?:of|the|for|and|to|by|in|on|at|de[lr]?|des|du|d|di|da|do|della|et|y|e|und|en|van|het|für|zur?|la"
+    r"|le|les|pour|para|por|per|a|à)\b|[^\w\s]"
+)
+
 
 def _plain(text: str) -> str:
     return re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", text)).upper()
+
+
+def _any_of(words: str) -> str:
+    return "|".join(re.escape(_plain(word)).replace(r"\*", r"\w*") for word in words.split())
+
+
+_READING = re.compile(
+    "(?<![^\\W_])(?:{})(?![^\\W_])|^(?:{})(?![^\\W_])".format(
+        *(
+            _any_of(
+                " ".join(w[at:] for w in " ".join(READING_WORDS.values()).split() if w.startswith("^") == at)
+            )
+            for at in (0, 1)
+        )
+    )
+)
 
 
 _ENGLISH = {_plain(word): header for header, words in HEADER_WORDS.items() for word in words.split(", ")}
@@ -38,30 +121,49 @@ _WORD = "|".join(
 )
 _HEADER = re.compile(
     # At the beginning of a line; behind a full stop or two blanks; in capitals.
-    rf"(?:^(?P<line>[ \t]*(?:\d[.)][ \t]*)?)|(?<=[.?!;)_]\s)|(?<=\s\s)|(?<=\s)(?=(?-i:[A-ZÀ-Þ]{{4}})))[\[*\#]*"
-    rf"(?P<first>{_WORD})(?:[ \t]*(?:und|and|y|et|[&/,])[ \t]*(?P<second>{_WORD}))?"
-    r"(?:[ \t]+(?:R[öo]e?ntgen|Thorax|T[óo]rax|vom|des|der|du|del)\b[^:\n]{0,40}|[ \t]*\([^)\n]{0,40}\))?"
-    r"[ \t\]*]*(?::\**|(?(line)(?P<bare>$)(?=\n\s*(?-i:[^\sa-zß-ÿ]))|(?!)))",
+    r"(?:^(?P<line>[ \t]*(?:\d[.)][ \t]*)?)|(?<=[.?!;)_]\s)|(?<=[。！？；])|(?<=\s\s)"
+    r"|(?<=\s)(?=(?-i:[A-ZÀ-Þ]{4})))[\[*\#]*"
+    rf"(?P<first>{_WORD})(?:[ \t]*(?:und|and|y|et|e|en|[&/,])[ \t]*(?P<second>{_WORD}))?"
+    r"(?:[ \t]+(?:R[öo]e?ntgen|Thorax|T[óo]rax|vom|des|der|du|del)\b[^:：\n]{0,40}|[ \t]*\([^)\n]{0,40}\))?"
+    r"[ \t\]*]*(?:[:：]\**|(?(line)(?:(?<=[ \t])[-–—](?=[ \t])|(?P<bare>$)(?=\n\s*(?-i:[^\sa-zß-ÿ])))|(?!)))",
     re.MULTILINE | re.IGNORECASE,
 )
 # "CHEST PA AND LATERAL", before a colon or on a line of its own.
 _VIEWS = re.compile(
     r"^[ \t]*(?=\D|[12]\b)(?:(?:chest|thorax|t[óo]rax|x-?rays?|xr|cxr|rx|radiographs?|radiograf[íi]a|radiographie"
     r"|thoracique|r[öo]e?ntgen|p\.?a|a\.?p|lat|lateral|frontal|face|profil|views?|ebenen|films?|portable|upright|supine|erect|stehend"
-    r"|liegend|exam|study|report|bericht|informe|one|two|single|\d+|[ap]\.?m|at|in|of|the|de|y|et|und|and)\b"
+    r"|liegend|exam|study|report|narrative|bericht|informe|one|two|single|\d+|[ap]\.?m|at|in|of|the|de|y|et|und|and)\b"
     r"[ \t,/&().:_-]*)+(?::|$(?!\n[ \t]*(?-i:[a-zß-ÿ])))",
     re.MULTILINE | re.IGNORECASE,
 )
+_SIGNED = (
+    r"(?:(?:co-?|counter)?signed|dictated|transcribed|approved|finali[sz]ed|verified|interpreted|reported|typed|read"
+    r"|reviewed|authored|authenticated|attested|validated|released|prepared|edited|electronic signature|signature"
+    r"|diktiert|geschrieben|befundet|(?:val|v)idiert|freigegeben|unterschrieben|unterzeichnet|signiert|erstellt|firma(?:d[oa])?"
+    r"|dictad[oa]|transcrit[oa]|informad[oa]|validad[oa]|redactad[oa]|autorizad[oa]|assinad[oa]|liberad[oa]|laudad[oa]"
+    r"|ditad[oa]|(?:dict|sign|valid|r[ée]dig|approuv|interpr[ée]t)[ée]e?|(?:firm|refert|valid|redatt)at[oa]"
+    r"|ondertekend|geautoriseerd|gedicteerd|beoordeeld|gevalideerd)"
+)
+_REPORT = (
+    r"(?:th(?:is|e)|final|preliminary|radiology|imaging|report|study|exam(?:ination)?|document|interpretation|images?|films?"
+    r"|and|has|been|was|is|electronically|digitally|dieser?|dieses|der|befund|bericht|dokument|wurde|ist|und|elektronisch"
+    r"|digital|est[ea]|el|informe|estudio|ha|sido|fue|y|electr[óo]nicamente|digitalmente|ce|le|compte[- ]rendu|rapport"
+    r"|[ée]t[ée]|a|est|et|[ée]lectroniquement|o|laudo|exame|foi|e|eletronicamente|il|referto|[èe]|stato|elettronicamente"
+    r"|verslag|en)"
+)
+_BY = r"(?:von|durch|por|par|da|dal(?:la)?|door)"
 SIGN_OFF = re.compile(
-    r"(?:^[ \t]*|(?<=[.?!]\s))(?:(?:electronically|digitally) (?:signed|approved|verified|authenticated)\b"
-    r"|(?:signed|dictated|transcribed|approved|finali[sz]ed|verified|interpreted|reported|typed|read|reviewed)"
-    r"(?: and \w+)?(?: electronically)?(?: by\b|:)|(?:sincerely|(?:kind|best) regards|yours (?:sincerely|truly))\b"
+    r"(?:^[ \t]*|(?<=[.?!。]\s))(?:(?:electronically|digitally) (?:signed|approved|verified|authenticated)\b"
+    # In any order: "This report was electronically signed by X", "Signed (Electronic Signature): X", "By: X".
+    rf"|(?:{_REPORT}\W{{1,3}}){{0,7}}{_SIGNED}(?:\W{{1,3}}(?:{_REPORT}|{_SIGNED})){{0,6}}[ \t]*"
+    r"(?:(?:\([^)\n]{0,40}\)[ \t]*)?:|by\b(?! (?:CT|MRI?|PET|US|ultra|phone|tele|comp|means))|\((?:electronic|digital)"
+    rf"|(?:on|am|el|le|il)[ \t]+\d[\d./-]{{5}}|{_BY}\b[ \t]*(?::|$|(?=dr|prof|(?-i:[A-ZÀ-Þ_]))))"
+    rf"|(?:by|{_BY}|cc)[ \t]*:|(?:sincerely|(?:kind|best) regards|yours (?:sincerely|truly))\b"
+    r"|(?:\w+ ){0,2}(?:physician|doctor|author|technologist|radiologist|befunder|arzt|[äa]rztin|arts|radioloog)[ \t]*:"
     r"|mit (?:freundlich|kollegial|best)\w* (?:\w+ )?gr(?:ü|ue?)(?:ß|ss)|hochachtungsvoll|gez\.|i\. ?a\. |unterschrift"
-    r"|(?:diktiert|geschrieben|befundet|validiert|freigegeben|unterschrieben|signiert)(?: von| durch|:)"
-    r"|elektronisch (?:signiert|unterschrieben|freigegeben|validiert)|fdo\b|firmado\b|atentamente\b|(?:un )?saludos?\b"
-    r"|(?:dictado|transcrito|informado|validado) por|(?:dict|sign|valid)[ée] (?:[ée]lectroniquement|par)"
-    r"|(?:bien )?(?:cordialement|confraternellement)|(?:i|we) have (?:personally )?reviewed"
-    r"|dieser (?:befund|bericht) wurde|sehr geehrte|dear (?:dr|colleague)|estimad[oa] |cher (?:confr|coll|docteur))",
+    r"|fdo\b|atentamente\b|(?:un )?saludos?\b|(?:bien )?(?:cordialement|confraternellement)|sehr geehrte"
+    r"|dear (?:dr|coll)|(?:i|we)(?:,[^,\n]{1,60},)? have (?:personally )?reviewed|estimad[oa] "
+    r"|cher (?:confr|coll|docteur))",
     re.IGNORECASE,
 )
 """Where a line says who wrote the report, or to whom: "Dictated by", "gez.", "Dear Dr."; not "Signed out to ICU"."""
@@ -101,6 +203,21 @@ def begins_a_line(report: str, start: int) -> bool:
     """False for a line of wrapped prose: "THE PATIENT HAS A", "HISTORY", "OF SURGERY."."""
     before = report[:start].rstrip()
     return not before or before[-1] in ".:;?!)_" or report.count("\n", len(before), start) > 1
+
+
+def is_head(words: str) -> bool:
+    """True for one to four words before a colon that are no clause: "Klinische Fragestellung", "Workstation ID"."""
+    return not _PROSE.search(words) and 0 < len(_JOINING.sub(" ", words).split()) <= 4
+
+
+def is_of_reading(head: str) -> bool:
+    """True for a head of `READING_WORDS`: "Right lower lobe", "PICC", "New", "Note"."""
+    return _READING.search(_plain(head).strip()) is not None
+
+
+def is_administrative(head: str) -> bool:
+    """True for a head that is none of the reading whatever its other words: "Chest pain", "Critical findings"."""
+    return _NOT_OF_READING.search(_plain(head).strip()) is not None
 
 
 def names_signer(line: str) -> bool:

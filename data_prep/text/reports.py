@@ -12,13 +12,14 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from data_prep.command import progress
 from data_prep.sources.releases import ReleaseError
 from data_prep.text.abbreviations import language_of, unknown_script
 from data_prep.text.exports import plain_text
-from data_prep.text.sections import Section, own_sections, study_sections
+from data_prep.text.sections import Notes, Section, own_sections, study_sections
 from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
 
 ARCHIVE = "mimic-cxr-reports.zip"
@@ -58,7 +59,7 @@ class Passages(NamedTuple):
 
     `has_others`: there are findings or an impression, but not the chosen sections. `taken`: the sections that were
     taken, and their shape (lines, words); of MIMIC-CXR ("", ""). `language`: the one with the most function words, and
-    their number. `script`: of an own report, if the rules do not know it.
+    their number. `script`: of an own report, if the rules do not know it. `heads`: see `sections.Notes`.
     """
 
     found: tuple[tuple[str, str], ...] = ()
@@ -68,6 +69,7 @@ class Passages(NamedTuple):
     reason: str = ""
     is_unreadable: bool = False
     has_others: bool = False
+    heads: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass
@@ -78,6 +80,7 @@ class Sentences:
     `taken`: sections that were taken -> number of reports, and the shape of one; empty for MIMIC-CXR.
     `language`: that of reports whose own words do not tell; `languages`: number of reports by language, empty where one
     was given for all; `scripts`: the same of reports in a script that the rules do not know.
+    `heads`: unknown head, and what was done with it -> studies.
     """
 
     of_study: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
@@ -88,6 +91,7 @@ class Sentences:
     language: str = "en"
     languages: dict[str, int] = field(default_factory=dict)
     scripts: dict[str, int] = field(default_factory=dict)
+    heads: dict[tuple[str, str], list[int]] = field(default_factory=dict)
 
 
 def report_places(source: Path, reports: Path | None) -> list[Path]:
@@ -200,7 +204,9 @@ def read_passages(report: Report, wanted: Sequence[str]) -> Passages:
     text = _text(report)
     if isinstance(text, Passages):
         return text
-    return _passages(study_sections(text, wanted), partial(study_sections, text), wanted)
+    notes = Notes()
+    sections = study_sections(text, wanted, notes)
+    return _passages(sections, partial(study_sections, text), wanted)._replace(heads=notes.heads)
 
 
 def _own_passages(given: Sequence[Section], wanted: Sequence[str]) -> Passages:
@@ -209,17 +215,19 @@ def _own_passages(given: Sequence[Section], wanted: Sequence[str]) -> Passages:
         return Passages(reason=_NOTHING, is_unreadable=True)
     if sum(len(section.text) for section in plain) > MAX_CHARACTERS:
         return Passages(reason=f"report has more than {MAX_CHARACTERS:,} characters", is_unreadable=True)
-    sections = own_sections(plain, wanted)
+    notes = Notes()
+    sections = own_sections(plain, wanted, notes)
     taken = " + ".join(dict.fromkeys(section.name for section in sections)) or "nothing"
-    if plain != list(given):
-        taken += " (marks of an export taken off)"
+    remarks = [*(["marks of an export taken off"] if plain != list(given) else []), *notes.remarks]
+    taken += f" ({', '.join(remarks)})" if remarks else ""
     n_lines = sum(has_letter(line) for section in sections for line in section.text.splitlines())
     n_given = sum(len(with_line_breaks(section.text).split()) for section in plain)
     n_words = sum(len(section.text.split()) for section in sections)
     shape = f"{n_words} of {n_given} words, on {n_lines} line{'s' * (n_lines != 1)}"
     text = "\n".join(section.text for section in plain)
-    return _passages(sections, partial(own_sections, plain), wanted)._replace(
-        taken=(taken, shape), language=language_of(text), script=unknown_script(text)
+    found = _passages(sections, partial(own_sections, plain), wanted)
+    return found._replace(
+        taken=(taken, shape), heads=notes.heads, language=language_of(text), script=unknown_script(text)
     )
 
 
@@ -268,6 +276,8 @@ def _collect(
         if taken:
             number, shape = result.taken.get(taken, (0, shape))
             result.taken[taken] = (number + 1, shape)
+        for head in text.heads.items():
+            result.heads.setdefault(head, []).append(study_id)
         every = [
             (section, sentence) for section, passage in text.found for sentence in cut(study_id, passage)
         ]

@@ -4,7 +4,9 @@ Headers are at the beginning of a line, in capitals, before a colon (``\\n ([A-Z
 parser). Beyond that: lower-case headers, headers within a line, missing colons, misspellings, combined headers.
 Drafts and additions (WET READ, PRELIMINARY REPORT, ADDENDUM) and signatures are left out, see `_is_draft`.
 A header that is neither findings nor impression ends the section if it is known to begin another (INDICATION,
-COMPARISON, WET READ, ADDENDUM, ...); an unknown one (HEART, LUNGS, LINES AND TUBES) belongs to the text around it.
+COMPARISON, WET READ, ADDENDUM, ...); an unknown one (HEART, TECHNICAL QUALITY) belongs to the text around it. But
+unless it is one of `languages.READING_WORDS`, it ends the impression (ACCESSION NUMBER), and before the reading of a
+whole text of another source it begins another section (Klinische Fragestellung).
 """
 
 from __future__ import annotations
@@ -14,19 +16,24 @@ import itertools
 import math
 import re
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
+from data_prep.sources.releases import PLACEHOLDER
 from data_prep.text.languages import (
     SIGN_OFF,
     begins_a_line,
+    is_administrative,
+    is_head,
+    is_of_reading,
     names_signer,
     with_english_headers,
     without_views,
 )
 from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
 
-RULES_VERSION = 3
+RULES_VERSION = 4
 """Incremented with every change of the resulting text; part of the options of a prepared set."""
 
 SECTIONS = ("findings", "impression")
@@ -38,10 +45,14 @@ TEXT = "text"
 NO_HEADER = "no_header"
 """Text under no header, see `own_sections`."""
 
-OWN_RULES_VERSION = 1
+OWN_RULES_VERSION = 2
 """As `RULES_VERSION`, of reports that are not MIMIC-CXR's: `own_sections` and `data_prep.text.exports`."""
 
+LEFT_OUT, ENDED, KEPT = "left out", "ended the impression", "kept as text"
+"""What is done with an unknown head, see `Notes`."""
+
 _OTHER = "other"
+_UNKNOWN = "unknown"
 _REMARK = "remark"
 _VIEWS = "views"
 _MAIN = (*SECTIONS, BOTH)
@@ -51,7 +62,7 @@ _OTHER_WORDS = re.compile(
     r"\b(?:INDICATIONS?|HISTORY|CLINICAL|REASONS?|COMPARISONS?|COMPARED|PRIORS?|TECHNIQUES?|EXAM|EXAMS|EXAMINATIONS?"
     r"|PROCEDURES?|PROTOCOL|WET READ|WETREAD|PRELIM(?:INARY)?|PROVISIONAL|PFI|ADDENDUM|ADDENDA|NOTIFICATIONS?"
     r"|RECOMMENDATIONS?|ATTESTATION|DOSE|FLUOROSCOPY|CONTRAST|DATE|TIME|DICTATED|TRANSCRIBED|APPROVED|SIGNED|REFERRING|ORDERING|QUESTION"
-    r"|COMPLAINT|COMMUNICATION|DIAGNOSIS CODE|ICD|REQUEST|FINAL REPORT)\b"
+    r"|COMPLAINT|COMMUNICATION|DIAGNOSIS CODE|ICD|REQUEST|FINAL REPORT|END OF SECTION)\b"
 )
 # Misspelled ones end a section as well: "COMPARISION", "IDICATION", "NDICATION".
 _OTHER_NAMES = (
@@ -102,9 +113,38 @@ _HEADER = re.compile(
     | ^[ \t]*(?P<small_draft>Addendum|Wet[ \t][Rr]ead|Preliminary[ \t][Rr](?:eport|ead))[ \t]*
       (?:(?:by|from|at|of|on|dated|version|\#|\d|_)[^\n]{{0,60}}?)?:(?=\s|$)
     | ^[ \t]*(?P<signature>(?i:electronically[ \t]+signed|dictated[ \t]+by|transcribed[ \t]+by|approved[ \t]+by))\b
+    # Of no list: "Workstation ID: 3", "主诉：", "Nurse:Kim", and within a line "Clear. ACCESSION NUMBER: 3"
+    | ^[ \t]*+[*\[]*+(?=[^\W\d_])(?![^\n:]{{0,60}}\b(?:{_KNOWN}|{_KNOWN_OTHER})[ \t]*:)
+      (?P<line>[^\n:：!?;。，]{{1,60}}?)[ \t]*(?:：|:[*\]]*(?=\s|$)|(?<=[^\W\d_)]):(?!//)(?=\S))
+    | (?<=[.?!;_]\s)(?P<flat>[A-Z]{{2,}}(?:[ \t]+[A-Z]+){{0,3}})[ \t]*:(?=\s|$)
     """,
     re.MULTILINE | re.VERBOSE,
 )
+_END_OF_SECTION = re.compile(
+    r"(?:^[ \t*=-]*|(?<=[.?!:;_]\s)|(?<=\s\s)|(?-i:(?=\bEND\b)))END[ \t]+OF[ \t]+(?:THE[ \t]+)?(?:IMPRESSION|FINDINGS?"
+    r"|REPORT|DICTATION|CONCLUSION|NARRATIVE|SUMMARY)\b[ \t]*(?:[:.*=-]+|$)"
+    # CheXpert Plus: "SUMMARY:4-POSSIBLE SIGNIFICANT FINDINGS", a code.
+    r"|\bSUMMARY(?:[ \t]*\d[ \t]*:|:[ \t]*\d[ \t]*[-–:])",
+    re.MULTILINE | re.IGNORECASE,
+)
+# CheXpert Plus has these in nearly every report.
+_NOTICES = re.compile(
+    "I have personally reviewed the images? for this (?:examination|study) and agree with the report transcribed above"
+    "[.]?|This report has been anonymi[sz]ed[.] All dates are offset from the actual dates by a fixed interval "
+    "associated with the patient[.]?".replace(" ", r"\s+"),
+    re.IGNORECASE,
+)
+# Alone in a section.
+_MISSING = re.compile(
+    rf"[\W\d_]*(?:{PLACEHOLDER}|(?:x{{4,}}\W*)+|(?:please )?(?:see|refer to|as(?: per| in)?|same as) (?:the )?"
+    r"(?:impression|findings|conclusion|report|above|below)(?: (?:above|below|section))?"
+    r"|s(?:iehe|\.) ?(?:oben|unten|[ou]\.|befund|beurteilung)"
+    r"|v(?:oir|er|[ée]ase|id\.) (?:conclusi[oó]n|impresi[oó]n|hallazgos|r[ée]sultats?|ci-dessus))[\W_]*",
+    re.IGNORECASE,
+)
+_NONE = re.compile(r"[\W\d_]*(?:none|nil)[\W_]*", re.IGNORECASE)
+# The reading begins with a statement, not with a title ("City Hospital").
+_BEGUN = re.compile(r"\w\W{1,3}\w[^\n]{0,200}?[.?!](?:\s|$)|(?:\b\w{1,40}[ \t,]{1,4}){5}\w|[^\n]{6}。")
 # A report of several pages: "(Over)", blank lines, the title again, "(Cont)".
 _PAGE_BREAK = re.compile(
     r"^[ \t]*\(Over\)[ \t]*\n(?:.*\n){0,12}?.*\(Cont\)[ \t]*$", re.MULTILINE | re.IGNORECASE
@@ -133,59 +173,103 @@ class Section(NamedTuple):
     text: str
 
 
-def study_sections(report: str, wanted: Collection[str] = SECTIONS) -> list[Section]:
+@dataclass
+class Notes:
+    """Choices made while a report was read.
+
+    `heads`: unknown heads, in capitals, and `LEFT_OUT`, `ENDED` or `KEPT`. `remarks`: further ones, for the summary.
+    """
+
+    heads: dict[str, str] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+
+def study_sections(
+    report: str, wanted: Collection[str] = SECTIONS, notes: Notes | None = None
+) -> list[Section]:
     """The chosen sections of a MIMIC-CXR report in order of appearance; none where it has nothing of the kind.
 
     Where a report has neither findings nor impression: the text under a header that names the views (CHEST, PA AND
     LATERAL), else the last paragraph under no header of another section, else a statement under
     EXAMINATION or RECOMMENDATION.
     """
-    pieces = [piece for piece in _pieces(report) if has_letter(piece.text)]
+    notes = notes or Notes()
+    pieces = _pieces(_NOTICES.sub("", report), notes=notes)
+    pieces = [piece for piece in pieces if has_letter(piece.text)]
     main = [piece for piece in pieces if piece.name in _MAIN]
     if main:
         return [piece for piece in main if piece.name in wanted or piece.name == BOTH]
+    notes.heads.clear()
     views = [Section("findings", piece.text) for piece in pieces if piece.name == _VIEWS]
     if views:
         return views if "findings" in wanted else []
     return _last_paragraph(pieces)
 
 
-def own_sections(report: Sequence[Section], wanted: Collection[str] = SECTIONS) -> list[Section]:
+def own_sections(
+    report: Sequence[Section], wanted: Collection[str] = SECTIONS, notes: Notes | None = None
+) -> list[Section]:
     """The chosen sections of a report of another source than MIMIC-CXR, without lines that say who wrote it.
 
     A section of the name `TEXT` is a whole text, with MIMIC-CXR's headers or those of `languages.HEADER_WORDS`. Where
     none names the findings, they are the text under no header (`NO_HEADER`), also that behind the line or the
-    paragraph of another section (INDICATION).
+    paragraph of another section (INDICATION) or of an unknown head. Sections that hold a placeholder alone are missing.
     """
+    notes = notes or Notes()
     found: list[Section] = []
     for name, text in report:
-        text = with_line_breaks(text)
-        found += _of_whole_text(with_english_headers(text)) if name == TEXT else [Section(name, text)]
-    without_header = NO_HEADER if "findings" in wanted or {*dict(found)} == {NO_HEADER} else BOTH
-    names = (*wanted, BOTH, without_header)
-    kept = [Section(name, _without_sign_off(text)) for name, text in found if name in names]
-    return [section for section in kept if has_letter(section.text)]
+        text = with_line_breaks(_NOTICES.sub("", text))
+        found += _of_whole_text(with_english_headers(text), notes) if name == TEXT else [Section(name, text)]
+    found = [Section(name, _without_sign_off(text)) for name, text in found]
+    found = [section for section in found if has_letter(section.text)]
+    texts = [section for section in found if not _MISSING.fullmatch(section.text)]
+    texts = texts or [section for section in found if _NONE.fullmatch(section.text)]
+    if len(texts) < len(found):
+        notes.remarks.append("a placeholder left out")
+    without_header = NO_HEADER if "findings" in wanted or {*dict(texts)} == {NO_HEADER} else BOTH
+    return [section for section in texts if section.name in (*wanted, BOTH, without_header)]
 
 
-def _of_whole_text(text: str) -> list[Section]:
-    main = [piece for piece in _pieces(text) if piece.name in _MAIN and has_letter(piece.text)]
-    return main if {"findings", BOTH} & {*dict(main)} else [*_under_no_header(text), *main]
+def _of_whole_text(text: str, notes: Notes) -> list[Section]:
+    main = [piece for piece in _pieces(text, notes=notes) if piece.name in _MAIN and has_letter(piece.text)]
+    return main if {"findings", BOTH} & {*dict(main)} else [*_under_no_header(text, bool(main), notes), *main]
 
 
-def _under_no_header(report: str) -> list[Section]:
-    """Text under no header, else a header's remark."""
-    pieces = _pieces(_without_sign_off(report), at_views=False)
+def _under_no_header(report: str, has_impression: bool, notes: Notes) -> list[Section]:
+    """Text under no header or under a head of the reading, else a header's remark, else text under unknown heads."""
+    pieces = _pieces(_without_sign_off(report), at_views=False, is_whole=True)
     width = max(map(len, report.split("\n"))) if _WRAPPED.search(report) else math.inf
-    found = []
-    for name, text in itertools.takewhile(
-        lambda piece: piece.name not in _MAIN or not has_letter(piece.text), pieces
-    ):
-        text = text if name == TEXT else _behind_header(text, width)
-        for part in filter(has_letter, _BLANK_LINE.split(without_views(text))):
-            if not _NOTICE.match(" ".join(part.split())) or not _is_notice(part):
-                found.append(Section(NO_HEADER, f"\n{part}"))
+    before = [
+        *itertools.takewhile(lambda piece: piece.name not in _MAIN or not has_letter(piece.text), pieces)
+    ]
     remarks = [text for name, text in pieces if name == _REMARK and _STATEMENT.search(text)]
-    return found or [Section(NO_HEADER, text) for text in remarks[-1:]]
+    if found := _reading(before, width, notes) or [Section(NO_HEADER, text) for text in remarks[-1:]]:
+        return found
+    if not has_impression and (found := _reading(before, width, notes, has_begun=True)):
+        notes.remarks.append("under unknown heads")
+    return found
+
+
+def _reading(pieces: Sequence[Section], width: float, notes: Notes, has_begun: bool = False) -> list[Section]:
+    """Paragraphs that describe the image. An unknown head before them begins another section, and one in them none."""
+    texts = [""]
+    for name, text in pieces:
+        is_text = name == TEXT or (name == _UNKNOWN and has_begun)
+        head = _HEADER.match(text) if name == _UNKNOWN else None
+        if head is not None:
+            notes.heads[" ".join(head[head.lastgroup or 0].upper().split())] = KEPT if is_text else LEFT_OUT
+        if is_text:
+            texts[-1] += text
+        else:
+            texts.append(_behind_header(text[head.end() if head else 0 :], width))
+        has_begun = has_begun or _BEGUN.search(without_views(texts[-1])) is not None
+    found = []
+    for part in filter(
+        has_letter, itertools.chain(*(_BLANK_LINE.split(without_views(text)) for text in texts))
+    ):
+        if not _NOTICE.match(" ".join(part.split())) or not _is_notice(part):
+            found.append(Section(NO_HEADER, f"\n{part}"))
+    return found
 
 
 def _behind_header(text: str, width: float) -> str:
@@ -207,7 +291,8 @@ def _without_sign_off(text: str) -> str:
     is_closed = has_text = False
     for line in text.split("\n"):
         header = _HEADER.match(line)
-        kind = _kind(header[header.lastgroup or 0]) if header and not header["signature"] else None
+        is_known = header and header.lastgroup not in ("signature", "line", "flat")
+        kind = _kind(header[header.lastgroup or 0]) if header and is_known else None
         is_closed = is_closed and kind is None
         if signed := SIGN_OFF.search(line):
             line = line[: signed.start()]
@@ -220,9 +305,15 @@ def _without_sign_off(text: str) -> str:
     return "\n".join(kept)
 
 
-def _pieces(report: str, at_views: bool = True) -> list[Section]:
-    """Cut a report at its headers, those of views included or not. Text under no header is `TEXT`."""
-    report = _PAGE_BREAK.sub("", with_line_breaks(report))
+def _pieces(
+    report: str, at_views: bool = True, is_whole: bool = False, notes: Notes | None = None
+) -> list[Section]:
+    """Cut a report at its headers, those of views included or not. Text under no header is `TEXT`.
+
+    `is_whole`: before the findings and the impression, also cut at heads of the reading, which begin a `TEXT`, and at
+    unknown heads, which begin an `_UNKNOWN`; both hold the heads.
+    """
+    report = _END_OF_SECTION.sub("\nEND OF SECTION:\n", _PAGE_BREAK.sub("", with_line_breaks(report)))
     headers = list(_HEADER.finditer(report))
     last_title = max((match.start() for match in headers if match["title"]), default=-1)
     found: list[Section] = []
@@ -231,16 +322,27 @@ def _pieces(report: str, at_views: bool = True) -> list[Section]:
         header = match[match.lastgroup or 0]
         if match["bare_other"] and not begins_a_line(report, match.start()):
             continue
-        kind = TEXT if match["title"] else _kind(header)
-        is_misread = (
-            match["capitalised"] is not None
-            and kind not in _MAIN
-            and not _is_misspelled_other(header.upper())
-        )
+        kind = TEXT if match["title"] else None if match["line"] or match["flat"] else _kind(header)
         start_of_text = match.end()
-        if kind is None and _INTERRUPTS_FINDINGS.search(interruption) and not draft:
+        if kind is None and match["capitals"] and _INTERRUPTS_FINDINGS.search(interruption) and not draft:
             kind, start_of_text = _resumed(header, found), match.start()
-        if kind is None or is_misread or (kind == _VIEWS and (name in _MAIN or not at_views)):
+        elif match["capitalised"] and kind not in _MAIN and not _is_misspelled_other(header.upper()):
+            kind = None
+        is_open = kind is None or (kind == _VIEWS and (is_whole or name == "impression"))
+        if is_open and _is_head(match, report):
+            is_text = _is_of_reading(header, name)
+            is_before = (
+                is_whole and name not in _MAIN and not any(n in _MAIN for n, t in found if has_letter(t))
+            )
+            if name == "impression":
+                kind = None if is_text or not has_letter(report[start : match.start()]) else _UNKNOWN
+            elif is_before and not match["flat"]:
+                kind = _UNKNOWN if not is_text else None if name == TEXT else TEXT
+            start_of_text = match.start()
+            if notes is not None and not is_text:
+                action = ENDED if kind == _UNKNOWN else KEPT if name in _MAIN else LEFT_OUT
+                notes.heads[" ".join(header.upper().split())] = action
+        if kind is None or (kind == _VIEWS and (name in _MAIN or not at_views)):
             continue
         if match["title"]:
             draft = ""
@@ -252,6 +354,22 @@ def _pieces(report: str, at_views: bool = True) -> list[Section]:
         name, start = kind, start_of_text
         interruption = header.upper() if kind in (_OTHER, _REMARK) else ""
     return [*found, Section(name, report[start:])]
+
+
+def _is_head(match: re.Match[str], report: str) -> bool:
+    """True for a short head that begins its line, or stands in capitals behind a sentence; not for a wrapped clause."""
+    head = match[match.lastgroup or 0]
+    line = report[report.rfind("\n", 0, max(0, match.start() - 1)) + 1 : match.start()].rstrip()
+    is_open = match["flat"] is None and bool(line) and line[-1] not in ".:;?!)_。：；！？"
+    return is_head(head) and not (is_open and (len(line) > 50 or head[0].islower()))
+
+
+def _is_of_reading(head: str, name: str) -> bool:
+    """True for a head of the findings, the views or `languages.READING_WORDS`."""
+    kind = _kind(head)
+    if is_administrative(head) or (kind == _OTHER and name != "impression"):
+        return False
+    return kind in _MAIN or is_of_reading(head) or (kind == _VIEWS and head.upper().endswith("REPORT"))
 
 
 def _resumed(header: str, found: Sequence[Section]) -> str | None:

@@ -622,3 +622,16 @@ def test_language_of_reports_is_kept_and_said(table: Path, capsys: pytest.Captur
     grown = PreparedSet(prepared.folder)
     assert grown.info["language"] == "de" and len(grown.table("studies")) == 8
     assert "Narbe re. Oberlappen." in set(grown.table("sentences")["text"])
+
+
+def test_unknown_heads_of_five_patients_are_named(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = [f"Ward: {n}\nClear lungs.\nIMPRESSION: Fine.\nJob ID: {n}" for n in range(5)]
+    texts += ["Muster: x\nClear lungs."] * 4
+    rows = pd.DataFrame({"patient": [f"p{n}" for n in range(9)], "text": texts, "split": "train"})
+    prepare(settings(write(table, rows), output=table.parent / "set", text_only=True))
+    said = capsys.readouterr().out
+    assert "  heads      ended the impression: JOB ID 5\n  heads      left out: WARD 5\n" in said
+    assert "  heads      1 more, each in reports of fewer than 5 patients" in said
+    assert "MUSTER" not in said + (table.parent / "set" / "dataset.json").read_text()
+    check.main(["--data", str(table.parent / "set"), "--workers", "1"])
+    assert "left out: WARD 5" in capsys.readouterr().out

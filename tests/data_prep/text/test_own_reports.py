@@ -9,7 +9,17 @@ import pytest
 
 from data_prep.text.languages import CAPITALISED, HEADER_WORDS
 from data_prep.text.reports import MAX_CHARACTERS, Report, read_passages
-from data_prep.text.sections import BOTH, NO_HEADER, SECTIONS, Section, own_sections, study_sections
+from data_prep.text.sections import (
+    BOTH,
+    ENDED,
+    KEPT,
+    LEFT_OUT,
+    NO_HEADER,
+    SECTIONS,
+    Section,
+    own_sections,
+    study_sections,
+)
 from tests.data_prep.text.test_sections import SHAPES
 
 # One letter for the section of each passage that is found.
@@ -60,6 +70,32 @@ def found(text: str, *wanted: str) -> str:
         ("Motivo: tos\nHallazgos: Sin derrame.\nIMPRESION: Normal.\nFdo.: Dra. Gil", "F Sin derrame.|I Normal."),
         ("Motif : toux\nResultats : Clair.\nConclusion : Normal.\nCordialement,\nDr Roy", "F Clair.|I Normal."),
         ("<p>INDICATION: cough</p><p><b>FINDINGS:</b> Clear &lt;5 mm.</p>", "F Clear <5 mm."),
+        ("INDICAÇÃO: tosse\nACHADOS: Sem derrame.\nIMPRESSÃO: Normal.", "F Sem derrame.|I Normal."),
+        ("QUESITO: tosse\nREFERTO: Normale. CONCLUSIONI: Nella norma.", "F Normale.|I Nella norma."),
+        ("VERSLAG: Geen infiltraat.\nCONCLUSIE: Normaal.", "F Geen infiltraat.|I Normaal."),
+        ("检查所见：双肺清晰。诊断意见：正常。", "F 双肺清晰。|I 正常。"),
+        ("Reading: Clear.\nIMP - Normal.\nComment: Rotated.", "F Clear.|I Normal.|I Rotated."),
+        # Heads that no list knows: before the reading another section, within it text.
+        ("LUNGS: Clear.\nHEART: Normal.\nIMPRESSION: Fine.", "N LUNGS: Clear. HEART: Normal.|I Fine."),
+        ("Image quality: Poor.\nLungs: Clear.\nHeart: Large.", "N Lungs: Clear. Heart: Large."),
+        ("Clinical Details: Cough\nImpression: Normal.", "I Normal."),
+        ("Klinische Fragestellung: Pneumonie?\n\nLungen frei.\nBeurteilung: Normal.", "N Lungen frei.|I Normal."),
+        ("Ward: 3\nINDICATION: Cough\nRight lung: Clear.\nQuality: Poor.", "N Right lung: Clear. Quality: Poor."),
+        ("City Hospital\nReferrer: X\nLungs clear.\nQuality: Poor.", "N City Hospital|N Lungs clear.|N Quality: Poor."),
+        ("主诉：咳嗽\n双肺清晰，无异常。", "N 双肺清晰，无异常。"),
+        ("Observations: The lungs are clear.", "F The lungs are clear."),
+        ("Remarks: The lungs are clear.", "N Remarks: The lungs are clear."),
+        ("Remarks: The lungs are clear.\nIMPRESSION: Normal.", "I Normal."),
+        ("FINDINGS:\nClear.\nQuality: Poor.\nHeart: Large.", "F Clear. Quality: Poor. Heart: Large."),
+        # Placeholders alone in a section; "None." where there is other text.
+        ("FINDINGS: nan IMPRESSION: Normal.", "I Normal."),
+        ("FINDINGS: See impression.\nIMPRESSION: Clear.", "I Clear."),
+        ("FINDINGS: Clear.\nIMPRESSION: As above.", "F Clear."),
+        ("FINDINGS: XXXX XXXX.\nIMPRESSION: N/A", ""),
+        ("Findings: None. Impression: Normal.", "I Normal."),
+        ("FINDINGS: None.", "F None."),
+        ("FINDINGS: None seen. IMPRESSION: See impression of the CT.", "F None seen.|I See impression of the CT."),
+        ("## Findings\nNo pneumo-\nthorax. A left-\nsided inﬁltrate.", "F No pneumothorax. A left-sided infiltrate."),
     ],
 )  # fmt: skip
 def test_sections_of_own_reports(text: str, expected: str) -> None:
@@ -73,6 +109,115 @@ def test_findings_under_mimics_headers_stay(report: str) -> None:
     assert [(name, text.split()) for name, text in own_sections([Section("text", report)])] == expected
 
 
+UNKNOWN_HEADS = (
+    "Klinische Fragestellung, Verdachtsdiagnose, Zuweiser, Vorgeschichte, Untersuchungsart, Auftragsnummer, "
+    "Station, Untersucher, Aufnahmedatum, Grund der Untersuchung, Bildqualität, Geb.-Datum, Motif de l'examen, "
+    "Contexte clinique, Question posée, Prescripteur, Qualité du cliché, Nom du patient, Dose délivrée, "
+    "Información clínica, Procedencia, Diagnóstico de sospecha, Médico solicitante, Pregunta clínica, Suspeita "
+    "diagnóstica, Convênio, Método, Notizie cliniche, Sospetto clinico, Medico richiedente, Reparto, Domanda "
+    "clinica, Aanvrager, Reden van onderzoek, Afdeling, Klinische vraagstelling, Clinical Details, Presenting "
+    "complaint, Ward, Accession number, Chest pain, Heart rate, PMH, Study quality, Tech notes, Patient location, "
+    "Order, 检查方法"
+)
+BEHIND_THE_IMPRESSION = (
+    "ACCESSION NUMBER, Accession #, Workstation ID, Attestation, ATTENDING STATEMENT, Dictated, Dictation date, "
+    "Critical result, CRITICAL RESULTS, Communication, Report status, STATUS, Job ID, Exam number, MRN, Patient "
+    "class, Printed, Signed, Finalized, Verified, Facility, Location, CPT code, ICD-10, Phone, Distribution, Copy "
+    "to, cc, Technologist, Image link, Peer review, Auftragsnummer, Verteiler, Copie à, Número de acceso, Kopie "
+    "aan, SUMMARY 2, END OF IMPRESSION"
+)
+OF_THE_IMPRESSION = (
+    "Right lower lobe, LUNGS, HEART AND MEDIASTINUM, New, Stable, Unchanged, Note, PICC, ET tube, Hilum, Since "
+    "3/4, Overall, Differential diagnosis, Pneumonia, Frontal view, Left knee, Support devices, Interval change, "
+    "Herz, Pleuraerguss, Neu, Corazón, Poumons, Cuore, Coração, Chest X-ray, At 3:15, There are two nodules"
+)
+
+
+@pytest.mark.parametrize("head", UNKNOWN_HEADS.split(", "))
+def test_unknown_heads_before_the_reading(head: str) -> None:
+    for colon in (":", " :", "："):
+        assert found(f"{head}{colon} Words.\nLungs clear.\nIMPRESSION: Fine.") == "N Lungs clear.|I Fine."
+
+
+@pytest.mark.parametrize("head", BEHIND_THE_IMPRESSION.split(", "))
+def test_unknown_heads_behind_the_impression(head: str) -> None:
+    report = f" FINDINGS:\n Clear.\n IMPRESSION:\n Fine.\n {head}: Words.\n More words.\n"
+    assert found(report) == "F Clear.|I Fine."
+    if head not in ("Dictated", "Signed", "Finalized"):
+        assert [section.text.strip() for section in study_sections(report)] == ["Clear.", "Fine."]
+
+
+@pytest.mark.parametrize("head", OF_THE_IMPRESSION.split(", "))
+def test_heads_of_the_reading_stay_behind_it(head: str) -> None:
+    report = f" IMPRESSION:\n Fine.\n {head}: Words.\n"
+    assert f"{head}: Words." in found(report)
+    assert f"{head}: Words." in study_sections(report)[0].text
+
+
+def test_a_head_at_which_the_impression_begins_stays() -> None:
+    report = " IMPRESSION:\n Category: 2.\n 1. Severity: mild.\n Fine.\n MRN: 3\n Words.\n FINDINGS: Clear.\n"
+    texts = [" ".join(section.text.split()) for section in study_sections(report)]
+    assert texts == ["Category: 2. 1. Severity: mild. Fine.", "Clear."]
+
+
+def test_notices_of_chexpert_plus_are_left_out() -> None:
+    agree = "I have personally reviewed the images for this examination and agree\nwith the report transcribed above."
+    dates = (
+        "This report has been anonymized. All dates are offset from the actual dates by a fixed interval associated "
+        "with the patient."
+    )
+    report = f"FINDINGS: Clear. {dates}\nIMPRESSION:\nFine. {agree}\nStable lines.\n{dates.upper()}"
+    assert found(report) == "F Clear.|I Fine. Stable lines."
+    assert "agree" not in str(study_sections(report)) and "DATES" not in str(study_sections(report))
+
+
+SIGNERS = """Final Report Signed by: Anna Muster, MD on 1/2/2020 3:04 PM
+Report dictated by: Anna Muster, MD, signed by: Bert Muster, MD
+Report verified by Dr Muster
+This report was electronically signed by Anna Muster, MD
+Authored by: Anna Muster MD
+Signed (Electronic Signature): 1/2/2020 Anna Muster
+Signed (Electronic Signature) Anna Muster
+Finalized by Anna Muster
+By: Anna Muster, MD on: 1/2/2001
+CC: Dr Bert Muster
+I, Anna Muster, have reviewed the images.
+Images reviewed and interpreted by Dr. Muster
+Interpreting Radiologist: Anna Muster
+Informe firmado por: Dra. Ana Muster
+Firmado electrónicamente por Ana Muster
+Befundet von Anna Muster
+Befund vidiert: Muster
+Dieser Befund wurde elektronisch signiert von A. Muster
+Compte rendu validé électroniquement par Anne Muster
+Validé le 12/03/2020 par Anne Muster
+Laudo assinado eletronicamente por Ana Muster
+Referto firmato digitalmente da Anna Muster
+Verslag ondertekend door Anna Muster""".splitlines()
+
+
+@pytest.mark.parametrize("line", SIGNERS)
+def test_no_order_of_words_keeps_a_signer(line: str) -> None:
+    assert found(f"FINDINGS:\nClear.\nIMPRESSION:\nFine.\n{line}\nDepartment") == "F Clear.|I Fine."
+    assert found(f"Lungs clear. No effusion.\n{line}") == "N Lungs clear. No effusion."
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Verified by CT.",
+        "The report of the CT was reviewed.",
+        "Estudio realizado por tos.",
+        "By report: pneumonia.",
+        "This exam was read as normal.",
+        "Released from its clamp.",
+        "Findings were reviewed by phone.",
+    ],
+)
+def test_sentences_with_words_of_signatures_stay(line: str) -> None:
+    assert line in found(f"FINDINGS:\nClear.\n{line}\nHeart normal.")
+
+
 def test_one_section_of_an_own_report() -> None:
     assert found("Lungs clear.\nIMPRESSION: Normal.", "findings") == "N Lungs clear."
     assert found("Lungs clear.\nIMPRESSION: Normal.", "impression") == "I Normal."
@@ -84,6 +229,17 @@ def test_columns_of_sections_lose_marks_and_signatures() -> None:
     report = read_passages(Report(1, sections=sections), SECTIONS)
     assert report.found == (("findings", "Clear"),)
     assert report.taken == ("findings (marks of an export taken off)", "1 of 4 words, on 1 line")
+
+
+def test_what_was_done_with_heads_and_placeholders_is_counted() -> None:
+    texts = ("Remarks: Clear lungs.", "Ward: 3\nLungs clear.\nQuality: Poor.\nIMPRESSION: Fine.\nJob ID: 3")
+    reports = [read_passages(Report(1, sections=(Section("text", text),)), SECTIONS) for text in texts]
+    assert reports[0].taken[0] == "no_header (under unknown heads)"
+    assert reports[1].heads == {"WARD": LEFT_OUT, "QUALITY": KEPT, "JOB ID": ENDED}
+    report = read_passages(
+        Report(1, sections=(Section("text", "FINDINGS: nan IMPRESSION: Fine."),)), SECTIONS
+    )
+    assert report.taken[0] == "impression (a placeholder left out)"
 
 
 def test_a_text_of_absurd_length_is_named() -> None:

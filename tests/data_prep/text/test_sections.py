@@ -344,6 +344,8 @@ HEADERS = {
 }
 # The impression of this report holds a whole report with headers of its own.
 WITH_HEADERS_INSIDE = [2415]
+# "END OF REPORT." is no sentence of the impression.
+WITH_AN_END = [180, 739, 1448, 3144]
 
 
 def mimic_layout(row: dict[str, str]) -> str:
@@ -380,7 +382,7 @@ def test_sections_of_every_open_i_report_come_back(openi: list[dict[str, str]]) 
         ]
         if found(mimic_layout(row)) != written:
             others.append(int(row["uid"]))
-    assert others == WITH_HEADERS_INSIDE
+    assert sorted(others) == sorted(WITH_HEADERS_INSIDE + WITH_AN_END)
 
 
 def test_open_i_studies_have_sentences_or_reasons(openi: list[dict[str, str]]) -> None:
