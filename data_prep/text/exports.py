@@ -63,9 +63,9 @@ _DIVIDED = re.compile(
     r"(?!(?:und|oder|bzw|or|and|et|y|e|to|no|not|new|the|there|is|are|with|likely|which|unchanged|stable)\b)"
 )
 _STAYS = re.compile(
-    r"\b(?:left|right|upper|lower|middle|well|ill|mid|non|semi|post|pre|follow|x|air|self|low|high|small|large|two|three|one|single|half|so|soft"
+    r"\b(?:left|right|upper|lower|middle|broad|cross|well|ill|mid|non|semi|post|pre|follow|x|air|self|low|high|small|large|two|three|one|single|half|so|soft"
     r"|long|short|full|fluid|free|day|year|week|month|old|poorly|thin|thick|ground|tree|end|check|work|wide)$"
-    r"|^(?:sided|up|rays?|year|old|day|like|type|shaped|sized|based|related|defined|filled|appearing|glass|tube|line)\b",
+    r"|^(?:sided|up|rays?|year|old|day|like|type|shaped|sized|based|related|defined|filled|appearing|glass|tube|line|spectrum)\b",
     re.IGNORECASE,
 )
 

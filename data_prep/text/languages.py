@@ -79,7 +79,7 @@ READING_WORDS = {
 side, a place, a device, the views, a time or a comparison ("*": any ending), or first words (^), as in "Note:"."""
 
 _NOT_OF_READING = re.compile(
-    r"\b(?:RATE|PAIN|\w*(?:SCHMERZ|FREQUENZ)\w*|DOULEURS?|DOLOR|DOR|PHYSICIAN|SURGEON|\w+OLOG(?:IST|IN|UE|[EOAY])?"
+    r"\b(?:RATE|PAIN|HISTORY|INDICATIONS?|\w*(?:SCHMERZ|FREQUENZ)\w*|DOULEURS?|DOLOR|DOR|PHYSICIAN|SURGEON|\w+OLOG(?:IST|IN|UE|[EOAY])?"
     r"|CLINIC|DEPARTMENT|WARD|TEAM|SERVICE|\w*NUM(?:BER|MER|ERO)|NR|NO|ID|CODE|DAT[EA]|\w*DATUM|FECHA|TIME|BY)\b\W*$"
     r"|\b(?:\w*QUALI[TD]\w*|CALIDAD|KWALITEIT|CRITICAL|SCREENING|CODE|PHONE|PAGER)\b"
 )

@@ -12,7 +12,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from data_prep.command import progress
@@ -69,7 +68,7 @@ class Passages(NamedTuple):
     reason: str = ""
     is_unreadable: bool = False
     has_others: bool = False
-    heads: Mapping[str, str] = MappingProxyType({})
+    heads: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -206,7 +205,9 @@ def read_passages(report: Report, wanted: Sequence[str]) -> Passages:
         return text
     notes = Notes()
     sections = study_sections(text, wanted, notes)
-    return _passages(sections, partial(study_sections, text), wanted)._replace(heads=notes.heads)
+    return _passages(sections, partial(study_sections, text), wanted)._replace(
+        heads=tuple(notes.heads.items())
+    )
 
 
 def _own_passages(given: Sequence[Section], wanted: Sequence[str]) -> Passages:
@@ -227,7 +228,10 @@ def _own_passages(given: Sequence[Section], wanted: Sequence[str]) -> Passages:
     text = "\n".join(section.text for section in plain)
     found = _passages(sections, partial(own_sections, plain), wanted)
     return found._replace(
-        taken=(taken, shape), heads=notes.heads, language=language_of(text), script=unknown_script(text)
+        taken=(taken, shape),
+        heads=tuple(notes.heads.items()),
+        language=language_of(text),
+        script=unknown_script(text),
     )
 
 
@@ -276,7 +280,7 @@ def _collect(
         if taken:
             number, shape = result.taken.get(taken, (0, shape))
             result.taken[taken] = (number + 1, shape)
-        for head in text.heads.items():
+        for head in text.heads:
             result.heads.setdefault(head, []).append(study_id)
         every = [
             (section, sentence) for section, passage in text.found for sentence in cut(study_id, passage)

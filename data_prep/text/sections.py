@@ -367,7 +367,10 @@ def _is_head(match: re.Match[str], report: str) -> bool:
 def _is_of_reading(head: str, name: str) -> bool:
     """True for a head of the findings, the views or `languages.READING_WORDS`."""
     kind = _kind(head)
-    if is_administrative(head) or (kind == _OTHER and name != "impression"):
+    # "Chest comparison" is of the reading, "Reason for chest film" is not.
+    if is_administrative(head) or (
+        kind == _OTHER and name != "impression" and not is_of_reading(head.split()[0])
+    ):
         return False
     return kind in _MAIN or is_of_reading(head) or (kind == _VIEWS and head.upper().endswith("REPORT"))
 

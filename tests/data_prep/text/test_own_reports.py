@@ -79,6 +79,7 @@ def found(text: str, *wanted: str) -> str:
         ("LUNGS: Clear.\nHEART: Normal.\nIMPRESSION: Fine.", "N LUNGS: Clear. HEART: Normal.|I Fine."),
         ("Image quality: Poor.\nLungs: Clear.\nHeart: Large.", "N Lungs: Clear. Heart: Large."),
         ("Clinical Details: Cough\nImpression: Normal.", "I Normal."),
+        ("Chest Comparison: Large mass. No effusion.", "N Chest Comparison: Large mass. No effusion."),
         ("Klinische Fragestellung: Pneumonie?\n\nLungen frei.\nBeurteilung: Normal.", "N Lungen frei.|I Normal."),
         ("Ward: 3\nINDICATION: Cough\nRight lung: Clear.\nQuality: Poor.", "N Right lung: Clear. Quality: Poor."),
         ("City Hospital\nReferrer: X\nLungs clear.\nQuality: Poor.", "N City Hospital|N Lungs clear.|N Quality: Poor."),
@@ -235,7 +236,7 @@ def test_what_was_done_with_heads_and_placeholders_is_counted() -> None:
     texts = ("Remarks: Clear lungs.", "Ward: 3\nLungs clear.\nQuality: Poor.\nIMPRESSION: Fine.\nJob ID: 3")
     reports = [read_passages(Report(1, sections=(Section("text", text),)), SECTIONS) for text in texts]
     assert reports[0].taken[0] == "no_header (under unknown heads)"
-    assert reports[1].heads == {"WARD": LEFT_OUT, "QUALITY": KEPT, "JOB ID": ENDED}
+    assert dict(reports[1].heads) == {"WARD": LEFT_OUT, "QUALITY": KEPT, "JOB ID": ENDED}
     report = read_passages(
         Report(1, sections=(Section("text", "FINDINGS: nan IMPRESSION: Fine."),)), SECTIONS
     )
