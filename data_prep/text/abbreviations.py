@@ -49,9 +49,9 @@ LANGUAGES = {
         r"monat\w*|lebens\w+|postop\w*|januar|februar|märz|april|mai|juni|juli|august|september|oktober|november|"
         r"dezember|hälfte|drittel|finger\w*|zehe\w*",
         r"(?!herz|rest)\w*(?:lappen|lappens|feld|felde[rs]?|feldern|geschoss|hemithorax|hilus|pleura|winkel|kuppel|"
-        r"lungenspitze|basis|hälfte|seite|lunge|lungenflügel|bronchus|rippen?|rippenbogen|schulter|[kc]lavi[ck]ula|"
-        r"s[ck]apula|vorhof|ventrikels?|recessus|sinus|segment|lingula|axilla|mamma|niere|humerus\w*|arterie|vene|"
-        r"arm|thoraxwand|zwerchfellhälfte)\b|(?-i:[OUM][LF])\b",
+        r"lungenspitze|basis|hälfte|seite|lunge(?!\s(?:sonst\s)?(?:frei|klar|normal|unauff|o\.|regel))|lungenflügel|"
+        r"bronchus|rippen?|rippenbogen|schulter|[kc]lavi[ck]ula|s[ck]apula|vorhof|ventrikels?|recessus|sinus|segment|lingula|axilla|mamma|niere|"
+        r"humerus\w*|arterie|vene|arm|thoraxwand|zwerchfellhälfte)\b|(?-i:[OUM][LF])\b",
         r"(?i:kein\w*|ein\w*|mit|ohne|i[mn]|a[mn]|d(?:er|ie|as|em|en|es)|bei)|[a-zäöüß]+e[rsnm]?|(?:Klein|Gro(?:ß|"
         r"ss)|Gering|Mäßig|Diskret|Neu|Alt|Bekannt|Zart|Ausgedehnt)e[rsnm]?",
     ),

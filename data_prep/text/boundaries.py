@@ -94,7 +94,7 @@ _CLOSES_HEAD = re.compile(
 )
 # Marks of other scripts, and a forgotten blank between letters that are not ASCII's.
 _CLOSES_ELSEWHERE = re.compile(
-    r"(?:[。！？；｡।॥؟۔።။]|(?<!\d)．|．(?!\d))+[」』”’）】》\"')]*(?=\s*\S)"
+    r"(?:[。！？；｡।॥؟۔։።။]|(?<!\d)．|．(?!\d)|(?<=[⺀-鿿])[.;?!](?=[⺀-鿿]))+[」』”’）】》\"')]*(?=\s*\S)"
     r"|[à-ÿ]\.(?=[A-ZÀ-Þ])|[a-z]\.(?=[À-Þ])|[а-яёα-ώ]{2}\.(?=[А-ЯЁΑ-Ω])"
 )
 # Each matches up to a mark that closes nothing.

@@ -58,7 +58,7 @@ class Passages(NamedTuple):
 
     `has_others`: there are findings or an impression, but not the chosen sections. `taken`: the sections that were
     taken, and their shape (lines, words); of MIMIC-CXR ("", ""). `language`: the one with the most function words, and
-    their number. `script`: of an own report, if the rules do not know it. `heads`: see `sections.Notes`.
+    their number. `script`: one that the rules do not know, else "". `heads`: see `sections.Notes`.
     """
 
     found: tuple[tuple[str, str], ...] = ()
@@ -206,7 +206,7 @@ def read_passages(report: Report, wanted: Sequence[str]) -> Passages:
     notes = Notes()
     sections = study_sections(text, wanted, notes)
     return _passages(sections, partial(study_sections, text), wanted)._replace(
-        heads=tuple(notes.heads.items())
+        heads=tuple(notes.heads.items()), script=unknown_script(text)
     )
 
 

@@ -160,7 +160,7 @@ def _mark(order: tuple[str, ...]) -> re.Pattern[str]:
     numbers += r"|（?(?P<wide>\d{1,2})[．、）]\s*(?=[^\W\d_])"
     return re.compile(
         rf"(?<![\w,/:-])(?<!\d\.)(?<!\b[A-Za-z]\.)"
-        rf"(?:[(\[]?(?P<sign>{signs})\s?[.)\]]+-?(?:\s+(?=[\w(\"])|(?=[A-Z])|(?<=\))(?=[a-z]{{2}}))"
+        rf"(?:[(\[]?(?P<sign>{signs})\s?[.)\]]+-?(?:\s+(?=[\w(\"])|(?=[A-Z⺀-鿿])|(?<=\))(?=[a-z]{{2}}))"
         rf"{numbers if order is _NUMBERS else ''})"
     )
 

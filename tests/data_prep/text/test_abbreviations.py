@@ -22,7 +22,8 @@ Bds. Ergüsse. | Li. Lunge frei. | Re. UF verschattet. | Kleiner li. Pleuraergus
 Kein re. Erguss. | Geringer re. Erguss. | ZVK re. via V. jugularis int. | Spitze in der V. cava sup. | Kein Pneu.
 Fraktur der 4. und 5. Rippe li. | Kein Pneumothorax. | Alte Fraktur 3.-6. Rippe re. | Herz normal.
 Am 3. postoperativen Tag. | Aufnahme vom 3. März 2020. | Vergleich mit dem 12. 3. 2020. | BWK 12. | Herz normal.
-Stauung bds. | Zwerchfell glatt. | 5. Rippe li. gebrochen. | Der 2. ICR re. ist frei.
+Stauung bds. | Zwerchfell glatt. | Erguss li. | Lunge sonst frei. | Infiltrat re. Lunge.
+5. Rippe li. gebrochen. | Der 2. ICR re. ist frei.
 Drain im 4. ICR li. | Spitze apikal. | ZVK V. jug. int. re. | Mind. 5 Herde. | Lt. Voraufn. vom 1.2.2020 stabil.
 ERGUSS LI. | HERZ NORMAL GROSS. | St.p. Lobektomie re. | Restlunge frei. | D.h. keine Änderung. | u.a. Granulome.
 Herz i.d.N. | Lunge frei. | Äußere Weichteile o.p.B. | Insb. kein Rundherd > 2.5 cm. | Infiltrat akut. | Keine Stauung.
@@ -78,6 +79,9 @@ def test_sentences_end_by_the_languages_rules(language: str, marked: str) -> Non
     ("text", "expected"),
     [
         ("双肺清晰。心影正常！无积液", "双肺清晰。|心影正常！|无积液"),
+        ("双肺清晰.心影正常;无积液.结节3.5cm", "双肺清晰.|心影正常;|无积液.|结节3.5cm"),
+        ("1.双肺清晰。2.心影正常。(3)无积液。", "双肺清晰。|心影正常。|无积液。"),
+        ("1、双肺清晰。\n2、心影\n正常。\n（3）无积液。", "双肺清晰。|心影 正常。|无积液。"),
         ("意见：1．双肺清晰；2．心影正常；直径3．5cm", "意见：|双肺清晰；|心影正常；|直径3．5cm"),
         ("Лёгкие чистые.Сердце в норме.", "Лёгкие чистые.|Сердце в норме."),
         ("Pas d'opacité.Épanchement.", "Pas d'opacité.|Épanchement."),
