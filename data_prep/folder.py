@@ -179,7 +179,7 @@ def prepare(settings: Settings) -> None:
             **({"language": settings.language} if settings.language is not None else {}),
         },
     )
-    preparation.prepare_set(settings, made_from, lambda: _read(settings, table, columns, check), True)
+    preparation.prepare_set(settings, made_from, lambda: _read(settings, table, columns, check))
 
 
 def _table(settings: Settings, check: TableCheck) -> tuple[CsvFile, str]:

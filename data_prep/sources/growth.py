@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 import pyarrow as pa
 
-from medclip_dcl.common.files import digest, write_parquet
+from medclip_dcl.common.files import digest, file_states, write_parquet
 
 FILE = "found.parquet"
 _COLUMNS = ["name", "file", "bytes", "mtime_ns"]
-_THREADS = 16
 
 
 class Found(NamedTuple):
@@ -30,22 +28,11 @@ class Found(NamedTuple):
     @classmethod
     def now(cls, images: pd.DataFrame, rows: Iterable[str]) -> Found:
         """Of the images and rows of a `Source`."""
-        pairs = list(zip(images["dicom_id"], images["file"], strict=True))
-
-        def states(first: int) -> dict[str, tuple[str, int, int]]:
-            found = {}
-            for name, file in pairs[first::_THREADS]:
-                try:
-                    state = os.stat(file)
-                except OSError:
-                    continue
-                found[name] = (os.path.basename(file), state.st_size, state.st_mtime_ns)
-            return found
-
-        # File systems of a network answer many at once.
-        with ThreadPoolExecutor(_THREADS) as pool:
-            parts = pool.map(states, range(_THREADS))
-            return cls({name: state for part in parts for name, state in part.items()}, {*rows})
+        files = images["file"].tolist()
+        states = zip(images["dicom_id"], files, file_states(files), strict=True)
+        return cls(
+            {name: (os.path.basename(f), *state) for name, f, state in states if state[0] >= 0}, {*rows}
+        )
 
     @classmethod
     def of_set(cls, output: Path) -> Found | None:
@@ -80,13 +67,8 @@ def digests_of_rows(rows: pd.DataFrame) -> list[str]:
 class Growth(NamedTuple):
     """Names of images and rows, by what has happened to them since a set was made.
 
-    Attributes:
-        more: images whose files are there by now.
-        changed: images whose files have another name, size or time.
-        gone: images whose files are no longer there; the prepared ones stay.
-        unchosen: images that the source no longer chooses, as by --limit.
-        more_rows: further rows of the table.
-        lost_rows: rows that have changed or are no longer there.
+    Images whose files are there by now, have changed or are gone, and that the source no longer chooses, as by --limit;
+    further rows of a table, and those that have changed or are gone.
     """
 
     more: Sequence[str]

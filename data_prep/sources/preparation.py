@@ -136,14 +136,9 @@ class Source:
     rows: Sequence[str] | None = None
 
 
-def prepare_set(
-    settings: Settings, made_from: Mapping[str, Any], read: Callable[[], Source], can_grow: bool = False
-) -> None:
-    """Prepare or complete a set, finish a broken one, or say that it is finished.
-
-    `read` reads and checks the source's tables; with `can_grow` it returns `Source.rows`.
-    """
-    _require_same(settings.output, made_from, can_grow)
+def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable[[], Source]) -> None:
+    """Prepare or complete a set, finish a broken one, or say that it is finished; `read` checks the tables."""
+    _require_same(settings.output, made_from, True)
     source = read()
     found = Found.now(source.images, source.rows or ())
     if _is_finished(settings, made_from, source, found):
@@ -166,7 +161,9 @@ def _make(settings: Settings, made_from: Mapping[str, Any], source: Source, foun
     if finished.exists() and not growth.is_any:
         print(f"{output}: images that are missing or were changed are made again")
     elif "fingerprint" in earlier:
-        print(f"{output} is completed: {growth}{_named(growth.changed)}")
+        print(f"{output} is completed: {str(growth) or 'an earlier run began it'}")
+    if "fingerprint" in earlier and growth.changed:
+        print(f"prepared again: {growth.changed[0]}{and_others(growth.changed[1:])}")
     # Of a set that is completed the fingerprint stays, to be compared, and the language: it is cut as before.
     write_json({**earlier, **made_from}, unfinished)
     _refuse_boxes(settings, source)
@@ -216,19 +213,13 @@ def _make(settings: Settings, made_from: Mapping[str, Any], source: Source, foun
             print(problem)
 
 
-def _named(names: Sequence[str]) -> str:
-    return f" (prepared again: {names[0]}{and_others(names[1:])})" if names else ""
-
-
 def _remove_stale(output: Path, growth: Growth, images: pd.DataFrame) -> None:
     """Remove prepared images of other files than those that are there now, or that are no longer chosen."""
     folder = output / "images"
     path_of = dict(zip(images["dicom_id"], images["path"], strict=True))
     stale = {folder / path_of[name] for name in (*growth.more, *growth.changed)}
     if growth.unchosen:
-        stale |= {file for file in folder.rglob("*") if file.is_file()} - {
-            folder / path for path in images["path"]
-        }
+        stale |= {*filter(Path.is_file, folder.rglob("*"))} - {folder / path for path in images["path"]}
     for file in sorted(stale) if folder.is_dir() else ():
         file.unlink(missing_ok=True)
 
@@ -372,6 +363,7 @@ def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd
 
 _UNFINISHED = "unfinished.json"
 _LOCK = ".lock"
+_CONTENT = "content of "
 
 
 def made_from(
@@ -418,15 +410,18 @@ def _require_same(
                 f"output {output} is neither empty nor a prepared set; choose another --output, or empty it"
             )
         return
-    if file == unfinished and not (output / "images").is_dir() and not any(output.glob("*.parquet")):
+    made = [output / "images", *output.glob("*.parquet")]
+    if file == unfinished and not any(place.exists() for place in made if place.name != FILE):
         # Nothing was made yet that depends on an option.
         return
     try:
-        differences = _differences(parse_json(file.read_text(encoding="utf-8")), made_from, not can_grow)
+        differences = _differences(parse_json(file.read_text(encoding="utf-8")), made_from)
     except ValueError as error:
         raise PreparedDataError(
             f"{file} is not JSON ({error}); delete {output} and prepare it again"
         ) from error
+    if can_grow and all(difference.startswith(_CONTENT) for difference in differences):
+        differences = []
     if lost_rows:
         differences.append(f"rows of the table that have changed or are gone: {len(lost_rows):,}")
     if differences:
@@ -469,12 +464,10 @@ def _is_finished(settings: Settings, made_from: Mapping[str, Any], source: Sourc
     return True
 
 
-def _differences(there: Mapping[str, Any], now: Mapping[str, Any], with_files: bool) -> list[str]:
+def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     def facts(info: Mapping[str, Any]) -> dict[str, Any]:
         named = {name: info.get(name) for name in ("format_version", "source")}
-        if not with_files:
-            return {**named, **info.get("options", {})}
-        files = {f"content of {name}": digest for name, digest in info.get("source_files", {}).items()}
+        files = {f"{_CONTENT}{name}": digest for name, digest in info.get("source_files", {}).items()}
         return {**named, **info.get("options", {}), **files}
 
     old, new = facts(there), facts(now)

@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -19,6 +20,7 @@ import yaml
 from medclip_dcl.common.errors import MissingFileError, UserError, quoted
 
 _MAX_VALUES = 10_000
+_THREADS = 16
 
 
 @contextmanager
@@ -78,6 +80,28 @@ def files_below(folder: Path) -> FolderContent:
             starts += filter(os.path.islink, (os.path.join(parent, name) for name in folders))
             found.files.extend(Path(parent, name) for name in names if not name.startswith("."))
     return FolderContent(sorted(found.files), found.closed, found.repeated)
+
+
+def file_states(files: Sequence[str]) -> list[tuple[int, int]]:
+    """Size in bytes and time in ns of each file; -1, 0 where there is none."""
+
+    def states(first: int) -> list[tuple[int, int]]:
+        return [_state(file) for file in files[first::_THREADS]]
+
+    found = [(-1, 0)] * len(files)
+    # File systems of a network answer many at once.
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for first, part in enumerate(pool.map(states, range(_THREADS))):
+            found[first::_THREADS] = part
+    return found
+
+
+def _state(file: str) -> tuple[int, int]:
+    try:
+        state = os.stat(file)
+    except OSError:
+        return -1, 0
+    return state.st_size, state.st_mtime_ns
 
 
 def link(file: Path, name: Path) -> None:

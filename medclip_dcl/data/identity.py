@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from medclip_dcl.common.command_line import progress_bar
-from medclip_dcl.common.files import digest, digest_of_file
+from medclip_dcl.common.files import digest, digest_of_file, file_states
 
 IMAGE_FILES = "image_files"
 _THREADS = 16
@@ -64,23 +64,14 @@ def _changed_images(folder: Path) -> dict[str, str]:
     stamps = _stamps(folder / "dataset.json")
     since = max(stamp.stat().st_mtime_ns for stamp in stamps if stamp.exists())
 
-    def suspects(paths: list[str]) -> list[tuple[str, int]]:
-        """Path and time of files that are missing, newer or of another size."""
-        found = []
-        for path in paths:
-            try:
-                state = os.stat(f"{folder}/images/{path}")
-                size, time = state.st_size, state.st_mtime_ns
-            except OSError:
-                size, time = -1, 0
-            if size != written[path][0] or time > since:
-                found.append((path, time))
-        return found
-
-    # File systems of a network answer many at once.
+    states = file_states([f"{folder}/images/{path}" for path in written])
+    # Files that are missing, newer or of another size.
+    times = {
+        path: time
+        for path, (size, time) in sorted(zip(written, states, strict=True))
+        if size != written[path][0] or time > since
+    }
     with ThreadPoolExecutor(_THREADS) as pool:
-        parts = pool.map(suspects, [list(written)[first::_THREADS] for first in range(_THREADS)])
-        times = dict(sorted(one for part in parts for one in part))
         digests = pool.map(lambda path: digest_of_file(folder / "images" / path), times)
         shown = {"desc": f"{folder}: comparing images with other times", "unit": " images", "delay": _LONG}
         now = dict(zip(times, progress_bar(iterable=digests, total=len(times), **shown), strict=True))

@@ -20,6 +20,7 @@ from medclip_dcl.data.prepared import (
     PreparedDataError,
     TextEmbedding,
     seal,
+    seal_of_texts,
     write_table,
     write_text_embedding,
 )
@@ -139,6 +140,16 @@ def sealed(changed: str) -> Damage:
     return change
 
 
+def sealed_embeddings(folder: Path) -> None:
+    """The same number of sentences, of which one says something else."""
+    prepared = PreparedSet(folder)
+    sentences, name = prepared.table("sentences"), "text_embedding/bert-1.parquet"
+    write_text_embedding(TextEmbedding(np.arange(9), VECTORS), folder / name, seal_of_texts(sentences))
+    assert len(PreparedSet(folder).text_embedding().embedding) == 9
+    texts = [*sentences["text"][:-1], "Other."]
+    write_parquet(sentences.assign(text=texts), folder / "sentences.parquet")
+
+
 def two(first: Damage, second: Damage) -> Damage:
     return lambda folder: (first(folder), second(folder))
 
@@ -198,6 +209,8 @@ def table(name: str) -> Callable[[PreparedSet], object]:
         (log_p({3: 3.0}), PreparedSet.log_p, "needs its sign changed.* 1 of 9 rows .* 3, log_p 3.; .*score_sentences"),
         (edit(SCORES, lambda t: pd.concat([t, t.iloc[4:6].assign(log_p=-1.0)], ignore_index=True)), PreparedSet.log_p,
          "expected one row for each sentence, .* 2 of 11 rows .* 4, log_p -1"),
+        (sealed_embeddings, PreparedSet.text_embedding,
+         "bert-1.parquet: expected embeddings of the set's sentences, .* changed since; .* data_prep.embed_sentences"),
         (sealed("log_p"), PreparedSet.log_p, "scores and texts as they were scored, .*score_sentences"),
         (sealed("text"), PreparedSet.log_p, "scores and texts as they were scored, .*score_sentences"),
         (two(embeddings(VECTORS), embeddings(VECTORS, name="b")), PreparedSet.text_embedding,

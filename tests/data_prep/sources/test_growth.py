@@ -17,6 +17,7 @@ from data_prep import folder, mimic_cxr, openi
 from data_prep.check import check_set
 from data_prep.public import __main__ as public
 from data_prep.sources.growth import FILE, Found, Growth
+from data_prep.sources.releases import ReleaseError
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from tests.data_prep.small_release import IMAGES, image_path, write_release
 
@@ -128,7 +129,7 @@ def test_completed_set_is_that_of_the_whole(
     assert content(output) == first
     prepare(kind, output, "--complete")
     said = capsys.readouterr().out
-    assert f"is completed: {len(later)} more images are there, 2 changed (prepared again: " in said
+    assert f"is completed: {len(later)} more images are there, 2 changed\nprepared again: " in said
     assert f"fingerprint {fingerprint} is now {PreparedSet(output).fingerprint}: runs and features" in said
     prepare(kind, whole)
     assert content(output) == content(whole)
@@ -201,6 +202,19 @@ def test_source_exchanged_after_a_kill_is_read_again(tmp_path: Path) -> None:
     prepare(kind, tmp_path / "whole")
     assert (output / "images/2.jpg").read_bytes() != before
     assert content(output) == content(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_options_may_change_until_an_image_is_made(tmp_path: Path) -> None:
+    kind, output = public_source(tmp_path), tmp_path / "set"
+    for file in kind.files:
+        file.write_bytes(b"damaged")
+    with pytest.raises(ReleaseError, match="40 of 40 images cannot be used"):
+        prepare(kind, output)
+    for number, file in enumerate(kind.files):
+        shades(file, number)
+    prepare(kind, output, "--split_seed", "3")
+    assert len(uses(output)) == 40
 
 
 @pytest.mark.slow
