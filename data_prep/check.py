@@ -3,9 +3,9 @@
     python -m data_prep.check --data SET [--full]
 
 Every table is checked against the format, the digests in dataset.json and the other tables; every image file must be
-as it was written, by its size and time. --full decodes all images, compares their digests and finds identical images:
-a warning across patients, a problem across uses. The page goes to standard output, problems last; the exit status is 1
-if there are any.
+as it was written, by its size and time. Identical images are a warning across patients, a problem across uses: those
+of equal files, and with --full, which decodes all images and compares their digests, those of equal pixels. The page
+goes to standard output, problems last; the exit status is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _rejects(file: Path) -> list[str]:
     rejects = pd.read_csv(file, dtype=str, keep_default_na=False)[["kind", "id", "reason"]]
     if rejects.empty:
         return ["  left out   nothing"]
-    rejects["reason"] = rejects["reason"].str.replace(r"\d", "n", regex=True).str.replace("nn", "n")
+    rejects["reason"] = rejects["reason"].str.replace(r"\d+", "n", regex=True)
     rows = rejects.groupby(["kind", "reason"]).size().reset_index().itertuples(index=False, name=None)
     return ["  left out", *(f"  {count:>8,} {kind:<7} {reason}" for kind, reason, count in rows)]
 
@@ -150,7 +150,7 @@ class Settings:
     """Options of the command."""
 
     data: Path = option("prepared data set", type=Path, metavar="SET")
-    full: bool = option("decode every image, compare its digest, and find identical images", False)
+    full: bool = option("decode every image, compare its digest, and find images of equal pixels", False)
     workers: int = option(
         "processes (as many as there are cores)", 1, type=whole_number(1), default=available_cores()
     )

@@ -46,6 +46,7 @@ from data_prep.sources.spellings import find_files
 from data_prep.text.abbreviations import LANGUAGES
 from data_prep.text.sections import OWN_RULES_VERSION
 from medclip_dcl.common.command_line import option, parse_options, run_command
+from medclip_dcl.common.files import encoding_of, kind_of_file
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import TABLES
 
@@ -72,6 +73,10 @@ _LIKELY = {
     **dict.fromkeys(("present", "positive", "positiv", "+", "y", "t", "x"), "1"),
     **dict.fromkeys(("absent", "negative", "negativ", "-", "n", "f"), "0"),
 }
+# A list as Python writes it, or two names with endings.
+_SEVERAL_IMAGES = re.compile(
+    r"^[\[(]\s*['\"]|(?i:\.(?:png|jpe?g|dcm|dicom|tiff?|bmp)['\"\s]*[,;|]['\"\s]*\S+\.[a-z]{3})"
+)
 _COLUMNS = ("image", *TEXTS, "patient", "study", "view", "split", *PEOPLE)
 _RESERVED = {*_COLUMNS, "file", *(column for columns in TABLES.values() for column in columns)} - set(
     CHEXPERT
@@ -185,10 +190,9 @@ def prepare(settings: Settings) -> None:
 def _table(settings: Settings, check: TableCheck) -> tuple[CsvFile, str]:
     """The table, read as its byte order mark and its header say where no option does, and its encoding."""
     content = releases.unpacked(settings.table, _READING_ADVICE)
-    if settings.encoding is None and content.startswith((b"PK", b"\xd0\xcf")):
-        raise ReleaseError(f"{settings.table} is a workbook or an archive; save it as a CSV file in UTF-8")
-    is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    encoding = settings.encoding or ("utf-16" if is_utf16 else "utf-8-sig")
+    if settings.encoding is None and (kind := kind_of_file(content)):
+        raise ReleaseError(f"{settings.table} is {kind}; save it as a CSV file in UTF-8")
+    encoding = settings.encoding or encoding_of(content)
     try:
         text = content.decode(encoding)
     except UnicodeDecodeError as error:
@@ -198,7 +202,7 @@ def _table(settings: Settings, check: TableCheck) -> tuple[CsvFile, str]:
             f"line {line} is not {wanted}; name the --encoding, as cp1252 (western Windows)"
         )
         text = content.decode("latin-1")  # the other problems can be listed all the same
-    said, header = releases.SEPARATOR_LINE.match(text), text.partition("\n")[0]
+    said, header = releases.SEPARATOR_LINE.match(text), re.split(r"[\r\n]", text, maxsplit=1)[0]
     found = said[1] if said else max(",;\t|", key=header.count)
     return CsvFile(settings.table, text, _READING_ADVICE, settings.delimiter or found), encoding
 
@@ -302,6 +306,8 @@ def _read(settings: Settings, table: CsvFile, columns: dict[str, str], check: Ta
     digests = digests_of_rows(rows)
     if "view" in rows:
         rows = _of_wanted_views(rows, settings, check)
+    is_one = ~rows["image"].str.contains(_SEVERAL_IMAGES)
+    rows = check.require(rows, "image", is_one, "one image in each row (write a row for each)")
     rows = row_tables.with_image_paths(rows, root, check)
     rows = rows.assign(**{name: "" for name in ("view", "split") if name not in rows})
     rows["file"] = find_files(rows["image"], root)

@@ -40,8 +40,10 @@ from data_prep.sources.releases import (
     with_radiologist,
 )
 from data_prep.sources.rows import SPLIT_NAMES
-from data_prep.text.reports import find_reports, no_reports, report_places
+from data_prep.sources.spellings import find_files
+from data_prep.text.reports import ARCHIVE, find_reports, no_reports, report_places
 from medclip_dcl.common.command_line import option, parse_options, run_command
+from medclip_dcl.common.files import kind_of_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +91,8 @@ class Settings(preparation.ReportSettings):
 def prepare(settings: Settings) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     release = find_release(settings.source, settings.labels)
+    if settings.reports is not None and settings.reports.is_file():
+        _refuse_other_reports(settings.reports)
     truth, rates = truth_files(settings.source), phantom_rates(settings.source)
     if settings.ms_cxr_split is not None and settings.ms_cxr is None:
         raise ReleaseError("--ms_cxr_split: expected the file of the boxes, --ms_cxr, found none; add it")
@@ -165,8 +169,15 @@ def _read(settings: Settings, release: Release, radiologist: Path | None) -> Sou
         study: f"p{subject // 1_000_000}/p{subject}/s{study}.txt"
         for study, subject in zip(taken["study_id"].tolist(), taken["subject_id"].tolist(), strict=True)
     }
+    files = find_files(taken["path"], settings.source)
+    if (is_dicom := files.str.endswith(".dcm")).any():
+        raise ReleaseError(
+            f"--source {settings.source}: expected the JPEG files of MIMIC-CXR-JPG, found DICOM files for "
+            f"{is_dicom.sum():,} of {len(files):,} images (first: {files[is_dicom].iloc[0]}): MIMIC-CXR itself, with "
+            "other grey levels; download MIMIC-CXR-JPG"
+        )
     return Source(
-        images=taken.assign(file=[str(settings.source / path) for path in taken["path"]]),
+        images=taken.assign(file=files),
         reports=find_reports(reports, places),
         n_reports=len(reports),
         no_reports=no_reports(reports, places),
@@ -176,6 +187,20 @@ def _read(settings: Settings, release: Release, radiologist: Path | None) -> Sou
         grounding_patients=grounding,
         truth=read_truth(settings.source),
         counts={**counts, "images_in_release": len(wanted), "images_not_frontal": len(wanted) - len(taken)},
+    )
+
+
+def _refuse_other_reports(file: Path) -> None:
+    """Refuse a file that is not the archive of reports; a damaged archive is named when it is read."""
+    with file.open("rb") as stream:
+        if stream.read(2) == b"PK":
+            return
+    is_table = file.suffix == ".csv" or file.name.endswith(".csv.gz")
+    found = (
+        "a table (of sections that another program cut)" if is_table else kind_of_file(file) or "another file"
+    )
+    raise ReleaseError(
+        f"--reports {file}: expected {ARCHIVE} or the folder that it unpacks to, found {found}"
     )
 
 

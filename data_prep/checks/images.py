@@ -24,9 +24,12 @@ def check_files(
     """Every image has its file as it was written, and every file belongs to an image; `full` reads all of them.
 
     Returns:
-        problems; and by path, with `full`, the digests of the pixels that could be decoded.
+        problems; and digests by path: with `full` of the pixels that could be decoded, else of the files as written.
     """
-    root, pixels = prepared.folder / "images", {}
+    root = prepared.folder / "images"
+    of_files = tables[IMAGE_FILES]
+    written: dict[str, str] = dict(zip(of_files["path"], of_files["digest"], strict=True))
+    pixels = {path: digest.encode() for path, digest in written.items()}
     paths = tables["images"]["path"].tolist()
     # Of an image that differs from what was written; "" for none.
     changed = dict(prepared.content.images)
@@ -34,7 +37,6 @@ def check_files(
         files = [root / path for path in paths]
         found = pool.map(digests, files, chunksize=64) if pool else map(digests, files)
         examined = dict(zip(paths, progress(found, len(files), "image files", "images"), strict=True))
-        written = tables[IMAGE_FILES].set_index("path")["digest"].to_dict()
         changed |= {path: now for path, (now, _) in examined.items() if now != written.get(path)}
         pixels = {path: of_pixels for path, (_, of_pixels) in examined.items() if of_pixels}
     there = {str(PurePosixPath(file.relative_to(root))) for file in root.rglob("*") if file.is_file()}
@@ -49,7 +51,7 @@ def check_files(
 
 
 def find_copies(images: pd.DataFrame, digests: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
-    """Images with equal pixels: problems (across uses) and warnings (across patients)."""
+    """Images of equal digests: problems (across uses) and warnings (across patients)."""
     images = images.assign(
         digest=images["path"].map(digests),
         # As for patients, test and grounding may share.

@@ -21,7 +21,7 @@ from data_prep.public.tables import (
     uncompressed,
     with_numbers,
 )
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.releases import OWN_FILE, ReleaseError
 from medclip_dcl.common.findings import CHEXPERT
 
 _TABLES = {
@@ -68,7 +68,7 @@ def _images(file: Path, split: str) -> pd.DataFrame:
         )
     labels, _ = renamed(with_numbers(table, given, file)[given])
     if not labels.isin((1.0, 0.0, -1.0)).where(labels.notna(), True).all(axis=None):
-        raise ReleaseError(f"{file}: expected labels of 1, 0, -1 or empty, found others; download it again")
+        raise ReleaseError(f"{file}: expected labels of 1, 0, -1 or empty, found others; {OWN_FILE}")
     parts = image.str.split("_")
     # test_labels.csv of CheXlocalize names neither view nor patient's sex and age: the path says frontal or lateral.
     is_frontal = image.str.endswith("_frontal")

@@ -18,10 +18,9 @@ from data_prep.public.tables import (
     listed,
     read_csv,
     renamed,
-    text_of,
     with_numbers,
 )
-from data_prep.sources.releases import ReleaseError, require
+from data_prep.sources.releases import ReleaseError, require, text_of
 
 FINDINGS = (
     *("Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Effusion", "Emphysema", "Fibrosis", "Hernia"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import pandas as pd
 import yaml
 
 from data_prep.sources.images import listed_files
-from data_prep.sources.releases import ReleaseError, and_others, unpacked
+from data_prep.sources.releases import OWN_FILE, ReleaseError, and_others, text_of
 from medclip_dcl.common.command_line import nearest
 from medclip_dcl.common.files import parse_json
 
@@ -211,14 +212,6 @@ def read_csv(file: Path, columns: Sequence[str], optional: Sequence[str] | None 
     return table.assign(**{column: table[column].str.strip() for column in kept})
 
 
-def text_of(file: Path) -> str:
-    """Content of a file, packed (.gz) or not."""
-    try:
-        return unpacked(file, "download it again").decode("utf-8-sig")
-    except UnicodeError as error:
-        raise ReleaseError(f"{file} cannot be read ({error}); download it again") from error
-
-
 def read_json(file: Path, form: str, read: Callable[[Any], T]) -> T:
     """`read` of the content of a JSON file, which has this form."""
     content = text_of(file)
@@ -227,9 +220,8 @@ def read_json(file: Path, form: str, read: Callable[[Any], T]) -> T:
     except ReleaseError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ReleaseError(
-            f"{file}: expected {form}, found another form ({error}); download it again"
-        ) from error
+        advice = "download it again" if isinstance(error, json.JSONDecodeError) else OWN_FILE
+        raise ReleaseError(f"{file}: expected {form}, found another form ({error}); {advice}") from error
 
 
 def with_numbers(table: pd.DataFrame, columns: Sequence[str], file: Path) -> pd.DataFrame:
@@ -240,7 +232,7 @@ def with_numbers(table: pd.DataFrame, columns: Sequence[str], file: Path) -> pd.
         column = is_wrong.any().idxmax()
         raise ReleaseError(
             f"{file}, column {column}: expected numbers, found {table.loc[is_wrong[column], column].iloc[0][:60]!r}; "
-            "download it again"
+            f"{OWN_FILE}"
         )
     return table.assign(**{column: values[column] for column in columns})
 

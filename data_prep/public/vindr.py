@@ -18,7 +18,7 @@ from data_prep.public.tables import (
     renamed,
     with_numbers,
 )
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.releases import OWN_FILE, ReleaseError
 
 _NONE = "No finding"
 _CORNERS = ("x_min", "y_min", "x_max", "y_max")
@@ -89,7 +89,7 @@ def _table_of_votes(file: Path) -> pd.DataFrame:
     values = with_numbers(table, findings, file)[findings]
     if not findings or not values.isin((0, 1)).all(axis=None):
         raise ReleaseError(
-            f"{file}: expected columns of findings with 0 or 1, found other values; download it again"
+            f"{file}: expected columns of findings with 0 or 1, found other values; {OWN_FILE}"
         )
     values = values.set_axis(_known(pd.Series(findings), f"{file}, its columns"), axis=1)
     return values.groupby([table["image_id"], table["rad_id"]]).max()

@@ -116,6 +116,7 @@ class Source:
         rejects: rows that were left out while the tables were read.
         files: texts of more files of the set by name.
         rows: digests of the rows of a table to which further rows may be added; None for a table that must stay.
+        study_names: the source's names of studies by study_id, for rejects.csv; those that are not named are numbers.
     """
 
     images: pd.DataFrame
@@ -134,6 +135,7 @@ class Source:
     rejects: Sequence[tables.Reject] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     rows: Sequence[str] | None = None
+    study_names: Mapping[int, str] = field(default_factory=dict)
 
 
 def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable[[], Source]) -> None:
@@ -179,7 +181,8 @@ def _make(settings: Settings, made_from: Mapping[str, Any], source: Source, foun
                 source.language,
                 earlier.get("language"),
             )
-            unusable = {str(study): found.reasons[study] for study in found.unusable}
+            names = source.study_names
+            unusable = {names.get(s, str(s)): found.reasons[s] for s in found.unusable}
             _refuse_many(settings, "report", unusable, source.n_reports, _COMPLETE)
         if growth.is_any:
             # From here on the set does not count as finished.
@@ -305,7 +308,10 @@ def _assemble(
         is_resized = (images["height"] != images["rows"]) | (images["width"] != images["columns"])
         counts["images_of_other_size_than_in_metadata"] = int(is_resized.sum())
     reasons = {study: found.reasons[study] for study in sorted(found.reasons) if study in present}
-    return written, [*(("report", str(s), reason) for s, reason in reasons.items()), *box_rejects], counts
+    named = [
+        ("report", source.study_names.get(study, str(study)), reason) for study, reason in reasons.items()
+    ]
+    return written, [*named, *box_rejects], counts
 
 
 def _frequent_heads(heads: Mapping[tuple[str, str], Sequence[int]], patient: Mapping[int, int]) -> Any:

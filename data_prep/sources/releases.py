@@ -9,6 +9,7 @@ import csv
 import gzip
 import hashlib
 import io
+import json
 import math
 import re
 import sys
@@ -22,7 +23,7 @@ import pandas as pd
 
 from data_prep.sources.spellings import code_points, plain_number
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import parse_json
+from medclip_dcl.common.files import encoding_of, kind_of_file, parse_json
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.runs.saved import read_json
 
@@ -53,6 +54,9 @@ class Release:
 
 def find_release(folder: Path, labeler: str = "chexpert") -> Release:
     """Find the tables of a release in the folder that holds ``files``; `labeler` chooses between `LABELERS`."""
+    if folder.is_file():
+        found = kind_of_file(folder) or "a file"
+        raise ReleaseError(f"--source {folder} is {found}; expected the folder of MIMIC-CXR-JPG, unpacked")
     tables: dict[str, Path] = {}
     names: set[str] = set()
     for kind in ("metadata", "split", labeler):
@@ -223,9 +227,11 @@ def _ms_cxr_json(file: Path) -> pd.DataFrame:
     # ValueError: not JSON or UTF-8, thousands of nested brackets, or a number of thousands of digits.
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         missing = "nothing named or numbered " if isinstance(error, KeyError) else ""
+        is_damaged = isinstance(error, OSError | UnicodeDecodeError | json.JSONDecodeError)
         raise ReleaseError(
             f"{file} is not in the format of MS-CXR ({missing}{error}); expected JSON with the COCO keys images, "
-            "annotations (image_id, category_id, bbox, label_text) and categories; download it again"
+            "annotations (image_id, category_id, bbox, label_text) and categories; "
+            f"{'download it again' if is_damaged else OWN_FILE}"
         ) from error
     columns = ("box_id", "dicom_id", "path", "subject_id", "split", "category", "phrase", *_BOX)
     return pd.DataFrame(rows, columns=list(columns))
@@ -301,7 +307,9 @@ damaged or hostile archive may unpack to any size."""
 def unpacked(file: Path, advice: str) -> bytes:
     """Content of a file, packed by gzip or not; `advice` says what to do about a damaged one."""
     try:
-        with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as stream:
+        with file.open("rb") as stream:
+            is_packed = stream.read(2) == b"\x1f\x8b"
+        with (gzip.open if is_packed else open)(file, "rb") as stream:
             content = bytes(stream.read(MAX_BYTES + 1))
     except (OSError, EOFError, zlib.error) as error:
         raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
@@ -385,17 +393,27 @@ def unequal_lines(lines: Sequence[str]) -> str:
 def read_table(file: Path, columns: Iterable[str], other_columns: Iterable[str] = ()) -> pd.DataFrame:
     """`CsvFile.read` of a downloaded file in UTF-8."""
     advice = "download it again"
-    try:
-        text = unpacked(file, advice).decode("utf-8-sig")
-    except UnicodeError as error:
-        raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
-    table, unequal = CsvFile(file, text, advice).read(columns, other_columns)
+    table, unequal = CsvFile(file, text_of(file, advice), advice).read(columns, other_columns)
     if unequal:
         raise ReleaseError(f"{file}, {unequal_lines(unequal)}; {advice}")
     return table.reset_index(drop=True)
 
 
+def text_of(file: Path, advice: str = "download it again") -> str:
+    """Text of a downloaded file, packed by gzip or not, in UTF-8 or UTF-16."""
+    content = unpacked(file, advice)
+    if (kind := kind_of_file(content)) not in ("", "JSON"):
+        raise ReleaseError(f"{file} is {kind}; {OWN_FILE}")
+    try:
+        return content.decode(encoding_of(content))
+    except UnicodeError as error:
+        raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
+
+
 LABELS = "1, 0, -1 or empty"
+
+OWN_FILE = "take the release's own file, or write yours as it does"
+"""Advice where a file is not damaged, but says the same in another way."""
 
 
 def label_numbers(column: pd.Series) -> pd.Series:
@@ -408,7 +426,7 @@ def require(column: pd.Series, is_right: pd.Series, expected: str, file: Path) -
     """Check every value of a column."""
     is_wrong = ~is_right.astype(bool)
     if is_wrong.any():
-        raise ReleaseError(f"{file}, {wrong_values(column, is_wrong, expected)}; download the file again")
+        raise ReleaseError(f"{file}, {wrong_values(column, is_wrong, expected)}; {OWN_FILE}")
 
 
 def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:

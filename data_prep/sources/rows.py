@@ -175,12 +175,13 @@ def rows_source(
     else:
         has_image = rows["study_id"].isin(images["study_id"])
         alone = rows.loc[~has_image].drop_duplicates("study_id")
-        rejects += [("report", str(study), "its study has no image") for study in alone["study_id"]]
+        rejects += [("report", study, "its study has no image") for study in alone["study"]]
         wanted = rows[has_image]
         if images.empty:
             raise ReleaseError(f"{file}: no row has a frontal image; for reports alone pass --text_only")
     reports = _reports(wanted, rejects) if {*TEXTS} & {*rows} else None
     identifiers = pd.concat([names_of_patients, names_of_studies])
+    study_names = dict(zip(names_of_studies["number"], names_of_studies["name"], strict=True))
     images = images.assign(dicom_id=images["image"], path=_prepared_paths(images["image"]))
     return Source(
         images=images[[*_IMAGE_COLUMNS, *(name for name in PEOPLE if name in images)]],
@@ -191,6 +192,7 @@ def rows_source(
         studies=studies,
         counts=source_counts,
         rejects=rejects,
+        study_names=study_names,
         files={IDENTIFIERS: identifiers.to_csv(index=False, lineterminator="\n")} if len(identifiers) else {},
     )
 
@@ -200,10 +202,10 @@ def _consistent(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
     rows = check.require(rows, "study", rows["study"] != "", "a name in every row")
     # The patients "7", "007" and "7.0" may be one, in training and in test. Files may differ in case and in zeros.
     for name, plain in (("patient", plain_number), ("study", plain_number), ("image", plain_name)):
-        if name != "image":
-            is_rounded = rows[name].str.fullmatch(r"\d(?:[.,]\d+)?[Ee]\+\d+")
-            rows = check.require(rows, name, ~is_rounded, "all digits (export the numbers as text)")
         plain_of = {spelling: plain(spelling) for spelling in rows[name].unique()}
+        if name != "image":
+            is_rounded = rows[name].map(plain_of).str.fullmatch(r"\d(?:[.,]\d+)?e\+\d+")
+            rows = check.require(rows, name, ~is_rounded, "all digits (export the numbers as text)")
         is_one = rows[name].groupby(rows[name].map(plain_of)).transform("nunique") == 1
         advice = "write them in the same way if they are the same, or add a letter to one if they are not"
         rows = check.require(rows, name, is_one, f"one way of writing a name ({advice})")
@@ -289,13 +291,13 @@ def _reports(rows: pd.DataFrame, rejects: list[tables.Reject]) -> list[Report]:
     names = [name for name in TEXTS if name in rows]
     rows = rows if NO_REPORT in rows else rows.assign(**{NO_REPORT: ""})
     # Rows of a study agree, but for those that say nothing.
-    joined = rows.groupby("study_id", as_index=False)[[*names, NO_REPORT]].max()
+    joined = rows.groupby("study_id", as_index=False)[["study", *names, NO_REPORT]].max()
     reports = []
-    for study, *texts, reason in joined.itertuples(index=False):
+    for study, study_name, *texts, reason in joined.itertuples(index=False):
         sections = [Section(*section) for section in zip(names, texts, strict=True) if section[1]]
         reports.append(Report(int(study), sections=tuple(sections), reason="" if sections else reason))
         if sections and reason:
-            rejects.append(("report", str(study), reason))
+            rejects.append(("report", study_name, reason))
     return reports
 
 

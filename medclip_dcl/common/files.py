@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -145,6 +147,40 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+_KINDS = {
+    "a Parquet file": rb"PAR1",
+    "a workbook or an archive": rb"PK\x03\x04|\xd0\xcf\x11\xe0|7z\xbc\xaf|Rar!|.{257}ustar",
+    "a gzip file (perhaps a tar archive)": rb"\x1f\x8b",
+    "a bzip2, xz or zstd file": rb"BZh\d1AY|\xfd7zXZ|\x28\xb5\x2f\xfd",
+    "a DICOM image": rb".{128}DICM",
+    "a picture": rb"\x89PNG|\xff\xd8\xff|II\*\0|MM\0\*",
+    "a PDF": rb"%PDF-",
+    "a database": rb"SQLite format 3",
+    "a pickle": rb"\x80[\x02-\x05]",
+    "JSON": rb"\s*(?:\[\s*)?\{\s*\"|\s*\[\s*\[",
+    "HTML or XML": rb"(?i:\s*<(?:!doctype|html|table|\?xml))",
+}
+
+
+def kind_of_file(file: Path | bytes) -> str:
+    """Kind of a file, or of its content, that is neither a text nor a table of separated values; "" for all others."""
+    if isinstance(file, Path):
+        with file.open("rb") as stream:
+            file = stream.read(512)
+    head = file[:512].removeprefix(codecs.BOM_UTF8)
+    return next((kind for kind, start in _KINDS.items() if re.match(start, head, re.DOTALL)), "")
+
+
+def encoding_of(content: bytes) -> str:
+    """utf-8-sig, or UTF-16 by its byte order mark or by the zeros between letters."""
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    first, second = content[:256:2], content[1:256:2]
+    zeros = {"utf-16-be": first.count(0), "utf-16-le": second.count(0)}
+    likely = max(zeros, key=zeros.__getitem__)
+    return likely if zeros[likely] > len(second) / 2 else "utf-8-sig"
 
 
 def read_text(file: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,13 +15,14 @@ import torch
 from medclip_dcl.common.command_line import run_command
 from medclip_dcl.common.devices import usable_device
 from medclip_dcl.common.errors import MissingFileError, UserError
-from medclip_dcl.common.files import write_bytes, write_parquet
+from medclip_dcl.common.files import encoding_of, kind_of_file, parse_json, write_bytes, write_parquet
 from medclip_dcl.common.journal import Journal
 from medclip_dcl.networks.bert_folder import resolve_folder, settings_fingerprint
 from medclip_dcl.networks.language_model import load_language_model
 from medclip_dcl.scoring.score import score_batches, score_summary, scoring_plan, scoring_progress
 
 _TABLES = (".csv", ".parquet")
+_READ = (".csv", ".tsv", ".jsonl", ".parquet")
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -30,8 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     file, output = options.file, options.output
     if output.suffix not in _TABLES or output.absolute() == file.absolute():
         raise UserError(f"--output: expected another .csv or .parquet file than FILE, found {output}")
+    column = options.column or "text"
     table = _read(file, options.column)
-    texts = table[options.column].fillna("").tolist()
+    texts = table[column].fillna("").tolist()
     device = usable_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model, tokenizer = load_language_model(resolve_folder(options.model))
     model = model.to(device)
@@ -65,7 +68,12 @@ def _parser() -> argparse.ArgumentParser:
         "...); natural logarithm. The same command continues after a kill. No text is printed.",
     )
     add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="a sentence in each line (.txt), or a table (.csv, .parquet)")
+    add(
+        "file",
+        type=Path,
+        metavar="FILE",
+        help=f"a sentence in each line (.txt), or a table ({', '.join(_READ)})",
+    )
     add("--model", required=True, metavar="FOLDER", help="Hugging Face folder or repository id")
     add(
         "--output",
@@ -74,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=".csv or .parquet: the lines, or the table, with n_tokens, log_p, n_unknown and truncated",
     )
-    add("--column", default="text", help="the table's column of sentences (text)")
+    add("--column", help="the table's column of sentences (text)")
     add(
         "--within_word_l2r",
         action="store_true",
@@ -90,22 +98,27 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read(file: Path, column: str) -> pd.DataFrame:
-    """The table, or the lines as a table of that one column."""
+def _read(file: Path, column: str | None) -> pd.DataFrame:
+    """The table, or the lines as a table of one column."""
     if not file.is_file():
         raise MissingFileError(f"no file {file}")
+    suffix = file.suffix.lower()
+    kind = "" if suffix == ".parquet" else kind_of_file(file)
+    if kind != ("JSON" if suffix == ".jsonl" else ""):
+        raise UserError(
+            f"{file} is {kind or 'not JSON'}; expected lines of text, or one of {', '.join(_READ)}"
+        )
+    if column is None:
+        column = "text"
+    elif suffix not in _READ:
+        raise UserError(
+            f"--column: {file} is read as lines of text; give one of {', '.join(_READ)}, or leave it out"
+        )
     try:
-        if file.suffix == ".parquet":
+        if suffix == ".parquet":
             table = pd.read_parquet(file)
-        elif file.suffix == ".csv":
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with too many values
-                table = pd.read_csv(
-                    file, dtype=str, keep_default_na=False, index_col=False, encoding="utf-8-sig"
-                )
         else:
-            with file.open(encoding="utf-8-sig") as lines:
-                table = pd.DataFrame({column: [line.removesuffix("\n") for line in lines]}, dtype=object)
+            table = _parsed(file.read_bytes(), suffix, column)
     except (ValueError, pd.errors.ParserWarning) as error:  # pandas', pyarrow's and the decoder's
         raise UserError(
             f"{file} cannot be read as UTF-8 in that format ({type(error).__name__}); write it again"
@@ -117,6 +130,18 @@ def _read(file: Path, column: str) -> pd.DataFrame:
     if added := {"n_tokens", "log_p", "n_unknown", "truncated"} & {*table.columns}:
         raise UserError(f"{file}: expected no column {min(added)}, which is added; rename it")
     return table.reset_index(drop=True)
+
+
+def _parsed(content: bytes, suffix: str, column: str) -> pd.DataFrame:
+    text = io.StringIO(content.decode(encoding_of(content)), newline="" if suffix in _READ else None)
+    if suffix == ".jsonl":
+        return pd.DataFrame([parse_json(line) for line in text if line.strip()])
+    if suffix not in _READ:
+        return pd.DataFrame({column: [line.removesuffix("\n") for line in text]}, dtype=object)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)  # a row with too many values
+        sep = "\t" if suffix == ".tsv" else ","
+        return pd.read_csv(text, dtype=str, keep_default_na=False, index_col=False, sep=sep)
 
 
 def _write(table: pd.DataFrame, file: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from medclip_dcl.common.errors import UserError, quoted
-from medclip_dcl.common.files import files_below, parse_json, parse_yaml
+from medclip_dcl.common.files import encoding_of, files_below, kind_of_file, parse_json, parse_yaml
 from medclip_dcl.common.journal import Journal
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.metrics.calibration import Calibration
@@ -98,3 +98,35 @@ def test_aliases_multiply_no_text() -> None:
 @pytest.mark.parametrize("value", ["x" * 10_000, [["x"] * 900] * 900, {n: [n] for n in range(900)}])
 def test_quoted_values_are_short(value: object) -> None:
     assert len(quoted(value)) <= 200
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        (b"PAR1\x15\x04", "a Parquet file"),
+        (b"PK\x03\x04", "a workbook or an archive"),
+        (b"\xd0\xcf\x11\xe0\xa1", "a workbook or an archive"),
+        (bytes(257) + b"ustar", "a workbook or an archive"),
+        (b"\x1f\x8b\x08", "a gzip file (perhaps a tar archive)"),
+        (bytes(128) + b"DICM", "a DICOM image"),
+        (b"SQLite format 3\0", "a database"),
+        (b'\xef\xbb\xbf[\n {"image": 1}]', "JSON"),
+        (b'{"image": 1}\n{"image": 2}', "JSON"),
+        (b"<html><table>", "HTML or XML"),
+        (b"\n<?xml version='1.0'?>", "HTML or XML"),
+        (b"image,text\n", ""),
+        (b"<5 mm nodule.\n", ""),
+        (b"[1] Clear.\n", ""),
+        (b"", ""),
+    ],
+)
+def test_kinds_of_files(content: bytes, kind: str) -> None:
+    assert kind_of_file(content) == kind
+
+
+def test_encodings_by_mark_and_by_zeros() -> None:
+    text = "id;Größe\n1;Kein Erguss.\n"
+    for encoding in ("utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"):
+        content = text.encode(encoding)
+        assert content.decode(encoding_of(content)) == text
+    assert encoding_of(b"") == "utf-8-sig"

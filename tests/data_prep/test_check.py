@@ -207,19 +207,32 @@ def test_identical_images_are_found(damaged: Path) -> None:
     # Two images of one patient may be the same picture.
     assert trained[0]["subject_id"] == trained[1]["subject_id"]
     copy(trained[0], trained[1])
+    assert "warning" not in check_set(damaged)[0]
     page, problems = check_set(damaged, full=True)
     assert problems == [] and "warning" not in page
     # Two patients of one purpose: told, and no problem.
     assert tested[0]["subject_id"] != tested[1]["subject_id"]
     patients = copy(tested[0], tested[1])
-    page, problems = check_set(damaged, full=True)
-    assert problems == [] and f"several files of different patients: 1 (first: {patients})" in page
+    for full in (False, True):
+        page, problems = check_set(damaged, full)
+        assert problems == [] and f"several files of different patients: 1 (first: {patients})" in page
     # Training and evaluation.
     purposes = copy(trained[2], next(row for row in rows if row["use"] == "validate"))
-    page, problems = check_set(damaged, full=True)
-    assert len(problems) == 1
-    assert "with different uses" in problems[0] and problems[0].endswith(f": 1 (first: {purposes})")
-    assert f"several files of different patients: 1 (first: {patients})" in page
+    for full in (False, True):
+        page, problems = check_set(damaged, full)
+        assert len(problems) == 1
+        assert "with different uses" in problems[0] and problems[0].endswith(f": 1 (first: {purposes})")
+        assert f"several files of different patients: 1 (first: {patients})" in page
+
+
+def test_reasons_that_differ_in_numbers_are_one(damaged: Path) -> None:
+    rows = [
+        ("report", row, f"row {row}, column text: cannot be read") for row in (5, 17, 204, 3001, 12_345_678)
+    ]
+    pd.DataFrame(rows, columns=["kind", "id", "reason"]).to_csv(damaged / "rejects.csv", index=False)
+    assert (
+        "  left out\n         5 report  row n, column text: cannot be read\n" in check_set(damaged)[0] + "\n"
+    )
 
 
 def test_balanced_cases_need_not_be_all(damaged: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,7 +43,8 @@ COLUMNS = ["image", "patient", "study", "view", "split", "Cardiomegaly", "text"]
 def shade(root: Path, name: str, height: int = 23, width: int = 31) -> None:
     file = root / name.replace("\\", "/")
     file.parent.mkdir(parents=True, exist_ok=True)
-    shades = np.linspace(0, 250, height * width).reshape(height, width).astype(np.uint8)
+    darkest = zlib.crc32(name.encode()) % 200  # no two are equal
+    shades = np.linspace(darkest, 250, height * width).reshape(height, width).astype(np.uint8)
     Image.fromarray(shades).save(file, format=None if file.suffix else "PNG")
 
 
@@ -250,6 +253,8 @@ REFUSED: list[tuple[Callable[[pd.DataFrame], pd.DataFrame], dict[str, Any], str]
     (lambda t: t, {"text_only": True, "views": ("LL",)}, "no images: leave out --image_column, .* --views"),
     (lambda t: t, {"text_only": True, "image_column": "image"}, "no images: leave out --image_column"),
     (lambda t: t.assign(findings="x"), {}, "a column text beside findings or impression; say which"),
+    (lambda t: t.assign(image="['" + t["image"] + "']"), {}, r"image: expected one image in each row .*found \"\['a/1"),
+    (lambda t: t.assign(image=t["image"] + ";b.tif"), {}, "image: expected one image in each row .write a row"),
     (lambda t: t.assign(image="../" + t["image"]), {}, r"paths below .*, found '\.\./a/1\.png' in row 2.*'\.\./b"),
     (lambda t: t.assign(image="/etc/passwd"), {}, "expected paths below .*, found '/etc/passwd' in rows"),
     (lambda t: t.assign(image="x" * 201), {}, "with names of at most 200 bytes"),
@@ -397,7 +402,9 @@ def test_cells_that_are_no_texts_have_reasons(table: Path) -> None:
         "No effusion.",
     ]
     prepared = made(table, rows, rejected_share=0.0)
-    assert rejects(prepared) == [["report", "2", "row 4, column text: JSON or a Python dict, not a text"]]
+    assert rejects(prepared) == [
+        ["report", "second", "row 4, column text: JSON or a Python dict, not a text"]
+    ]
     use = prepared.table("images").set_index("dicom_id")["use"]
     assert use.to_dict() == {"a/1.png": "train", "a/2.jpg": "excluded", "b.tif": "validate", "c": "test"}
     assert {"Clear.", "No effusion."} < {*prepared.table("sentences")["text"]}
@@ -437,7 +444,7 @@ def test_spellings_of_views() -> None:
 
 @pytest.mark.parametrize(
     ("delimiter", "encoding", "first"),
-    [(";", "utf-16", ""), ("\t", "utf-8-sig", ""), (";", "utf-8", "sep=;\r\n")],
+    [(";", "utf-16", ""), ("\t", "utf-8-sig", ""), (";", "utf-8", "sep=;\r\n"), ("|", "utf-16-le", "")],
 )
 def test_a_table_says_its_delimiter_and_encoding(
     table: Path, delimiter: str, encoding: str, first: str
@@ -447,6 +454,26 @@ def test_a_table_says_its_delimiter_and_encoding(
     prepared = made(table)
     assert "Größe is big, as before." in set(prepared.table("sentences")["text"])
     assert len(prepared.table("images")) == 4
+
+
+@pytest.mark.parametrize("newline", ["\r", "\r\n"])
+def test_other_line_ends_and_packed_tables(table: Path, newline: str) -> None:
+    rows = read(table).replace({"text": {ROWS[2][-1]: "Big, as before, or so, it seems, now, then."}})
+    text = rows.to_csv(index=False, sep=";").replace("\n\n", " ").replace("\n", newline)
+    table.write_bytes(gzip.compress(text.encode()))
+    assert len(made(table).table("images")) == 4
+
+
+def test_files_of_other_kinds_are_named(table: Path) -> None:
+    rows = read(table)
+    for writing, kind in (
+        (rows.to_parquet, "a Parquet file"),
+        (rows.to_json, "JSON"),
+        (rows.to_html, "HTML or XML"),
+    ):
+        writing(table)
+        with pytest.raises(ReleaseError, match=f"table.csv is {kind}; save it as a CSV file in UTF-8"):
+            prepare(settings(table))
 
 
 def test_report_beside_the_lateral_image_is_the_studys(table: Path) -> None:
@@ -484,9 +511,9 @@ def test_rows_without_image_or_text_have_reasons(table: Path) -> None:
         prepare(settings(table, rejected_share=0.0, output=table.parent.parent / "strict"))
     prepared = made(table, rows)
     assert rejects(prepared) == [
-        ["report", "4", "its study has no image"],
+        ["report", "y", "its study has no image"],
         ["image", "b.tif", "image file is missing"],
-        ["report", "2", "report has no findings or impression"],
+        ["report", "second", "report has no findings or impression"],
     ]
     use = prepared.table("images").set_index("dicom_id")["use"]
     assert use.to_dict() == {"a/1.png": "train", "a/2.jpg": "excluded"}

@@ -762,15 +762,23 @@ def _labelled(raw: Path, text: str | None) -> dict[str, Any]:
     return {"test_labels": "radiologist"}
 
 
+def _dicom(raw: Path) -> None:
+    for file in raw.rglob("*.jpg"):
+        file.rename(file.with_suffix(".dcm"))
+
+
+def _file(file: Path, content: bytes) -> Path:
+    file.write_bytes(content)
+    return file
+
+
 def _other_truth(raw: Path) -> None:
     for study in {study for _, study, _, _ in IMAGES.values()}:
         report_path(raw, study).write_text(f" FINDINGS:  Lungs clear.  Big heart{study % 2}.\n")
     write_truth(raw, {"Lungs clear.": 1, "Big heart0.": 2})
 
 
-BOTH = (
-    "split.csv.gz, column subject_id: expected patients in one split, found '{}'.*; download the file again"
-)
+BOTH = "split.csv.gz, column subject_id: expected patients in one split, found '{}'.*; take the release's own"
 REFUSED: list[tuple[Callable[[Path], dict[str, Any] | None], str]] = [
     (lambda raw: _in_split(raw, 4, "test"), BOTH.format(IMAGES[4][0])),
     (lambda raw: _in_split(raw, 10, "validate"), BOTH.format(IMAGES[10][0])),
@@ -779,6 +787,11 @@ REFUSED: list[tuple[Callable[[Path], dict[str, Any] | None], str]] = [
     (lambda raw: _with_boxes(raw, "annotations", label_text=""), "3 of 3 boxes .*no phrase.*; download the file of"),
     (_other_truth, r"1 of 3 sentences have no known class \(first: 'Big heart1\.'\)"),
     (lambda raw: {"ms_cxr": raw / "none.json"}, "none.json cannot be read .No such file"),
+    (lambda raw: {"reports": _file(raw / "mimic_cxr_sectioned.csv", b"study,findings")}, "found a table .of sections"),
+    (lambda raw: {"reports": _file(raw / "r.tar.gz", b"\x1f\x8b\x08")}, "found a gzip file .perhaps a tar archive"),
+    (lambda raw: {"source": _file(raw / "mimic.tar", bytes(257) + b"ustar")}, "is a workbook or an archive; expected"),
+    (lambda raw: {"source": _file(raw / "1.dcm", bytes(128) + b"DICM")}, "is a DICOM image; expected the folder of"),
+    (_dicom, r"found DICOM files for 11 of 11 images \(first: .*\.dcm\): MIMIC-CXR itself"),
     (lambda raw: {"patients": raw / "none.csv"}, "none.csv cannot be read .No such file"),
     (lambda raw: {"ms_cxr_split": "val"}, "--ms_cxr_split val: expected .*, found none 3; take that version, or leave"),
     (lambda raw: {"ms_cxr_split": "val", "ms_cxr": None}, "--ms_cxr_split: expected the file of the boxes"),

@@ -60,6 +60,24 @@ def test_tables_keep_their_columns(model: Path, tmp_path: Path, kinds: tuple[str
     assert found["id"].astype(int).tolist() == table["id"].astype(int).tolist()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.tsv", "id\tfinding\n01\tNo effusion.\n2\t\n"),
+        ("A.TSV", "id\tfinding\n01\tNo effusion.\n2\t\n".encode("utf-16")),
+        ("a.jsonl", '{"id": "01", "finding": "No effusion."}\n{"id": "2", "finding": ""}\n'),
+        ("a.csv", "id,finding\n01,No effusion.\n2,\n".encode("utf-16-le")),
+        ("a.txt", "No effusion.\r\n\r\n".encode("utf-16")),
+    ],
+)
+def test_further_formats_are_read(tmp_path: Path, name: str, content: str | bytes) -> None:
+    (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    table = command._read(tmp_path / name, None if name == "a.txt" else "finding")
+    column = "text" if name == "a.txt" else "finding"
+    assert table[column].tolist() == ["No effusion.", ""]
+    assert name == "a.txt" or table["id"].tolist() == ["01", "2"]
+
+
 def test_tokens_get_rows_of_their_own(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     pd.DataFrame({"finding": TEXTS}).to_csv(file, index=False)
@@ -103,6 +121,22 @@ def test_a_killed_command_goes_on(model: Path, tmp_path: Path, monkeypatch: pyte
         ("a.csv", "secret\nheart\n", [], "has no column 'text'"),
         ("a.csv", "text\nheart, secret\n", [], "cannot be read .*ParserWarning"),
         ("a.txt", b"secret \xe6dema", [], "cannot be read as UTF-8"),
+        (
+            "a.txt",
+            "secret",
+            ["--column", "text"],
+            "--column: a.txt is read as lines .* .csv, .tsv, .jsonl, .parquet",
+        ),
+        (
+            "a.json",
+            '[{"text": "secret"}]',
+            [],
+            "a.json is JSON; expected lines of text, or one of .csv, .tsv, .jsonl",
+        ),
+        ("a.jsonl", '{"text": "secret"', [], "cannot be read"),
+        ("a.jsonl", '{"other": "secret"}', [], "--column: a.jsonl has no column 'text'"),
+        ("a.csv", b"PAR1 secret", [], "a.csv is a Parquet file"),
+        ("a.tsv", "text\nsecret\tsecret\n", [], "cannot be read .*ParserWarning"),
         ("a.csv", "text,log_p\nsecret,1\n", [], "expected no column log_p"),
         ("a.txt", "secret", ["--output", "a.npy"], "--output: expected another .csv or .parquet file"),
         ("a.csv", "text\nsecret\n", ["--output", "a.csv"], "--output: expected another"),

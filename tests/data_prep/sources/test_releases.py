@@ -78,7 +78,10 @@ DAMAGED = [
     (dict(split=SPLIT.replace("split\n", "split,split\n")), "split.csv.gz has the column split twice; download it"),
     (dict(split=SPLIT + '"'), "split.csv.gz, row from line 4 on cannot be read (unexpected end of data); download it"),
     (dict(split=FIRST + "\n"), "split.csv.gz holds no row; download it again"),
-    (dict(split=SPLIT.replace(",train", ",training")), "train | validate | test, found 'training' (1 of 2 rows)"),
+    (
+        dict(split=SPLIT.replace(",train", ",training")),
+        "train | validate | test, found 'training' (1 of 2 rows); take the release's own file, or write yours as",
+    ),
     (dict(metadata=METADATA.replace("300", "300.5")), "column Rows: expected a number of pixels, found '300.5'"),
     (dict(metadata=METADATA.replace(A, "../../etc")), "column dicom_id: expected five groups of eight hex digits"),
     (dict(metadata=METADATA.replace("10000001", "x")), "column subject_id: expected eight digits, found 'x'"),
