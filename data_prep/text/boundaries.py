@@ -36,13 +36,14 @@ _OPENER = "(?:The|There|No|This|It|the|there|no|this|it)"
 _ORGAN = (
     "(?:lungs?(?: fields?| bases| volumes)?|heart|cardi[a-z]+|mediastin[a-z]+|hil(?:a|um)|pleura|bon(?:es|y)|osseous"
     "|soft tissues?|tissues?|lines|tubes|abdomen|chest(?: wall)?|airways?|trachea|spine|ribs|neck|angles?|aorta"
-    "|(?:hemi)?diaphragms?|silhouettes?|contours?|structures?|spaces?|vasculature|vessels|devices?)"
+    "|(?:hemi)?diaphragms?|silhouettes?|contours?|structures?|spaces?|vasculature|vessels|devices?|thorax"
+    "|regions?|apices|arter(?:y|ies)|veins?|lobes?|zones?|nodes?|clavicles?|shoulders?|skeleton|vertebra[el]?|bowel)"
 )
 _PART = f"(?:{_ORGAN}|recommendations?|notifications?|comparisons?|technique|indication|history)"
 _OF_PART = (
     "(?:right|left|bilateral|upper|lower|middle|mid|central|visuali[sz]ed|visible|imaged|remaining|acute|prior|previous"
     "|portable|AP|PA|thoracic|cervical|lumbar|soft|pulmonary|pleural|costophrenic|osseous|bony|support"
-    "|musculoskeletal|upright|supine|erect|lateral|frontal|further|other)"
+    "|musculoskeletal|upright|supine|erect|lateral|frontal|anterior|posterior|known|active|post|further|other)"
 )
 _WORD = rf"(?:(?!XX)[A-Z](?:[a-z]|[A-Z]{{2}})[\w'-]*|(?i:and|or|of|the|{_PART}|{_OF_PART})|&)"
 _HEAD = (
@@ -82,7 +83,7 @@ _CLOSES = re.compile(
             rf"\b(?=[a-zX_]+\)? [A-Z])(?!(?i:{_FUNCTION_WORDS})\b)(?:(?:[a-z]{{3,}}(?<!ing)|{_REDACTED})"
             r"(?= The(?: \w+){0,2} (?:is|are)\b| There (?:is|are)\b| No [a-z]+\b)"
             rf"|(?!{_OF_PART}\b|(?:(?<=\b[TtHhIi](?:he|is|er|ts) )|(?<=\b[Nn]o )|(?<=\b[Aa] ))"
-            rf"[a-z]+(?:ed|al|ic|ary|ous) )(?:[a-z]{{2,}}\)?|(?<!\bthe ){_REDACTED})"
+            rf"[a-z]+(?:ed|al|ic|ary|ous) )(?:[a-z]{{2,}}(?<!ing)\)?|(?<!\bthe ){_REDACTED})"
             rf"(?= {_HEAD}))",
         )
     )

@@ -119,6 +119,8 @@ The right Lung is clear and the left Lung is opaque. | The enlarged Heart is sta
 Left Lung is clear | Right Lung is opaque. | The visualized Bones: intact. | No acute Bones: normal.
 Comparison with prior Chest: no change. | AP Chest: clear. | Further Recommendations: CT.
 LEFT LUNG: CLEAR | RIGHT LUNG: OPAQUE | BONES AND SOFT TISSUES: NORMAL
+Opacity overlying Heart is stable. | Over the anterior Ribs is a known Lung nodule.
+Status post Heart transplant is stable. | No opacity | Great Vessels are normal.
 Film of XXXX, XXXX PM. | Clear ___ | Heart: large. | On the ___ Chest tube is seen.
 """
 
