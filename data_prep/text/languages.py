@@ -32,51 +32,44 @@ CAPITALISED = (
 """MIMIC-CXR's headers, there in capitals; elsewhere like those of `HEADER_WORDS`."""
 
 READING_WORDS = {
-    "English": "lung* pulmon* heart* cardi* mediast* hila hilum hilar hili pleura* diaphr* hemidiaph* bone* bony "
+    "English": "lung* pulmon* heart* cardi* mediast* hila hilum hilar hili pleur* diaphr* hemidiaph* bone* bony "
     "osseous skelet* rib ribs spin* chest thora* abdom* airway* trachea* bronch* vascul* vessel* aort* silhouette* "
     "soft costophr* sternum clavic* shoulder* scapul* humer* elbow* forearm* wrist* hand hands hip hips pelvi* femur "
     "knee* tibia* ankle* foot feet skull neck stomach liver bowel* gastr* kub esoph* pneumo* edema* oedema* "
-    "effusion* atelecta* consolid* opaci* nodul* mass masses fractur* cardiomeg* emphys* fibro* infiltrat* granulom* "
-    "lesion* cancer* tumor* tumour* malign* metast* failure chf copd congest* hernia* calcif* scar* tubercul* tb "
-    "thicken* hyperinfl* embol* aneurysm* abscess* cavit* infect* aspirat* air deform* scolio* degener* finding "
-    "findings right left bilateral* lobe* lobar rul rml rll lul lll lingula* apex apices apical base bases basal "
-    "basilar zone* upper lower retrocard* perihil* line lines tube tubes tubing device* hardware cathet* picc port "
-    "ports port-a-cath pacem* pacer* icd aicd lead leads wire wires clip clips stent* valve* drain* ett et ng ngt og "
-    "cvc cvl ij endotrach* nasog* enteric swan-ganz iabp ecmo dobhoff view views frontal lateral pa ap cxr x-ray* "
-    "xray* radiogra* film* portable upright supine since unchanged interval ^new ^stable ^improv* ^worse* ^resol* "
+    "effusion* atelecta* consolid* opac* nodul* mass masses fractur* emphys* fibro* infiltrat* granulom* lesion* "
+    "cancer* tumor* tumour* malign* metast* failure chf copd congest* hernia* calcif* scar* tubercul* tb thicken* "
+    "hyperinfl* embol* aneurysm* abscess* cavit* infect* aspirat* air deform* scolio* degener* finding findings "
+    "right left bilateral* lobe* lobar rul rml rll lul lll lingula* apex apices apical base bases basal basilar "
+    "zone* upper lower retrocard* perihil* line lines tube tubes tubing device* hardware cathet* picc port ports "
+    "port-a-cath pacem* pacer* icd aicd lead leads wire wires clip clips stent* valve* drain* ett et ng ngt og cvc "
+    "cvl ij endotrach* nasog* enteric swan-ganz iabp ecmo dobhoff view views frontal lateral pa ap cxr x-ray* xray* "
+    "radiogra* film* portable upright supine since unchanged interval ^new ^stable ^improv* ^worse* ^resol* "
     "^increas* ^decreas* ^persist* ^chang* ^compar* ^today ^now ^overall ^differential ^ddx ^addend* ^note ^notes "
     "^comment ^comments ^narrative ^considerations",
-    "German": "herz* hilus hili* hilär* mediastin* zwerchf* knoch* knöch* rippe* wirbel* bws brustk* weichteil* "
-    "gefäß* gefass* lunge* sinus recessus randwink* skelett* trache* abdomen schulter* erguss* ergüss* stauung* "
-    "infiltr* pneumoni* atelekt* rundherd* verschatt* fraktur* verkalk* emphysem* rechts links beidseits beidseit* "
-    "rechte* linke* oberlapp* unterlapp* mittellapp* oberfeld* unterfeld* obere* untere* zvk drainage* katheter* "
-    "tubus schrittm* sonde* magensonde fremdmat* implant* aufnahme aufnahmen thoraxaufnahme* röntgen röntgenbild* "
+    "German": "herz* hilus hili* hilär* zwerchf* knoch* rippe* wirbel* bws brustk* weichteil* gefäß* sinus recessus "
+    "randwink* trache* schulter* erguss* stauung* infiltr* atelekt* rundherd* verschatt* fraktur* verkalk* rechts "
+    "links beidseit* rechte* linke* oberlapp* unterlapp* mittellapp* oberfeld* unterfeld* obere* untere* zvk "
+    "katheter* tubus schrittm* sonde* magensonde fremdmat* implant* aufnahme aufnahmen röntgen röntgenbild* "
     "röntgenthorax seit unverändert* neu ^neue* ^konstant ^stabil ^insgesamt ^anmerkung* ^bemerkung* ^hinweis "
     "^kommentar ^dd ^nachtrag ^differentialdiag* ^differenzialdiag* ^zunahme ^abnahme",
-    "French": "poumon* coeur cœur cardiaqu* médiastin* plèvr* pleur* hile* osseu* osseux côte* coupole* diaphrag* "
-    "gros trachée* rachis culs-de-sac parenchym* épanchem* opacit* foyer* syndrome pneumopath* pneumothorax œdème* "
-    "lésion* nodule* droit* gauche* bilatér* sommet* cathéter* sonde* drain* matériel* pacemaker cliché* radiograph* "
-    "face profil depuis inchangé* nouveau* nouvelle* stable* ^remarque* ^note ^commentaire* ^addendum ^globalement",
-    "Spanish": "pulmón pulmon* corazón cardiac* mediastin* pleura* hilio* hueso* óseo* ósea* costill* diafrag* "
-    "tráquea* columna silueta parénquima* partes senos derrame* neumon* neumotórax atelectas* consolid* opacid* "
-    "nódulo* fractura* cardiomeg* edema* derech* izquierd* bilateral* lóbulo* vértice* catéter* tubo* sonda* "
-    "marcapas* dispositiv* placa* radiograf* proyecc* desde estable* nuevo* nueva* ^sin ^nota ^notas ^comentario* "
-    "^adenda ^diferencial",
-    "Portuguese": "pulmã* pulmõ* coração mediastin* seios hilos osso* óssea* costela* arco* cúpula* diafragma* "
-    "coluna traqueia partes derrame* pneumon* opacidad* nódulo* direit* esquerd* cateter* sonda* tubo* incidênc* "
-    "radiograf* desde inalterad* novo nova ^nota ^observação ^comentário* ^adendo ^diferencial",
-    "Italian": "polmon* cuore cardiac* mediastin* pleur* ili ilo* ossa osse* costol* diafram* emidiafram* trachea "
-    "colonna ombra seni versament* polmonit* addensament* opacità nodul* frattur* destr* sinistr* bilateral* lobo* "
-    "apic* catetere* sondino* drenaggi* proiezion* radiogra* invariat* nuovo nuova stabile ^nota ^note ^commento "
-    "^differenziale",
-    "Dutch": "long longen longveld* hart hartgr* mediastin* hili pleura* diafragma* bot botten ribben skelet* weke "
-    "trachea sinus* wervel* infiltra* pleuravocht consolidat* atelecta* fractu* rechts* links* beiderzijds "
-    "onderkwab* bovenkwab* katheter* lijn* sonde* drain* opname opnamen sinds onveranderd* nieuw* ^opmerking* ^noot "
-    "^addendum ^dd",
+    "French": "poumon* coeur cœur plèvr* hile* osseu* côte* coupole* gros rachis culs-de-sac parenchym* épanchem* "
+    "foyer* syndrome œdème* droit* gauche* bilatér* sommet* matériel* cliché* face profil depuis inchangé* nouveau* "
+    "nouvelle* stable* ^remarque* ^commentaire* ^globalement",
+    "Spanish": "corazón hueso* óseo* ósea* costill* diafrag* tráquea* columna silueta parénquima* partes senos "
+    "derrame* neumon* neumotórax derech* izquierd* lóbulo* vértice* catéter* tubo* sonda* marcapas* dispositiv* "
+    "placa* proyecc* desde estable* nuevo* nueva* ^sin ^nota ^notas ^comentario* ^adenda ^diferencial",
+    "Portuguese": "pulmã* pulmõ* coração seios hilos osso* óssea* costela* arco* cúpula* coluna traqueia direit* "
+    "esquerd* incidênc* inalterad* novo nova ^observação ^adendo",
+    "Italian": "polmon* cuore ili ilo* ossa osse* costol* diafram* emidiafram* colonna ombra seni versament* "
+    "addensament* frattur* destr* sinistr* lobo* apic* sondino* drenaggi* proiezion* invariat* nuovo nuova stabile "
+    "^commento ^differenziale",
+    "Dutch": "long longen longveld* hart hartgr* bot botten ribben weke sinus* wervel* fractu* rechts* links* "
+    "beiderzijds onderkwab* bovenkwab* lijn* opname opnamen sinds onveranderd* nieuw* ^opmerking* ^noot",
     "Chinese": "肺* 双肺* 两肺* 心* 胸* 纵隔* 膈* 横膈* 肋* 骨* 气管* 主动脉* 右* 左*",
 }
 """Language -> words of heads that belong to the reading although `HEADER_WORDS` lacks them: of an organ, a finding, a
-side, a place, a device, the views, a time or a comparison ("*": any ending), or first words (^), as in "Note:"."""
+side, a place, a device, the views, a time or a comparison ("*": any ending), or first words (^), as in "Note:". A word
+that languages share stands in the first of them."""
 
 _NOT_OF_READING = re.compile(
     r"\b(?:RATE|PAIN|HISTORY|INDICATIONS?|\w*(?:SCHMERZ|FREQUENZ)\w*|DOULEURS?|DOLOR|DOR|PHYSICIAN|SURGEON|\w+OLOG(?:IST|IN|UE|[EOAY])?"
@@ -97,21 +90,13 @@ def _plain(text: str) -> str:
     return re.sub("[\u0300-\u036f]", "", unicodedata.normalize("NFD", text)).upper()
 
 
-def _any_of(words: str) -> str:
-    return "|".join(re.escape(_plain(word)).replace(r"\*", r"\w*") for word in words.split())
+def _reading_words(mark: str = "") -> str:
+    words = re.findall(rf"(?<!\S){mark}(\w\S*)", _plain(" ".join(READING_WORDS.values())))
+    return "|".join(re.escape(word).replace(r"\*", r"\w*") for word in words)
 
 
-_READING = re.compile(
-    "(?<![^\\W_])(?:{})(?![^\\W_])|^(?:{})(?![^\\W_])".format(
-        *(
-            _any_of(
-                " ".join(w[at:] for w in " ".join(READING_WORDS.values()).split() if w.startswith("^") == at)
-            )
-            for at in (0, 1)
-        )
-    )
-)
-
+_FIRST = r"\^"
+_READING = re.compile(rf"(?<![^\W_])(?:{_reading_words()}|(?<!.)(?:{_reading_words(_FIRST)}))(?![^\W_])")
 
 _ENGLISH = {_plain(word): header for header, words in HEADER_WORDS.items() for word in words.split(", ")}
 _ENGLISH |= {word.upper(): word.upper() for word in CAPITALISED.split(", ")}

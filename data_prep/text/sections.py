@@ -315,6 +315,7 @@ def _pieces(
     """
     report = _END_OF_SECTION.sub("\nEND OF SECTION:\n", _PAGE_BREAK.sub("", with_line_breaks(report)))
     headers = list(_HEADER.finditer(report))
+    width = max(map(len, report.split("\n")))
     last_title = max((match.start() for match in headers if match["title"]), default=-1)
     found: list[Section] = []
     name, start, draft, interruption = TEXT, 0, "", ""
@@ -329,7 +330,7 @@ def _pieces(
         elif match["capitalised"] and kind not in _MAIN and not _is_misspelled_other(header.upper()):
             kind = None
         is_open = kind is None or (kind == _VIEWS and (is_whole or name == "impression"))
-        if is_open and _is_head(match, report):
+        if is_open and _is_head(match, report, width):
             is_text = _is_of_reading(header, name)
             is_before = (
                 is_whole and name not in _MAIN and not any(n in _MAIN for n, t in found if has_letter(t))
@@ -356,12 +357,14 @@ def _pieces(
     return [*found, Section(name, report[start:])]
 
 
-def _is_head(match: re.Match[str], report: str) -> bool:
+def _is_head(match: re.Match[str], report: str, width: int) -> bool:
     """True for a short head that begins its line, or stands in capitals behind a sentence; not for a wrapped clause."""
     head = match[match.lastgroup or 0]
     line = report[report.rfind("\n", 0, max(0, match.start() - 1)) + 1 : match.start()].rstrip()
     is_open = match["flat"] is None and bool(line) and line[-1] not in ".:;?!)_。：；！？"
-    return is_head(head) and not (is_open and (len(line) > 50 or head[0].islower()))
+    is_wrapped = len(line) > 50 and len(line) + 1 + len(head.split()[0]) > width
+    is_wrapped = is_wrapped and not (len(head) > 4 and head.isupper() and not line.isupper())
+    return is_head(head) and not (is_open and (is_wrapped or head[0].islower()))
 
 
 def _is_of_reading(head: str, name: str) -> bool:

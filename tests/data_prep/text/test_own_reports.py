@@ -161,6 +161,14 @@ def test_a_head_at_which_the_impression_begins_stays() -> None:
     assert texts == ["Category: 2. 1. Severity: mild. Fine.", "Clear."]
 
 
+def test_a_wrapped_clause_is_no_head() -> None:
+    line = "No acute cardiopulmonary abnormality is identified on this examination"
+    for head, is_kept in (("Reader", True), ("ACCESSION NUMBER", False)):
+        assert (
+            f"{head}: Words" in found(f"FINDINGS: Clear.\nIMPRESSION:\n{line}\n{head}: Words.")
+        ) == is_kept
+
+
 def test_notices_of_chexpert_plus_are_left_out() -> None:
     agree = "I have personally reviewed the images for this examination and agree\nwith the report transcribed above."
     dates = (
