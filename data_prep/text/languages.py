@@ -32,39 +32,42 @@ CAPITALISED = (
 """MIMIC-CXR's headers, there in capitals; elsewhere like those of `HEADER_WORDS`."""
 
 READING_WORDS = {
-    "English": "lung* pulmon* heart* cardi* mediast* hila hilum hilar hili pleur* diaphr* hemidiaph* bone* bony "
-    "osseous skelet* rib ribs spin* chest thora* abdom* airway* trachea* bronch* vascul* vessel* aort* silhouette* "
+    "English": "lung* pulmo* heart* cardi* mediast* hila hilum hilar hili pleur* diaphr* hemidiaph* bone* bony "
+    "osseous skelet* rib ribs spin* chest thora* abdom* airway* trach* bronch* vascul* vessel* aort* silhouette* "
     "soft costophr* sternum clavic* shoulder* scapul* humer* elbow* forearm* wrist* hand hands hip hips pelvi* femur "
     "knee* tibia* ankle* foot feet skull neck stomach liver bowel* gastr* kub esoph* pneumo* edema* oedema* "
-    "effusion* atelecta* consolid* opac* nodul* mass masses fractur* emphys* fibro* infiltrat* granulom* lesion* "
-    "cancer* tumor* tumour* malign* metast* failure chf copd congest* hernia* calcif* scar* tubercul* tb thicken* "
-    "hyperinfl* embol* aneurysm* abscess* cavit* infect* aspirat* air deform* scolio* degener* finding findings "
-    "right left bilateral* lobe* lobar rul rml rll lul lll lingula* apex apices apical base bases basal basilar "
-    "zone* upper lower retrocard* perihil* line lines tube tubes tubing device* hardware cathet* picc port ports "
-    "port-a-cath pacem* pacer* icd aicd lead leads wire wires clip clips stent* valve* drain* ett et ng ngt og cvc "
-    "cvl ij endotrach* nasog* enteric swan-ganz iabp ecmo dobhoff view views frontal lateral pa ap cxr x-ray* xray* "
-    "radiogra* film* portable upright supine since unchanged interval ^new ^stable ^improv* ^worse* ^resol* "
+    "effusion* atelecta* consolid* opac* nodul* mass masses fractur* emphys* infiltrat* granulom* musculosk* "
+    "hemithor* vertebr* joint* pericard* lymph* adenop* interstit* parenchym* breast* cp angle* lesion* cancer* "
+    "tumor* tumour* malign* metast* failure chf copd congest* hernia* calcif* scar* tubercul* tb thicken* hyperinfl* "
+    "embol* aneurysm* abscess* cavit* infect* aspirat* air deform* scolio* degener* finding findings right left "
+    "bilateral* lobe* lobar rul rml rll lul lll lingula* apex apices apical base bases basal basilar zone* upper "
+    "lower retrocard* perihil* line lines tube tubes tubing device* hardware cathet* picc port ports port-a-cath "
+    "pacem* pacer* icd aicd lead leads wire wires clip clips stent* valve* drain* ett et ng ngt og cvc cvl ij "
+    "endotrach* nasog* enteric swan-ganz iabp ecmo dobhoff view views frontal lateral pa ap cxr x-ray* xray* "
+    "radiogra* film* portable upright supine since unchanged interval cyst* fibro* collaps* hemorr* contus* postop* "
+    "post-op* postsurg* prosthe* pigtail mediport portacath hemodial* foreign ^new ^stable ^improv* ^worse* ^resol* "
     "^increas* ^decreas* ^persist* ^chang* ^compar* ^today ^now ^overall ^differential ^ddx ^addend* ^note ^notes "
-    "^comment ^comments ^narrative ^considerations",
+    "^comment ^comments ^narrative ^considerations ^of ^please ^also ^additionally ^otherwise ^incidental* ^likely "
+    "^possib* ^probab* ^suspect*",
     "German": "herz* hilus hili* hilär* zwerchf* knoch* rippe* wirbel* bws brustk* weichteil* gefäß* sinus recessus "
     "randwink* trache* schulter* erguss* stauung* infiltr* atelekt* rundherd* verschatt* fraktur* verkalk* rechts "
     "links beidseit* rechte* linke* oberlapp* unterlapp* mittellapp* oberfeld* unterfeld* obere* untere* zvk "
     "katheter* tubus schrittm* sonde* magensonde fremdmat* implant* aufnahme aufnahmen röntgen röntgenbild* "
     "röntgenthorax seit unverändert* neu ^neue* ^konstant ^stabil ^insgesamt ^anmerkung* ^bemerkung* ^hinweis "
-    "^kommentar ^dd ^nachtrag ^differentialdiag* ^differenzialdiag* ^zunahme ^abnahme",
-    "French": "poumon* coeur cœur plèvr* hile* osseu* côte* coupole* gros rachis culs-de-sac parenchym* épanchem* "
+    "^kommentar ^dd ^nachtrag ^differentialdiag* ^differenzialdiag* ^zunahme ^abnahme cor",
+    "French": "squelette poumon* coeur cœur plèvr* hile* osseu* côte* coupole* gros rachis culs-de-sac épanchem* "
     "foyer* syndrome œdème* droit* gauche* bilatér* sommet* matériel* cliché* face profil depuis inchangé* nouveau* "
     "nouvelle* stable* ^remarque* ^commentaire* ^globalement",
-    "Spanish": "corazón hueso* óseo* ósea* costill* diafrag* tráquea* columna silueta parénquima* partes senos "
-    "derrame* neumon* neumotórax derech* izquierd* lóbulo* vértice* catéter* tubo* sonda* marcapas* dispositiv* "
-    "placa* proyecc* desde estable* nuevo* nueva* ^sin ^nota ^notas ^comentario* ^adenda ^diferencial",
+    "Spanish": "tora* costofr* corazón hueso* óseo* ósea* costill* diafrag* tráquea* columna silueta parénquima* "
+    "partes senos derrame* neumon* neumotórax derech* izquierd* lóbulo* vértice* catéter* tubo* sonda* marcapas* "
+    "dispositiv* placa* proyecc* desde estable* nuevo* nueva* ^sin ^nota ^notas ^comentario* ^adenda ^diferencial",
     "Portuguese": "pulmã* pulmõ* coração seios hilos osso* óssea* costela* arco* cúpula* coluna traqueia direit* "
     "esquerd* incidênc* inalterad* novo nova ^observação ^adendo",
     "Italian": "polmon* cuore ili ilo* ossa osse* costol* diafram* emidiafram* colonna ombra seni versament* "
     "addensament* frattur* destr* sinistr* lobo* apic* sondino* drenaggi* proiezion* invariat* nuovo nuova stabile "
     "^commento ^differenziale",
-    "Dutch": "long longen longveld* hart hartgr* bot botten ribben weke sinus* wervel* fractu* rechts* links* "
-    "beiderzijds onderkwab* bovenkwab* lijn* opname opnamen sinds onveranderd* nieuw* ^opmerking* ^noot",
+    "Dutch": "long longen longveld* hart* bot botten ribben weke sinus* wervel* fractu* rechts* links* beiderzijds "
+    "onderkwab* bovenkwab* lijn* opname opnamen sinds onveranderd* nieuw* ^opmerking* ^noot",
     "Chinese": "肺* 双肺* 两肺* 心* 胸* 纵隔* 膈* 横膈* 肋* 骨* 气管* 主动脉* 右* 左*",
 }
 """Language -> words of heads that belong to the reading although `HEADER_WORDS` lacks them: of an organ, a finding, a

@@ -121,8 +121,8 @@ _HEADER = re.compile(
     re.MULTILINE | re.VERBOSE,
 )
 _END_OF_SECTION = re.compile(
-    r"(?:^[ \t*=-]*|(?<=[.?!:;_]\s)|(?<=\s\s)|(?-i:(?=\bEND\b)))END[ \t]+OF[ \t]+(?:THE[ \t]+)?(?:IMPRESSION|FINDINGS?"
-    r"|REPORT|DICTATION|CONCLUSION|NARRATIVE|SUMMARY)\b[ \t]*(?:[:.*=-]+|$)"
+    r"(?:^[ \t*=-]*|(?<=[.?!:;_]\s)|(?<=\s\s)|(?-i:(?=\bEND\b)))(?:[*=-]{1,9}[ \t])?END[ \t]+OF[ \t]+(?:THE[ \t]+)?"
+    r"(?:IMPRESSION|FINDINGS?|REPORT|DICTATION|CONCLUSION|NARRATIVE|SUMMARY)\b[ \t]*(?:[:.*=-]+|$)"
     # CheXpert Plus: "SUMMARY:4-POSSIBLE SIGNIFICANT FINDINGS", a code.
     r"|\bSUMMARY(?:[ \t]*\d[ \t]*:|:[ \t]*\d[ \t]*[-–:])",
     re.MULTILINE | re.IGNORECASE,
@@ -340,7 +340,8 @@ def _pieces(
             elif is_before and not match["flat"]:
                 kind = _UNKNOWN if not is_text else None if name == TEXT else TEXT
             start_of_text = match.start()
-            if notes is not None and not is_text:
+            is_signer = SIGN_OFF.match(f"{header}:") is not None or names_signer(f"{header}:")
+            if notes is not None and not is_text and not is_signer:
                 action = ENDED if kind == _UNKNOWN else KEPT if name in _MAIN else LEFT_OUT
                 notes.heads[" ".join(header.upper().split())] = action
         if kind is None or (kind == _VIEWS and (name in _MAIN or not at_views)):
