@@ -43,7 +43,7 @@ from data_prep.sources.rows import SPLIT_NAMES
 from data_prep.sources.spellings import find_files
 from data_prep.text.reports import ARCHIVE, find_reports, no_reports, report_places
 from medclip_dcl.common.command_line import option, parse_options, run_command
-from medclip_dcl.common.files import kind_of_file
+from medclip_dcl.common.files import ZIP, kind_of_file
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +91,11 @@ class Settings(preparation.ReportSettings):
 def prepare(settings: Settings) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     release = find_release(settings.source, settings.labels)
-    if settings.reports is not None and settings.reports.is_file():
-        _refuse_other_reports(settings.reports)
+    if (place := settings.reports) is not None and place.is_file():
+        found = "a table of sections" if ".csv" in place.suffixes else kind_of_file(place) or "another file"
+        if found != ZIP:  # a damaged one is named when it is read
+            expected = f"{ARCHIVE} or the folder that it unpacks to"
+            raise ReleaseError(f"--reports {place}: expected {expected}, found {found}")
     truth, rates = truth_files(settings.source), phantom_rates(settings.source)
     if settings.ms_cxr_split is not None and settings.ms_cxr is None:
         raise ReleaseError("--ms_cxr_split: expected the file of the boxes, --ms_cxr, found none; add it")
@@ -187,20 +190,6 @@ def _read(settings: Settings, release: Release, radiologist: Path | None) -> Sou
         grounding_patients=grounding,
         truth=read_truth(settings.source),
         counts={**counts, "images_in_release": len(wanted), "images_not_frontal": len(wanted) - len(taken)},
-    )
-
-
-def _refuse_other_reports(file: Path) -> None:
-    """Refuse a file that is not the archive of reports; a damaged archive is named when it is read."""
-    with file.open("rb") as stream:
-        if stream.read(2) == b"PK":
-            return
-    is_table = file.suffix == ".csv" or file.name.endswith(".csv.gz")
-    found = (
-        "a table (of sections that another program cut)" if is_table else kind_of_file(file) or "another file"
-    )
-    raise ReleaseError(
-        f"--reports {file}: expected {ARCHIVE} or the folder that it unpacks to, found {found}"
     )
 
 

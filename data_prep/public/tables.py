@@ -20,6 +20,7 @@ import yaml
 
 from data_prep.sources.images import listed_files
 from data_prep.sources.releases import OWN_FILE, ReleaseError, and_others, text_of
+from data_prep.sources.spellings import code_points, plain_name
 from medclip_dcl.common.command_line import nearest
 from medclip_dcl.common.files import parse_json
 
@@ -59,11 +60,10 @@ class PublicTables:
     def __post_init__(self) -> None:
         """Give boxes and masks the ids of `images`; boxes must be in pixels, and of findings that are not absent."""
         names = self.images["image"].drop_duplicates()
-        if (is_double := names.str.casefold().duplicated(keep=False)).any():
-            one, other = sorted(names[is_double], key=str.casefold)[:2]
-            raise ReleaseError(
-                f"{self.title}: images {one} and {other}: expected one spelling; correct the tables"
-            )
+        plain = names.map(plain_name).str.casefold().sort_values()
+        if double := names[plain.index[plain.duplicated(keep=False)]].tolist()[:2]:
+            spellings = " and ".join(f"{name}{code_points(name)}" for name in double)
+            raise ReleaseError(f"{self.title}: images {spellings}: expected one spelling; correct the tables")
         for name in ("boxes", "masks"):
             if (regions := getattr(self, name)) is not None:
                 ids = as_spelled(regions["image"], self.images["image"])

@@ -48,7 +48,8 @@ def _is_base64(text: str) -> bool:
     content = base64.b64decode(packed[: len(packed) // 4 * 4])
     plain = content.replace(b"\0", b"").decode("utf-8", "replace")
     n_odd = sum(c == "\ufffd" or not (c.isprintable() or c.isspace()) for c in plain)
-    return content.startswith(_FILES) or n_odd <= 0.1 * len(plain) * (" " in plain)
+    is_text = n_odd <= 0.1 * len(plain) * (" " in plain)
+    return len(packed) > 200 or content.startswith(_FILES) or is_text
 
 
 def text_of_cell(text: str) -> str | None:

@@ -77,7 +77,7 @@ def find_files(images: pd.Series, root: Path) -> pd.Series:
                 print(f"{root}: {len(found):,} images found {way} (first: {first!r} is {file!r})")
             named |= {name: root / file for name, file in found.items()}
             missing = [name for name in missing if name not in found]
-            others = [name for name in others if name not in found.values()]
+            others = sorted({*others} - {*found.values()})
     return images.map({name: str(file) for name, file in named.items()})
 
 

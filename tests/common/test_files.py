@@ -104,9 +104,9 @@ def test_quoted_values_are_short(value: object) -> None:
     ("content", "kind"),
     [
         (b"PAR1\x15\x04", "a Parquet file"),
-        (b"PK\x03\x04", "a workbook or an archive"),
-        (b"\xd0\xcf\x11\xe0\xa1", "a workbook or an archive"),
-        (bytes(257) + b"ustar", "a workbook or an archive"),
+        (b"PK\x03\x04", "a workbook or a zip archive"),
+        (b"\xd0\xcf\x11\xe0\xa1", "a workbook or a zip archive"),
+        (bytes(257) + b"ustar", "a tar, 7z or rar archive"),
         (b"\x1f\x8b\x08", "a gzip file (perhaps a tar archive)"),
         (bytes(128) + b"DICM", "a DICOM image"),
         (b"SQLite format 3\0", "a database"),

@@ -654,6 +654,11 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
         {"train.csv": f"{VINDR}AB,R1,Edema,1,1,9,9\nab,R2,Edema,1,1,9,9\nab,R3,No finding,,,,\n"},
         ["images AB and ab: expected one spelling"],
     ),
+    "image with another dash": (
+        vindr.read,
+        {"train.csv": f"{VINDR}a-b,R1,Edema,1,1,9,9\na\u2010b,R2,Edema,1,1,9,9\na-b,R3,No finding,,,,\n"},
+        ["images a-b and a\u2010b (U+2010): expected one spelling"],
+    ),
     "columns of findings": (
         vindr.read,
         {

@@ -30,6 +30,7 @@ KINDS = {
         packed(TEXT.encode()), packed(TEXT.encode("latin-1")), packed(TEXT.encode("utf-16")), packed(b"Clear it"),
         base64.encodebytes(TEXT.encode() * 5).decode().strip(), packed(b"%PDF-1.4 \xff\xd8"), packed(b"{\\rtf1 x"),
         base64.urlsafe_b64encode(TEXT.encode() * 3).decode(), packed(TEXT.encode() * 900)[:32767],
+        packed(bytes(range(160))),
         packed("双肺纹理清晰。".encode()),
     ],
     "": [
