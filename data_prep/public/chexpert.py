@@ -15,13 +15,12 @@ from data_prep.public.tables import (
     image_id,
     in_common,
     known_names,
-    read_csv,
     read_json,
     renamed,
     uncompressed,
     with_numbers,
 )
-from data_prep.sources.releases import OWN_FILE, ReleaseError
+from data_prep.sources.releases import OWN_FILE, ReleaseError, read_table
 from medclip_dcl.common.findings import CHEXPERT
 
 _TABLES = {
@@ -52,7 +51,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
 
 
 def _images(file: Path, split: str) -> pd.DataFrame:
-    table = read_csv(
+    table = read_table(
         file, ("Path",), (*CHEXPERT, "Sex", "Age", "Frontal/Lateral", "AP/PA", "Airspace Opacity")
     )
     given = [name for name in table if name in (*CHEXPERT, "Airspace Opacity")]

@@ -16,11 +16,10 @@ from data_prep.public.tables import (
     in_common,
     known_names,
     listed,
-    read_csv,
     renamed,
     with_numbers,
 )
-from data_prep.sources.releases import ReleaseError, require, text_of
+from data_prep.sources.releases import ReleaseError, read_table, require, text_of
 
 FINDINGS = (
     *("Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Effusion", "Emphysema", "Fibrosis", "Hernia"),
@@ -42,7 +41,7 @@ _PEOPLE = {
 def read(folder: ReleaseFolder) -> PublicTables:
     """The release's Data_Entry_2017_v2020.csv, BBox_List_2017.csv, train_val_list.txt and test_list.txt."""
     entry = folder.table("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
-    table = read_csv(entry, ("Image Index", "Finding Labels", "Patient ID"), [*_PEOPLE])
+    table = read_table(entry, ("Image Index", "Finding Labels", "Patient ID"), [*_PEOPLE])
     images = _images(table)
     labels, choices = _labels(table["Finding Labels"], entry)
     left_out = {}
@@ -90,7 +89,7 @@ def read_relabels(folder: ReleaseFolder) -> PublicTables:
     files = [one] if one else [folder.table(name) for name in ("validation_labels.csv", "test_labels.csv")]
     columns = ("Image Index", *RELABELLED, *(("Set Id",) if one else ()))
     table = pd.concat(
-        [read_csv(file, columns, [*_PEOPLE]).assign(file=file.name) for file in files], ignore_index=True
+        [read_table(file, columns, [*_PEOPLE]).assign(file=file.name) for file in files], ignore_index=True
     )
     split = table["Set Id" if one else "file"].str.lower().str[:3].map({"val": "validate", "tes": "test"})
     said = table[list(RELABELLED)].apply(lambda column: column.str.upper())
@@ -121,7 +120,9 @@ def _images(table: pd.DataFrame) -> pd.DataFrame:
 def _boxes(file: Path) -> pd.DataFrame:
     # The header's "Bbox [x,y,w,h],,," splits at its commas, and the rows have no cells for its last three.
     names = {"Bbox [x": "x", "h]": "h"}
-    table = read_csv(file, ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")).rename(columns=names)
+    table = read_table(file, ("Image Index", "Finding Label", "Bbox [x", "y", "w", "h]")).rename(
+        columns=names
+    )
     table = with_numbers(table, ("x", "y", "w", "h"), file)
     findings = known_names(table["Finding Label"], FINDINGS, f"{file}, column Finding Label")
     table = table.assign(image=table["Image Index"].map(image_id), category=in_common(findings))

@@ -15,10 +15,9 @@ from data_prep.public.tables import (
     known_names,
     listed,
     names_of,
-    read_csv,
     with_parents,
 )
-from data_prep.sources.releases import is_placeholder, require
+from data_prep.sources.releases import is_placeholder, read_table, require
 
 VIEWS = {"PA": "PA", "AP": "AP", "AP_horizontal": "AP"}
 _PROJECTIONS = (*VIEWS, "L", "COSTAL", "EXCLUDE", "UNK")
@@ -37,7 +36,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
     """The table of 160,861 images; those with labels by physicians are the test split."""
     file = folder.table(*_NAMES)
     columns = ("ImageID", "StudyID", "PatientID", "Projection", "MethodLabel", "Labels")
-    table = read_csv(file, (*columns, "PatientSex_DICOM", "PatientBirth", "StudyDate_DICOM"))
+    table = read_table(file, (*columns, "PatientSex_DICOM", "PatientBirth", "StudyDate_DICOM"))
     image = table["ImageID"].map(image_id)
     cells = table["Labels"].where(~is_placeholder(table["Labels"]), "[]")
     cells = cells.str.replace(_ARRAY, r"\1", regex=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from data_prep.public.tables import BOX, PublicTables, ReleaseFolder, read_csv, read_json, with_numbers
-from data_prep.sources.releases import require
+from data_prep.public.tables import BOX, PublicTables, ReleaseFolder, read_json, with_numbers
+from data_prep.sources.releases import read_table, require
 
 FINDING = "Pneumonia"
 SIDE = 1024
@@ -13,7 +13,7 @@ _NUMBERS = ("x", "y", "width", "height", "Target")
 def read(folder: ReleaseFolder) -> PublicTables:
     """stage_2_train_labels.csv, and for patients pneumonia-challenge-dataset-mappings_2018.json."""
     file = folder.table("stage_2_train_labels.csv")
-    table = with_numbers(read_csv(file, ("patientId", *_NUMBERS)), _NUMBERS, file)
+    table = with_numbers(read_table(file, ("patientId", *_NUMBERS)), _NUMBERS, file)
     table = table.rename(columns={"patientId": "image", "width": "w", "height": "h"})
     is_right = (table["Target"] == 1) | ((table["Target"] == 0) & table["x"].isna())
     require(table["Target"], is_right, "1, or 0 without a box", file)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.public.tables import MASK, PublicTables, ReleaseFolder, read_csv
-from data_prep.sources.releases import ReleaseError
+from data_prep.public.tables import MASK, PublicTables, ReleaseFolder
+from data_prep.sources.releases import ReleaseError, read_table
 
 FINDING = "Pneumothorax"
 SIDE = 1024
@@ -16,7 +16,7 @@ SIDE = 1024
 def read(folder: ReleaseFolder) -> PublicTables:
     """train-rle.csv or stage_2_train.csv: ImageId, EncodedPixels ("-1" without pneumothorax); several rows an image."""
     file = folder.table("train-rle.csv", "stage_2_train.csv", "siim-pneumothorax-train-rle.csv")
-    table = read_csv(file, ("ImageId", "EncodedPixels")).drop_duplicates()
+    table = read_table(file, ("ImageId", "EncodedPixels")).drop_duplicates()
     is_none = table["EncodedPixels"].isin(("-1", ""))
     drawn = table[~is_none]
     rows = [

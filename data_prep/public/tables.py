@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -177,39 +174,6 @@ def as_spelled(ids: Iterable[str], known: Iterable[str]) -> list[str]:
     for name in (known := set(known)):
         spelled[name.casefold()] = "" if name.casefold() in spelled else name
     return [name if name in known else spelled.get(name.casefold()) or name for name in ids]
-
-
-def read_csv(file: Path, columns: Sequence[str], optional: Sequence[str] | None = ()) -> pd.DataFrame:
-    """These columns of a table as text, "" where empty; blanks around names and values are dropped.
-
-    `optional` columns may be missing; None for all others.
-    """
-    reader = csv.reader(io.StringIO(text_of(file), newline=""), strict=True)
-    rows = []
-    try:
-        names = [name.strip() for name in next(reader, [])]
-        if missing := [column for column in columns if column not in names]:
-            raise ReleaseError(
-                f"{file}: expected the columns {', '.join(columns)}, found no {', '.join(missing)} among "
-                f"{', '.join(names)[:300]}; is it the table of another version?"
-            )
-        others = names if optional is None else [column for column in optional if column in names]
-        kept = list(dict.fromkeys([*columns, *others]))
-        chosen = itemgetter(*map(names.index, kept))
-        # Commas without names may end the header alone.
-        n_named = len(",".join(names).rstrip(",").split(","))
-        for row in reader:
-            if row and not n_named <= len(row) <= len(names):
-                raise ReleaseError(
-                    f"{file}, line {reader.line_num}: expected {n_named} values, found {len(row)}; the file is cut off "
-                    "or damaged: download it again"
-                )
-            if row:
-                rows.append(chosen(row))
-    except csv.Error as error:
-        raise ReleaseError(f"{file} cannot be read ({error}); download it again") from error
-    table = pd.DataFrame(rows, columns=kept, dtype="str")
-    return table.assign(**{column: table[column].str.strip() for column in kept})
 
 
 def read_json(file: Path, form: str, read: Callable[[Any], T]) -> T:

@@ -14,11 +14,10 @@ from data_prep.public.tables import (
     in_common,
     known_names,
     names_of,
-    read_csv,
     renamed,
     with_numbers,
 )
-from data_prep.sources.releases import OWN_FILE, ReleaseError
+from data_prep.sources.releases import OWN_FILE, ReleaseError, read_table
 
 _NONE = "No finding"
 _CORNERS = ("x_min", "y_min", "x_max", "y_max")
@@ -31,7 +30,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
     names = {"train": ("annotations_train.csv", "train.csv"), "test": ("annotations_test.csv",)}
     parts, boxes, said = [], [], []
     for split, file in folder.tables(names).items():
-        table = read_csv(file, ("image_id", "class_name", *_CORNERS), ("rad_id",))
+        table = read_table(file, ("image_id", "class_name", *_CORNERS), ("rad_id",))
         table = with_numbers(table.assign(rad_id=table.get("rad_id", "")), _CORNERS, file)
         table["class_name"] = _known(table["class_name"], f"{file}, column class_name")
         of_labels = folder.optional(f"image_labels_{split}.csv")
@@ -83,7 +82,7 @@ def _votes(table: pd.DataFrame) -> pd.DataFrame:
 
 def _table_of_votes(file: Path) -> pd.DataFrame:
     """As `_votes`, from a table with a row for each image and reader, and a column for each finding."""
-    table = read_csv(file, ("image_id",), None)
+    table = read_table(file, ("image_id",), None)
     table = table.assign(rad_id=table.get("rad_id", ""))
     findings = [name for name in table.columns if name not in ("image_id", "rad_id")]
     values = with_numbers(table, findings, file)[findings]
@@ -100,7 +99,7 @@ def _sizes(file: Path | None, images: pd.Series) -> pd.DataFrame:
     columns = ["image_width", "image_height"]
     if file is None:
         return pd.DataFrame(index=pd.Index([], dtype="str"), columns=columns, dtype="float64")
-    table = read_csv(file, ("image_id",), ("width", "height", "dim1", "dim0")).drop_duplicates()
+    table = read_table(file, ("image_id",), ("width", "height", "dim1", "dim0")).drop_duplicates()
     given = ["width", "height"] if {"width", "height"} <= {*table} else ["dim1", "dim0"]
     if not {*given} <= {*table} or table["image_id"].duplicated().any():
         raise ReleaseError(

@@ -361,17 +361,19 @@ class CsvFile:
                 f"{file} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
                 f"found {', '.join(header) or 'an empty file'}"
             )
-        wanted += [column for column in other_columns if column in header]
+        wanted += [column for column in other_columns if column in header and column not in wanted]
         if twice := [column for column in wanted if header.count(column) > 1]:
             raise ReleaseError(f"{file} has the column {twice[0]} twice; {advice}")
         places = [header.index(column) for column in wanted]
+        # Delimiters without names may end the header alone.
+        n_named = max(place for place, name in enumerate(["", *header]) if name or not place)
         rows, unequal = {}, []
         # A blank line, or an empty row of a spreadsheet, is not a row. One of another length would be shifted, or lose
         # its end.
         for number, (line, row) in enumerate(self._lines(), start=1):
             if number == 1 or not any(row):
                 continue
-            if len(row) != len(header):
+            if not n_named <= len(row) <= len(header):
                 unequal.append(f"line {line}: {len(row)} values for {len(header)} columns")
             elif long := [
                 column for column, place in zip(wanted, places, strict=True) if len(row[place]) > MAX_CELL
@@ -390,13 +392,16 @@ def unequal_lines(lines: Sequence[str]) -> str:
     return f"{lines[0]}{and_others(lines[1:])} (a value that holds the delimiter or a line break must stand in quotes)"
 
 
-def read_table(file: Path, columns: Iterable[str], other_columns: Iterable[str] = ()) -> pd.DataFrame:
-    """`CsvFile.read` of a downloaded file in UTF-8."""
+def read_table(file: Path, columns: Iterable[str], other_columns: Iterable[str] | None = ()) -> pd.DataFrame:
+    """`CsvFile.read` of a downloaded file; None for all its other columns."""
     advice = "download it again"
-    table, unequal = CsvFile(file, text_of(file, advice), advice).read(columns, other_columns)
+    table = CsvFile(file, text_of(file, advice), advice)
+    if other_columns is None:
+        other_columns = [name for name in table.header() if name]
+    found, unequal = table.read(columns, other_columns)
     if unequal:
         raise ReleaseError(f"{file}, {unequal_lines(unequal)}; {advice}")
-    return table.reset_index(drop=True)
+    return found.reset_index(drop=True)
 
 
 def text_of(file: Path, advice: str = "download it again") -> str:

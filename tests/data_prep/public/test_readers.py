@@ -499,22 +499,24 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "another version": (
         nih.read,
         {"Data_Entry_2017.csv": "Image,Labels\na,b\n"},
-        ["Image Index", "another version"],
+        ["lacks the columns Image Index, Finding Labels, Patient ID; found Image, Labels"],
     ),
     "long row": (
         nih.read,
-        {"Data_Entry_2017.csv": "Image Index,Finding Labels,Patient ID\n1.png,Mass,1,2\n"},
-        ["Data_Entry_2017.csv, line 2: expected 3 values, found 4"],
+        {"Data_Entry_2017.csv": "Image Index,Finding Labels,Patient ID\n1.png,Mass,1,2\n2.png,Mass,2\n"},
+        ["Data_Entry_2017.csv, line 2: 4 values for 3 columns"],
     ),
     "cut off": (
         nih.read,
         {"Data_Entry_2017.csv": "Image Index,Finding Labels,Patient ID\n1.png,Mass,1\n2.png,Pneumo"},
-        ["line 3: expected 3 values, found 2", "cut off"],
+        ["line 3: 2 values for 3 columns", "download it again"],
     ),
     "cut off in quotes": (
         nih.read,
         {"Data_Entry_2017.csv": 'Image Index,Finding Labels,Patient ID\n1.png,"Mass|Pneumo'},
-        ["Data_Entry_2017.csv cannot be read (unexpected end of data)"],
+        [
+            "Data_Entry_2017.csv, row from line 2 on cannot be read (unexpected end of data); download it again"
+        ],
     ),
     "labels": (
         chexpert.read,
