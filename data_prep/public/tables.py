@@ -263,7 +263,7 @@ def known_names(findings: pd.Series, known: Sequence[str], where: str) -> pd.Ser
     ]
     raise ReleaseError(
         f"{where}: expected findings of the release, found {first}{and_others(others)}"
-        f"{nearest(str(unknown.index[0]), filter(None, known))}; correct them, or download the file again"
+        f"{nearest(str(unknown.index[0]), filter(None, known))}; {OWN_FILE}"
     )
 
 
