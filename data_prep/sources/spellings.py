@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import unicodedata
 from collections.abc import Callable, Iterable
@@ -61,7 +62,9 @@ def find_files(images: pd.Series, root: Path) -> pd.Series:
     taken where one file alone has it, which no other image names, and said.
     """
     named = {name: root / name for name in images.unique()}
-    missing = [name for name, file in named.items() if name and not file.is_file()]
+    missing = [
+        name for name, file in named.items() if name and not os.path.isfile(file)
+    ]  # also in a closed folder
     if missing:
         files = [file for file in listed_files(root) if _IMAGE_ENDINGS.search(file.name) or not file.suffix]
         others = [name for file in files if (name := file.relative_to(root).as_posix()) not in named]

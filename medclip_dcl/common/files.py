@@ -21,7 +21,7 @@ import yaml
 
 from medclip_dcl.common.errors import MissingFileError, UserError, quoted
 
-_MAX_VALUES = 10_000
+_MAX_VALUES = 100_000
 _THREADS = 16
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from medclip_dcl.command.cli import lightning_cli
 from medclip_dcl.common.command_line import nearest, unknown_key
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, quoted
 from medclip_dcl.common.files import read_yaml
 from medclip_dcl.experiments.grid import (
     FACTS,
@@ -275,7 +275,7 @@ def _read(hint: Any, given: Any, where: str) -> Any:
     hint = next((one for one in kinds if isinstance(given, _kind(one))), None)
     if hint is None:
         names = [_kind(one)[0].__name__.replace("dict", "keys with values") for one in kinds]
-        raise UserError(f"{where}: expected {' or '.join(names)}, found {given!r}")
+        raise UserError(f"{where}: expected {' or '.join(names)}, found {quoted(given)}")
     inner, origin = get_args(hint), get_origin(hint)
     if origin is Literal and given not in inner:
         raise UserError(f"{where}: expected {', '.join(inner)}, found {given}{nearest(str(given), inner)}")
@@ -283,7 +283,7 @@ def _read(hint: Any, given: Any, where: str) -> Any:
         return [_read(inner[0], one, f"{where}.{place}") for place, one in enumerate(given)]
     if origin is dict:
         if len({str(key) for key in given}) < len(given):
-            raise UserError(f"{where}: two keys are the same text: {', '.join(map(repr, given))}")
+            raise UserError(f"{where}: two keys are the same text: {quoted([*given])[1:-1]}")
         return {str(key): _read(inner[1], one, f"{where}.{key}") for key, one in given.items()}
     if not dataclasses.is_dataclass(hint):
         return Path(given) if hint is Path else given

@@ -64,6 +64,7 @@ MISTAKES = [
     ({"axes": {}}, "axes is missing"),
     ({"commands": ["fit", "tets"]}, "commands.1: expected fit, validate, test, predict, found tets; did"),
     ({"pairs": ["seed"]}, "pairs: expected str, found ['seed']"),
+    ({"pairs": [["x"] * 99 for _ in range(99)]}, "pairs: expected str, found [['x', 'x', 'x', 'x', 'x', 'x', ...], ["),
     ({"patients": "yes"}, "patients: expected bool, found 'yes'"),
     ({"outcomes": ["tiny/error"]}, "outcomes: expected keys with values"),
     ({"outcomes": {"error": {"path": "a", "unit": "%"}}}, "outcomes.error.unit: there is no such key"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -84,3 +86,16 @@ def test_files_under_another_spelling_or_ending(tmp_path: Path, capsys: pytest.C
     said = capsys.readouterr().out
     assert "4 images found by another spelling (first: 'a/Q\u20101.png' is 'a/Q-1.png')" in said
     assert "2 images found by another ending (first: 'c.jpg' is 'c.png')" in said
+
+
+def test_an_image_in_a_closed_folder_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests may run as a user to whom no folder is closed."""
+    look = os.stat
+
+    def refusing(place: Any, *options: Any, **more: Any) -> os.stat_result:
+        if str(place).endswith("closed/a.png"):
+            raise PermissionError(13, "Permission denied", str(place))
+        return look(place, *options, **more)
+
+    monkeypatch.setattr(os, "stat", refusing)
+    assert find_files(pd.Series(["closed/a.png"]), tmp_path).tolist() == [str(tmp_path / "closed/a.png")]
