@@ -395,7 +395,8 @@ def _labels(
     if found and settings.drop_bad_rows and not is_lost:
         check.warn(f"{'; '.join(found)}; these are no labels, their rows stay")
     elif found:
-        pairs = [f"{word}={_LIKELY.get(word, '')}" for word, _ in unread.most_common(10) if "," not in word]
+        offered = [*given, *(word for word, _ in unread.most_common(10) if "," not in word)]
+        pairs = [f"{word}={given.get(word, _LIKELY.get(word, ''))}" for word in offered]
         remedy = shlex.quote(",".join(sorted(pairs, key=lambda pair: "10=".index(pair[-1]))))
         said = f"{'; '.join(found)}; say what they stand for by --label_values {remedy}"
         check.problems.append(f"{said} (1, 0, -1; nothing: no label)")

@@ -279,6 +279,7 @@ REFUSED: list[tuple[Callable[[pd.DataFrame], pd.DataFrame], dict[str, Any], str]
         {},
         r"'present' 2, and 2 more: .* --label_values present=1,absent=0,maybe= \(1, 0, -1; nothing: no label\)",
     ),
+    (lambda t: t.assign(Edema=list("pqpqr")), {"label_values": {"p": "1", "q": "-1"}}, "values p=1,q=-1,r= "),
     (lambda t: t.assign(Edema=["oedema?", "1", "", "", "1"]), {"drop_bad_rows": True}, "values 'oedema[?]=' "),
     (lambda t: many(Edema=["1", "x", "0", "1"]), {"drop_bad_rows": True}, "'x' 6 .6 of 24 cells.*values x=1 "),
     (lambda t: t.assign(text=["b'a'"] * 3 + ["a"] * 2), {}, "expected texts, found bytes 3 .3 of 5 cells"),
