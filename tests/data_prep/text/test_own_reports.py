@@ -193,6 +193,7 @@ CC: Dr Bert Muster
 I, Anna Muster, have reviewed the images.
 Images reviewed and interpreted by Dr. Muster
 Interpreting Radiologist: Anna Muster
+Médecin radiologue : Anne Muster
 Informe firmado por: Dra. Ana Muster
 Firmado electrónicamente por Ana Muster
 Befundet von Anna Muster
