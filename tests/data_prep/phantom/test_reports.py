@@ -115,7 +115,7 @@ def test_phantoms_of_thirty_seeds_are_read_exactly(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(release, "_write_image", lambda *_: [])
     known, cut = set(dict(CLASSES.sentences())), functools.cache(split_sentences)
     for seed in range(30):
-        options = Options(1400 if seed == 9 else 150, seed)
+        options = Options(1400 if seed == 9 else 100, seed)
         for planned in plan_studies(options.studies, seed):
             study = release.write_study(tmp_path, options, None, planned)
             file = (tmp_path / study.images[0].path).parent.with_suffix(".txt")
