@@ -296,8 +296,11 @@ def special_tokens_around(tokenizer: PreTrainedTokenizerFast) -> Around:
 
 
 def _start(tokenizer: PreTrainedTokenizerFast) -> Around:
-    """The token before the first of a causal model: it begins a text, or ended the one before (choice)."""
-    start = tokenizer.eos_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    """The token before the first of a causal model: what the tokenizer puts first, else bos, else eos (choice)."""
+    before, _ = special_tokens_around(tokenizer)
+    start = next(
+        (x for x in (*before[:1], tokenizer.bos_token_id, tokenizer.eos_token_id) if x is not None), None
+    )
     if start is None:
         raise UserError(
             "the causal model's tokenizer: expected a bos_token or an eos_token, after which the first token is "

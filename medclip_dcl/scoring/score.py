@@ -30,7 +30,7 @@ from medclip_dcl.networks.language_model import is_causal
 from medclip_dcl.networks.library_folder import longest_sentence
 from medclip_dcl.scoring.masked_bert import MaskedBert, masked_bert
 from medclip_dcl.scoring.plan import ScoringPlan
-from medclip_dcl.scoring.whole_model import MaskedCopies, WholeModel
+from medclip_dcl.scoring.whole_model import MaskedCopies, WholeModel, check_order
 
 # Tokens in a batch, special tokens included, of small and of large models. Measured on CPU: BERT-base is as fast
 # from 4,096 on, 4 layers x 256 2% faster at 16,384 than at 4,096, in bfloat16 9%.
@@ -38,6 +38,11 @@ _DEFAULT_TOKEN_BUDGET = {"cpu": (16384, 4096), "cuda": (65536, 65536)}
 _LARGE_WIDTH = 512
 # Batches that a GPU may have been given before the host waits for the first of them.
 _AHEAD = 3
+_UNSUITABLE = {
+    "xlnet": "is causal only by masks that its class makes in training, and masks no token",
+    "nystromformer": "takes sentences of one fixed length",
+}
+"""Families (model_type) that cannot be scored -> why."""
 # Number of sentence ids that a message lists.
 _NAMED = 5
 
@@ -58,7 +63,7 @@ def pseudo_log_likelihood(
 
     log_p = sum over t of log P(token t | sentence with token t masked), natural logarithm, [CLS] and [SEP] excluded
     (Salazar et al., ACL 2020, eq. 1). A causal model: log_p = sum over t of log P(token t | those before), the first
-    token after the tokenizer's bos_token, or its eos_token where it has no bos_token (choice).
+    token after the special token that the tokenizer puts first, else its bos_token, else its eos_token (choice).
 
     The model is scored in eval mode on its device and returned to the mode it was in; log-softmax is at least float32,
     sums are float64. On a CPU each of torch's threads scores batches of its own (BERT-base takes about 0.15 GB a thread
@@ -128,6 +133,9 @@ def scoring_plan(
     **options: Any,
 ) -> ScoringPlan:
     """The plan that scores the sentences by the model; options of `ScoringPlan`."""
+    family = model.config.model_type
+    if family in _UNSUITABLE:
+        raise UserError(f"model: a {family} {_UNSUITABLE[family]}; choose another")
     return ScoringPlan(
         tokenizer,
         sentences,
@@ -234,6 +242,8 @@ def _compute_with(threads: int) -> None:
 
 @torch.inference_mode()
 def _scorer(model: PreTrainedModel, mask_id: int | None, dtype: torch.dtype | None) -> MaskedBert:
+    if not isinstance(model, BertForMaskedLM) or model.config.is_decoder:
+        check_order(model, mask_id is None)
     is_own = dtype is None or all(
         parameter.dtype == dtype for parameter in model.parameters() if parameter.is_floating_point()
     )

@@ -15,6 +15,10 @@ from medclip_dcl.common.errors import UserError
 
 LAYERS_TOKENS = 4096
 """Tokens per pass through the layers on a CPU."""
+_TRIED = 6
+"""Tokens of the sentences that are tried."""
+_ROUNDING = 1e-4
+"""Share of the logits' deviation that counts as rounding (choice)."""
 # Logits per pass (CPU, GPU): 0.5 and 2 GB in float32.
 _LOGITS = (2**27, 2**29)
 
@@ -156,6 +160,30 @@ class WholeModel:
         # Above rounding in half precision, far below what another token would give.
         limit = 0.01 * (expected - expected.mean(dim=0)).std()
         return found.shape == expected.shape and bool((found - expected).abs().max() < limit)
+
+
+def check_order(model: PreTrainedModel, is_causal: bool) -> None:
+    """Refuse a model whose early logits change with the last token though its class is causal, or the reverse."""
+    device = next(model.parameters()).device
+    before = _random_state(device)
+    tokens = model.config.vocab_size - 1 - torch.arange(_TRIED, device=device).expand(2, 1, -1)
+    tokens[1, 0, -1] -= 1
+    options = {"use_cache": False} if is_causal else {}
+    one, two = (model(input_ids=x, **options).logits[0, :-1].float() for x in tokens)
+    limit = max(_ROUNDING, torch.finfo(model.dtype).eps) * one.std()
+    if ((one - two).abs().max() <= limit) == is_causal or not torch.equal(before, _random_state(device)):
+        return
+    name = type(model).__name__
+    if is_causal:
+        raise UserError(
+            f"model: expected a causal language model, found a {name} whose early words see the last one (is_decoder "
+            "false, or attention in both directions); name its masked class as architectures in config.json, or give "
+            "another"
+        )
+    raise UserError(
+        f"model: expected a masked language model, which sees the words on both sides, found a {name} that sees those "
+        "before alone; name its causal class as architectures in config.json, or give another"
+    )
 
 
 def log_probability_at(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import processors
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from medclip_dcl.common.errors import UserError
@@ -113,6 +114,54 @@ def test_causal_model_without_bos_begins_after_eos(folders: dict[str, Path]) -> 
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="expected a bos_token or an eos_token"):
         pseudo_log_likelihood(model, tokenizer, ["heart"])
+
+
+def test_causal_model_begins_as_its_tokenizer_does(folders: dict[str, Path]) -> None:
+    """The one special token that it puts first, before bos and eos."""
+    model, tokenizer = load_language_model(folders["gpt2"])
+    first = tokenizer.convert_tokens_to_ids("a")
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="a $A <|endoftext|>", special_tokens=[("a", first), ("<|endoftext|>", tokenizer.eos_token_id)]
+    )
+    assert scoring_plan(model, tokenizer, ["heart"]).before == [first] != [tokenizer.bos_token_id]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A <|endoftext|>", special_tokens=[("<|endoftext|>", tokenizer.eos_token_id)]
+    )
+    assert scoring_plan(model, tokenizer, ["heart"]).before == [tokenizer.bos_token_id]
+
+
+SMALL: dict[str, Any] = {**SIZES, "vocab_size": 700}
+GEMMA = {**SMALL, "head_dim": 8, "num_key_value_heads": 1}
+XLM = {"vocab_size": 700, "emb_dim": 16, "n_layers": 2, "n_heads": 2, "mask_token_id": 4}
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "words"),
+    [
+        ("RobertaForCausalLM", transformers.RobertaConfig(**SMALL), "a RobertaForCausalLM whose early words see the"),
+        ("RobertaForCausalLM", transformers.RobertaConfig(**SMALL, is_decoder=True), ""),
+        ("RobertaForMaskedLM", transformers.RobertaConfig(**SMALL), ""),
+        ("RobertaForMaskedLM", transformers.RobertaConfig(**SMALL, is_decoder=True), "sees those before alone"),
+        ("BertForMaskedLM", transformers.BertConfig(**SMALL, is_decoder=True), "sees those before alone"),
+        ("Gemma3ForCausalLM", transformers.Gemma3TextConfig(**GEMMA), ""),
+        ("Gemma3ForCausalLM", transformers.Gemma3TextConfig(**GEMMA, use_bidirectional_attention=True), "causal"),
+        ("XLMWithLMHeadModel", transformers.XLMConfig(**XLM), ""),
+        ("XLMWithLMHeadModel", transformers.XLMConfig(**XLM, causal=True), "expected a masked .* found a XLMWithLMH"),
+        ("XLNetLMHeadModel", transformers.XLNetConfig(vocab_size=700, d_model=16, n_layer=1, n_head=2), "a xlnet is"),
+        ("NystromformerForMaskedLM", transformers.NystromformerConfig(**SMALL), "a nystromformer takes sentences of"),
+    ],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*slow way")
+def test_order_of_words_is_tried(folders: dict[str, Path], kind: str, config: Any, words: str) -> None:
+    """Weights of the libraries' own beginning, by which words hardly see each other."""
+    torch.manual_seed(0)
+    model, (_, tokenizer) = getattr(transformers, kind)(config), load_language_model(folders["roberta"])
+    for dtype in (None, torch.bfloat16):
+        if not words:
+            assert pseudo_log_likelihood(model, tokenizer, TEXTS[:2], dtype=dtype)["log_p"].notna().all()
+            continue
+        with pytest.raises(UserError, match=f"model: .*{words}"):
+            pseudo_log_likelihood(model, tokenizer, TEXTS[:2], dtype=dtype)
 
 
 @pytest.mark.parametrize("family", [*MASKED, *CAUSAL])
