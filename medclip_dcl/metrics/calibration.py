@@ -33,6 +33,8 @@ TARGETS = ("sensitivity", "specificity")
 
 _AGAIN = "calibrate again: python -m medclip_dcl.evaluation.calibrate MODEL"
 _ROUNDING = 1e-9
+_MAX_SCALE = 1e9
+"""Of a temperature, its inverse and an offset; beyond, all images have one probability (choice)."""
 _N_SIMULATED = 1000
 
 Logits = Float[np.ndarray, " case"]
@@ -76,7 +78,9 @@ class FindingCalibration:
     def __post_init__(self) -> None:
         found, is_valid = self.parameters, self.method is None
         if self.method == "platt":
-            is_valid = 0 < found["temperature"] < math.inf and math.isfinite(found["offset"])
+            is_valid = (
+                1 / _MAX_SCALE < found["temperature"] < _MAX_SCALE and abs(found["offset"]) < _MAX_SCALE
+            )
         elif self.method == "isotonic":
             knots = np.array([[-math.inf, *found["logits"], math.inf], [0, *found["probabilities"], 1]])
             is_valid = knots.shape[1] > 2 and bool((np.diff(knots) >= 0).all())
@@ -200,8 +204,10 @@ def fit_finding(
             f"case; a calibration needs {PLATT_PATIENTS} of each",
         )
     slope, offset = fit_platt(logits, labels)
-    if slope <= 0:
+    if slope <= 1 / _MAX_SCALE:
         return replace(found, reason="positive cases do not score above negative ones")
+    if max(slope, abs(offset)) >= _MAX_SCALE:
+        return replace(found, reason="the scores of all cases are alike")
     if n_patients >= ISOTONIC_PATIENTS:
         found = replace(found, method="isotonic", parameters=fit_isotonic(logits, labels))
     else:

@@ -113,6 +113,9 @@ def test_what_is_wrong_is_named(call, words):
             (lambda content, change=change: content["findings"]["y"].update(change), "is out of range")
             for change in (
                 {"parameters": {"temperature": -1.0, "offset": 0.0}},
+                {"parameters": {"temperature": 1e300, "offset": 0.0}},
+                {"parameters": {"temperature": 1e-300, "offset": 0.0}},
+                {"parameters": {"temperature": 1.0, "offset": 1e300}},
                 {"parameters": {"temperature": 1.0, "offset": NAN}},
                 {"method": "isotonic", "parameters": {"logits": [2.0, -1.0], "probabilities": [0.1, 0.7]}},
                 {"method": "isotonic", "parameters": {"logits": [], "probabilities": []}},
