@@ -84,7 +84,8 @@ def embed_sentences(settings: Settings) -> Path:
     reports = reports[reports["study_id"].isin(prepared.studies("train"))]
     device = choose_device(settings.device)
     # Heavy imports come after the cheap checks.
-    from medclip_dcl.networks.bert_folder import load_bert, load_tokenizer, resolve_folder
+    from medclip_dcl.networks.bert_folder import load_bert, resolve_folder
+    from medclip_dcl.networks.tokenizer_files import load_tokenizer
     from medclip_dcl.scoring.plan import DistinctPieces
 
     folder = resolve_folder(settings.model)

@@ -140,7 +140,7 @@ def _config(model: Model, prepared: PreparedSet, prompts: Mapping[str, Any]) -> 
         },
         "model": {
             "class_path": f"medclip_dcl.models.{classes[0]}",
-            "init_args": {part: described[part] for part in _PARTS if part in described},
+            "init_args": dict.fromkeys(part for part in _PARTS if part in described),
         },
         "data": {
             "class_path": f"medclip_dcl.data.{classes[1]}",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jsonargparse import Namespace
+from jsonargparse.typing import register_type
 from torch import nn
 
 from medclip_dcl.command.config_errors import imported
@@ -15,12 +16,23 @@ from medclip_dcl.common.weight_files import SavedModel, kind_of_network
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.initial_weights import PARTS
+from medclip_dcl.networks.text_encoder import TokenizerText, TransformerEncoder
 
 _PLAIN = ("findings", "projection_dim", "hidden", "batch_norm")
 """Arguments of a model that its network's description holds as they are."""
 
 _OF_TRAINING = ("gradient_checkpointing",)
 """Arguments of a part on which no number depends, and which its description leaves out."""
+
+_TOKENIZER = "that of the checkpoint"
+"""What a configuration says in place of a checkpoint's tokenizer."""
+
+
+def _no_text(value: Any) -> TokenizerText:
+    raise ValueError(f"tokenizer: expected the content of a tokenizer.json, found {type(value).__name__}")
+
+
+register_type(TokenizerText, lambda value: _TOKENIZER, _no_text)
 
 _INSTEAD = "; to train a classifier that starts from an image-text model, give it as model.init_args.init_from to fit"
 
@@ -68,8 +80,10 @@ def has_prepared_set(config: Namespace) -> bool:
 
 def _take_part_from(described: Mapping[str, Any], part: str, model: Namespace) -> None:
     if part in described:
-        part_class(described[part]["class_path"], nn.Module)
+        kind = part_class(described[part]["class_path"], nn.Module)
         class_path, init_args = (described[part][key] for key in ("class_path", "init_args"))
+        if issubclass(kind, TransformerEncoder) and "tokenizer" in init_args:
+            init_args = init_args | {"tokenizer": TokenizerText(init_args["tokenizer"])}
         configured = model.init_args.get(part)
         if (
             configured is not None

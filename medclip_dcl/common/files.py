@@ -106,6 +106,22 @@ def _state(file: str) -> tuple[int, int]:
     return state.st_size, state.st_mtime_ns
 
 
+@contextmanager
+def new_folder(folder: Path, setting: str) -> Iterator[Path]:
+    """A temporary folder beside `folder`, renamed to it when the block ends; what a kill left is begun again."""
+    if folder.is_file() or any(folder.glob("*")):
+        raise UserError(f"{setting}: {folder} is there already; give a new folder, or delete this one")
+    folder = folder.resolve()
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        os.replace(temporary, folder)  # an empty one is replaced
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def link(file: Path, name: Path) -> None:
     """Give a file another name atomically; a copy where the file system has no hard links."""
     temporary = name.with_name(f".{name.name}.tmp")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +32,36 @@ LORA_A, _LORA_B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".b
 _SAFETENSORS = ".safetensors"
 _SETTINGS = "medclip_dcl"
 _MODULE = "network."
+_WRAPPER = "module."
+# Settings of an architecture by what they make: layers, and sides of tensors.
+_LAYERS = {
+    *(
+        "num_hidden_layers",
+        "num_layers",
+        "n_layers",
+        "n_layer",
+        "encoder_layers",
+        "layers",
+        "depth",
+        "depths",
+    ),
+}
+_SIDES = {
+    *(
+        "vocab_size",
+        "type_vocab_size",
+        "hidden_size",
+        "hidden_sizes",
+        "intermediate_size",
+        "width",
+        "embed_dim",
+    ),
+    *("dim", "hidden_dim", "d_model", "n_embd", "ffn_dim", "embedding_size"),
+}
+_POSITIONS = re.compile(r"position_embeddings?\.weight$")
+_OF_IMAGES = re.compile("vision|image_encoder")
+_SOURCES = ("pretrained", "weights")
+"""Arguments of parts that name weights elsewhere."""
 # Names in an error; a wrong architecture differs in hundreds.
 _MAX_NAMES = 20
 
@@ -54,8 +86,28 @@ class SavedModel:
         if self.checkpoint:
             state = as_state_dict(self.checkpoint.get("state_dict"), self.path)
             lora = self.checkpoint.get("lora")
-            return state if lora is None else with_adapters_merged(state, lora["alpha"])
-        return read_state_dict(self.path / WEIGHTS_FILE if self.path.is_dir() else self.path)
+            return state if lora is None else _merged(state, lora, self.path)
+        return read_state_dict(self._file)
+
+    @property
+    def _file(self) -> Path:
+        return self.path / WEIGHTS_FILE if self.path.is_dir() else self.path
+
+    def checked(self) -> SavedModel:
+        """The model, unless its description names weights elsewhere or is larger than its own."""
+        parts = {part: x.get("init_args") for part, x in self.network.items() if isinstance(x, Mapping)}
+        for part, arguments in parts.items():
+            known = arguments if isinstance(arguments, Mapping) else {}
+            if given := {name: known[name] for name in _SOURCES if known.get(name) is not None}:
+                raise UserError(
+                    f"{self.path}: {part}.init_args: expected no {' or '.join(_SOURCES)}, as a saved model holds its "
+                    f"own, found {given}; do not use this file"
+                )
+        if self.network:
+            state = self.checkpoint.get("state_dict")
+            shapes = shapes_of(state) if self.checkpoint else safetensors_shapes(self._file)
+            check_sizes(self.network, shapes, self.path)
+        return self
 
     @property
     def prefix(self) -> str:
@@ -98,7 +150,7 @@ def read_model(path: str | Path, map_location: Any = "cpu") -> SavedModel:
     """Read a checkpoint of `fit`, a folder of `save_pretrained`, or a state dict (.pth or .safetensors)."""
     path = Path(os.path.expanduser(path))
     if path.is_dir():
-        return SavedModel(path, _read_exported_config(path))
+        return SavedModel(path, _read_exported_config(path)).checked()
     if not path.is_file():
         raise MissingFileError(f"no file and no folder {path}; give a checkpoint or an exported folder")
     content = {} if path.suffix == _SAFETENSORS else read_torch_file(path, map_location)
@@ -108,7 +160,46 @@ def read_model(path: str | Path, map_location: Any = "cpu") -> SavedModel:
         return SavedModel(path, {}, content)
     CHECKPOINT.check(content, str(path))
     network = content.get("network")
-    return SavedModel(path, network if isinstance(network, dict) else {}, content)
+    return SavedModel(path, network if isinstance(network, dict) else {}, content).checked()
+
+
+def check_sizes(
+    settings: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], source: str | Path
+) -> None:
+    """Refuse an architecture with more layers than its file has tensors, or a side longer than all of theirs.
+
+    Settings that make no tensor, such as the size of images, are not looked at; without any tensors nothing is.
+    """
+    side = max((max(shape, default=0) for shape in shapes.values()), default=0)
+    # Learnt positions have a tensor of that name; rotary and relative ones do not.
+    has_positions = any(_POSITIONS.search(x) and not _OF_IMAGES.search(x) for x in shapes)
+    sides = {*_SIDES, "max_position_embeddings"} if has_positions else _SIDES
+    for name, value in settings.items() if shapes else ():
+        if isinstance(value, Mapping):
+            check_sizes(value, shapes, source)
+        values = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, (int, float))]
+        if values and name in _LAYERS and not sum(values) <= len(shapes):
+            limit, found = f"{len(shapes):,}, the number of tensors in its weights", sum(values)
+        elif values and name in sides and not max(values) <= side:
+            limit, found = f"{side:,}, the longest side in its weights", max(values)
+        else:
+            continue
+        raise UserError(f"{source}: {name}: expected at most {limit}, found {found:,}; copy both again")
+
+
+def shapes_of(state: Any) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a state dict; none of anything else."""
+    entries = state.items() if isinstance(state, Mapping) else ()
+    return {name: tuple(value.shape) for name, value in entries if isinstance(value, Tensor)}
+
+
+def safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a safetensors file's tensors, from its header alone; none of a damaged file."""
+    try:
+        with safe_open(file, framework="pt") as stream:
+            return {name: tuple(stream.get_slice(name).get_shape()) for name in stream.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError):  # named where its tensors are read
+        return {}
 
 
 def kind_of_network(network: Mapping[str, Any]) -> str:
@@ -139,6 +230,21 @@ def with_adapters_merged(state: Mapping[str, Tensor], alpha: float) -> dict[str,
             change += column[:, None] * row
         merged[weight] = merged[weight] + alpha / len(a) * change
     return {name.replace(_BASE, "."): value for name, value in merged.items()}
+
+
+def _merged(state: Mapping[str, Tensor], lora: Any, source: Path) -> dict[str, Tensor]:
+    """`with_adapters_merged` of a checkpoint, whose entries may be damaged."""
+    layers = {name.removesuffix(LORA_A) for name in state if name.endswith(LORA_A)}
+    based = {name.split(_BASE)[0] for name in state if _BASE in name}
+    try:
+        alpha = float(lora["alpha"])
+        shapes = [[state[f"{x}{end}"].shape for end in (LORA_A, _LORA_B, f"{_BASE}weight")] for x in layers]
+        is_whole = all(a[0] > 0 and (a[0], b[0], a[1]) == (b[1], *base) for a, b, base in shapes)
+    except (IndexError, KeyError, TypeError, ValueError):
+        is_whole = False
+    if not is_whole or not layers or layers != based or not math.isfinite(alpha):
+        raise UserError(f"{source}: its LoRA adapters are incomplete or damaged; give an earlier checkpoint")
+    return with_adapters_merged(state, alpha)
 
 
 def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
@@ -208,7 +314,7 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     if file.suffix != _SAFETENSORS:
         return as_state_dict(read_torch_file(file), file)
     try:
-        return load_file(file)
+        return _without_wrapper(load_file(file))
     except (SafetensorError, OSError) as error:
         raise UserError(
             f"{file} is not a safetensors file, or it is truncated: {error}; copy it again (with `git "
@@ -246,9 +352,15 @@ def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
         and content
         and all(isinstance(name, str) and isinstance(value, Tensor) for name, value in content.items())
     ):
-        return dict(content)
+        return _without_wrapper(content)
     found = sorted(map(str, content))[:8] if isinstance(content, dict) else type(content).__name__
     raise UserError(f"{file} is not a state dict (names and tensors): it holds {found}")
+
+
+def _without_wrapper(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state dict without the prefix that DataParallel gives all names."""
+    is_wrapped = all(name.startswith(_WRAPPER) for name in state)
+    return {name.removeprefix(_WRAPPER) if is_wrapped else name: value for name, value in state.items()}
 
 
 def is_exported(folder: Path) -> bool:

@@ -30,28 +30,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
     options = _parser().parse_args(arguments)
     # Here, so that --help is quick.
-    from medclip_dcl.common.errors import UserError
-    from medclip_dcl.common.files import write_text
+    from medclip_dcl.common.files import new_folder, write_text
     from medclip_dcl.common.terms import SOURCE_CARD, copy_terms
 
     source, output = options.source, options.output
-    if output.is_file() or any(output.glob("*")):
-        raise UserError(f"--output: {output} is there already; give a new folder, or delete this one")
-    network, notes = _converted(options)
-    network.save_pretrained(output)
-    folder = source if source.is_dir() else source.parent
-    terms = copy_terms(folder, output)
-    # Of a folder that this program wrote, the card of its own source.
-    if (folder / "README.md").is_file() and SOURCE_CARD not in terms:
-        shutil.copyfile(folder / "README.md", output / SOURCE_CARD)
-        terms.append(SOURCE_CARD)
-    card = [
-        f"# Converted model\n\nConverted from {source.name} by medclip_dcl. Research only, not for clinical use.\n",
-        "- Terms and model card of the source, which hold for this copy: "
-        + (", ".join(terms) or "none was found beside the source: look where you downloaded it"),
-        *(f"- {note}" for note in notes),
-    ]
-    write_text("\n".join(card) + "\n", output / "README.md")
+    with new_folder(output, "--output") as temporary:
+        network, notes = _converted(options)
+        network.save_pretrained(temporary)
+        folder = source if source.is_dir() else source.parent
+        terms = copy_terms(folder, temporary)
+        # Of a folder that this program wrote, the card of its own source.
+        if (folder / "README.md").is_file() and SOURCE_CARD not in terms:
+            shutil.copyfile(folder / "README.md", temporary / SOURCE_CARD)
+            terms.append(SOURCE_CARD)
+        card = [
+            f"# Converted model\n\nConverted from {source.name} by medclip_dcl. Research only, not for clinical use.\n",
+            "- Terms and model card of the source, which hold for this copy: "
+            + (", ".join(terms) or "none was found beside the source: look where you downloaded it"),
+            *(f"- {note}" for note in notes),
+        ]
+        write_text("\n".join(card) + "\n", temporary / "README.md")
     print(*notes, f"next: python -m medclip_dcl.benchmark {output} --sets SET ...", sep="\n")
 
 
@@ -80,7 +78,7 @@ def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]
         return from_transformers(source)
     if text is None:
         raise UserError("--text_encoder: expected the folder of the text encoder's tokenizer, found none")
-    state = {name.removeprefix("module."): value for name, value in read_model(source).state.items()}
+    state = read_model(source).state
     if "visual.proj" in state:
         if mean is None or std is None or max(*mean, *std) > 1:
             raise UserError(

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Regex, normalizers
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError, check_choice
-from medclip_dcl.common.weight_files import CONFIG_FILE, read_state_dict
+from medclip_dcl.common.weight_files import CONFIG_FILE, check_sizes, read_state_dict, shapes_of
 from medclip_dcl.convert.names import OPEN_CLIP, from_openai_names
 from medclip_dcl.convert.transformers_folder import Converted, Shown, assembled, dual_encoder
 from medclip_dcl.networks.bert_folder import read_folder_json
+from medclip_dcl.networks.pretrained_regions import per_channel
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.timm_regions import TimmRegions
 
@@ -34,17 +36,29 @@ POOLINGS = {"cls_last_hidden_state_pooler": "cls", "mean_pooler": "mean", "cls_p
 # In open_clip's order: beside its own, a repository may have a file of another library.
 _WEIGHTS = (OPEN_CLIP_WEIGHTS, "open_clip_pytorch_model.bin", "model.safetensors", "pytorch_model.bin")
 _WIDTH_OF_HEAD = 64
-# Settings that are read, or that the tensors show; any other one changes the architecture.
+# Settings that are read, that the tensors show, or that are of training; any other one changes the architecture.
 _KNOWN = {
     "vision_cfg": {
-        *("image_size", "layers", "width", "head_width", "patch_size", "mlp_ratio"),
+        *("image_size", "layers", "width", "head_width", "patch_size", "mlp_ratio", "patch_dropout"),
         *("timm_model_name", "timm_model_pretrained", "timm_pool", "timm_proj", "timm_proj_bias"),
+        *("timm_drop", "timm_drop_path", "attn_pooler_queries", "attn_pooler_heads"),
     },
     "text_cfg": {
         *("context_length", "vocab_size", "width", "heads", "layers", "mlp_ratio", "hf_tokenizer_name"),
-        *("hf_model_name", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type"),
+        *("hf_model_name", "hf_model_pretrained", "hf_proj_type", "hf_pooler_type", "eos_id"),
     },
 }
+_DEFAULTS = {"pool_type": ("tok", "argmax"), "pos_embed_type": ("learnable",), "proj_type": ("linear",)}
+"""Other settings -> values of a plain model, beside null, false and 0."""
+_ENTITIES = {
+    **{"&lt;": "<", "&gt;": ">", "&quot;": '"', "&#39;": "'", "&apos;": "'", "&nbsp;": " "},
+    "&amp;": "&",  # last: what it leaves is for the next time
+}
+_NOT_CLEANED = (
+    "open_clip and OpenAI's CLIP clean texts first: blanks, composed accents and the entities "
+    f"{' '.join(_ENTITIES)} are part of the tokenizer here; other entities, curly quotes and ligatures are not "
+    "replaced: write them plainly"
+)
 
 
 def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
@@ -55,9 +69,10 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
     file = folder / OPEN_CLIP_FILE
     content = read_folder_json(file)
     model = content.get("model_cfg", {})
-    vision, text = model.get("vision_cfg", {}), model.get("text_cfg", {})
+    vision, text = ({k: x for k, x in model.get(part, {}).items() if x is not None} for part in _KNOWN)
     for part, found in (("vision_cfg", vision), ("text_cfg", text)):
-        if others := sorted(name for name, value in found.items() if name not in _KNOWN[part] and value):
+        others = sorted(name for name, value in found.items() if value and name not in _KNOWN[part])
+        if others := [name for name in others if found[name] not in _DEFAULTS.get(name, ())]:
             raise UserError(
                 f"{file}: model_cfg.{part}: expected {', '.join(sorted(_KNOWN[part]))} alone, found "
                 f"{', '.join(others)}; this architecture has no counterpart here"
@@ -74,7 +89,7 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
         width = len(state["visual.conv1.weight"])
         heads = (width // vision.get("head_width", _WIDTH_OF_HEAD), text.get("heads", 8))
         activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
-        return _of_clip(state, weights, text_folder or folder, shown, heads, activation)
+        return _cleaned(_of_clip(state, weights, text_folder or folder, shown, heads, activation))
     if not ("timm_model_name" in vision and "hf_model_name" in text):
         raise UserError(
             f"{file}: expected a vision tower of timm with a text model of transformers, or neither"
@@ -84,7 +99,7 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
             f"--text_encoder: expected the folder of {text['hf_model_name']} with its config.json and tokenizer, "
             "found none"
         )
-    return _of_timm_and_bert(model, state, text_folder, shown)
+    return _cleaned(_of_timm_and_bert(model, state, text_folder, shown))
 
 
 def from_openai(
@@ -100,7 +115,20 @@ def from_openai(
         f"a state dict names no activation, heads and geometry: taken are OpenAI's, QuickGELU, {_WIDTH_OF_HEAD} "
         "channels a head and the middle square; CheXzero pads images: set geometry to pad in config.json"
     ]
-    return _of_clip(state, file, text_folder, Shown(side, "shortest", mean, std, notes), heads, "quick_gelu")
+    shown = Shown(side, "shortest", mean, std, notes)
+    return _cleaned(_of_clip(state, file, text_folder, shown, heads, "quick_gelu"))
+
+
+def _cleaned(converted: Converted) -> Converted:
+    """A network whose tokenizer cleans texts as open_clip does, as far as a tokenizer can."""
+    network, notes = converted
+    tokenizer = network.text_encoder.tokenizer
+    own = tokenizer.normalizer or normalizers.Sequence([])
+    if own.normalize_str(" &amp;lt;\t1 ") != "< 1":  # a tokenizer of `export` does so already
+        replace = [normalizers.Replace(name, character) for name, character in _ENTITIES.items()]
+        blanks = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *replace * 2, *blanks, own])
+    return network, [*notes, _NOT_CLEANED]
 
 
 def _shown(size: int, settings: Mapping[str, Any]) -> Shown:
@@ -111,7 +139,8 @@ def _shown(size: int, settings: Mapping[str, Any]) -> Shown:
         notes.append("the original resizes bilinearly, here images are resized bicubically")
     if mode == "longest" and settings.get("fill_color"):
         notes.append("the original pads images with another grey level than black")
-    mean, std = (settings.get(name, default) for name, default in OPENAI.items())
+    check_choice("preprocess_cfg.resize_mode", mode, GEOMETRIES)
+    mean, std = (per_channel(settings.get(name, default), name) for name, default in OPENAI.items())
     return Shown(size, GEOMETRIES[mode], mean, std, notes)
 
 
@@ -179,11 +208,13 @@ def _of_timm_and_bert(
         global_vector=True,
         architecture={"name": vision["timm_model_name"], "model_args": arguments},
     )
+    check_sizes(read_folder_json(text_folder / CONFIG_FILE), shapes_of(state), text_folder)
     is_linear = text.get("hf_proj_type") == "linear"
     check_choice("text_cfg.hf_pooler_type", pooler := text.get("hf_pooler_type", "mean_pooler"), POOLINGS)
     pooling = POOLINGS[pooler]
     text_encoder = TransformersSentences.untrained(
         text_folder,
+        shown.notes,
         dim=dim,
         max_tokens=int(text.get("context_length", 77)),
         final_period=False,

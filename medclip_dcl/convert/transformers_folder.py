@@ -17,7 +17,7 @@ from medclip_dcl.networks.bert_folder import load_from_folder, read_folder_json
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.library_folder import library_config
-from medclip_dcl.networks.pretrained_regions import TransformersRegions
+from medclip_dcl.networks.pretrained_regions import TransformersRegions, normalisation
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import SentenceEncoder
@@ -27,6 +27,12 @@ BICUBIC = 3
 FAMILIES: dict[str, Any] = {"clip": CLIPModel, "siglip": SiglipModel}
 """`model_type` of config.json -> class."""
 _MAX_GAMMA2 = 100.0
+# Settings of image processors that are read, or that change no grey picture.
+_KNOWN = {
+    *("do_resize", "resample", "do_center_crop", "do_pad", "do_rescale", "rescale_factor", "do_normalize"),
+    *("image_mean", "image_std", "do_convert_rgb", "use_square_size", "default_to_square", "num_channels"),
+    *("image_seq_length", "disable_grouping"),
+}
 
 
 @dataclass
@@ -70,7 +76,7 @@ def dual_encoder(folder: Path, state: Mapping[str, Tensor], shown: Shown) -> Con
     options: dict[str, Any] = {"dim": dim, "projection": "pretrained"}
     text = config.text_config
     text_encoder = TransformersSentences.untrained(
-        folder, max_tokens=text.max_position_embeddings, final_period=False, **options
+        folder, shown.notes, max_tokens=text.max_position_embeddings, final_period=False, **options
     )
     end = text.eos_token_id
     # CLIP's vector of a text is that of its end, or of its largest token (older files, eos_token_id 2).
@@ -115,15 +121,23 @@ def _shown_by_processor(folder: Path) -> Shown:
     """What transformers' image processor of a folder does, in the geometry that comes nearest to it."""
     try:
         processor = AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # each processor checks its settings in its own way
         raise UserError(
-            f"{folder}: expected preprocessor_config.json of a known image processor, found none; copy the file"
+            f"{folder}: expected preprocessor_config.json of a known image processor, found none that can be read "
+            f"({' '.join(str(error).split())[:200]}); copy the file"
         ) from error
     settings = processor.to_dict()
-    size, crop = settings["size"], settings.get("crop_size") if settings.get("do_center_crop") else None
-    shown, *others = {*(crop or size).values()}
-    if "shortest_edge" in size and crop:
-        resized, geometry, part = size["shortest_edge"], "shortest", "middle square is shown whole"
+    flags = [name for name, value in settings.items() if isinstance(value, (int, float)) and value]
+    if others := [f"{name} {settings[name]}" for name in flags if name not in _KNOWN]:
+        raise UserError(
+            f"{folder}: its image processor changes images by {', '.join(others)}, which has no counterpart here; "
+            "give another model, or take the setting out of preprocessor_config.json if it was not trained with it"
+        )
+    size, crop = settings.get("size") or {}, settings.get("do_center_crop") and settings.get("crop_size")
+    shown, *others = {*(crop or size).values()} or {None}
+    is_resized, filter_ = settings.get("do_resize"), settings.get("resample")
+    if crop and ({*size} == {"shortest_edge"} or not is_resized):
+        resized, geometry, part = size.get("shortest_edge", shown), "shortest", "middle square is shown whole"
     else:
         resized, geometry, part = size.get("height"), "stretch", "whole image is shown"
     if others or resized is None or resized != size.get("width", resized):
@@ -133,16 +147,11 @@ def _shown_by_processor(folder: Path) -> Shown:
         )
     differences = {
         f"the original shows the middle {shown} of {resized} pixels; here the {part}": shown != resized,
-        "the original does not resize images; here they are fitted to the square": not settings["do_resize"],
+        "the original does not resize images; here they are fitted to the square": not is_resized,
         "the original pads images; here they are fitted to the square without": settings.get("do_pad"),
-        f"the original resizes by filter {settings['resample']} of PIL, here by its bicubic one": (
-            settings["resample"] != BICUBIC
+        f"the original resizes by filter {filter_} of PIL, here by its bicubic one": (
+            is_resized and filter_ not in (BICUBIC, "bicubic")
         ),
     }
-    mean, std = [0.0] * 3, [1.0] * 3
-    if settings["do_normalize"]:
-        mean, std = settings["image_mean"], settings["image_std"]
-    # The processor rescales grey levels up to 255, which are images in [0, 1] here.
-    scale = 255 * settings["rescale_factor"] if settings["do_rescale"] else 255
-    mean, std = ([x / scale for x in values] for values in (mean, std))
+    mean, std = normalisation(settings, folder)
     return Shown(shown, geometry, mean, std, [text for text, is_true in differences.items() if is_true])

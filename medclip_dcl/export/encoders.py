@@ -12,11 +12,12 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_text
 from medclip_dcl.common.weight_files import read_settings, safetensors_bytes, write_safetensors
-from medclip_dcl.networks.bert_folder import load_tokenizer, save_language_model
+from medclip_dcl.networks.bert_folder import save_language_model
 from medclip_dcl.networks.image_encoder import TORCHVISION_WIDTH, ResNetRegions, to_torchvision_names
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.text_encoder import BertSentences
+from medclip_dcl.networks.tokenizer_files import load_tokenizer
 from medclip_dcl.report.page import render_template
 
 PROJECTION_FILE = "projection.safetensors"

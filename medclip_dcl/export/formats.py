@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import CLIPImageProcessor
 
 from medclip_dcl.common.errors import MissingFileError, UserError
-from medclip_dcl.common.files import write_json, write_text
+from medclip_dcl.common.files import new_folder, write_json, write_text
 from medclip_dcl.common.terms import copy_terms_of_model
 from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly, read_model, write_safetensors
 from medclip_dcl.convert.names import OPEN_CLIP, TRANSFORMERS, backwards, renamed, to_openai_names
@@ -47,26 +47,27 @@ def export_layout(source: Path, folder: Path, layout: str) -> list[str]:
         raise MissingFileError(
             f"no file and no folder {source}; give a run, a checkpoint or an exported folder"
         )
-    if folder.is_file() or any(folder.glob("*")):
-        raise UserError(f"{folder} is there already; give a new folder, or delete this one")
-    network = load(source).network
-    kind = _architecture(network, layout)
-    bias = _bias(source) if kind == _SIGLIP else 0.0
-    notes = _notes(network, layout, kind, bias)
-    tokenizer = plain_tokenizer(cast(TransformersSentences, network.text_encoder))
-    if kind == _BIOMED_CLIP:
-        _write_open_clip(network, *_timm_and_bert(network, folder), folder)
-    elif layout == "open_clip":
-        _write_open_clip(network, *_clip_of_open_clip(network), folder)
-    else:
-        with silent():
-            _model(network, bias).save_pretrained(folder)
-        _processor(network).save_pretrained(folder)
-    if kind == _SIGLIP:  # it sees its padding
-        tokenizer.model_input_names = ["input_ids"]
-    tokenizer.save_pretrained(folder)
-    terms = copy_terms_of_model(source, folder)
-    write_text(_card(folder.resolve().name, layout, notes, terms), folder / CARD_FILE)
+    with new_folder(folder, "FOLDER") as temporary:
+        network = load(source).network
+        kind = _architecture(network, layout)
+        bias = _bias(source) if kind == _SIGLIP else 0.0
+        notes = _notes(network, layout, kind, bias)
+        tokenizer = plain_tokenizer(cast(TransformersSentences, network.text_encoder))
+        if kind == _BIOMED_CLIP:
+            state, config = _timm_and_bert(network, temporary)
+            config["text_cfg"]["hf_model_name"] = str(folder)
+            _write_open_clip(network, state, config, temporary)
+        elif layout == "open_clip":
+            _write_open_clip(network, *_clip_of_open_clip(network), temporary)
+        else:
+            with silent():
+                _model(network, bias).save_pretrained(temporary)
+            _processor(network).save_pretrained(temporary)
+        if kind == _SIGLIP:  # it sees its padding
+            tokenizer.model_input_names = ["input_ids"]
+        tokenizer.save_pretrained(temporary)
+        terms = copy_terms_of_model(source, temporary)
+        write_text(_card(folder.resolve().name, layout, notes, terms), temporary / CARD_FILE)
     return notes
 
 
@@ -235,7 +236,7 @@ def _timm_and_bert(network: ImageTextNetwork, folder: Path) -> tuple[dict[str, T
         )
     text.model.config.save_pretrained(folder)
     vision = {"timm_model_name": image.name, "timm_pool": "", "timm_proj": "linear", "timm_proj_bias": True}
-    words = {"hf_model_name": str(folder), "hf_proj_type": "mlp", "hf_pooler_type": poolers[text.pooling]}
+    words = {"hf_proj_type": "mlp", "hf_pooler_type": poolers[text.pooling]}
     return state, {"vision_cfg": vision, "text_cfg": {**words, "context_length": text.max_tokens}}
 
 

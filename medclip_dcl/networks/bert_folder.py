@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,7 +22,6 @@ from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertModel,
-    BertTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
@@ -31,7 +30,15 @@ from transformers.utils import logging
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import parse_json
-from medclip_dcl.common.weight_files import CONFIG_FILE, check_numbers, some_of
+from medclip_dcl.common.weight_files import (
+    CONFIG_FILE,
+    check_numbers,
+    check_sizes,
+    read_state_dict,
+    safetensors_shapes,
+    shapes_of,
+    some_of,
+)
 
 Bert = TypeVar("Bert", BertModel, BertForMaskedLM)
 Pretrained = TypeVar("Pretrained", bound=nn.Module)
@@ -39,6 +46,7 @@ Pretrained = TypeVar("Pretrained", bound=nn.Module)
 # Downloaded from a repository, and the weights in PyTorch's format only where there are no safetensors.
 _FILES = ("*.json", "vocab.txt", "merges.txt", "*.model", "model*.safetensors")
 _TORCH_FILES = ("pytorch_model*.bin",)
+_ADAPTER_FILE = "adapter_config.json"
 
 NAMES_OF_CODE = ("auto_map", "attn_implementation", "_attn_implementation", "use_kernels", "kernel_config")
 """Entries of a config.json by which transformers would download code and run it."""
@@ -109,38 +117,6 @@ def bert_config(raw: Mapping[str, Any], source: str) -> BertConfig:
         named = ", ".join(f"{name}: expected {x}, found {raw.get(name)!r}" for name, x in wrong.items())
         raise ModelFolderError(f"{source}: {named}; give a BERT folder")
     return BertConfig(**{name: value for name, value in raw.items() if name not in _NOT_BERT_SETTINGS})
-
-
-def load_tokenizer(folder: str | Path) -> BertTokenizer:
-    """Load the folder's WordPiece tokenizer from tokenizer.json or vocab.txt, and check that it fits config.json."""
-    folder = Path(folder)
-    settings = _normalizer(folder)
-    try:
-        with silent():
-            tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True, **settings)
-    except Exception as error:  # as in `_load`
-        raise ModelFolderError(
-            f"{folder}: the tokenizer cannot be read ({error!r}); copy its files again"
-        ) from error
-    config = load_bert_config(folder)
-    vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
-    special = [tokenizer.pad_token, tokenizer.unk_token, tokenizer.cls_token, tokenizer.sep_token]
-    missing = [token for token in (*special, tokenizer.mask_token) if token not in vocabulary]
-    n_tokens = 1 + max(tokenizer.get_vocab().values())
-    problem = ""
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
-        problem = "neither tokenizer.json nor vocab.txt is there"
-    elif missing:
-        problem = f"no {', '.join(missing)} in its {len(vocabulary)} tokens"
-    elif not 0 <= config.vocab_size - n_tokens < EMBEDDING_ROWS_MULTIPLE:
-        problem = f"{n_tokens} tokens, but {config.vocab_size} embedding rows (vocab_size)"
-    elif config.pad_token_id not in (None, tokenizer.pad_token_id):
-        problem = f"{special[0]} has id {tokenizer.pad_token_id}, config.json says {config.pad_token_id}"
-    if problem:
-        raise ModelFolderError(
-            f"{folder}: tokenizer does not fit the weights: {problem}; take both from the same model"
-        )
-    return tokenizer
 
 
 def word_pieces(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Iterator[list[int]]:
@@ -214,6 +190,7 @@ def load_from_folder(
         is_ignored: True for the name of a tensor in the file that the model need not have.
         remedy: advice for weights that do not fit, from the names of the missing ones.
     """
+    check_sizes(config.to_dict(), folder_shapes(folder), folder)
     try:
         with torch.random.fork_rng(devices=[]), silent():
             model, found = kind.from_pretrained(  # type: ignore[attr-defined]
@@ -242,6 +219,37 @@ def load_from_folder(
         # Until here it lies in the file, and would change with it.
         parameter.data = parameter.data.clone()
     return model.train()
+
+
+def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the weights that transformers would read from a folder; none of those that are damaged.
+
+    Raises:
+        ModelFolderError: its index names files elsewhere, or it holds an adapter of a model elsewhere.
+    """
+    if (folder / _ADAPTER_FILE).is_file():
+        raise ModelFolderError(
+            f"{folder}: expected the weights of a whole model, found an adapter ({_ADAPTER_FILE}); merge it into its "
+            "model first: PeftModel.merge_and_unload().save_pretrained(FOLDER)"
+        )
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        index, files = folder / f"{name}.index.json", [folder / name]
+        if not files[0].is_file() and index.is_file():
+            named = read_folder_json(index).get("weight_map")
+            names = {str(x) for x in (named.values() if isinstance(named, dict) else [named])}
+            if wrong := sorted(x for x in names if Path(x).name != x):
+                raise ModelFolderError(
+                    f"{index}: expected names of files beside it, found {wrong[0]!r}; do not use it"
+                )
+            files = [folder / x for x in sorted(names)]
+        if any(file.is_file() for file in files):
+            shapes: dict[str, tuple[int, ...]] = {}
+            for file in files:
+                with suppress(UserError):  # named where its tensors are read
+                    is_safe = file.suffix == ".safetensors"
+                    shapes |= safetensors_shapes(file) if is_safe else shapes_of(read_state_dict(file))
+            return shapes
+    return {}
 
 
 def weights_fingerprint(model: nn.Module) -> str:
@@ -303,21 +311,6 @@ def read_folder_json(file: Path) -> dict[str, Any]:
         return content
     except ValueError as error:
         raise ModelFolderError(f"{file}: not readable as JSON ({error}); copy the file again") from error
-
-
-def _normalizer(folder: Path) -> dict[str, Any]:
-    """Settings of tokenizer.json, of which transformers' class reads the vocabulary alone."""
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return {}
-    raw = read_folder_json(file)
-    kinds = tuple((raw.get(part) or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer"))
-    expected = ("WordPiece", "BertNormalizer", "BertPreTokenizer")
-    if kinds != expected:
-        raise ModelFolderError(f"{file}: expected BERT's tokenizer {expected}, found {kinds}")
-    names = {"lowercase": "do_lower_case", "handle_chinese_chars": "tokenize_chinese_chars"}
-    found = raw["normalizer"]
-    return {names.get(name, name): found[name] for name in (*names, "strip_accents") if name in found}
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from medclip_dcl.networks.bert_folder import (
     BERT_FAMILIES,
     ModelFolderError,
     load_masked_language_model,
-    load_tokenizer,
     read_folder_json,
 )
 from medclip_dcl.networks.library_folder import (
@@ -22,6 +21,7 @@ from medclip_dcl.networks.library_folder import (
     load_library_tokenizer,
     unknown_family,
 )
+from medclip_dcl.networks.tokenizer_files import load_tokenizer
 
 # Families -> names of their classes, masked and causal.
 _CLASSES = (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import string
@@ -22,11 +23,12 @@ from medclip_dcl.networks.bert_folder import (
     ModelFolderError,
     load_from_folder,
 )
+from medclip_dcl.networks.tokenizer_files import TOKENIZER_FILE, one_tokenizer
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
-_TOKENIZER_FILE = "tokenizer.json"
-_VOCABULARIES = (_TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
+_SIGLIP = "SiglipTokenizer"
+_VOCABULARIES = (TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
 # A surplus of embedding rows over tokens below this share counts as rounding up, too (choice); below the other, if the
 # rows are a multiple of 64, as Phi-2's 51,200 for 50,295 tokens.
 _EMBEDDING_ROWS_SHARE, _ROUND_ROWS_SHARE = 0.01, 0.05
@@ -108,22 +110,27 @@ def load_library_model(
     kind: type[Model], folder: Path, config: PreTrainedConfig, remedy: str, **options: Any
 ) -> Model:
     """Load a model exactly, in float32 and train mode; heads of other tasks and the other tower may be left over."""
-    with torch.device("meta"):
-        outline = kind(config, **options)
-    own = {name for part in (outline, outline.base_model) for name, _ in part.named_children()}
     prefix = f"{kind.base_model_prefix}."
+
+    @functools.cache
+    def own() -> set[str]:
+        with torch.device("meta"):
+            outline = kind(config, **options)
+        return {name for part in (outline, outline.base_model) for name, _ in part.named_children()}
 
     def is_needless(name: str) -> bool:
         """True for a weight of another head, or one that the model computes without."""
-        return name.removeprefix(prefix).partition(".")[0] not in own or any(x in name for x in _NEEDLESS)
+        return name.removeprefix(prefix).partition(".")[0] not in own() or any(x in name for x in _NEEDLESS)
 
     return load_from_folder(kind, folder, config, is_needless, lambda missing: remedy, **options)
 
 
-def load_library_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrainedTokenizerFast:
-    """tokenizer.json exactly, with the special tokens of transformers' own class, which may rebuild the rest.
+def load_library_tokenizer(
+    folder: Path, config: PreTrainedConfig, notes: list[str] | None = None
+) -> PreTrainedTokenizerFast:
+    """tokenizer.json with the special tokens of transformers' own class, which must split texts alike.
 
-    Without that file, the tokenizer of that class.
+    Without that file, the tokenizer of that class. `notes`: as in `one_tokenizer`.
     """
     if not any(any(folder.glob(name)) for name in _VOCABULARIES):  # transformers would build an empty one
         raise ModelFolderError(
@@ -131,13 +138,15 @@ def load_library_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrained
         )
     try:
         own = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-        backend = _backend(own, folder / _TOKENIZER_FILE)
+        backend = _backend(own, folder / TOKENIZER_FILE)
     except Exception as error:  # a tokenizer's files are read in many ways
-        remedy = f"give a folder with {_TOKENIZER_FILE}, which save_pretrained of its AutoTokenizer writes"
+        remedy = f"give a folder with {TOKENIZER_FILE}, which save_pretrained of its AutoTokenizer writes"
         if any(folder.glob("*.model")) and not (is_sentencepiece_available() and is_protobuf_available()):
             remedy = "it needs the packages sentencepiece and protobuf: pip install -e '.[sentencepiece]'"
         reason = " ".join(str(error).split())[:300]
         raise ModelFolderError(f"{folder}: the tokenizer cannot be read ({reason}); {remedy}") from error
+    if type(own).__name__ != _SIGLIP:
+        backend = one_tokenizer(backend, folder, notes, own)
     known, rows = backend.get_vocab(), config.vocab_size
     n_tokens = 1 + max(known.values())
     share = _EMBEDDING_ROWS_SHARE if rows % 64 else _ROUND_ROWS_SHARE
@@ -154,7 +163,7 @@ def load_library_tokenizer(folder: Path, config: PreTrainedConfig) -> PreTrained
 
 def _backend(own: Any, file: Path) -> Tokenizer:
     """The tokenizer of a file, or behind one of transformers; SigLIP's SentencePiece model converted to the same."""
-    if type(own).__name__ != "SiglipTokenizer":
+    if type(own).__name__ != _SIGLIP:
         return Tokenizer.from_file(str(file)) if file.is_file() else own.backend_tokenizer
     from transformers.convert_slow_tokenizer import SpmConverter
 

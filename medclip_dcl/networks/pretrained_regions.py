@@ -283,15 +283,41 @@ def _without_pooler(config: Any, global_vector: bool) -> tuple[type[nn.Module], 
 def _normalisation(folder: Path) -> tuple[list[float], list[float]]:
     """Mean and deviation of channels in [0, 1] that a folder's image processor expects."""
     files = [folder / name for name in ("preprocessor_config.json", "processor_config.json")]
-    settings = next((read_folder_json(file) for file in files if file.is_file()), {})
+    file = next((file for file in files if file.is_file()), files[0])
+    settings = read_folder_json(file) if file.is_file() else {}
     settings = settings.get("image_processor", settings)
-    # The processor rescales grey levels up to 255, which are images in [0, 1] here.
-    scale = 255 * settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 255
-    if settings and not settings.get("do_normalize", True):
-        return [0.0] * 3, [1 / scale] * 3
-    if not {"image_mean", "image_std"} <= settings.keys():
+    is_normalised = not settings or settings.get("do_normalize", True)
+    if is_normalised and not {"image_mean", "image_std"} <= settings.keys():
         raise UserError(
             f"image_encoder.mean and std: {files[0]} with image_mean and image_std is missing; copy it, or set them, "
             "e.g. mean: [0.485, 0.456, 0.406] and std: [0.229, 0.224, 0.225] for ImageNet's"
         )
-    return [x / scale for x in settings["image_mean"]], [x / scale for x in settings["image_std"]]
+    defaults = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
+    return normalisation({**defaults, **settings}, file)
+
+
+def normalisation(settings: Mapping[str, Any], source: Path) -> tuple[list[float], list[float]]:
+    """Mean and deviation of channels in [0, 1] by the settings of an image processor; `source` names it in errors."""
+    # The processor rescales grey levels up to 255, which are images in [0, 1] here.
+    factor = settings.get("rescale_factor") if settings.get("do_rescale") else 1
+    if not isinstance(factor, (int, float)) or not factor > 0:
+        raise UserError(f"{source}: rescale_factor: expected a number above 0, found {factor!r}; correct it")
+    values: tuple[Any, Any] = (0.0, 1.0)
+    if settings.get("do_normalize"):
+        values = settings.get("image_mean"), settings.get("image_std")
+    mean, std = (
+        per_channel(x, f"{source}: {name}")
+        for x, name in zip(values, ("image_mean", "image_std"), strict=True)
+    )
+    return [x / (255 * factor) for x in mean], [x / (255 * factor) for x in std]
+
+
+def per_channel(value: Any, name: str) -> list[float]:
+    """A number for each of three channels, of which a setting states one or all."""
+    values = [value] if isinstance(value, (int, float)) else list(value or ())
+    values *= 3 if len(values) == 1 else 1
+    if len(values) != 3 or not all(isinstance(x, (int, float)) for x in values):
+        raise UserError(
+            f"{name}: expected a number, or one for each of three channels, found {value!r}; correct it"
+        )
+    return [float(x) for x in values]

@@ -40,6 +40,7 @@ from medclip_dcl.networks.library_folder import (
 )
 from medclip_dcl.networks.masked_language import Lengths, Tokens, attention_kernels, is_token
 from medclip_dcl.networks.text_encoder import (
+    TokenizerText,
     TransformerEncoder,
     check_dropout,
     functional_settings,
@@ -121,7 +122,7 @@ class TransformersSentences(TransformerEncoder):
         projection: Literal["linear", "gelu", "pretrained"] = "linear",
         *,
         architecture: dict[str, Any] | None = None,
-        tokenizer: str | None = None,
+        tokenizer: str | TokenizerText | None = None,
         pad_token_id: int | None = None,
     ) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class TransformersSentences(TransformerEncoder):
             config, described = _described(folder)
         else:
             config = _text_config(dict(described["architecture"]), "text_encoder.architecture")
-        splitter = Tokenizer.from_str(described["tokenizer"])
+        splitter = Tokenizer.from_str(str(described["tokenizer"]))
         self.pad_token_id: int = described["pad_token_id"]
         if dropout is not None:
             check_dropout(dropout)
@@ -171,9 +172,12 @@ class TransformersSentences(TransformerEncoder):
             self.take_transformer(trained)
 
     @classmethod
-    def untrained(cls, folder: Path, **options: Any) -> TransformersSentences:
-        """One with random weights, of a folder's configuration and tokenizer; `options` are the constructor's."""
-        return cls(**_described(folder)[1], **options)
+    def untrained(cls, folder: Path, notes: list[str], **options: Any) -> TransformersSentences:
+        """One with random weights, of a folder's configuration and tokenizer; `options` are the constructor's.
+
+        `notes`: as in `one_tokenizer`.
+        """
+        return cls(**_described(folder, notes)[1], **options)
 
     @property
     def transformer(self) -> nn.Module:
@@ -251,10 +255,10 @@ class TransformersSentences(TransformerEncoder):
         return load_library_model(CLIPTextModelWithProjection, folder, config, advice).text_projection
 
 
-def _described(folder: Path) -> tuple[PreTrainedConfig, dict[str, Any]]:
+def _described(folder: Path, notes: list[str] | None = None) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """Configuration of a folder's model, and the arguments that describe model and tokenizer."""
     config = _text_config(read_folder_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
-    tokenizer = load_library_tokenizer(folder, config)
+    tokenizer = load_library_tokenizer(folder, config, notes)
     if config.model_type == _SIGLIP and tokenizer.padding_side != "right":
         raise ModelFolderError(
             f"{folder}: padding_side: expected right for a SigLIP, found {tokenizer.padding_side}"

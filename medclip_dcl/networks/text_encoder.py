@@ -20,7 +20,6 @@ from medclip_dcl.networks.bert_folder import (
     NAMES_OF_CODE,
     load_bert,
     load_masked_language_model,
-    load_tokenizer,
     resolve_folder,
 )
 from medclip_dcl.networks.library_folder import check_source, plain_settings
@@ -32,10 +31,21 @@ from medclip_dcl.networks.masked_language import (
     last_hidden_states,
     masked_language_losses,
 )
+from medclip_dcl.networks.tokenizer_files import load_tokenizer
 
 FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
 """Settings of a BERT that change what it computes but none of its tensors."""
 _OF_TRAINING = re.compile("drop|initializer")
+
+
+class TokenizerText:
+    """Content of a tokenizer.json, which the parser of configurations does not look into: it may have megabytes."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class SentenceEncoder(nn.Module):
@@ -216,7 +226,7 @@ class BertSentences(TransformerEncoder):
         masked_language_head: bool = False,
         *,
         bert: dict[str, Any] | None = None,
-        tokenizer: str | None = None,
+        tokenizer: str | TokenizerText | None = None,
     ) -> None:
         super().__init__()
         check_source("text_encoder", pretrained, {"bert": bert, "tokenizer": tokenizer})

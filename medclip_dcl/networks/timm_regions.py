@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError, check_choice
-from medclip_dcl.common.weight_files import CONFIG_FILE, check_numbers
-from medclip_dcl.networks.bert_folder import ModelFolderError, read_folder_json, resolve_folder
+from medclip_dcl.common.weight_files import CONFIG_FILE, check_numbers, check_sizes
+from medclip_dcl.networks.bert_folder import ModelFolderError, folder_shapes, read_folder_json, resolve_folder
 from medclip_dcl.networks.library_folder import check_source
 from medclip_dcl.networks.pretrained_regions import PretrainedRegions
 
@@ -70,6 +70,7 @@ class TimmRegions(PretrainedRegions):
                     f"{', '.join(sorted(raw)[:8])}; for a model of transformers choose TransformersRegions"
                 )
             architecture = {"name": raw["architecture"], "model_args": raw.get("model_args")}
+            check_sizes(raw.get("model_args") or {}, folder_shapes(folder), folder)
             n_classes = raw.get("num_classes", own.get("num_classes"))
             mean, std = mean or own.get("mean"), std or own.get("std")
             if mean is None or std is None:
@@ -79,6 +80,11 @@ class TimmRegions(PretrainedRegions):
         self.set_normalisation(mean, std)
         described = architecture or {}
         self.name = described.get("name", "")
+        if ":" in self.name:
+            raise UserError(
+                f"image_encoder.architecture.name: expected the name of a model of timm, found {self.name!r}, which "
+                "names files elsewhere; give a folder or repository id as pretrained"
+            )
         arguments = (described.get("model_args") or {}).items()
         self.model_args = {key: x for key, x in arguments if key not in ("num_classes", *_ANY_SIZE)}
         try:

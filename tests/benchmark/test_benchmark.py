@@ -172,6 +172,12 @@ def test_differences_are_paired_and_adjusted(run, table) -> None:
     assert found["p_holm"].dropna().sort_values().tolist() == pytest.approx(by_hand.tolist())
 
 
+def test_a_tests_settings_name_the_model_alone(run, models) -> None:
+    """A tokenizer has megabytes, which a parser would look through again and again."""
+    settings = (run[0] / "tests/model/set/test.yaml").read_text()
+    assert f"ckpt_path: {models['model']}" in settings and "tokenizer" not in settings
+
+
 def test_page_says_what_was_left_out_and_known(run) -> None:
     page = (run[0] / "benchmark.html").read_text()
     assert "set: no prompts, so no zero-shot AUC: Atelectasis, Fracture" in page

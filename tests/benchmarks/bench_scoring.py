@@ -47,7 +47,8 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer, PreTrainedM
 
 from data_prep.text.sentences import passages, split_sentences
 from medclip_dcl.common.devices import device_name
-from medclip_dcl.networks.bert_folder import load_tokenizer, word_pieces
+from medclip_dcl.networks.bert_folder import word_pieces
+from medclip_dcl.networks.tokenizer_files import load_tokenizer
 from medclip_dcl.scoring import ScoringPlan, default_token_budget, pseudo_log_likelihood, score_batches
 
 HERE = Path(__file__).resolve()

@@ -249,6 +249,127 @@ def test_a_model_of_timm_and_bert_is_equal(side, tmp_path) -> None:
     assert_equal(answers(back, images), expected)
 
 
+CLEANED = [
+    *(
+        "a &amp; b",
+        "a &amp;amp; b",
+        "&amp;lt;5 mm",
+        "&lt;5 mm&gt;",
+        "5&nbsp;mm",
+        "  x \t\n y\u00a0\u2003z ",
+        "R&D",
+    ),
+    *(
+        "cafe\u0301 caf\u00e9",
+        "&quot;x&quot; &#39;y&#39; &apos;z",
+        "a < b &amp; c",
+        "x\r\ny",
+        "&amp;nbsp;x",
+        "\u212b",
+    ),
+]
+"""Texts that open_clip changes before it splits them."""
+
+
+def test_texts_are_cleaned_as_by_open_clip(clip_tokenizer, tmp_path, capsys) -> None:
+    model, settings = small_clip(clip_tokenizer, quick_gelu=False)
+    source = write_open_clip(tmp_path / "source", model, settings)
+    network = converted(source, tmp_path / "output", "--text_encoder", clip_tokenizer)
+    split: Any = open_clip.tokenizer.HFTokenizer(str(clip_tokenizer), 40)
+    ids = network.text_encoder.tokenize(CLEANED)
+    expected = [row[: len(own)] for row, own in zip(split(CLEANED).tolist(), ids, strict=True)]
+    assert ids == expected and len({tuple(row) for row in ids}) > 9
+    assert "curly quotes and ligatures are not" in capsys.readouterr().out
+    # Written for open_clip and back, they are cleaned once.
+    export_layout(tmp_path / "output", tmp_path / "theirs", "open_clip")
+    back = converted(tmp_path / "theirs", tmp_path / "back")
+    assert back.text_encoder.config()["tokenizer"] == network.text_encoder.config()["tokenizer"]
+    plain = converted(write_dual_encoder("clip", tmp_path / "clip"), tmp_path / "whole").text_encoder
+    texts = ["a &amp; b"]
+    assert plain.tokenize(texts) == T.AutoTokenizer.from_pretrained(tmp_path / "clip")(texts)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("preprocessor", "words"),
+    [
+        ({"rescale_offset": True}, "changes images by rescale_offset True, which has no"),
+        ({"do_flip_channel_order": True}, "by do_flip_channel_order True"),
+        ({"do_grayscale": True, "crop_pct": 0.9}, "by .*crop_pct 0.9"),
+        ({"image_processor_type": "MobileViTImageProcessor"}, "by do_flip_channel_order True"),
+        ({"image_processor_type": "EfficientNetImageProcessor"}, "by include_top True"),
+        ({"size": None}, "expected an image processor whose size .* found size {}"),
+        ({"size": {"shortest_edge": 32, "longest_edge": 40}}, "expected an image processor whose size"),
+        ({"size": {"height": 32}}, "none that can be read .size must have one of"),
+        ({"image_mean": None}, "image_mean: expected a number, or one for each of three"),
+        ({"image_std": [0.5] * 4}, "image_std: expected a number, or one for each of three"),
+        ({"rescale_factor": None}, "rescale_factor: expected a number above 0, found None"),
+    ],
+)
+def test_processors_without_counterpart_are_refused(preprocessor, words, tmp_path) -> None:
+    source = write_dual_encoder("clip", tmp_path / "source", **preprocessor)
+    with pytest.raises(UserError, match=words):
+        converted(source, tmp_path / "output")
+    assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize(
+    "preprocessor",
+    [
+        {"rescale_offset": False, "do_flip_channel_order": None, "crop_pct": 0},
+        {"image_mean": 0.5, "image_std": [0.25]},
+        {"do_normalize": None},
+        {"do_rescale": None},
+        {"size": 32, "crop_size": 32, "_valid_processor_keys": ["size"], "data_format": "channels_first"},
+    ],
+)
+def test_processors_are_read_as_the_library_does(preprocessor, tmp_path) -> None:
+    source = write_dual_encoder("clip", tmp_path / "source", **preprocessor)
+    shown_there: Any = T.AutoImageProcessor.from_pretrained(source)
+    expected = shown_there(grey_image().convert("RGB"), return_tensors="pt")["pixel_values"]
+    std = converted(source, tmp_path / "output").std.min()
+    assert (shown(tmp_path / "output", grey_image()) - expected).abs().max() <= 2.01 / 255 / std
+
+
+def test_defaults_that_open_clip_states_are_taken(clip_tokenizer, tmp_path) -> None:
+    model, settings = small_clip(clip_tokenizer, quick_gelu=False)
+    settings["vision_cfg"] |= {"pool_type": "tok", "timm_drop": 0.1, "head_width": None, "patch_dropout": 0.5}
+    settings["text_cfg"] |= {"pool_type": "argmax", "no_causal_mask": False, "eos_id": 2}
+    source = write_open_clip(tmp_path / "source", model, settings, mean=0.5, std=0.25)
+    network = converted(source, tmp_path / "output", "--text_encoder", clip_tokenizer)
+    assert network.mean.flatten().tolist() == [0.5] * 3 and network.std.flatten().tolist() == [0.25] * 3
+    assert_open_clips(network, model, SIDE)
+    settings["text_cfg"]["pool_type"] = "last"
+    write_open_clip(source, model, settings)
+    with pytest.raises(UserError, match="text_cfg: expected .* alone, found pool_type"):
+        converted(source, tmp_path / "other", "--text_encoder", clip_tokenizer)
+
+
+def test_a_half_of_a_killed_conversion_is_replaced(tmp_path, monkeypatch) -> None:
+    source = write_dual_encoder("clip", tmp_path / "source")
+    (source / "LICENSE").write_text("Terms of somebody")
+
+    def killed(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("medclip_dcl.common.terms.copy_terms", killed)
+        converted(source, tmp_path / "output")
+    (tmp_path / ".output.tmp").mkdir()
+    (tmp_path / ".output.tmp/half").touch()  # of a kill, which removes nothing
+    (tmp_path / "output").mkdir()
+    converted(source, tmp_path / "output")
+    assert {file.name for file in (tmp_path / "output").iterdir()} >= {"LICENSE", "model.safetensors"}
+    assert not (tmp_path / "output/half").exists() and not (tmp_path / ".output.tmp").exists()
+
+
+def test_weights_of_data_parallel_are_read(clip_tokenizer, tmp_path) -> None:
+    model, settings = small_clip(clip_tokenizer, quick_gelu=False)
+    source = write_open_clip(tmp_path / "source", model, settings)
+    wrapped = {f"module.{name}": value for name, value in model.state_dict().items()}
+    torch.save(wrapped, source / "open_clip_pytorch_model.bin")
+    assert_open_clips(converted(source, tmp_path / "output", "--text_encoder", clip_tokenizer), model, SIDE)
+
+
 @pytest.mark.parametrize(
     ("preprocessor", "words"),
     [

@@ -31,10 +31,10 @@ from medclip_dcl.data.prepared import (
 from medclip_dcl.networks.bert_folder import (
     load_bert,
     load_masked_language_model,
-    load_tokenizer,
     save_language_model,
     weights_fingerprint,
 )
+from medclip_dcl.networks.tokenizer_files import load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 # A budget of which two of the set's sentences that have one length fill no batch.

@@ -22,11 +22,11 @@ from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_table
 from medclip_dcl.networks.bert_folder import (
     load_masked_language_model,
-    load_tokenizer,
     save_language_model,
     weights_fingerprint,
 )
 from medclip_dcl.networks.language_model import load_language_model
+from medclip_dcl.networks.tokenizer_files import load_tokenizer
 from medclip_dcl.scoring import pseudo_log_likelihood
 from tests.processes import in_processes
 from tests.scoring import families

@@ -11,7 +11,8 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from data_prep.score_sentences import main
-from medclip_dcl.networks.bert_folder import load_tokenizer, save_language_model
+from medclip_dcl.networks.bert_folder import save_language_model
+from medclip_dcl.networks.tokenizer_files import load_tokenizer
 
 pytestmark = pytest.mark.gpu
 

@@ -20,8 +20,9 @@ from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import FORMAT_VERSION, write_table
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
-from medclip_dcl.networks.bert_folder import load_masked_language_model, load_tokenizer, weights_fingerprint
+from medclip_dcl.networks.bert_folder import load_masked_language_model, weights_fingerprint
 from medclip_dcl.networks.masked_language import IGNORED
+from medclip_dcl.networks.tokenizer_files import load_tokenizer
 from medclip_dcl.scoring import pseudo_log_likelihood
 
 ROOT = Path(__file__).resolve().parents[2]

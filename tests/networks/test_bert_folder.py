@@ -22,12 +22,12 @@ from medclip_dcl.networks.bert_folder import (
     ModelFolderError,
     load_bert,
     load_masked_language_model,
-    load_tokenizer,
     resolve_folder,
     save_language_model,
     weights_fingerprint,
     word_pieces,
 )
+from medclip_dcl.networks.tokenizer_files import load_tokenizer
 
 SMALL = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", "no", "##rmal", "heart", "size", "."]

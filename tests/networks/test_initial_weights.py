@@ -232,6 +232,7 @@ def keep_case(folder) -> None:
     tokenizer = (folder / "tokenizer.json").read_text()
     assert '"lowercase": true' in tokenizer
     (folder / "tokenizer.json").write_text(tokenizer.replace('"lowercase": true', '"lowercase": false'))
+    (folder / "tokenizer_config.json").unlink()  # which says the opposite
 
 
 def more_heads(folder) -> None:
