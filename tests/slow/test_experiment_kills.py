@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from tests.experiments.grids import MODULE, SETTINGS, write_grid
+from tests.slow.test_kills import hear_ctrl_c
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMES = ["fit_seconds", "test_seconds", "config"]
@@ -31,6 +32,7 @@ def start(file: Path, *more: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        preexec_fn=hear_ctrl_c,
     )
 
 

@@ -28,6 +28,11 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 
+def hear_ctrl_c() -> None:
+    """For a process that is started: the jobs in the background of a shell ignore SIGINT, and so do theirs."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start(arguments: list[str]) -> subprocess.Popen[bytes]:
     """A command in a process group of its own."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -38,6 +43,7 @@ def start(arguments: list[str]) -> subprocess.Popen[bytes]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        preexec_fn=hear_ctrl_c,
     )
 
 
