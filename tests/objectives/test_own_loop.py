@@ -60,6 +60,10 @@ def test_a_loop_of_open_clip_learns(clip) -> None:
     images = torch.rand(len(LOG_P), 3, SIDE, SIDE)
     losses = list(names["train"](clip, [(images, texts(), LOG_P)] * 12, 1e-3))
     assert losses[-1] < losses[0] / 2
+    with torch.no_grad():
+        clip.logit_scale.fill_(7.0)
+    list(names["train"](clip, [(images, texts(), LOG_P)], 1e-3))
+    assert clip.logit_scale.exp().item() == pytest.approx(100)
 
 
 def test_a_loop_of_transformers_learns() -> None:
@@ -78,3 +82,7 @@ def test_a_loop_of_transformers_learns() -> None:
     batches = [{"pixel_values": images, "input_ids": texts(), "log_p": LOG_P} for _ in range(40)]
     losses = list(example("transformers")["train"](model, batches, 1e-3))
     assert losses[-1] < losses[0] / 2
+    with torch.no_grad():
+        model.logit_scale.fill_(7.0)
+    list(example("transformers")["train"](model, [{**batches[0], "log_p": LOG_P}], 1e-3))
+    assert model.logit_scale.exp().item() == pytest.approx(100)
