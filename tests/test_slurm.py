@@ -63,7 +63,10 @@ def test_job_at_its_time_limit_is_queued_again(tmp_path):
     assert job.wait(timeout=20) == 138
     assert (tmp_path / "saved").exists()
     assert (tmp_path / "requeued").read_text() == "requeue 77\n"
-    assert "--data.init_args.seed 3" in (tmp_path / "arguments").read_text()
+    arguments = (tmp_path / "arguments").read_text()
+    assert "--data.init_args.seed 3" in arguments
+    # A further --config may have a run folder of its own.
+    assert arguments.rstrip().endswith(f"--run_folder {tmp_path / 'run'}")
 
 
 def test_job_finished_at_last_moment_is_not_queued(tmp_path):
