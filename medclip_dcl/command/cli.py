@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 
+from yaml.representer import RepresenterError
+
 from medclip_dcl.common.command_line import take_imports
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.processes import let_threads_sleep
@@ -38,9 +40,7 @@ def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
         lightning_cli().run(args, [*modules, *(_class_paths(args) if are_typed else ())])
         return
     except Exception as error:
-        about_input = next((cause for cause in _causes(error) if isinstance(cause, UserError)), None)
-        if about_input is None and _is_about_settings(error):
-            about_input = UserError(f"trainer: {' '.join(str(error).split())}")
+        about_input = _about_input(error)
         if about_input is not None:
             print(f"medclip_dcl: error: {about_input}", file=sys.stderr)
             raise SystemExit(2) from error
@@ -87,15 +87,39 @@ def _unwrapped(error: Exception) -> BaseException:
     return next(cause for cause in _causes(error) if not (cause.__cause__ and _is_of(cause, "jsonargparse")))
 
 
-def _is_about_settings(error: Exception) -> bool:
-    """True for Lightning's own errors about its settings and metrics, such as a monitored metric that is not logged."""
-    is_of_kind = isinstance(error, ValueError | RuntimeError) or "Misconfiguration" in type(error).__name__
+def _about_input(error: Exception) -> UserError | None:
+    """The line for a mistake of the user or a fault of the machine; None for a bug."""
+    causes = [*_causes(error)]
+    if found := next((cause for cause in causes if isinstance(cause, UserError)), None):
+        return found
+    for cause in causes:
+        if isinstance(cause, RepresenterError):
+            return UserError(
+                f"trainer: config.yaml cannot hold {cause.args[-1]!r}; give it as text (of a Timer: interval: step), "
+                "or set trainer.max_time instead of a Timer"
+            )
+        if str(cause).startswith("DataLoader timed out"):
+            return UserError(
+                f"data.num_workers: {cause} without a batch; see why reading waits (disk, memory), then give the same "
+                "command, with which fit goes on from its last checkpoint"
+            )
+        if _is_about_settings(cause):
+            return UserError(f"trainer: {' '.join(str(cause).split())}")
+    return None
+
+
+def _is_about_settings(error: BaseException) -> bool:
+    """True for Lightning's own errors about its settings, metrics and packages, such as a metric that is not logged."""
+    kinds = (ValueError, RuntimeError, ModuleNotFoundError)
+    is_of_kind = isinstance(error, kinds) or "Misconfiguration" in type(error).__name__
     return is_of_kind and _is_of(error, "pytorch_lightning", "lightning_fabric")
 
 
 def _is_of(error: BaseException, *libraries: str) -> bool:
-    *_, last = traceback.walk_tb(error.__traceback__)
-    return last[0].f_globals["__name__"].split(".")[0] in libraries
+    frames = [
+        frame for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]  # none of a cause that was never raised
+    return bool(frames) and frames[-1].f_globals["__name__"].split(".")[0] in libraries
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

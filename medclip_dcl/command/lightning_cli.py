@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pandas as pd
+import torch
 import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
@@ -31,7 +32,7 @@ from medclip_dcl.command.described_network import (
 )
 from medclip_dcl.command.output import plain_output
 from medclip_dcl.common.devices import best_precision
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.common.files import digest, write_json
 from medclip_dcl.common.weight_files import SavedModel, read_model
 from medclip_dcl.data.images import shown_images
@@ -41,7 +42,7 @@ from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, Results
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_encoder import IMAGENET
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.runs.checkpoint_files import ResumeError
+from medclip_dcl.runs.checkpoint_files import LAST, ResumeError
 from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
 from medclip_dcl.runs.run_folder import (
     FIT_FILE,
@@ -49,6 +50,7 @@ from medclip_dcl.runs.run_folder import (
     UNTRAINED_CHECKPOINT,
     RunFolder,
     RunFolderError,
+    described_length,
 )
 from medclip_dcl.runs.saved import (
     CONFIG_FILE,
@@ -185,6 +187,7 @@ class MedclipCLI(LightningCLI):
         config = self.config[self.subcommand]
         self.run = RunFolder(config.run_folder)
         self.environment = _own_environment(config.trainer)
+        check_min("trainer", {"accumulate_grad_batches": (config.trainer.accumulate_grad_batches, 1)})
         # Never unpickle code from a checkpoint.
         config.weights_only = True
         has_set = has_prepared_set(config)
@@ -275,10 +278,7 @@ class MedclipCLI(LightningCLI):
             data[IMAGES_OF] = earlier if is_again else [*own, *earlier]
         is_longer = self.run.check(self.config_dump, data, self._completed)
         if self.run.is_finished and not is_longer:
-            raise FinishedRun(
-                f"{self.run.folder} is finished: nothing to do; a larger --trainer.max_epochs (it had "
-                f"{config.trainer.max_epochs}) trains it longer"
-            )
+            raise FinishedRun(f"{self.run.folder} is finished: nothing to do; {self.run.advice_to_go_on()}")
         # Known from the environment before any process group.
         if getattr(rank_zero_only, "rank", 0) == 0 == int(os.environ.get("NODE_RANK", 0)):
             if earlier := self.lock.enter_context(self.run.locked()):
@@ -289,9 +289,9 @@ class MedclipCLI(LightningCLI):
             if is_longer:
                 if self.run.is_finished:
                     rank_zero_info(
-                        f"{self.run.folder} was finished and goes on to {config.trainer.max_epochs} epochs; results, "
-                        "predictions, figures and report of its earlier end get their number of epochs in their "
-                        "names; the learning rate follows the schedule of the new length from here on"
+                        f"{self.run.folder} was finished and goes on to {described_length(self.config_dump)}; results, "
+                        "predictions, figures and report of its earlier end get their number of epochs or steps in "
+                        "their names; the learning rate follows the schedule of the new length from here on"
                     )
                 self.goes_on = True
             else:
@@ -352,6 +352,7 @@ class MedclipCLI(LightningCLI):
         # Unless asked for: without an example input Lightning's summary ends with "Total FLOPs: 0".
         kwargs["enable_model_summary"] = bool(config.enable_model_summary)
         options = self.config_init[self.subcommand]
+        self.predictions = PredictionWriter(options.prediction_format)
         self.results = ResultsWriter(share_patient_data=options.share_patient_data)
         self.record, throughput = RunRecord(self.run, options.untrained), Throughput()
         given = listed(config.callbacks)
@@ -362,7 +363,7 @@ class MedclipCLI(LightningCLI):
             *given,
             SeededBatches(),
             ClassProbabilityTable(),
-            PredictionWriter(options.prediction_format),
+            self.predictions,
             self.record,
             self.results,
             FiniteCheck(),
@@ -382,6 +383,14 @@ class MedclipCLI(LightningCLI):
         trainer.callbacks = in_order([*trainer.callbacks, last])  # type: ignore[attr-defined]
         if self.subcommand == "fit":
             check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
+            if (
+                config.sync_batchnorm
+                and trainer.world_size > 1
+                and trainer.strategy.root_device.type == "cpu"
+            ):
+                raise UserError(
+                    "trainer.sync_batchnorm: expected false on CPUs, which torch does not support; found true"
+                )
         return trainer
 
     def fit(self, model: LightningModule, **kwargs: Any) -> None:
@@ -397,9 +406,21 @@ class MedclipCLI(LightningCLI):
         options = self.config_init[self.subcommand]
         if not self.trainer.is_global_zero or options.trainer.fast_dev_run:
             return
-        selected = options.checkpoint.selected()
-        write_json({**self.record.record(self.trainer), "best": selected}, self.run.folder / FIT_FILE)
-        rank_zero_info(options.checkpoint.describe(selected, self.trainer.current_epoch))
+        if not (file := self.run.checkpoints / LAST).is_file():
+            raise UserError(
+                "fit: no step was trained; raise trainer.max_epochs, max_steps, max_time or limit_train_batches"
+            )
+        last = SavedModel(file)
+        with suppress(
+            UserError
+        ):  # damaged, in a run that went on from --ckpt_path and had nothing left to train
+            last = read_model(file)
+        selected, record = (
+            options.checkpoint.selected(last.checkpoint),
+            self.record.record(self.trainer, last),
+        )
+        write_json({**record, "best": selected}, self.run.folder / FIT_FILE)
+        rank_zero_info(options.checkpoint.describe(selected, record["epochs"]))
         imports = import_options(self.config[self.subcommand])
         next_command = getattr(self.model, "next_command", lambda run: command_of_test(run) + imports)
         rank_zero_info(f"next: {next_command(self.run.folder)}")
@@ -408,8 +429,10 @@ class MedclipCLI(LightningCLI):
         """Evaluate the checkpoint, and the untrained network unless its results are there already."""
         self.results.file_name = RESULTS_FILE
         self.trainer.test(model, **kwargs)
+        if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
-        folder = Path(self.trainer.default_root_dir)
+        folder = self.results.folder or Path(self.trainer.default_root_dir)
         results, before = folder / RESULTS_FILE, folder / UNTRAINED_FILE
         has_untrained = self.config[self.subcommand].untrained and untrained.is_file() and self.is_own
         is_wanted = self.exported is None and has_untrained and not _is_comparable(results, before)
@@ -425,7 +448,8 @@ class MedclipCLI(LightningCLI):
     def predict(self, model: LightningModule, **kwargs: Any) -> None:
         """Predict; PredictionWriter writes to disk, whereas Lightning would keep all features in memory."""
         self.trainer.predict(model, **{**kwargs, "return_predictions": False})
-        rank_zero_info(f"predictions: {Path(self.trainer.default_root_dir) / 'predictions'}")
+        if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            rank_zero_info(f"predictions: {self.predictions.folder}")
 
 
 class _Check(MedclipCLI):
@@ -467,7 +491,15 @@ def _own_environment(trainer: Namespace) -> list[LightningEnvironment]:
     """
     devices = trainer.devices
     count = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdecimal() else 0
+    one_cpu = devices == "auto" and (
+        trainer.get("accelerator") == "cpu" or not torch.accelerator.is_available()
+    )
     processes, tasks = count * trainer.num_nodes, int(os.environ.get("SLURM_NTASKS", 1))
+    if 0 < (processes or one_cpu * trainer.num_nodes) < (started := int(os.environ.get("WORLD_SIZE", 1))):
+        raise UserError(
+            f"trainer.devices: expected all {started} processes that torchrun started (WORLD_SIZE), found fewer; "
+            f"set --trainer.devices {started} --trainer.strategy ddp, or start the command without torchrun"
+        )
     if processes == 1:
         rank_zero_only.rank = 0  # type: ignore[attr-defined]
     if 0 < processes < tasks:
@@ -495,7 +527,7 @@ def _is_comparable(results: Path, untrained: Path) -> bool:
     if not (results.is_file() and untrained.is_file()):
         return False
     a, b = (read_json(file) for file in (results, untrained))
-    keys = ("format_version", "protocol", "dataset", "images", "counts", "precision")
+    keys = ("format_version", "protocol", "dataset", "images", "counts", "precision", "limited")
     return all(a.get(key) == b.get(key) for key in keys)
 
 

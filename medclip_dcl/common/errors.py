@@ -26,7 +26,7 @@ class MissingFileError(UserError, FileNotFoundError):
 
 
 class WorseResultError(UserError):
-    """A result is worse than that of an earlier command, whose file is kept."""
+    """A result is empty, or worse than that of an earlier command, whose file is kept."""
 
     status = 1
 
@@ -54,5 +54,8 @@ def check_options(above_0: Mapping[str, float | None], at_least_0: Mapping[str, 
     """Refuse options of a model out of their range; None is allowed."""
     for names, least in ((above_0, "above"), (at_least_0, "at least")):
         for name, value in names.items():
-            if value is not None and not (value > 0 or (value == 0 and least == "at least")):
-                raise UserError(f"model.{name}: expected {least} 0, found {value}")
+            is_in = value is None or (
+                value < math.inf and (value > 0 or (value == 0 and least == "at least"))
+            )
+            if not is_in:
+                raise UserError(f"model.{name}: expected a finite number {least} 0, found {value}")

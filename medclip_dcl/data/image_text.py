@@ -176,7 +176,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         if self._train is None:
             return ImageTextData(images)
         sentences = int(self.prepared.table("sentences")["sentence_id"].max()) + 1
-        return ImageTextData(images, sentences, len(self._train))
+        return ImageTextData(images, sentences, len(self._train), self.contrastive_batch)
 
     @cached_property
     def features(self) -> Features | None:

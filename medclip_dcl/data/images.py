@@ -127,6 +127,7 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
             "image_size": (image_size, 1),
             "batch_size": (batch_size, 1),
             "num_workers": (num_workers, 0),
+            "seed": (seed, 0),
         }
         check_min("data", at_least)
         self.folder, self.batch_size = folder, batch_size

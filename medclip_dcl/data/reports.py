@@ -84,7 +84,12 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
             raise UserError(f"data.mask_probability: expected a number in (0, 1), found {mask_probability}")
         check_min(
             "data",
-            {"batch_size": (batch_size, 1), "max_tokens": (max_tokens, 3), "num_workers": (num_workers, 0)},
+            {
+                "batch_size": (batch_size, 1),
+                "max_tokens": (max_tokens, 3),
+                "num_workers": (num_workers, 0),
+                "seed": (seed, 0),
+            },
         )
         self.folder = folder
         self.batch_size, self.max_tokens = batch_size, max_tokens

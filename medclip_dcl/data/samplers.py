@@ -5,9 +5,15 @@ All samplers subclass DistributedSampler: Lightning wraps every other sampler wh
 
 from __future__ import annotations
 
+import atexit
+import math
+import os
+import resource
 import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from multiprocessing import RawValue
 from typing import Any
 
 import numpy as np
@@ -20,6 +26,22 @@ from medclip_dcl.common.distributed import rank_and_size
 from medclip_dcl.common.errors import UserError
 
 _SECONDS_AFTER_SIGTERM = 300
+_STALLED_SECONDS = 600
+"""Max wait for a batch of worker processes; then an error ends the training, whose last.ckpt is there."""
+_DESCRIPTORS = 2 * (4 + 2 * 13)
+"""Open files a worker, of the loaders of training and validation: four of the worker itself, and 13 (measured) for each
+of two batches on their way."""
+
+_ENDS, _SAVES, _EXITS = range(3)
+stop_state = RawValue("b", _ENDS)
+"""Answer of this process's loader workers to SIGTERM: they end, outlast it (a handler waits for the end of a step, for
+which it needs batches), or exit without a complaint, at the end of this process."""
+atexit.register(setattr, stop_state, "value", _EXITS)
+
+
+def outlast_sigterm(is_handled: bool) -> None:
+    """Let workers outlast SIGTERM, which this process answers by saving."""
+    stop_state.value = _SAVES if is_handled else _ENDS
 
 
 class TrainingOrder(DistributedSampler):
@@ -72,24 +94,50 @@ def as_it_is(batch: Any) -> Any:
 
 
 def worker_options(num_workers: int) -> dict[str, Any]:
-    """DataLoader options; the worker processes outlast a signal that stops training."""
+    """DataLoader options; the worker processes outlast a signal that stops training.
+
+    Raises:
+        UserError: the system allows too few open files, with which a loader would wait for ever.
+    """
+    _require_descriptors(num_workers)
     return {
         "num_workers": num_workers,
+        "timeout": _STALLED_SECONDS if num_workers else 0,
         "persistent_workers": num_workers > 0,
         "pin_memory": torch.cuda.is_available(),
-        "worker_init_fn": outlast_stop_signals,
+        "worker_init_fn": partial(_outlast_stop_signals, stop_state),
     }
 
 
-def outlast_stop_signals(worker: int) -> None:
+def _require_descriptors(num_workers: int) -> None:
+    """Raise this process's limit of open files as far as the workers need it, or refuse their number."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    needed = len(os.listdir("/dev/fd")) + _DESCRIPTORS * num_workers
+    if num_workers and needed > hard:
+        raise UserError(
+            f"data.num_workers: expected a limit of {needed} open files (ulimit -n) for {num_workers} workers, found "
+            f"{hard}; raise it, or lower num_workers"
+        )
+    if num_workers and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, limits[1]))
+
+
+def _outlast_stop_signals(state: Any, worker: int) -> None:
     """Keep a worker alive when a terminal or batch system signals all processes, until the checkpoint is written."""
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _die_later)  # a parent also ends its children by it
 
+    def on_sigterm(*_: Any) -> None:
+        if state.value == _SAVES:
+            signal.alarm(_SECONDS_AFTER_SIGTERM)
+        elif state.value == _EXITS:
+            os._exit(0)
+        else:  # the parent hears of a signal's victims alone
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
 
-def _die_later(number: int, frame: Any) -> None:
-    signal.alarm(_SECONDS_AFTER_SIGTERM)
+    signal.signal(signal.SIGTERM, on_sigterm)
 
 
 class EpochDataModule(LightningDataModule):
@@ -111,8 +159,9 @@ class EpochDataModule(LightningDataModule):
                 f"{left_out} of {sampler.count} training {sampler.unit} do not fill a batch of {sampler.batch_size} "
                 "and are left out of each epoch, others each time"
             )
-        options.setdefault("worker_init_fn", outlast_stop_signals)
-        return ResumableLoader(dataset, sampler=sampler, **options)
+        return ResumableLoader(
+            dataset, sampler=sampler, **{**worker_options(options.get("num_workers", 0)), **options}
+        )
 
     def state_dict(self) -> dict[str, int]:
         """Position at which a resumed run begins."""

@@ -18,8 +18,10 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, UInt8
+from lightning_fabric.utilities.data import sized_len
 from matplotlib.figure import Figure
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities import CombinedLoader
 from pytorch_lightning.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
@@ -205,6 +207,15 @@ class EvaluationCallback(Evaluation, ABC):
                 f" found {type(pl_module).__name__} with {type(network).__name__}"
             )
         return network
+
+
+def is_part(trainer: Trainer) -> bool:
+    """True for a `test` or `predict` that leaves out batches."""
+    loaders, counts = trainer.predict_dataloaders, trainer.num_predict_batches
+    if trainer.testing:
+        loaders, counts = trainer.test_dataloaders, trainer.num_test_batches
+    each = CombinedLoader(loaders, "sequential").flattened
+    return any(n < (sized_len(one) or math.inf) for n, one in zip(counts, each, strict=True))
 
 
 def _stage(trainer: Trainer) -> str:

@@ -121,6 +121,12 @@ def calibrate(
             f"{file} is kept: it calibrates {', '.join(lost)}, which {module.prepared.folder} does not "
             f"({findings[lost[0]].reason}); write to another file by --output FILE, or delete this one"
         )
+    if all(one.method is None for one in findings.values()):
+        reasons = "; ".join(f"{name}: {one.reason}" for name, one in findings.items())
+        raise WorseResultError(
+            f"{file} is not written: {module.prepared.folder} calibrates no finding ({reasons}); give a set with more "
+            "validate patients by --data"
+        )
     found.write(file)
     if output is None and not is_export:
         write_parquet(cases, model / SCORES_FILE)

@@ -11,17 +11,19 @@ import pandas as pd
 import torch
 from jaxtyping import Float
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from medclip_dcl.common.distributed import gather_objects
 from medclip_dcl.common.files import write_parquet, write_text
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import trainer_data
-from medclip_dcl.evaluation.base import embed_anew, evaluation_data, forget_texts
+from medclip_dcl.evaluation.base import embed_anew, evaluation_data, forget_texts, is_part
 from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.image_text import Encoded
+from medclip_dcl.runs.run_folder import PART
 
 
 class PredictionWriter(Callback):
@@ -37,10 +39,15 @@ class PredictionWriter(Callback):
 
     Args:
         suffix: of the files, "parquet" or "csv".
+
+    Attributes:
+        folder: where the last predictions were written: predictions/, or that of `PART` for those that leave out
+            batches and would replace those of more images.
     """
 
     def __init__(self, suffix: str) -> None:
         self.suffix = suffix
+        self.folder: Path | None = None
         self._values: dict[str, Any] = {}
         self._zero_shot = ZeroShotClassification()
 
@@ -66,7 +73,7 @@ class PredictionWriter(Callback):
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         found = {dicom_id: value for part in gather_objects(self._values) for dicom_id, value in part.items()}
-        if not found or not trainer.is_global_zero:
+        if not found or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         values = dict(sorted(found.items()))
         tables: dict[str, pd.DataFrame] = {}
@@ -86,18 +93,28 @@ class PredictionWriter(Callback):
             columns = ["score_negative", "score_positive"]
             tables["finding_scores"] = _by_finding(values, findings, columns, sides)
         images = evaluation_data(trainer).prepared.table("images").set_index("dicom_id")
+        folder = Path(trainer.default_root_dir)
+        if is_part(trainer) and any(
+            _images_of(folder / "predictions" / name) - found.keys() for name in tables
+        ):
+            rank_zero_info(
+                f"these predictions leave out batches; those of more images in {folder} stay, these go to "
+                f"{folder / PART}"
+            )
+            folder /= PART
+        self.folder = folder / "predictions"
         for name, table in tables.items():
             for place, column in enumerate(("subject_id", "study_id"), start=1):
                 table.insert(place, column, images[column].loc[table["dicom_id"]].to_numpy())
-            self._write(table, name, trainer)
+            self._write(table, self.folder / name)
         datamodule = trainer_data(trainer)
         if isinstance(pl_module, ImageTextModel) and isinstance(datamodule, ImageTextDataModule):
             sentences = _sentence_embeddings(pl_module, datamodule, list(values))
-            self._write(sentences, "sentence_embeddings", trainer)
+            self._write(sentences, self.folder / "sentence_embeddings")
 
-    def _write(self, table: pd.DataFrame, name: str, trainer: Trainer) -> None:
+    def _write(self, table: pd.DataFrame, name: Path) -> None:
         """Write a table, in CSV with a column for each number of an embedding; delete that in the other format."""
-        file = Path(trainer.default_root_dir) / "predictions" / f"{name}.{self.suffix}"
+        file = name.with_name(f"{name.name}.{self.suffix}")
         file.with_suffix(".csv" if self.suffix == "parquet" else ".parquet").unlink(missing_ok=True)
         if self.suffix == "parquet":
             return write_parquet(table, file)
@@ -105,6 +122,19 @@ class PredictionWriter(Callback):
             wide = pd.DataFrame(np.stack(table["embedding"].tolist()), index=table.index)
             table = pd.concat([table.drop(columns="embedding"), wide.add_prefix("embedding_")], axis=1)
         write_text(table.to_csv(index=False), file)
+
+
+def _images_of(name: Path) -> set[str]:
+    """The images of an earlier table in either format; empty without one."""
+    files = (name.with_name(f"{name.name}.{suffix}") for suffix in ("parquet", "csv"))
+    found = [
+        pd.read_csv(file, usecols=["dicom_id"], dtype=str)
+        if file.suffix == ".csv"
+        else pd.read_parquet(file, columns=["dicom_id"])
+        for file in files
+        if file.is_file()
+    ]
+    return {str(dicom_id) for table in found for dicom_id in table["dicom_id"]}
 
 
 def _by_finding(

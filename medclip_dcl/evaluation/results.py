@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_info
 
 from medclip_dcl import __version__
 from medclip_dcl.common.devices import device_name
@@ -27,11 +28,12 @@ from medclip_dcl.evaluation.base import (
     EvaluationData,
     EvaluationResult,
     evaluation_data,
+    is_part,
 )
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.pictures.plots import write_figure
 from medclip_dcl.runs.loggers import show_figures
-from medclip_dcl.runs.run_folder import RunFolder
+from medclip_dcl.runs.run_folder import PART, RunFolder
 from medclip_dcl.runs.saved import RESULTS_FILE, RESULTS_FORMAT_VERSION, read_json
 
 UNTRAINED_FILE = "results_untrained.json"
@@ -51,6 +53,8 @@ class ResultsWriter(Callback):
             a phantom.
 
     Attributes:
+        folder: where the last test was written: the Trainer's `default_root_dir`, or `PART` in it for a test that
+            leaves out batches and would replace a complete one.
         exported: folder of the evaluated network, if it does not come from a checkpoint; results.json names it.
         run: folder of the training of the evaluated network, if it is known.
         trained_on: image_size and geometry of the network's training, and image_size_before, that of the weights which
@@ -63,6 +67,7 @@ class ResultsWriter(Callback):
         self.file_name = file_name
         self.figures = figures
         self.share_patient_data = share_patient_data
+        self.folder: Path | None = None
         self.exported: Path | None = None
         self.run: RunFolder | None = None
         self.trained_on: dict[str, Any] = {}
@@ -92,10 +97,17 @@ class ResultsWriter(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         seconds = time.perf_counter() - self._started
         evaluations = [one for one in trainer.callbacks if isinstance(one, Evaluation) and one.results]  # type: ignore[attr-defined]
-        if not trainer.is_global_zero or not evaluations:
+        if not trainer.is_global_zero or not evaluations or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         sections = {section: result for one in evaluations for section, result in one.results.items()}
         folder, suffix = Path(trainer.default_root_dir), _suffix(self.file_name)
+        limited = {"limited": True} if is_part(trainer) else {}
+        if limited and any(_is_complete(folder / name) for name in (RESULTS_FILE, self.file_name)):
+            rank_zero_info(
+                f"this test leaves out batches; the complete results in {folder} stay, these go to {folder / PART}"
+            )
+            folder /= PART
+        self.folder = folder
         datamodule = _tested_data(trainer)
         prepared = datamodule if isinstance(datamodule, EvaluationData) else None
         tables = {section: result.predictions for section, result in sections.items()}
@@ -111,7 +123,8 @@ class ResultsWriter(Callback):
                 drawn[f"test/{name}"] = folder / f"figures{suffix}" / f"{name}.png"
                 write_figure(figure, drawn[f"test/{name}"])
         # Last: a results.json says that everything else is there.
-        write_json(self._content(trainer, pl_module, sections, seconds), folder / self.file_name)
+        content = self._content(trainer, pl_module, sections, seconds)
+        write_json({**content, **limited}, folder / self.file_name)
         is_phantom = prepared is not None and prepared.prepared.is_phantom
         show_figures(trainer.loggers, drawn, self.share_patient_data or is_phantom)
 
@@ -198,6 +211,10 @@ def _forget_earlier(folder: Path, file_name: str) -> None:
         (folder / f"predictions{_suffix(file_name)}" / f"{section}.parquet").unlink(missing_ok=True)
     for figure in (folder / f"figures{_suffix(file_name)}").glob("*.png"):
         figure.unlink()
+
+
+def _is_complete(results: Path) -> bool:
+    return results.is_file() and "limited" not in read_json(results)
 
 
 def _relative(file: Any, folder: Path) -> str | None:

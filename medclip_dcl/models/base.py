@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from pytorch_lightning import Callback, LightningModule
+from pytorch_lightning.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 
@@ -27,6 +36,47 @@ from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
 
+_OWNERS: tuple[tuple[type[Callback], str], ...] = (
+    (StochasticWeightAveraging, "set ema_decay instead"),
+    (WeightAveraging, "set ema_decay instead"),
+    (BatchSizeFinder, "set data.init_args.batch_size"),
+    (LearningRateFinder, "set model.init_args.learning_rate"),
+    (BaseFinetuning, "set the model's frozen, frozen_steps or lora"),
+    (ModelPruning, "remove it"),
+)
+"""Callbacks of which checkpoints hold other weights than the trained ones, or config.yaml other batches and rates."""
+
+
+def refuse_owners(callbacks: Iterable[Callback]) -> None:
+    """Refuse callbacks of training whose weights, loaders or rates are not those that are saved."""
+    for one in callbacks:
+        advice = next((advice for kind, advice in _OWNERS if isinstance(one, kind)), None)
+        if advice is not None and not getattr(one, "is_saved", False):
+            raise UserError(
+                f"trainer.callbacks: expected none with weights, batches or rates of its own, which are not saved, "
+                f"found {type(one).__name__}; {advice}"
+            )
+
+
+class Batch(dict[str, Any]):
+    """A batch of any datamodule, which names the entry that it lacks; so do the groups of fields in it."""
+
+    def __init__(self, batch: Mapping[str, Any]) -> None:
+        super().__init__({name: Batch(x) if isinstance(x, dict) else x for name, x in batch.items()})
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise UserError(
+            f"data: expected batches with an entry {name!r}, found {', '.join(map(str, self))}; let the datamodule "
+            "give it"
+        )
+
+
+def _with_strides(strides: tuple[int, ...], gradient: Tensor) -> Tensor:
+    """A gradient with its weight's strides, which DDP expects, where they differ in dimensions of size 1 alone."""
+    each = zip(gradient.shape, gradient.stride(), strides, strict=True)
+    is_same_layout = all(size == 1 or a == b for size, a, b in each)
+    return gradient.as_strided(gradient.shape, strides) if is_same_layout else gradient
+
 
 class TrainedModel(LightningModule):
     """A model whose training resumes exactly and whose checkpoints describe it in plain values."""
@@ -37,6 +87,13 @@ class TrainedModel(LightningModule):
     def configure_callbacks(self) -> list[Callback]:
         """Dropout is a function of (seed, epoch, batch, process)."""
         return seeded_batches(self)
+
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            refuse_owners(self.trainer.callbacks)  # type: ignore[attr-defined]
+            for parameter in self.parameters() if self.trainer.world_size > 1 else ():
+                if parameter.requires_grad:
+                    parameter.register_hook(partial(_with_strides, parameter.stride()))
 
     def description(self) -> dict[str, Any]:
         """Entries of a checkpoint from which `load_from_checkpoint` builds the model."""
@@ -130,6 +187,7 @@ class ImageModel(NetworkModel):
 
     def setup(self, stage: str) -> None:
         """Take the geometry of the images of a datamodule that gives the model nothing itself."""
+        super().setup(stage)
         data = trainer_data(self.trainer)
         is_linked = isinstance(data, ImagesDataModule) and data.is_linked
         if not is_linked and (images := image_settings(data)):

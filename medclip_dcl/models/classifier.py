@@ -23,7 +23,7 @@ from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
-from medclip_dcl.models.base import ImageModel, described_part
+from medclip_dcl.models.base import Batch, ImageModel, described_part
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder
@@ -168,6 +168,7 @@ class Classifier(ImageModel):
             self.network.image_encoder.train(not self.encoder_is_frozen)
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
+        batch = Batch(batch)
         loss = self._loss(batch)
         self.log_training(loss, len(batch["labels"]))
         return loss
@@ -194,12 +195,14 @@ class Classifier(ImageModel):
             self.network.image_encoder.zero_grad(set_to_none=True)
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
+        batch = Batch(batch)
         logits = self._logits(batch)
         losses = finding_losses(logits, batch["labels"], self.positive_weight)
         self.add_validation_loss(losses.sum(), len(losses))
         return {"logits": logits, "dicom_id": batch["dicom_id"]}
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
+        batch = Batch(batch)
         return {"logits": self(batch["images"]), "dicom_id": batch["dicom_id"]}
 
     predict_step = test_step

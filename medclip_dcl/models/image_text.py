@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import read_model, with_adapters_merged
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
-from medclip_dcl.models.base import ImageModel, described_part
+from medclip_dcl.models.base import Batch, ImageModel, described_part
 from medclip_dcl.models.gradient_cache import in_parts
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.adapters import LoRA, add_adapters, check_adaptable, has_adapters, merge_adapters
@@ -210,6 +211,8 @@ class ImageTextModel(ImageModel):
 
     def use_data(self, data: ImageTextData, stage: str) -> None:
         self.use_images(data.images, stage)
+        if stage == "fit" and data.batch_size is not None:
+            _require_two(data.batch_size)
         if stage == "fit" and self.objective.loss is not None:
             self.objective.loss.prepare(data.sentence_keys, data.image_keys)
 
@@ -284,6 +287,9 @@ class ImageTextModel(ImageModel):
         return self.network(images, tokens, lengths)
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
+        batch = Batch(batch)
+        if batch_index == 0:  # of a datamodule that is not linked
+            _require_two(len(batch["study_id"]) * self.trainer.world_size)
         loss, _, metrics = self._losses(batch, step=self.global_step)
         metrics["gamma2"] = self.network.similarity.gamma2.detach()
         self.log_training(loss, len(batch["sentence_id"]), metrics)
@@ -291,12 +297,21 @@ class ImageTextModel(ImageModel):
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Loss with the images of this batch and process as candidates, and the features for the callbacks."""
+        batch = Batch(batch)
         loss, encoded, _ = self._losses(batch, across_processes=False)
         count = len(batch["sentence_id"])
-        self.add_validation_loss(loss * count, count)
+        if len(batch["study_id"]) > 1:
+            self.add_validation_loss(loss * count, count)
+        else:
+            warnings.warn(
+                "validate/loss leaves out a block of one image, which has no negatives (the validate images left over "
+                "by data.batch_size)",
+                stacklevel=2,
+            )
         return {"loss": loss, **_outputs(encoded), "dicom_id": batch["dicom_id"]}
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
+        batch = Batch(batch)
         return {**_outputs(self._encoded(batch)), "dicom_id": batch["dicom_id"]}
 
     predict_step = test_step
@@ -399,6 +414,14 @@ class ImageTextModel(ImageModel):
         )
         model.restored(network, saved)
         return model
+
+
+def _require_two(images: int) -> None:
+    if images < 2:
+        raise UserError(
+            f"data.batch_size: expected at least 2 images of all processes in a batch, since those of others are the "
+            f"negatives of each sentence, found {images}: all losses would be 0; raise it"
+        )
 
 
 def _outputs(encoded: Encoded) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from medclip_dcl.common.errors import UserError, check_min, check_options
@@ -60,6 +60,12 @@ def add_adapters(encoder: nn.Module, lora: LoRA) -> None:
 def has_adapters(encoder: nn.Module) -> bool:
     """True if there are adapters that are not merged."""
     return any(name.endswith(LORA_A) for name in encoder.state_dict())
+
+
+def merged_state(network: nn.Module) -> dict[str, Tensor]:
+    """The state dict, with adapters merged that an interrupted training has left."""
+    alphas = (getattr(part, "lora_alpha", {}).get("default") for part in network.modules())
+    return with_adapters_merged(network.state_dict(), next(filter(None, alphas), 0.0))
 
 
 def merge_adapters(encoder: nn.Module, lora: LoRA) -> None:

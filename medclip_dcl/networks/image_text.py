@@ -23,6 +23,7 @@ from medclip_dcl.common.weight_files import (
     require_kind,
     write_safetensors,
 )
+from medclip_dcl.networks.adapters import merged_state
 from medclip_dcl.networks.base import ImageNetwork, check_side
 from medclip_dcl.networks.bert_folder import settings_fingerprint, weights_fingerprint
 from medclip_dcl.networks.image_encoder import RegionEncoder
@@ -230,7 +231,7 @@ class ImageTextNetwork(ImageNetwork):
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, from which `from_pretrained` loads without the original files."""
         folder = Path(folder)
-        write_safetensors(self.state_dict(), folder / WEIGHTS_FILE)
+        write_safetensors(merged_state(self), folder / WEIGHTS_FILE)
         write_text(json.dumps(self.config(), indent=2, sort_keys=True) + "\n", folder / CONFIG_FILE)
 
     @classmethod

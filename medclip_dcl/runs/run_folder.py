@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import socket
@@ -25,6 +26,7 @@ from medclip_dcl.runs.saved import (
     differing_settings,
     read_config,
     read_json,
+    setting,
 )
 
 if TYPE_CHECKING:
@@ -42,8 +44,11 @@ IMAGES_OF = "images_of"
 None: the training started from weights of a training that is not known, as those of a published image encoder."""
 TESTS = "tests"
 """Folder in a run folder for results that are not those of its own network on its own set."""
+PART = f"{TESTS}/limited"
+"""Folder in the folder of complete results for those of a test or a prediction of some batches."""
 LOCK_FILE = "training.lock"
-LENGTH = "trainer.max_epochs"
+_LENGTHS = {"trainer.max_epochs": "epochs", "trainer.max_steps": "steps"}
+"""Settings at which a run ends, and their entries of fit.json."""
 _REMEDY = (
     "restore it, or choose another --run_folder"  # without it the results could be taken for another run's
 )
@@ -91,7 +96,7 @@ class RunFolder:
             complete: adds the defaults of newer options to the saved configuration.
 
         Returns:
-            True if the folder holds this run with fewer epochs, see `extend`.
+            True if the folder holds this run with fewer epochs or steps, see `extend`.
         """
         found: Mapping[str, Any] = self.saved_config()
         if not found:
@@ -103,8 +108,17 @@ class RunFolder:
         if found != config:
             found = complete(dict(found))
         differing = differing_settings(found, config)
-        before, now = ((x.get("trainer") or {}).get("max_epochs") or 0 for x in (found, config))
-        is_longer = differing.keys() == {LENGTH} and 0 < before < now
+        before, now = _length(found), _length(config)
+        end = self.end()
+        is_longer = differing.keys() <= _LENGTHS.keys() and any(now[x] > before[x] for x in now)
+        if end:
+            is_longer &= (
+                now["epochs"] > end["complete_epochs"]
+                and now["steps"] > end["steps"]
+                and not end["timed_out"]
+            )
+        else:
+            is_longer &= all(now[x] >= before[x] for x in now)
         if differing and not is_longer:
             raise self.other_run(differing, found)
         if self.data().get("fingerprint", data.get("fingerprint")) != data.get("fingerprint"):
@@ -120,20 +134,40 @@ class RunFolder:
         if not self.is_finished:
             advice = f", or continue that run with --config {file}"
         else:
-            advice = (
-                f"; or train that run, which is finished, longer: --config {file} --{LENGTH} NUMBER above "
-                f"{saved.get('trainer', {}).get('max_epochs')}"
-            )
+            start = ""
             if "init_from" in saved.get("model", {}).get("init_args", {}):
-                start = f"--model.init_args.init_from {self.checkpoint_to_test()}"
-                advice = f" and start from its weights by {start}{advice}"
+                start = (
+                    f" and start from its weights by --model.init_args.init_from {self.checkpoint_to_test()}"
+                )
+            advice = f"{start}; that run is finished: {self.advice_to_go_on()}"
         return RunFolderError(
             f"{self.folder} already holds another run: its {CONFIG_FILE} differs in {', '.join(sorted(differing))}; "
             f"choose another --run_folder{advice}"
         )
 
+    def end(self) -> dict[str, Any]:
+        """Content of fit.json; empty for a run that is not finished."""
+        return read_json(self.folder / FIT_FILE, _REMEDY) if self.is_finished else {}
+
+    def _ended_by(self) -> str:
+        """The setting at which a finished run came to its end."""
+        end, length = self.end(), _length(self.saved_config())
+        return next(
+            (name for name, unit in reversed(_LENGTHS.items()) if end.get(unit, 0) >= length[unit]), ""
+        )
+
+    def advice_to_go_on(self) -> str:
+        """Advice for a finished run that shall be trained longer."""
+        if self.end().get("timed_out"):
+            return "its trainer.max_time is used up; a new run may start from its weights (model.init_args.init_from)"
+        name = self._ended_by() or next(iter(_LENGTHS))
+        return (
+            f"--config {self.folder / CONFIG_FILE} with a larger --{name} (it had "
+            f"{setting(self.saved_config(), name)}) trains it longer"
+        )
+
     def extend(self, config: Mapping[str, Any]) -> None:
-        """Allow the run more epochs; one process calls it, after `check`.
+        """Allow the run more epochs or steps; one process calls it, after `check`.
 
         Results of its earlier end are renamed (results_12_epochs.json), so that they are not taken for the longer
         run's. Killed at any moment, the same command does the rest.
@@ -143,9 +177,10 @@ class RunFolder:
                 f"{self.checkpoints} holds no last.ckpt: the run cannot be trained longer; choose another --run_folder"
             )
         if self.is_finished:
-            epochs = read_json(self.folder / FIT_FILE, _REMEDY).get("epochs")
+            unit = _LENGTHS.get(self._ended_by(), "epochs")
+            end = f"{self.end().get(unit)}_{unit}"
             for path in (self.folder / name for name in _OF_THE_END):
-                earlier = path.with_name(f"{path.stem}_{epochs}_epochs{path.suffix}")
+                earlier = path.with_name(f"{path.stem}_{end}{path.suffix}")
                 if path.exists():
                     shutil.rmtree(earlier, ignore_errors=True)
                     os.replace(path, earlier)
@@ -294,6 +329,17 @@ class RunFolder:
                 f"{self.folder} ...) or give --ckpt_path"
             )
         return file
+
+
+def _length(config: Mapping[str, Any]) -> dict[str, float]:
+    """Epochs and steps at which a run ends; infinite where the setting is null or -1."""
+    found = {unit: setting(config, name) for name, unit in _LENGTHS.items()}
+    return {unit: math.inf if value in (None, -1) else value for unit, value in found.items()}
+
+
+def described_length(config: Mapping[str, Any]) -> str:
+    """Epochs and steps at which a run ends, in words."""
+    return " or ".join(f"{value} {unit}" for unit, value in _length(config).items() if value < math.inf)
 
 
 def _is_locked(stream: IO[str]) -> bool:

@@ -30,11 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
     options = _parser().parse_args(arguments)
     file, output = options.file, options.output
-    if output.suffix not in _TABLES or output.absolute() == file.absolute():
-        raise UserError(f"--output: expected another .csv or .parquet file than FILE, found {output}")
+    if output.suffix not in _TABLES or output.absolute() == file.absolute() or output.is_dir():
+        is_folder = " (a folder)" if output.is_dir() else ""
+        raise UserError(
+            f"--output: expected another .csv or .parquet file than FILE, found {output}{is_folder}"
+        )
     column = options.column or "text"
     table = _read(file, options.column)
-    texts = table[column].fillna("").tolist()
+    texts = table[column].astype(object).fillna("").tolist()  # a categorical one takes no new value
     device = usable_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model, tokenizer = load_language_model(resolve_folder(options.model))
     model = model.to(device)

@@ -28,6 +28,8 @@ class AveragedWeights(WeightAveraging):
     the model and on its device, and restores the weights when validation raises.
     """
 
+    is_saved = True
+
     def __init__(self, decay: float) -> None:
         if not 0 < decay < 1:
             raise UserError(f"ema_decay: expected null or a number in (0, 1), such as 0.999, found {decay}")

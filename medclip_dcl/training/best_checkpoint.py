@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import link
 from medclip_dcl.common.weight_files import read_model
+from medclip_dcl.models.base import refuse_owners
 from medclip_dcl.runs.checkpoint_files import BEST
 
 _NAMES = ("best", "last", "new", "previous", "unreadable", "untrained")
@@ -50,8 +51,9 @@ def complete_selection(options: Any) -> None:
             )
 
 
-def check_callbacks(callbacks: Iterable[Callback]) -> None:
-    """Refuse callbacks that take the worst value of a metric for the best, or write checkpoints of the run."""
+def check_callbacks(callbacks: Collection[Callback]) -> None:
+    """Refuse callbacks that own weights, take the worst value for the best, or write checkpoints of the run."""
+    refuse_owners(callbacks)
     for one in callbacks:
         name = f"trainer.callbacks: {type(one).__name__}"
         if isinstance(monitor := getattr(one, "monitor", None), str):
@@ -96,8 +98,13 @@ class BestCheckpoint(ModelCheckpoint):
         if trainer.is_global_zero and Path(self.best_model_path) != self._best:
             link(Path(self.best_model_path), self._best)
 
-    def selected(self) -> dict[str, Any] | None:
-        """Epoch and steps of best.ckpt, metric and value that selected it; None if there is none."""
+    def selected(self, last: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Epoch and steps of best.ckpt, metric and value that selected it; None if there is none.
+
+        `last`: content of last.ckpt, which has the state of a training in processes that the Trainer started itself.
+        """
+        if self.best_model_score is None and (state := last.get("callbacks", {}).get(self.state_key)):
+            self.load_state_dict(state)
         if self.best_model_score is None or not self._best.is_file():
             return None
         value = float(f"{float(self.best_model_score):.6g}")

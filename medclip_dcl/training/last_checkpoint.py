@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from medclip_dcl.common.distributed import gather_objects, greatest_of_all, is_distributed
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import replacing, sync_folder
-from medclip_dcl.data.samplers import ResumableLoader
+from medclip_dcl.data.samplers import ResumableLoader, outlast_sigterm
 from medclip_dcl.runs.checkpoint_files import NEW, ResumeError, remove_leftovers, rotate
-from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.throughput import Arrival, Throughput
 
 _WEIGHTS = ("state_dict", "optimizer_states", "current_model_state")
@@ -83,9 +82,11 @@ class StopSignals:
         self.requested = 0
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._remember) for number in STOP_SIGNALS}
+            outlast_sigterm(True)
 
     def restore(self) -> None:
         """Restore the handlers of before."""
+        outlast_sigterm(False)
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}
@@ -112,6 +113,11 @@ class LastCheckpoint(Checkpoint):
         self._saved_at = 0.0
         self._has_validated = False
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        # Lightning would begin a run with max_steps that stopped between two epochs by ending the finished one again: a
+        # batch and a step would be lost.
+        trainer.fit_loop._iteration_based_training = lambda: False  # type: ignore[method-assign]
+
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
@@ -135,7 +141,7 @@ class LastCheckpoint(Checkpoint):
             )
         _follow_schedule(trainer)
         was_asked = trainer.received_sigterm
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             remove_leftovers(self.folder)
         self._signals.install()
         if was_asked:
@@ -176,7 +182,10 @@ class LastCheckpoint(Checkpoint):
         self._has_validated = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._save(trainer)
+        is_whole = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        is_resumable = isinstance(trainer.train_dataloader, ResumableLoader)
+        with nullcontext() if is_whole or not is_resumable else _within_this_epoch(trainer):
+            self._save(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._has_validated = False
@@ -273,6 +282,19 @@ def _before_this_batch(trainer: Trainer) -> Iterator[None]:
 
 
 @contextmanager
+def _within_this_epoch(trainer: Trainer) -> Iterator[None]:
+    """Set Lightning's counters to an epoch that max_steps, or a callback, has ended before its last batch."""
+    progress: Any = trainer.fit_loop.epoch_progress
+    for counter in (progress.total, progress.current):
+        counter.processed -= 1
+    try:
+        yield
+    finally:
+        for counter in (progress.total, progress.current):
+            counter.processed += 1
+
+
+@contextmanager
 def _before_this_validation(trainer: Trainer) -> Iterator[None]:
     """Set Lightning's counters to a validation that has begun: a resumed run repeats it from its start.
 
@@ -338,11 +360,6 @@ def in_order(callbacks: Iterable[Callback]) -> list[Callback]:
 
 
 def _place(callback: Callback) -> int:
-    if isinstance(callback, WeightAveraging) and not isinstance(callback, AveragedWeights):
-        raise UserError(
-            f"trainer.callbacks: expected no average of the weights, found {type(callback).__name__}, which cuts "
-            "integers such as the positions of a BERT; set ema_decay instead"
-        )
     if isinstance(callback, Arrival):
         return -1
     kinds = (WeightAveraging, Checkpoint, LastEpoch, Throughput)

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import EarlyStopping, Timer
+from pytorch_lightning.utilities import rank_zero_info
 
 from medclip_dcl.common.devices import device_name
 from medclip_dcl.common.files import write_json
 from medclip_dcl.common.terms import copy_terms_of_model
+from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.runs.loggers import MetricsFile
 from medclip_dcl.runs.run_folder import INITIAL_WEIGHTS_FILE, UNTRAINED_CHECKPOINT, RunFolder
 
@@ -33,7 +36,15 @@ class RunRecord(Callback):
     ) -> None:
         counts = [logger.count() for logger in trainer.loggers if isinstance(logger, MetricsFile)]
         rows = counts[0] if counts and trainer.validating else None
-        checkpoint[_KEY] = {"seconds": self._seconds(), "rows": rows}
+        timers = (one for one in trainer.callbacks if isinstance(one, Timer))  # type: ignore[attr-defined]
+        timed_out = any((one.time_remaining() or 1) <= 0 for one in timers)
+        whole: Any = trainer.fit_loop.epoch_progress.current
+        checkpoint[_KEY] = {
+            "seconds": self._seconds(),
+            "rows": rows,
+            "timed_out": timed_out,
+            "complete_epochs": whole.processed,
+        }
 
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -58,12 +69,21 @@ class RunRecord(Callback):
             if isinstance(logger, MetricsFile):
                 logger.forget_after(trainer.global_step, self._rows)
 
-    def record(self, trainer: Trainer) -> dict[str, Any]:
-        """Content of fit.json."""
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for one in trainer.early_stopping_callbacks:
+            if isinstance(one, EarlyStopping) and one.stopping_reason_message:
+                reason = one.stopping_reason_message.removesuffix(" Signaling Trainer to stop.")
+                rank_zero_info(f"EarlyStopping ended training in epoch {trainer.current_epoch}: {reason}")
+
+    def record(self, trainer: Trainer, last: SavedModel) -> dict[str, Any]:
+        """Content of fit.json, from last.ckpt: the Trainer of processes that it started itself has trained nothing."""
+        found = last.checkpoint.get(_KEY, {})
         return {
-            "seconds": round(self._seconds(), 1),
-            "epochs": trainer.current_epoch,
-            "steps": trainer.global_step,
+            "seconds": round(max(self._seconds(), found.get("seconds", 0.0)), 1),
+            "epochs": last.progress.get("epoch", trainer.current_epoch),
+            "complete_epochs": found.get("complete_epochs", trainer.current_epoch),
+            "steps": last.progress.get("step", trainer.global_step),
+            "timed_out": found.get("timed_out", False),
             "precision": str(trainer.precision),
             "devices": trainer.world_size,
             "device": device_name(trainer.strategy.root_device),

@@ -21,11 +21,11 @@ class ViewsObjective(nn.Module):
     Attributes:
         n_views: views of each image that `forward` takes.
         requires: names of the images' fields, (image,) each, that it takes.
-        min_images: images that a batch must have.
+        min_images: images that a batch must have (2: those of others are the negatives).
     """
 
     n_views: int = 2
-    min_images: int = 1
+    min_images: int = 2
     requires: tuple[str, ...] = ()
 
     def forward(

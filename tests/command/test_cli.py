@@ -18,9 +18,11 @@ import torch
 import yaml
 from pytest import approx
 from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.callbacks.timer import Interval
+from pytorch_lightning.loggers import WandbLogger
 
 from medclip_dcl import load
-from medclip_dcl.command.cli import _is_about_settings, main
+from medclip_dcl.command.cli import _about_input, _is_about_settings, main
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.runs.run_folder import RunFolder
@@ -132,8 +134,8 @@ ANOTHER = "already holds another run: its config.yaml differs in model.init_args
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        (["--trainer.max_epochs", "1"], ["trainer.max_epochs", "NUMBER above 2"]),
-        (["--model.init_args.beta2", "0.9"], [ANOTHER, "init_from", "best.ckpt", "NUMBER above 2"]),
+        (["--trainer.max_epochs", "1"], ["trainer.max_epochs", "larger --trainer.max_epochs (it had 2)"]),
+        (["--model.init_args.beta2", "0.9"], [ANOTHER, "init_from", "best.ckpt", "max_epochs (it had 2)"]),
     ],
 )
 def test_another_run_in_a_finished_folder_is_advised(more, named, finished, fit, capsys):
@@ -335,6 +337,91 @@ def test_lightnings_own_errors_are_about_settings():
     with pytest.raises(RuntimeError) as error:
         EarlyStopping("validate/nothing")._validate_condition_metric({})
     assert _is_about_settings(error.value)
+
+
+def test_errors_of_libraries_are_one_line():
+    with pytest.raises(yaml.YAMLError) as unwritten:
+        yaml.safe_dump({"interval": Interval.step})
+    with pytest.raises(ModuleNotFoundError) as absent, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pytorch_lightning.loggers.wandb._WANDB_AVAILABLE", False)
+        WandbLogger()
+    wrapped = TypeError("a configuration")
+    wrapped.__cause__ = unwritten.value
+    for error, words in (
+        (wrapped, "config.yaml cannot hold <Interval.step"),
+        (absent.value, "trainer: "),
+        (RuntimeError("DataLoader timed out after 600 seconds"), "data.num_workers: DataLoader timed out"),
+    ):
+        assert str(_about_input(error)).startswith(words) or words in str(_about_input(error))
+    assert _about_input(RuntimeError("of a user's class")) is None
+
+
+@pytest.mark.slow
+def test_part_never_replaces_a_whole(finished, small_set, tmp_path, info):
+    run = shutil.copytree(finished, tmp_path / "run")
+    arguments = ["--config", str(finished / "config.yaml"), "--run_folder", str(run), *CLASSIFICATION]
+    main(["predict", *arguments])
+
+    def content():
+        return {file: file.read_bytes() for file in run.rglob("*") if file.is_file()}
+
+    before = content()
+    for command in ("test", "predict"):
+        main([command, *arguments, "--trainer.fast_dev_run", "true"])
+    assert content() == before
+    for command in ("test", "predict"):
+        main(
+            [
+                command,
+                *arguments,
+                f"--trainer.limit_{command}_batches",
+                "1",
+                "--data.init_args.batch_size",
+                "4",
+            ]
+        )
+        assert any(f"these go to {run / 'tests/limited'}" in line for line in info())
+    now = content()
+    assert {file: now[file] for file in before} == before
+    limited = run / "tests/limited"
+    assert json.loads((limited / "results.json").read_text())["limited"]
+    assert len(pd.read_parquet(limited / "predictions/image_embeddings.parquet")) == 4
+    # Where there is none it is written, with a note; the whole replaces it.
+    (run / "results.json").unlink()
+    (run / "results_untrained.json").unlink()
+    main(["test", *arguments, "--trainer.limit_test_batches", "1", "--data.init_args.batch_size", "4"])
+    assert "limited" in json.loads((run / "results.json").read_text())
+    main(["test", *arguments])
+    assert "limited" not in json.loads((run / "results.json").read_text())
+
+
+@pytest.mark.slow
+def test_longer_by_steps_sees_the_same_batches(fit, tmp_path, monkeypatch):
+    """As one run of that length, from the middle of an epoch and from its end (three steps)."""
+    seen: list[tuple[int, int, list[str]]] = []
+
+    def note(self, trainer, pl_module, batch, index):
+        seen.append((trainer.global_step, trainer.current_epoch, batch["dicom_id"]))
+
+    monkeypatch.setattr("medclip_dcl.training.throughput.Arrival.on_train_batch_start", note)
+
+    def train(run: str, *ends: int) -> list[tuple[int, int, list[str]]]:
+        seen.clear()
+        for end in ends:
+            steps = (
+                "--trainer.max_steps",
+                str(end),
+                "--trainer.max_epochs",
+                "-1",
+                "--trainer.callbacks",
+                "[]",
+            )
+            main(fit(tmp_path / run, *steps))
+        return list(seen)
+
+    whole = train("whole", 9)
+    assert train("longer", 3, 4, 6, 9) == whole
+    assert pd.read_csv(tmp_path / "longer/metrics.csv")["step"].max() == 8
 
 
 def test_untrained_results_of_another_protocol_are_measured_again(finished, tmp_path):

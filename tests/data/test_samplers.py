@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.reports import LengthSampler
 from medclip_dcl.data.samplers import EpochSampler, ShardSampler, worker_options
+from medclip_dcl.training.last_checkpoint import StopSignals
 
 
 def ranks(monkeypatch, kind, size, *args):
@@ -80,6 +83,31 @@ class Slow:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1, signal.SIGTERM])
 def test_loader_processes_outlast_a_signal_to_all(number):
     """A terminal's Ctrl-C and a batch system's signals reach them too, while training finishes its step."""
+    signals = StopSignals()
+    signals.install()
+    try:
+        loader = iter(DataLoader(Slow(), batch_size=None, **worker_options(1)))  # type: ignore[arg-type]
+        os.kill(next(loader), number)
+        assert list(loader) == [1, 2, 3, 4, 5]
+    finally:
+        signals.restore()
+
+
+def test_workers_without_training_end_at_sigterm():
+    """Else the end of a script, which ends its children by it, would wait five minutes."""
     loader = iter(DataLoader(Slow(), batch_size=None, **worker_options(1)))  # type: ignore[arg-type]
-    os.kill(next(loader), number)
-    assert list(loader) == [1, 2, 3, 4, 5]
+    os.kill(next(loader), signal.SIGTERM)
+    with pytest.raises(RuntimeError, match="killed by signal|exited unexpectedly"):
+        list(loader)
+
+
+def test_too_few_descriptors_are_refused(monkeypatch):
+    limits: list[tuple[int, int]] = [(40, 60)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, both: limits.append(both))
+    assert worker_options(0)["timeout"] == 0
+    with pytest.raises(UserError, match=r"data.num_workers: .* \(ulimit -n\) for 6 workers, found 60"):
+        worker_options(6)
+    limits.append((40, 5000))
+    assert worker_options(6)["timeout"] == 600
+    assert limits[-1][0] > 6 * 60 and limits[-1][1] == 5000

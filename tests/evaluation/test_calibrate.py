@@ -15,6 +15,7 @@ from sklearn.metrics import brier_score_loss
 
 from medclip_dcl import load
 from medclip_dcl.command.cli import main as medclip_dcl
+from medclip_dcl.common.errors import WorseResultError
 from medclip_dcl.common.files import write_parquet
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import PreparedSet, write_table
@@ -105,8 +106,9 @@ def test_scores_are_those_of_validate(trained, small_set, monkeypatch):
     monkeypatch.setattr(ZeroShotClassification, "summarise", recorded)
     best = ["--ckpt_path", str(trained / "checkpoints/best.ckpt")]
     medclip_dcl(["validate", "--config", str(trained / "config.yaml"), *best])
-    calibrate(trained)
-    kept = pd.read_parquet(trained / SCORES_FILE)
+    with pytest.raises(WorseResultError, match="calibrates no finding"):
+        calibrate(trained)
+    kept = found[1]
     pd.testing.assert_frame_equal(kept, found[0], check_exact=False, atol=1e-6)
     assert len(kept) == 40 and kept["subject_id"].between(112, 115).all(), "8 validate images of 4 patients"
 
@@ -199,13 +201,14 @@ def test_a_calibration_of_other_weights_is_left_out(copy, validate_set):
 
 
 def test_other_prompts(copy, validate_set, tmp_path):
-    prompts = tmp_path / "prompts.yaml"
-    prompts.write_text("Pneumonia: [no pneumonia, [pneumonia, signs of pneumonia]]\n")
+    prompts, own = tmp_path / "prompts.yaml", CHEX5["Pneumonia"]
+    texts = (own.positive, "signs of pneumonia")
+    prompts.write_text(json.dumps({"Pneumonia": [own.negative, texts]}))
     output = copy / "other.json"
     main([str(copy), "--data", str(validate_set), "--prompts", str(prompts), "--output", str(output)])
     found = Calibration.read(output)
     assert list(found.findings) == ["Pneumonia"]
-    assert found.findings["Pneumonia"].positive == ("pneumonia", "signs of pneumonia")
+    assert found.findings["Pneumonia"].positive == texts
 
 
 def test_a_better_calibration_is_kept(copy, small_set, capsys):
@@ -219,6 +222,12 @@ def test_a_better_calibration_is_kept(copy, small_set, capsys):
     assert ended.value.code == 1 and content() == before
     assert "calibration.json is kept: it calibrates Cardiomegaly, Pleural Effusion, Pneumonia, which" in said
     assert "4 patients with a positive" in said and "--output FILE" in said
+    (copy / CALIBRATION_FILE).unlink()
+    with pytest.raises(SystemExit) as ended:
+        main([str(copy), "--data", str(small_set)])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 1 and "calibration.json is not written" in said and "4 patients" in said
+    assert not (copy / CALIBRATION_FILE).exists()
 
 
 def test_training_images_are_not_calibrated_on(copy, small_set, validate_set, capsys):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.data import by_length
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.inference.model import load
+from medclip_dcl.models.base import Batch, _with_strides
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.optimisation import (
     adamw_warmup_cosine,
@@ -365,3 +367,49 @@ def test_each_named_groups_learning_rate_is_logged():
         assert learning_rates(alone["optimizer"])["learning_rate"].dtype == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def data_of(small_set: Path, **options: Any) -> ImageTextDataModule:
+    return ImageTextDataModule(str(small_set), image_size=48, crop_size=32, num_workers=0, **options)
+
+
+def test_batches_of_one_image_are_refused(small_set, small_bert, tmp_path):
+    """It has no negatives: every loss is 0."""
+    with pytest.raises(UserError, match="data.batch_size: expected at least 2 images of all processes"):
+        trainer(tmp_path, max_steps=1).fit(build(small_bert), data_of(small_set, batch_size=1))
+    both = data_of(small_set, batch_size=1, contrastive_batch=2)
+    trainer(tmp_path, max_steps=1, limit_val_batches=0).fit(build(small_bert), both)
+
+
+def test_validation_leaves_out_last_single_image(small_set, small_bert, tmp_path):
+    """Eight images in blocks of seven: the loss of the eighth would be 0."""
+    model, found = build(small_bert), []
+    for options in ({}, {"limit_val_batches": 1}):
+        one = trainer(tmp_path, **options)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("default")
+            one.validate(model, data_of(small_set, batch_size=7), verbose=False)
+        found.append(one.callback_metrics["validate/loss"])
+        assert sum("leaves out a block of one image" in str(x.message) for x in said) == (not options)
+    assert found[0] == found[1] > 0
+
+
+def test_batch_names_the_entry_it_lacks():
+    """Of a datamodule of a user's own."""
+    batch = Batch({"images": 1, "anchor": {"log_p": 2}})
+    assert batch["images"] == 1 and batch.get("tokens") is None and batch["anchor"]["log_p"] == 2
+    with pytest.raises(UserError, match="an entry 'tokens', found images, anchor"):
+        batch["tokens"]
+    with pytest.raises(UserError, match="an entry 'embedding', found log_p"):
+        batch["anchor"]["embedding"]
+
+
+def test_gradients_take_strides_where_nothing_moves():
+    weight = torch.zeros(4, 3, 1, 1)
+    gradient = torch.rand(4, 1, 1, 3).permute(0, 3, 1, 2)
+    assert gradient.stride() != weight.stride()
+    found = _with_strides(weight.stride(), gradient)
+    assert found.stride() == weight.stride() and found.data_ptr() == gradient.data_ptr()
+    torch.testing.assert_close(found, gradient, atol=0, rtol=0)
+    other = torch.rand(4, 3, 3, 3).to(memory_format=torch.channels_last)
+    assert _with_strides(torch.zeros(4, 3, 3, 3).stride(), other) is other

@@ -104,6 +104,22 @@ def test_merged_equals_unmerged(run, trained, small_set, small_bert, tmp_path) -
         torch.testing.assert_close(value, merged[name], atol=1e-6, rtol=1e-6)
 
 
+@torch.no_grad()
+def test_an_interrupted_training_is_saved_merged(small_set, small_bert, tmp_path) -> None:
+    """As in a notebook, where Ctrl-C leaves the adapters in the network."""
+    network = build(small_set, small_bert)[0].network.eval()
+    for encoder in (network.image_encoder.trunk, network.text_encoder.transformer):
+        add_adapters(encoder, LoRA(RANK, ALPHA))
+    for name, parameter in network.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    inputs = torch.rand(2, 3, 32, 24), *network.tokenize(TEXTS)
+    network.save_pretrained(tmp_path)
+    found = ImageTextNetwork.from_pretrained(tmp_path)
+    torch.testing.assert_close(found(*inputs), network(*inputs), atol=1e-5, rtol=1e-5)
+    assert has_adapters(network) and not has_adapters(found)
+
+
 def test_a_killed_run_continues_exactly(run, small_set, small_bert, tmp_path) -> None:
     with pytest.raises(Killed):
         train(tmp_path, *build(small_set, small_bert), Kill("on_train_batch_end", 1, 1), max_epochs=2)

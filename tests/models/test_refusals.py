@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ FROZEN = {"frozen": True}
     ("options", "words"),
     [
         ({"learning_rate": 0.0}, "learning_rate: .* 0.0"),
+        ({"learning_rate": math.inf}, "learning_rate: expected a finite number above 0, found inf"),
+        ({"weight_decay": math.inf}, "weight_decay: expected a finite number at least 0, found inf"),
         ({"image_to_text": 1.5}, "image_to_text .* 1.5"),
         ({"beta2": 1.5}, "beta2 .* 1.5"),
         ({"masked_language_weight": -1.0}, "masked_language_weight: .* -1"),

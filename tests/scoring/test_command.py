@@ -47,9 +47,9 @@ def test_tables_keep_their_columns(model: Path, tmp_path: Path, kinds: tuple[str
     if kinds[0] == "csv":
         table.to_csv(file, index=False, quoting=2)
     else:
-        table["text"] = table["text"].replace("", None)
+        table["text"] = table["text"].replace("", None).astype("category")  # as tables of repeated sentences
         table[::-1].to_parquet(file)  # with an index
-        table = table[::-1].reset_index(drop=True).fillna("")
+        table = table[::-1].reset_index(drop=True).astype(object).fillna("")
     found = run(file, model, output, "--within_word_l2r")
     expected = pseudo_log_likelihood(
         *load_language_model(model), table["text"].tolist(), within_word_l2r=True, truncate=True
@@ -138,6 +138,7 @@ def test_a_killed_command_goes_on(model: Path, tmp_path: Path, monkeypatch: pyte
         ("a.csv", b"PAR1 secret", [], "a.csv is a Parquet file"),
         ("a.tsv", "text\nsecret\tsecret\n", [], "cannot be read .*ParserWarning"),
         ("a.csv", "text,log_p\nsecret,1\n", [], "expected no column log_p"),
+        ("a.txt", "secret", ["--output", "folder.csv"], "--output: .* found folder.csv .a folder."),
         ("a.txt", "secret", ["--output", "a.npy"], "--output: expected another .csv or .parquet file"),
         ("a.csv", "text\nsecret\n", ["--output", "a.csv"], "--output: expected another"),
         ("b.txt", None, [], "no file b.txt"),
@@ -148,6 +149,7 @@ def test_refusals_show_no_text(
     name: str, content: str | bytes | None, options: list[str], message: str,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
+    Path("folder.csv").mkdir()
     if content is not None:
         Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(UserError, match=message) as caught:

@@ -75,7 +75,8 @@ def train(folder: Path, aucs: list[float], **options: Any) -> BestCheckpoint:
 )
 def test_best_is_the_best_or_none(options, aucs, epoch, others, tmp_path):
     best = train(tmp_path, aucs, **options)
-    selected, said = best.selected(), best.describe(best.selected(), len(aucs))
+    selected = best.selected({})
+    said = best.describe(selected, len(aucs))
     assert {file.stem for file in tmp_path.iterdir()} - {"best"} == others
     if epoch is None:
         assert selected is None and said.startswith("no checkpoint was selected, since ")
@@ -85,6 +86,12 @@ def test_best_is_the_best_or_none(options, aucs, epoch, others, tmp_path):
         found = {"epoch": epoch, "step": 2 * epoch}
         assert read_model(tmp_path / "best.ckpt").progress == found
         assert selected == {**found, "metric": "validate/auc", "value": aucs[epoch - 1]}
+        # The Trainer of processes that it started itself has trained nothing: their last.ckpt has the state.
+        state = torch.load(tmp_path / "best.ckpt", weights_only=True)["callbacks"][best.state_key]
+        other = BestCheckpoint(dirpath=tmp_path, auto_insert_metric_name=False, **options)
+        assert other.selected({}) is None
+        state = {**state, "best_model_score": best.best_model_score}
+        assert other.selected({"callbacks": {other.state_key: state}}) == selected
         assert f"epoch {epoch} of {len(aucs)} ({2 * epoch} steps), validate/auc 0." in said
 
 

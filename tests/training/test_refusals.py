@@ -7,12 +7,49 @@ from typing import Any
 
 import pytest
 from jsonargparse import Namespace
-from pytorch_lightning.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint
+from pytorch_lightning.callbacks import (
+    BackboneFinetuning,
+    BatchSizeFinder,
+    EarlyStopping,
+    EMAWeightAveraging,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+)
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.best_checkpoint import check_callbacks, complete_selection
-from medclip_dcl.training.last_checkpoint import LastCheckpoint, in_order
+from medclip_dcl.training.last_checkpoint import LastCheckpoint
+
+
+class Average(EMAWeightAveraging):
+    """Of a user."""
+
+
+OWNERS = [
+    (EMAWeightAveraging(), "set ema_decay"),
+    (Average(), "set ema_decay"),
+    (StochasticWeightAveraging(1e-3), "set ema_decay"),
+    (BatchSizeFinder(), "set data.init_args.batch_size"),
+    (LearningRateFinder(), "set model.init_args.learning_rate"),
+    (BackboneFinetuning(), "set the model's frozen"),
+    (ModelPruning("l1_unstructured"), "remove it"),
+]
+
+
+def test_own_average_and_other_callbacks_are_taken():
+    check_callbacks(
+        [AveragedWeights(0.5), EarlyStopping("validate/loss"), GradientAccumulationScheduler({0: 1})]
+    )
+
+
+def test_plain_trainers_refuse_them_at_fit_alone(build, data, trainer):
+    with pytest.raises(UserError, match="found EMAWeightAveraging"):
+        trainer([EMAWeightAveraging()]).fit(build(), data)
+    trainer([EMAWeightAveraging()], limit_val_batches=1).validate(build(), data, verbose=False)
 
 
 def select(**options: Any) -> None:
@@ -34,7 +71,7 @@ def select(**options: Any) -> None:
         (lambda: check_callbacks([EarlyStopping("validate/auc")]), "EarlyStopping.mode: expected max"),
         (lambda: check_callbacks([ModelCheckpoint(filename="best")]), "callbacks: ModelCheckpoint"),
         (lambda: check_callbacks([ModelCheckpoint(save_last=True)]), "callbacks: ModelCheckpoint"),
-        (lambda: in_order([EMAWeightAveraging()]), "EMAWeightAveraging.*ema_decay"),
+        *((lambda x=x: check_callbacks([x]), f"{type(x).__name__}; {words}") for x, words in OWNERS),
         *((lambda x=x: AveragedWeights(x), f"ema_decay: .* {x}") for x in (0.0, 1.0, -1.0, float("nan"))),
         (lambda: LastCheckpoint("x", -1.0), "checkpoint_minutes: .* -1"),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.runs.run_folder import RunFolder, RunFolderError
 
@@ -77,3 +78,57 @@ def test_other_results_have_a_folder_of_their_own(tmp_path):
     assert run.folder_of_test(foreign, "set_0f").name == f"{names[0]}_on_set_0f"
     # A folder without a run takes any results.
     assert other.folder_of_test(own) == other.folder
+
+
+ENDED = {"epochs": 2, "complete_epochs": 1, "steps": 4, "timed_out": False}
+"""Four steps in epochs of three."""
+
+
+def settings(epochs: int, steps: int = -1, **others: object) -> dict[str, object]:
+    return {"trainer": {"max_epochs": epochs, "max_steps": steps, **others}, "model": {}}
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "now", "is_longer"),
+    [
+        (settings(-1, 4), ENDED, settings(-1, 7), True),
+        (settings(-1, 4), ENDED, settings(2), True),
+        (settings(-1, 4), ENDED, settings(1), False),
+        (settings(-1, 4), ENDED, settings(-1, 3), False),
+        (settings(5, 4), ENDED, settings(9, 4), False),
+        (settings(-1, 6), ENDED | {"complete_epochs": 2, "steps": 6}, settings(2), False),
+        (settings(2), ENDED | {"complete_epochs": 2, "steps": 6}, settings(3), True),
+        (settings(2), ENDED | {"complete_epochs": 2, "steps": 6}, settings(3, 6), False),
+        (settings(9), ENDED | {"timed_out": True}, settings(12), False),
+        (settings(9), {}, settings(12), True),
+        (settings(9), {}, settings(4), False),
+        (settings(-1, 9), {}, settings(-1, 12), True),
+        (settings(9), ENDED, settings(12, deterministic=True), False),
+    ],
+)
+def test_run_is_longer_by_epochs_or_steps(before, end, now, is_longer, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.claim(before, {})
+    if end:
+        write_json(end, run.folder / "fit.json")
+    if is_longer:
+        assert run.check(now, {})
+    else:
+        with pytest.raises(RunFolderError, match="already holds another run"):
+            run.check(now, {})
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "advice"),
+    [
+        (settings(-1, 4), ENDED, r"a larger --trainer.max_steps \(it had 4\)"),
+        (settings(2), ENDED | {"steps": 6}, r"a larger --trainer.max_epochs \(it had 2\)"),
+        (settings(9), ENDED | {"timed_out": True}, "max_time is used up; .*init_from"),
+    ],
+)
+def test_advice_names_setting_that_ended_run(before, end, advice, tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.claim(before, {})
+    write_json(end, run.folder / "fit.json")
+    with pytest.raises(RunFolderError, match=advice):
+        run.check({**before, "model": {"another": 1}}, {})

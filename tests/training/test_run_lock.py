@@ -17,6 +17,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from medclip_dcl.command.cli import main
 from medclip_dcl.command.lightning_cli import _own_environment
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.runs.run_folder import LOCK_FILE, RunFolder, RunFolderError, _own_note
 from tests.command.small_runs import small
 
@@ -106,6 +107,17 @@ def test_slurm_tasks_of_one_device_are_jobs(devices, is_alone, monkeypatch):
     monkeypatch.setattr(rank_zero_only, "rank", 1)
     assert bool(_own_environment(Namespace(devices=devices, num_nodes=1))) == is_alone
     assert vars(rank_zero_only)["rank"] == (0 if is_alone else 1)
+
+
+@pytest.mark.parametrize(("devices", "refused"), [(1, True), ("auto", True), (2, False), ([0, 1], False)])
+def test_torchrun_with_fewer_devices_is_refused(devices, refused, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    trainer = Namespace(devices=devices, num_nodes=1, accelerator="cpu")
+    if refused:
+        with pytest.raises(UserError, match=r"processes that torchrun started \(WORLD_SIZE\)"):
+            _own_environment(trainer)
+    else:
+        assert _own_environment(trainer) == []
 
 
 def test_more_slurm_tasks_than_devices_are_a_warning(monkeypatch):
