@@ -34,30 +34,11 @@ _SETTINGS = "medclip_dcl"
 _MODULE = "network."
 _WRAPPER = "module."
 # Settings of an architecture by what they make: layers, and sides of tensors.
-_LAYERS = {
-    *(
-        "num_hidden_layers",
-        "num_layers",
-        "n_layers",
-        "n_layer",
-        "encoder_layers",
-        "layers",
-        "depth",
-        "depths",
-    ),
-}
-_SIDES = {
-    *(
-        "vocab_size",
-        "type_vocab_size",
-        "hidden_size",
-        "hidden_sizes",
-        "intermediate_size",
-        "width",
-        "embed_dim",
-    ),
-    *("dim", "hidden_dim", "d_model", "n_embd", "ffn_dim", "embedding_size"),
-}
+_LAYERS = re.compile("num_hidden_layers|num_layers|n_layers?|encoder_layers|layers|depths?")
+_SIDES = re.compile(
+    "(type_)?vocab_size|hidden_sizes?|intermediate_size|embedding_size|width|embed_dim|dim|hidden_dim|ffn_dim|"
+    "d_model|n_embd"
+)
 _POSITIONS = re.compile(r"position_embeddings?\.weight$")
 _OF_IMAGES = re.compile("vision|image_encoder")
 _SOURCES = ("pretrained", "weights")
@@ -95,18 +76,22 @@ class SavedModel:
 
     def checked(self) -> SavedModel:
         """The model, unless its description names weights elsewhere or is larger than its own."""
-        parts = {part: x.get("init_args") for part, x in self.network.items() if isinstance(x, Mapping)}
-        for part, arguments in parts.items():
-            known = arguments if isinstance(arguments, Mapping) else {}
-            if given := {name: known[name] for name in _SOURCES if known.get(name) is not None}:
+        described = {part: x for part, x in self.network.items() if isinstance(x, Mapping)}
+        for part, x in described.items():
+            arguments = x["init_args"] if isinstance(x.get("init_args"), Mapping) else {}
+            if given := {name: arguments[name] for name in _SOURCES if arguments.get(name) is not None}:
                 raise UserError(
                     f"{self.path}: {part}.init_args: expected no {' or '.join(_SOURCES)}, as a saved model holds its "
                     f"own, found {given}; do not use this file"
                 )
-        if self.network:
+        # The names of a user's own class may mean anything.
+        own = {
+            part: x for part, x in described.items() if str(x.get("class_path")).startswith("medclip_dcl.")
+        }
+        if own:
             state = self.checkpoint.get("state_dict")
             shapes = shapes_of(state) if self.checkpoint else safetensors_shapes(self._file)
-            check_sizes(self.network, shapes, self.path)
+            check_sizes(own, shapes, self.path)
         return self
 
     @property
@@ -173,14 +158,14 @@ def check_sizes(
     side = max((max(shape, default=0) for shape in shapes.values()), default=0)
     # Learnt positions have a tensor of that name; rotary and relative ones do not.
     has_positions = any(_POSITIONS.search(x) and not _OF_IMAGES.search(x) for x in shapes)
-    sides = {*_SIDES, "max_position_embeddings"} if has_positions else _SIDES
     for name, value in settings.items() if shapes else ():
         if isinstance(value, Mapping):
             check_sizes(value, shapes, source)
         values = [x for x in (value if isinstance(value, list) else [value]) if isinstance(x, (int, float))]
-        if values and name in _LAYERS and not sum(values) <= len(shapes):
+        is_side = _SIDES.fullmatch(str(name)) or (has_positions and name == "max_position_embeddings")
+        if values and _LAYERS.fullmatch(str(name)) and not sum(values) <= len(shapes):
             limit, found = f"{len(shapes):,}, the number of tensors in its weights", sum(values)
-        elif values and name in sides and not max(values) <= side:
+        elif values and is_side and not max(values) <= side:
             limit, found = f"{side:,}, the longest side in its weights", max(values)
         else:
             continue

@@ -94,6 +94,14 @@ def test_descriptions_are_refused_before_building(change, words, exported, tmp_p
         assert "\n" not in str(error.value)
 
 
+def test_settings_of_other_classes_are_not_compared(exported, tmp_path) -> None:
+    folder = shutil.copytree(exported, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config["image_encoder"] = {"class_path": "own.Encoder", "init_args": {"width": 2048, "depth": 500}}
+    (folder / "config.json").write_text(json.dumps(config))
+    assert read_model(folder).network == config
+
+
 REAL = (
     *("bert", "roberta", "mpnet", "modernbert", "deberta", "deberta-v2", "distilbert", "electra", "albert"),
     *(
