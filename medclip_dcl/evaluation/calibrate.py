@@ -68,6 +68,8 @@ def calibrate(
             f"--data: expected a prepared set, found none, and {model} names none; give --data SET"
         )
     file = output or model / CALIBRATION_FILE
+    if file.is_dir():
+        raise UserError(f"--output: expected a file, found the folder {file}; give a .json file")
     earlier = Calibration.read(file) if file.is_file() else None
     source = model if is_export else run.checkpoint_to_test()
     if "findings" in read_model(source).network:

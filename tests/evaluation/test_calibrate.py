@@ -251,6 +251,7 @@ def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp
         capsys, str(tmp_path)
     )
     assert "found {'sensitivity': 95.0}" in refused(capsys, run, *data, "--sensitivity", "95")
+    assert "--output: expected a file, found the folder" in refused(capsys, run, *data, "--output", run)
     assert "device gpu cannot be used" in refused(capsys, run, *data, "--device", "gpu")
     prompts = tmp_path / "prompts.yaml"
     prompts.write_text("Pneumonja: [no pneumonia, pneumonia]\n")
