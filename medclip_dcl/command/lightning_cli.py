@@ -31,7 +31,7 @@ from medclip_dcl.command.described_network import (
     take_network_from,
 )
 from medclip_dcl.command.output import plain_output
-from medclip_dcl.common.devices import best_precision
+from medclip_dcl.common.devices import best_precision, without_tf32
 from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.common.files import digest, write_json
 from medclip_dcl.common.weight_files import SavedModel, read_model
@@ -348,7 +348,9 @@ class MedclipCLI(LightningCLI):
         kwargs["logger"] = [*own, *listed(config.logger)] or False
         kwargs["plugins"] = [AtomicCheckpointIO(), *self.environment, *listed(config.plugins)]
         if config.precision is None:
-            kwargs["precision"] = best_precision(config.accelerator)
+            kwargs["precision"] = (
+                best_precision(config.accelerator) if self.subcommand == "fit" else "32-true"
+            )
         # Unless asked for: without an example input Lightning's summary ends with "Total FLOPs: 0".
         kwargs["enable_model_summary"] = bool(config.enable_model_summary)
         options = self.config_init[self.subcommand]
@@ -357,6 +359,8 @@ class MedclipCLI(LightningCLI):
         self.record, throughput = RunRecord(self.run, options.untrained), Throughput()
         given = listed(config.callbacks)
         if not any(isinstance(x, ProgressBar) for x in given):
+        if self.subcommand != "fit":
+            without_tf32()
             bar = progress_bar(config.enable_progress_bar)
             given, kwargs["enable_progress_bar"] = [*given, *bar], bool(bar)
         config.callbacks = [

@@ -22,11 +22,16 @@ def device_name(device: torch.device) -> str:
 
 
 def best_precision(accelerator: Any = "auto") -> str:
-    """Mixed bfloat16 if the device supports it, else float32 (for ``trainer.precision: null``)."""
+    """Mixed bfloat16 if the device supports it, else float32 (for ``trainer.precision: null`` of `fit`)."""
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return "bf16-mixed" if torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
     has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return "bf16-mixed" if has_bf16 else "32-true"
+
+
+def without_tf32() -> None:
+    """Compute float32 in float32: cuDNN's convolutions round to TF32 (10 bits) by default."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def usable_device(device: str | torch.device) -> torch.device:

@@ -17,7 +17,7 @@ import pandas as pd
 import torch
 
 from medclip_dcl.common.command_line import add_import_option, one_line_errors, progress_bar
-from medclip_dcl.common.devices import usable_device
+from medclip_dcl.common.devices import usable_device, without_tf32
 from medclip_dcl.common.errors import MissingFileError, UserError, WorseResultError
 from medclip_dcl.common.files import write_parquet
 from medclip_dcl.common.findings import PromptSource
@@ -58,6 +58,7 @@ def calibrate(
     """
     check_target(target)
     usable, run = usable_device(device), RunFolder(model)
+    without_tf32()
     is_export, config = is_exported(model), read_config(model)
     if config is None and not is_export:  # other prompts than the run's would be calibrated
         raise MissingFileError(f"{model}: expected a run folder or an exported folder, found no config.yaml")

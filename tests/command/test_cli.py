@@ -489,6 +489,30 @@ def test_a_run_from_before_an_option_continues(finished, small_set, small_bert, 
     config = yaml.safe_load((run / "config.yaml").read_text())
     for part, names in (
         ("model", ["same_text", "negative_weights", "loss", "init_from", "init_parts"]),
+def test_null_is_float32_outside_of_fit(finished, fit, tmp_path, monkeypatch):
+    class Seen(Exception):
+        pass
+
+    tf32: list[bool] = []
+
+    def seen(cli, _):
+        raise Seen(cli.trainer.precision)
+
+    monkeypatch.setattr("medclip_dcl.command.lightning_cli.MedclipCLI._run_subcommand", seen)
+    monkeypatch.setattr("medclip_dcl.command.lightning_cli.best_precision", lambda _: "bf16-mixed")
+    monkeypatch.setattr("medclip_dcl.command.lightning_cli.without_tf32", lambda: tf32.append(False))
+    found: dict[str, tuple[str, int]] = {}
+    for command in ("fit", "validate", "test", "predict"):
+        arguments = (
+            fit(tmp_path / "run")[1:] if command == "fit" else ["--config", str(finished / "config.yaml")]
+        )
+        with pytest.raises(Seen) as caught:
+            main([command, *arguments, "--trainer.precision", "null"])
+        found[command] = str(caught.value), len(tf32)
+    of_others = {name: ("32-true", place) for place, name in enumerate(["validate", "test", "predict"], 1)}
+    assert found == {"fit": ("bf16-mixed", 0), **of_others}
+
+
         ("data", ["views", "contrastive_batch"]),
     ):
         for name in names:
