@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import get_args
 
 from medclip_dcl.common.command_line import (
     add_import_option,
@@ -15,6 +16,7 @@ from medclip_dcl.common.command_line import (
     one_line_errors,
     whole_number,
 )
+from medclip_dcl.common.findings import Ensemble
 
 DTYPES = ("float32", "bfloat16", "float16")
 _PROGRAM = "medclip_dcl.ask"
@@ -25,8 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; a mistake of the user is one line and status 2."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if (options.prompts is not None or options.calibrated) and not options.classify:
-        parser.error("--prompts and --calibrated belong to --classify; leave them out with --text")
+    if (options.prompts or options.calibrated or options.ensemble) and not options.classify:
+        parser.error(
+            "--prompts, --ensemble and --calibrated belong to --classify; leave them out with --text"
+        )
     try:
         with one_line_errors(f"{_PROGRAM}: error"), _plain_warnings():
             # Here, so that --help is quick.
@@ -67,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         help="with --classify: probabilities, and whether they reach the threshold, by the model's calibration.json",
     )
     add("--prompts", metavar="FILE", help="YAML file of finding: [negative, positive] for --classify")
+    words = "several prompts a side: the mean of scores (default) or of embeddings; with --calibrated as calibrated"
+    add("--ensemble", choices=get_args(Ensemble), help=words)
     add(
         "--output",
         type=Path,

@@ -23,15 +23,16 @@ import torch
 from jaxtyping import UInt8
 from PIL import Image
 
+from medclip_dcl import __version__
 from medclip_dcl.ask.loading import image_files_in, read_image, read_in_batches
 from medclip_dcl.ask.score_table import ERROR, IMAGE, STATE, SUFFIXES, WARNING, Row, ScoreTable, shown
-from medclip_dcl.common.command_line import progress_bar
+from medclip_dcl.common.command_line import digests_of_imports, progress_bar
+from medclip_dcl.common.devices import without_tf32
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import read_text, replacing, write_text
-from medclip_dcl.common.findings import CHEX5, PromptEnsembles, read_prompts
+from medclip_dcl.common.findings import CHEX5, Ensemble, PromptEnsembles, ensemble_used, read_prompts
 from medclip_dcl.inference.model import UNKNOWN_TEXT, ImageTextInference, load
 from medclip_dcl.metrics.calibration import Calibration
-from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.pictures.inputs import doubts
 
 SCORES_FILE = "scores.csv"
@@ -116,17 +117,23 @@ def classify_files(options: argparse.Namespace) -> None:
     model = _load(options)
     view, calibration = model.network.view, model.require_calibration() if options.calibrated else None
     # Inputs besides the images that determine the scores.
+    identity = model.network.fingerprint()
     meaning: dict[str, Any] = {
-        "model": weights_fingerprint(model.network),
-        "image size": [view.size, view.geometry, view.prepared],
+        "model": identity.pop("weights"),
+        "settings of the model": identity.pop("settings"),
+        "image size": [*identity.values()],
         "dtype": options.dtype,
+        "code of --import": digests_of_imports(options.imported),
     }
     columns = list(prompts)
     if calibration is not None:
-        prompts = calibration.prompts(options.prompts)
+        prompts = calibration.prompts(options.prompts, options.ensemble)
         columns = [*prompts, *(f"{finding}{POSITIVE}" for finding in prompts)]
         meaning["calibration"] = json.loads(calibration.to_json())
     meaning["prompts"] = {finding: [list(texts) for texts in pair] for finding, pair in prompts.items()}
+    ensemble = "scores" if calibration is None else calibration.ensemble
+    ensemble = options.ensemble or ensemble
+    meaning["ensemble"] = ensemble_used(prompts, ensemble)
     with _writing(options.output):
         table = ScoreTable(options.output, columns, meaning)
     with table:
@@ -135,7 +142,7 @@ def classify_files(options: argparse.Namespace) -> None:
         if not missing and table.is_written:
             print(f"{options.output} is finished: {len(images):,} images", file=sys.stderr)
             return
-        score = _scorer(model, prompts, calibration)
+        score = _scorer(model, prompts, ensemble, calibration)
         done = len(images) - len(missing)
         with progress_bar(total=len(images), initial=done, desc="classify", unit=" images") as bar:
             for files in read_in_batches(missing, view, options.batch_size, options.workers):
@@ -156,17 +163,17 @@ def classify_files(options: argparse.Namespace) -> None:
                     table.add(rows)
                 bar.update(len(files))
         with _writing(options.output):
-            frame = table.finish(images, model=str(options.model))
+            frame = table.finish(images, model=str(options.model), medclip_dcl=__version__)
     n_errors, n_warnings = int(frame[ERROR].notna().sum()), int(frame[WARNING].notna().sum())
     notes = [f"{n:,} with {what}" for n, what in ((n_errors, "an error"), (n_warnings, "a warning")) if n]
     print(f"written: {options.output} ({', '.join([f'{len(images):,} images', *notes])})", file=sys.stderr)
 
 
 def _scorer(
-    model: ImageTextInference, prompts: PromptEnsembles, calibration: Calibration | None
+    model: ImageTextInference, prompts: PromptEnsembles, ensemble: Ensemble, calibration: Calibration | None
 ) -> Callable[[UInt8[np.ndarray, "image side side"]], list[Row]]:
     """A function from a batch of network inputs to a row of scores for each image."""
-    differences = model.scorer(prompts)
+    differences = model.scorer(prompts, ensemble)
 
     def score(inputs: UInt8[np.ndarray, "image side side"]) -> list[Row]:
         table = pd.DataFrame(differences(inputs).astype("float64"), columns=list(prompts))
@@ -207,6 +214,7 @@ def _load(options: argparse.Namespace) -> ImageTextInference:
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    without_tf32()  # as a calibration was fitted
     return load(options.model, device=device, dtype=getattr(torch, options.dtype))
 
 

@@ -14,9 +14,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 from medclip_dcl.common.command_line import add_import_option, in_words, run_command
+from medclip_dcl.common.findings import Ensemble
 
 PROMPTS = Path("configs/prompts/public.yaml")
 CSV = "benchmark.csv"
@@ -58,7 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 )
                 print(notes[-1], flush=True)
                 continue
-            run = plan.test_of(model, name, prepared, prompts, options.output)
+            how = (prompts, options.ensemble, options.imported)
+            run = plan.test_of(model, name, prepared, *how, options.output)
             end = run_one(run, ("test",), modules=options.imported)
             if end.state == "stopped":
                 print("stopped; the same command continues where it stopped", file=sys.stderr)
@@ -109,6 +111,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--names", metavar="A,B", help="names of the models, by commas; default: of their folders")
     add("--baseline", metavar="NAME", help="model that is subtracted from the others; default: the first")
     add("--prompts", type=Path, default=PROMPTS, metavar="FILE", help=f"of findings; default {PROMPTS}")
+    words = "several prompts a side: the mean of scores (default) or of embeddings, as in CLIP"
+    add("--ensemble", choices=get_args(Ensemble), default="scores", help=words)
     add_import_option(parser)
     return parser
 

@@ -205,12 +205,15 @@ def _facts(benchmark: Benchmark) -> Table:
     for name, runs in benchmark.runs.items():
         for model, run in runs.items():
             results = run.tested
+            protocol = results["protocol"].get("classification", {})
             facts = {
                 "set": name,
                 "checkpoint": describe_checkpoint(results["checkpoint"]) or NOTHING,
                 "weights": results["checkpoint"]["weights"],
                 "images shown at": describe_image_size(results),
+                "several prompts": protocol.get("ensemble") or NOTHING,
                 "precision": results["precision"],
+                "medclip_dcl": results["versions"]["medclip_dcl"],
                 "device": results["timings"]["device"],
                 "fingerprint of the set": results["dataset"]["fingerprint"],
             }

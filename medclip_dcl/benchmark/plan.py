@@ -10,10 +10,10 @@ from typing import Any
 import yaml
 
 from medclip_dcl.command.one_run import Run
-from medclip_dcl.common.command_line import available_cores
+from medclip_dcl.common.command_line import available_cores, digests_of_imports
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest_of_file, write_json, write_text
-from medclip_dcl.common.findings import PromptEnsembles
+from medclip_dcl.common.findings import Ensemble, PromptEnsembles, ensemble_used
 from medclip_dcl.common.weight_files import SavedModel, is_exported, kind_of_network, read_model
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.runs.run_folder import IMAGES_OF, RunFolder
@@ -98,20 +98,34 @@ def known_images(model: Model, prepared: PreparedSet) -> str:
     return RunFolder.of(model.saved.path).known_source(prepared)
 
 
-def test_of(model: Model, name: str, prepared: PreparedSet, prompts: PromptEnsembles, output: Path) -> Run:
-    """The run folder of a test and its arguments; results of another model, set or prompts are forgotten."""
+def test_of(
+    model: Model,
+    name: str,
+    prepared: PreparedSet,
+    prompts: PromptEnsembles,
+    ensemble: Ensemble,
+    imported: Sequence[str],
+    output: Path,
+) -> Run:
+    """The run folder of a test and its arguments; results of another model, set, prompts or code are forgotten."""
     folder = output / TESTS / model.name / name
     used = {finding: [*map(list, pair)] for finding, pair in prompts.items()}
-    asked = {"model": model.digest(), "set": prepared.fingerprint, "prompts": used}
+    asked = {
+        **{"model": model.digest(), "set": prepared.fingerprint, "prompts": used},
+        **{"ensemble": ensemble_used(prompts, ensemble), "imported": digests_of_imports(imported)},
+    }
     known = folder / _ASKED
     if not known.is_file() or read_json(known) != asked:
         (folder / RESULTS_FILE).unlink(missing_ok=True)
         write_json(asked, known)
-    write_text(yaml.safe_dump(_config(model, prepared, used), sort_keys=False), folder / "test.yaml")
+    config = _config(model, prepared, used, ensemble)
+    write_text(yaml.safe_dump(config, sort_keys=False), folder / "test.yaml")
     return Run({"model": model.name, "set": name}, folder, (f"--config={folder / 'test.yaml'}",))
 
 
-def _config(model: Model, prepared: PreparedSet, prompts: Mapping[str, Any]) -> dict[str, Any]:
+def _config(
+    model: Model, prepared: PreparedSet, prompts: Mapping[str, Any], ensemble: Ensemble
+) -> dict[str, Any]:
     """Settings of a test: the network as it is described, at its own image size."""
     described = model.saved.network
     evaluations: list[tuple[str, dict[str, Any]]]
@@ -121,7 +135,7 @@ def _config(model: Model, prepared: PreparedSet, prompts: Mapping[str, Any]) -> 
         classes = ("ImageTextModel", "ImageTextDataModule")
         labelled = {finding: pair for finding, pair in prompts.items() if finding in prepared.findings}
         evaluations = [
-            *([("ZeroShotClassification", {"prompts": labelled})] if labelled else []),
+            *([("ZeroShotClassification", {"prompts": labelled, "ensemble": ensemble})] if labelled else []),
             ("Localisation", {"prompts": dict(prompts), "examples": 0}),
             ("Grounding", {"examples": 0}),
             ("Retrieval", {}),

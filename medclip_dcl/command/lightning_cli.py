@@ -121,6 +121,7 @@ class RunOptions:
         checkpoint_minutes: Minutes of training that a kill may cost; last.ckpt is also written at each epoch's end.
         untrained: Keep the weights before the first step, and let `test` evaluate them beside the trained ones.
         prompts: YAML file of finding: [negative, positive] prompts, for ZeroShotClassification and Localisation.
+        ensemble: Of several prompts a side, for ZeroShotClassification: scores or embeddings; null: the callback's.
         prediction_format: Of the tables that `predict` writes; in CSV an embedding is a column for each number.
     """
 
@@ -130,6 +131,7 @@ class RunOptions:
     checkpoint_minutes: float = 15.0
     untrained: bool = True
     prompts: str | None = None
+    ensemble: Literal["scores", "embeddings"] | None = None
     prediction_format: Literal["parquet", "csv"] = "parquet"
 
 
@@ -210,7 +212,14 @@ class MedclipCLI(LightningCLI):
         # After config.yaml is written, which keeps relative paths: a run folder may move.
         place_loggers(config.trainer.logger, Path(config.trainer.default_root_dir))
         if config.prompts is not None:
-            _use_prompts(config.prompts, config.trainer.callbacks)
+            _hand_on(
+                "prompts",
+                config.prompts,
+                ("ZeroShotClassification", "Localisation"),
+                config.trainer.callbacks,
+            )
+        if config.ensemble is not None:
+            _hand_on("ensemble", config.ensemble, ("ZeroShotClassification",), config.trainer.callbacks)
         if self.subcommand == "fit":
             if self.continues:
                 # The files that the encoders were built from may be gone.
@@ -347,6 +356,8 @@ class MedclipCLI(LightningCLI):
         own = [MetricsFile(self.run.folder)] if self.subcommand == "fit" else []
         kwargs["logger"] = [*own, *listed(config.logger)] or False
         kwargs["plugins"] = [AtomicCheckpointIO(), *self.environment, *listed(config.plugins)]
+        if self.subcommand != "fit":
+            without_tf32()
         if config.precision is None:
             kwargs["precision"] = (
                 best_precision(config.accelerator) if self.subcommand == "fit" else "32-true"
@@ -359,8 +370,6 @@ class MedclipCLI(LightningCLI):
         self.record, throughput = RunRecord(self.run, options.untrained), Throughput()
         given = listed(config.callbacks)
         if not any(isinstance(x, ProgressBar) for x in given):
-        if self.subcommand != "fit":
-            without_tf32()
             bar = progress_bar(config.enable_progress_bar)
             given, kwargs["enable_progress_bar"] = [*given, *bar], bool(bar)
         config.callbacks = [
@@ -514,16 +523,13 @@ def _own_environment(trainer: Namespace) -> list[LightningEnvironment]:
     return [LightningEnvironment()] if processes == 1 < tasks else []
 
 
-def _use_prompts(file: str, callbacks: Any) -> None:
-    """Hand a file of prompts to the callbacks that have any, so that the list of callbacks need not be repeated."""
-    names = (".ZeroShotClassification", ".Localisation")
-    found = [one for one in listed(callbacks) if one.class_path.endswith(names)]
+def _hand_on(option: str, value: str, users: Sequence[str], callbacks: Any) -> None:
+    """Hand an option to the callbacks that have it, so that the list of callbacks need not be repeated."""
+    found = [one for one in listed(callbacks) if one.class_path.rpartition(".")[2] in users]
     if not found:
-        raise UserError(
-            f"--prompts {file}: no ZeroShotClassification or Localisation among trainer.callbacks would use them"
-        )
+        raise UserError(f"--{option} {value}: no {' or '.join(users)} among trainer.callbacks would use it")
     for callback in found:
-        callback.init_args.prompts = file
+        callback.init_args[option] = value
 
 
 def _is_comparable(results: Path, untrained: Path) -> bool:

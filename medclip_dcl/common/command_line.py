@@ -11,12 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import digest, digest_of_file
 
 Item = TypeVar("Item")
 _SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
@@ -56,6 +58,16 @@ class _Import(argparse.Action):
             advice = "run this from the folder that holds it, or add that folder to PYTHONPATH"
             parser.error(f"--import {module}: there is no module {error.name}; {advice}")
         namespace.imported = (*namespace.imported, module)
+
+
+def digests_of_imports(modules: Iterable[str]) -> dict[str, str]:
+    """Digest of the files of each module of ``--import``: what it computes changes with them."""
+    found = {}
+    for name in modules:
+        file = Path(sys.modules[name].__file__ or "")
+        files = sorted(file.parent.rglob("*.py")) if file.name == "__init__.py" else [file]
+        found[name] = digest(*(digest_of_file(one).encode() for one in files))
+    return found
 
 
 def take_imports(arguments: Sequence[str], program: str) -> tuple[Sequence[str], list[str]]:

@@ -6,7 +6,7 @@ import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from medclip_dcl.common.errors import MissingFileError, UserError, quoted
 
@@ -49,6 +49,9 @@ Texts: TypeAlias = "str | Sequence[str]"
 PromptSource: TypeAlias = "Mapping[str, Sequence[Texts]] | str | Path"
 """Finding -> (negative, positive), each one prompt or several; or the path of a YAML file that holds such pairs."""
 
+Ensemble: TypeAlias = Literal["scores", "embeddings"]
+"""Of several prompts a side: the mean of their scores, or the score of the mean of their normalised embeddings."""
+
 PromptEnsembles: TypeAlias = "dict[str, tuple[tuple[str, ...], tuple[str, ...]]]"
 """Finding -> negative and positive prompts."""
 
@@ -75,6 +78,11 @@ def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembl
     if len({*map(str, prompts)}) < len(prompts):
         raise UserError(f"{owner}: two findings have one name, such as 1 and '1'; keep one")
     return {str(finding): _pair(pair, f"{owner}: {finding}") for finding, pair in prompts.items()}
+
+
+def ensemble_used(prompts: PromptEnsembles, ensemble: Ensemble) -> Ensemble | None:
+    """None where each side is one prompt, so that both ways are the same."""
+    return ensemble if any(len(texts) > 1 for pair in prompts.values() for texts in pair) else None
 
 
 def _pair(pair: Any, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -11,7 +11,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pandas as pd
 import torch
@@ -20,7 +20,7 @@ from medclip_dcl.common.command_line import add_import_option, one_line_errors, 
 from medclip_dcl.common.devices import usable_device, without_tf32
 from medclip_dcl.common.errors import MissingFileError, UserError, WorseResultError
 from medclip_dcl.common.files import write_parquet
-from medclip_dcl.common.findings import PromptSource
+from medclip_dcl.common.findings import Ensemble, PromptSource, ensemble_used
 from medclip_dcl.common.weight_files import is_exported, read_model
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
 from medclip_dcl.evaluation.classification import ZeroShotClassification
@@ -50,15 +50,16 @@ def calibrate(
     prompts: PromptSource | None = None,
     device: str = "cpu",
     output: Path | None = None,
+    ensemble: Ensemble | None = None,
 ) -> Calibration:
     """Fit the calibration of a run or of an exported folder on validate patients, and write it.
 
-    A file that calibrates more findings stays. Set, prompts and file that are None are the run's; an exported folder
-    names no set, and its prompts are CheX5's.
+    A file that calibrates more findings stays. Set, prompts, ensemble and file that are None are the run's; an exported
+    folder names no set, and its prompts are CheX5's. Computed in float32.
     """
     check_target(target)
-    usable, run = usable_device(device), RunFolder(model)
     without_tf32()
+    usable, run = usable_device(device), RunFolder(model)
     is_export, config = is_exported(model), read_config(model)
     if config is None and not is_export:  # other prompts than the run's would be calibrated
         raise MissingFileError(f"{model}: expected a run folder or an exported folder, found no config.yaml")
@@ -78,7 +79,7 @@ def calibrate(
             f"{model} holds a classifier: zero-shot scores are calibrated, logits of a classifier are not"
         )
     network = ImageTextNetwork.from_pretrained(source).to(usable)
-    zero_shot = _zero_shot(config or {}, prompts)
+    zero_shot = _zero_shot(config or {}, prompts, ensemble)
     module = ImageTextDataModule(
         str(folder),
         image_size=network.image_size,
@@ -117,6 +118,7 @@ def calibrate(
             "patients": int(cases["subject_id"].nunique()),
         },
         findings=findings,
+        ensemble=zero_shot.ensemble,
     )
     calibrated = earlier.calibrated() if earlier and earlier.fingerprint == found.fingerprint else []
     if lost := [name for name in calibrated if name in findings and findings[name].method is None]:
@@ -136,19 +138,15 @@ def calibrate(
     return found
 
 
-def _zero_shot(config: Mapping[str, Any], prompts: PromptSource | None) -> ZeroShotClassification:
-    """The run's zero-shot classification, with other prompts where they are given."""
+def _zero_shot(
+    config: Mapping[str, Any], prompts: PromptSource | None, ensemble: Ensemble | None
+) -> ZeroShotClassification:
+    """The run's zero-shot classification, with other prompts or ensemble where they are given."""
     options = settings_of_callback(config, "ZeroShotClassification")
     if prompts is None:
         prompts = config.get("prompts") or options.get("prompts")
-    zero_shot = ZeroShotClassification(prompts, ensemble=options.get("ensemble", "scores"))  # type: ignore[arg-type]
-    is_ensemble = any(len(texts) > 1 for pair in zero_shot.prompts.values() for texts in pair)
-    if is_ensemble and zero_shot.ensemble != "scores":
-        raise UserError(
-            "ZeroShotClassification.ensemble: expected scores, which load(RUN).classify averages, found "
-            f"{zero_shot.ensemble}; calibrate with --prompts of one prompt a side"
-        )
-    return zero_shot
+    ensemble = ensemble or config.get("ensemble") or options.get("ensemble", "scores")
+    return ZeroShotClassification(prompts, ensemble=ensemble)  # type: ignore[arg-type]
 
 
 def _checked_tables(module: ImageTextDataModule, network: ImageTextNetwork) -> EvaluationTables:
@@ -186,6 +184,7 @@ def _kept_scores(
         "network": network.fingerprint(),
         "data": module.prepared.fingerprint,
         "prompts": {finding: [list(texts) for texts in pair] for finding, pair in zero_shot.prompts.items()},
+        "ensemble": ensemble_used(zero_shot.prompts, zero_shot.ensemble),
     }
     if file.is_file():
         kept = read_parquet(file)
@@ -249,6 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         metavar="FILE",
         help="YAML file of prompts; default: those of the run's test, else CheX5's",
     )
+    words = "several prompts a side: the mean of scores or of embeddings; default: as in the run's test, else scores"
+    add("--ensemble", choices=get_args(Ensemble), help=words)
     add("--output", type=Path, metavar="FILE", help=f"file to write; default: MODEL/{CALIBRATION_FILE}")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     add_import_option(parser)
@@ -256,7 +257,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = {name: getattr(options, name) for name in TARGETS if getattr(options, name) is not None}
     with one_line_errors("medclip_dcl.evaluation.calibrate: error"):
         found = calibrate(
-            options.model, given or TARGET, options.data, options.prompts, options.device, options.output
+            *(options.model, given or TARGET, options.data, options.prompts, options.device, options.output),
+            options.ensemble,
         )
     print(summary(found))
     print(options.output or options.model / CALIBRATION_FILE)

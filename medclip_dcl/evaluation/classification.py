@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -13,10 +13,9 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from medclip_dcl.common.errors import check_choice, check_min
-from medclip_dcl.common.findings import CHEX5, read_prompts, require_labelled
+from medclip_dcl.common.findings import CHEX5, Ensemble, ensemble_used, read_prompts, require_labelled
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.evaluation.base import (
@@ -30,6 +29,7 @@ from medclip_dcl.evaluation.base import (
 )
 from medclip_dcl.metrics import summaries
 from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
+from medclip_dcl.networks.similarity import mean_directions
 from medclip_dcl.pictures.plots import roc_figure
 
 NO_CASES = "no image has a label of these findings: zero-shot classification is not measured"
@@ -82,12 +82,12 @@ class ZeroShotClassification(Classification):
         self,
         prompts: Mapping[str, tuple[str | list[str], str | list[str]]] | str | None = None,
         min_cases: int = 5,
-        ensemble: Literal["scores", "embeddings"] = "scores",
+        ensemble: Ensemble = "scores",
     ) -> None:
         super().__init__(min_cases)
         self.is_default = prompts is None
         self.prompts = read_prompts(CHEX5 if prompts is None else prompts, "ZeroShotClassification")
-        check_choice("ZeroShotClassification.ensemble", ensemble, ("scores", "embeddings"))
+        check_choice("ZeroShotClassification.ensemble", ensemble, get_args(Ensemble))
         self.ensemble = ensemble
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -116,11 +116,7 @@ class ZeroShotClassification(Classification):
         embeddings = embed_texts(network, [text for texts in ensembles for text in texts])
         sizes = [len(texts) for texts in ensembles]
         if self.ensemble == "embeddings":
-            together = [
-                part if len(part) == 1 else normalize(part, dim=-1).mean(dim=0, keepdim=True)
-                for part in embeddings.split(sizes)
-            ]
-            return scores(network, images, torch.cat(together))
+            return scores(network, images, mean_directions(embeddings, sizes))
         found = scores(network, images, embeddings)
         return torch.stack([part.mean(dim=0) for part in found.split(sizes)])
 
@@ -147,8 +143,7 @@ class ZeroShotClassification(Classification):
             finding: {"negative": _one_or_all(pair[0]), "positive": _one_or_all(pair[1])}
             for finding, pair in self.prompts.items()
         }
-        if all(len(texts) == 1 for pair in self.prompts.values() for texts in pair):
-            found.protocol["ensemble"] = None  # both ways are the same
+        found.protocol["ensemble"] = ensemble_used(self.prompts, self.ensemble)
         return {self.section: found}
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from medclip_dcl.common.distributed import gather_objects
 from medclip_dcl.common.files import write_parquet, write_text
+from medclip_dcl.common.findings import ensemble_used
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.evaluation.base import embed_anew, evaluation_data, forget_texts, is_part
@@ -31,7 +32,8 @@ class PredictionWriter(Callback):
 
     Of an image-text model: image_embeddings: dicom_id, subject_id, study_id, embedding (mean of the projected regions).
     finding_scores: dicom_id, subject_id, study_id, finding, score_negative, score_positive (similarities in [-1, 1]) by
-    the prompts of the run's ZeroShotClassification, else CheX5's. sentence_embeddings: sentence_id, embedding of the
+    the prompts of the run's ZeroShotClassification, else CheX5's; in Parquet the attribute `ensemble` says how several
+    were combined. sentence_embeddings: sentence_id, embedding of the
     sentences of the images' reports.
 
     Of a classifier: finding_probabilities: dicom_id, subject_id, study_id, finding, logit, probability (the logit's
@@ -92,6 +94,8 @@ class PredictionWriter(Callback):
             sides = [row.reshape(2, len(findings)) for row in scores]
             columns = ["score_negative", "score_positive"]
             tables["finding_scores"] = _by_finding(values, findings, columns, sides)
+            used = ensemble_used(self._zero_shot.prompts, self._zero_shot.ensemble)
+            tables["finding_scores"].attrs["ensemble"] = used
         images = evaluation_data(trainer).prepared.table("images").set_index("dicom_id")
         folder = Path(trainer.default_root_dir)
         if is_part(trainer) and any(

@@ -31,6 +31,7 @@ from medclip_dcl.evaluation.base import (
     is_part,
 )
 from medclip_dcl.networks.bert_folder import weights_fingerprint
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.plots import write_figure
 from medclip_dcl.runs.loggers import show_figures
 from medclip_dcl.runs.run_folder import PART, RunFolder
@@ -136,6 +137,7 @@ class ResultsWriter(Callback):
         seconds: float,
     ) -> dict[str, Any]:
         packages = ("torch", "torchvision", "pytorch-lightning", "transformers")
+        network: Any = pl_module.network
         return {
             "format_version": RESULTS_FORMAT_VERSION,
             "metrics": {section: one.metrics for section, one in sections.items()},
@@ -144,7 +146,8 @@ class ResultsWriter(Callback):
             "notes": {section: one.notes for section, one in sections.items()} | self._notes,
             "checkpoint": {
                 "file": _relative(trainer.ckpt_path or self.exported, Path(trainer.default_root_dir)),
-                "weights": weights_fingerprint(getattr(pl_module, "network")),  # noqa: B009
+                "weights": weights_fingerprint(network),
+                **_settings(network),
                 **(read_model(trainer.ckpt_path).progress if trainer.ckpt_path else {}),
             },
             **self._tested(_tested_data(trainer)),
@@ -178,6 +181,16 @@ class ResultsWriter(Callback):
             },
             "images": {"shown": shown_images(datamodule), "trained": self.trained_on},
         }
+
+
+def _settings(network: Any) -> dict[str, Any]:
+    """Digests of the settings of an image-text network's parts, which a calibration must share."""
+    try:
+        return {"settings": network.settings_fingerprint()} if isinstance(network, ImageTextNetwork) else {}
+    except (
+        NotImplementedError
+    ):  # parts of a user that do not describe themselves: no checkpoint, no calibration
+        return {}
 
 
 def _tested_data(trainer: Trainer) -> EvaluationData | DescribedData:

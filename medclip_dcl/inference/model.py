@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import numpy as np
 import pandas as pd
@@ -25,13 +25,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.common.devices import usable_device
-from medclip_dcl.common.errors import MissingFileError, UserError
-from medclip_dcl.common.findings import CHEX5, PromptSource, read_prompts
+from medclip_dcl.common.errors import MissingFileError, UserError, check_choice
+from medclip_dcl.common.findings import CHEX5, Ensemble, PromptSource, read_prompts
 from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 from medclip_dcl.inference.heat_maps import HeatMaps
-from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
+from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, differences
 from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
-from medclip_dcl.networks.similarity import cosine_heat_maps
+from medclip_dcl.networks.similarity import cosine_heat_maps, mean_directions
 from medclip_dcl.pictures.inputs import ImageLike, Images, as_grey, each_image, network_input
 from medclip_dcl.runs.checkpoint_files import checkpoint_of_run
 
@@ -82,9 +82,10 @@ def _own_calibration(file: Path, network: ImageTextNetwork) -> Calibration | Non
     has_scale = math.isclose(calibration.scale, network.similarity.gamma2.item(), rel_tol=1e-4)
     if calibration.fingerprint == own and has_scale:
         return calibration
+    differing = ", ".join(differences(calibration.fingerprint, own)) or "gamma^2"
     warnings.warn(
-        f"{file} was fitted to another model ({calibration.fingerprint}) than the one that is loaded ({own}) and is "
-        "left out; calibrate again: python -m medclip_dcl.evaluation.calibrate MODEL",
+        f"{file} was fitted to another model than the one that is loaded, or by an earlier version of this program, "
+        f"and is left out (of another {differing}); calibrate again: python -m medclip_dcl.evaluation.calibrate MODEL",
         stacklevel=3,
     )
     return None
@@ -207,6 +208,7 @@ class ImageTextInference:
         prompts: PromptSource | None = None,
         calibrated: bool = False,
         batch_size: int = BATCH_SIZE,
+        ensemble: Ensemble | None = None,
     ) -> pd.DataFrame:
         """Zero-shot scores: similarity with the positive minus that with the negative prompt.
 
@@ -214,18 +216,19 @@ class ImageTextInference:
 
         Args:
             images: one or several.
-            prompts: finding -> (negative, positive), each a prompt or several whose scores are averaged; or a YAML
-                file of them (configs/prompts/chexpert14.yaml). None: CheX5's, or with `calibrated` those of the
-                calibration.
+            prompts: finding -> (negative, positive), each a prompt or several; or a YAML file of them
+                (configs/prompts/chexpert14.yaml). None: CheX5's, or with `calibrated` those of the calibration.
             calibrated: return probabilities; NaN for a finding that had too few cases to calibrate.
             batch_size: images at a time.
+            ensemble: of several prompts a side: "scores" averages their scores, "embeddings" their normalised
+                embeddings, as CLIP does. None: "scores", or with `calibrated` that of the calibration.
 
         Returns:
             One row per image, one column per finding; the index holds paths where images are paths.
 
         Raises:
             UserError: invalid prompts, see `findings.read_prompts`; `calibrated` without a calibration,
-                with prompts that it was not fitted to, or with findings of which none is calibrated.
+                with prompts or an ensemble that it was not fitted to, or with findings of which none is calibrated.
         """
         index: list[str | int] = []
 
@@ -236,15 +239,15 @@ class ImageTextInference:
 
         calibration = self.require_calibration() if calibrated else None
         if calibration:
-            pairs = calibration.prompts(prompts)
+            pairs, ensemble = calibration.prompts(prompts, ensemble), calibration.ensemble
         else:
             pairs = read_prompts(CHEX5 if prompts is None else prompts)
-        parts = list(map(self.scorer(pairs), self._inputs(named(), batch_size)))
+        parts = list(map(self.scorer(pairs, ensemble or "scores"), self._inputs(named(), batch_size)))
         differences = np.concatenate([np.empty((0, len(pairs)), np.float32), *parts])
         table = pd.DataFrame(differences, index=index, columns=list(pairs))
         return calibration.probabilities(table) if calibration else table
 
-    def scorer(self, prompts: PromptSource = CHEX5) -> Scorer:
+    def scorer(self, prompts: PromptSource = CHEX5, ensemble: Ensemble = "scores") -> Scorer:
         """A function with the scores of `classify` for images that were read elsewhere; prompts are encoded once.
 
         It maps a batch of `medclip_dcl.pictures.inputs.network_input` to differences (image, finding).
@@ -253,7 +256,11 @@ class ImageTextInference:
         ensembles = [texts for pair in pairs.values() for texts in pair]
         owners = [f"a prompt of {name}" for name, pair in pairs.items() for texts in pair for _ in texts]
         sentences = self._sentences([text for texts in ensembles for text in texts], owners)
-        ends = np.cumsum([len(texts) for texts in ensembles])[:-1]
+        check_choice("ensemble", ensemble, get_args(Ensemble))
+        sizes = [len(texts) for texts in ensembles]
+        if ensemble == "embeddings":
+            sentences, sizes = mean_directions(sentences, sizes), [1] * len(sizes)
+        ends = np.cumsum(sizes)[:-1]
 
         def score(
             inputs: UInt8[np.ndarray, "image side side"],

@@ -20,7 +20,7 @@ from scipy.special import expit
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import parse_json, write_text
-from medclip_dcl.common.findings import PromptSource, read_prompts
+from medclip_dcl.common.findings import Ensemble, PromptSource, ensemble_used, read_prompts
 from medclip_dcl.common.formats import CALIBRATION, VERSION_KEY
 from medclip_dcl.metrics.summaries import calibration_error
 
@@ -103,10 +103,11 @@ class Calibration:
     """Content of calibration.json.
 
     Attributes:
-        fingerprint: weights (`weights_fingerprint`), image_size and geometry of the network.
+        fingerprint: of the network (`ImageTextNetwork.fingerprint`).
         scale: gamma^2.
         target: what the thresholds were chosen for, such as {"sensitivity": 0.95}.
         data: the prepared set, and its evaluated images and patients.
+        ensemble: of several prompts a side, see `findings.Ensemble`.
     """
 
     fingerprint: Mapping[str, Any]
@@ -114,12 +115,13 @@ class Calibration:
     target: Mapping[str, float]
     data: Mapping[str, Any]
     findings: Mapping[str, FindingCalibration]
+    ensemble: Ensemble = "scores"
 
     def calibrated(self) -> list[str]:
         """Findings that have a calibration."""
         return [finding for finding, one in self.findings.items() if one.method is not None]
 
-    def prompts(self, asked: PromptSource | None = None) -> dict[str, Any]:
+    def prompts(self, asked: PromptSource | None = None, ensemble: Ensemble | None = None) -> dict[str, Any]:
         """Prompts by finding, of all findings or of those that are asked for, which must be calibrated with them."""
         own = {finding: one.prompts for finding, one in self.findings.items()}
         pairs = own if asked is None else read_prompts(asked)
@@ -129,6 +131,11 @@ class Calibration:
                     f"{finding} is not calibrated with the prompts {pair}, only {own.get(finding, ', '.join(own))}"
                     f" ({_AGAIN} --prompts FILE)"
                 )
+        if ensemble is not None and ensemble_used(pairs, ensemble) not in (None, self.ensemble):
+            raise UserError(
+                f"ensemble: expected {self.ensemble}, with which the calibration was fitted, found {ensemble} "
+                f"({_AGAIN} --ensemble {ensemble})"
+            )
         if all(self.findings[finding].method is None for finding in pairs):
             reasons = (f"{finding}: {self.findings[finding].reason}" for finding in pairs)
             raise UserError(f"none of these findings is calibrated: {'; '.join(reasons)}")
@@ -179,6 +186,16 @@ class Calibration:
             raise UserError(
                 f"{file} is not a calibration of medclip_dcl ({error!r}); delete it and {_AGAIN}"
             ) from error
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
+    """What two fingerprints of networks differ in, by name; settings by their part."""
+    flat = [
+        {**one, **{f"{part} settings": x for part, x in (one.get("settings") or {}).items()}}
+        for one in (there, here)
+    ]
+    names = [name for name in flat[1] if name != "settings"]
+    return [name for name in names if name not in flat[0] or flat[0][name] != flat[1][name]]
 
 
 def fit_finding(

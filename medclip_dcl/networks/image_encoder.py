@@ -78,6 +78,10 @@ class RegionEncoder(nn.Module):
         """Settings, in plain values, on which `features` depend besides the weights."""
         return self.config()
 
+    def forward_settings(self) -> dict[str, Any]:
+        """Settings, in plain values, on which regions depend besides the weights."""
+        return {**self.config(), **self.trunk_settings()}
+
     def check_sides(self, sides: Mapping[str, int]) -> None:
         """Refuse sides of images in pixels, by the names of their settings, that the encoder does not take."""
 

@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import write_text
+from medclip_dcl.common.files import digest, write_text
 from medclip_dcl.common.formats import NETWORK, VERSION_KEY
-from medclip_dcl.common.parts import build_part, part_config
+from medclip_dcl.common.parts import build_part, class_path, part_config
 from medclip_dcl.common.weight_files import (
     CONFIG_FILE,
     WEIGHTS_FILE,
@@ -104,19 +104,29 @@ class ImageTextNetwork(ImageNetwork):
         return View(self.image_size, self.image_size, self.geometry, self.prepared_size)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Identity of the scores that this network gives: its weights, and size and geometry of its images."""
+        """Identity of the scores that this network gives: all that its forward pass uses."""
         return {
             "weights": weights_fingerprint(self),
-            "image_size": self.image_size,
-            "geometry": self.geometry,
+            **{name: getattr(self, name) for name in ("image_size", "geometry", "prepared_size")},
+            "settings": self.settings_fingerprint(),
         }
+
+    def settings_fingerprint(self) -> dict[str, str]:
+        """Digest of the settings of each part that its tensors do not show, alike in all versions of the libraries."""
+        parts = {name: getattr(self, name) for name in ("image_encoder", "text_encoder", "similarity")}
+        used = {name: [class_path(type(part)), part.forward_settings()] for name, part in parts.items()}
+        used["image_encoder"].append(self._normalisation())
+        return {name: digest(json.dumps(one, sort_keys=True).encode()) for name, one in used.items()}
+
+    def _normalisation(self) -> dict[str, Any]:
+        return {"mean": self.mean.tolist(), "std": self.std.tolist()}
 
     def encoders_fingerprint(self) -> dict[str, str]:
         """Identity of what each encoder computes before its projection: its weights and settings."""
         image, text = self.image_encoder, self.text_encoder
-        normalisation = {"mean": self.mean.tolist(), "std": self.std.tolist()}
+        of_images = {**image.trunk_settings(), **self._normalisation()}
         return {
-            "image_encoder": settings_fingerprint(image.trunk, {**image.trunk_settings(), **normalisation}),
+            "image_encoder": settings_fingerprint(image.trunk, of_images),
             "text_encoder": settings_fingerprint(text.transformer, text.transformer_settings()),
         }
 

@@ -27,6 +27,9 @@ from medclip_dcl.networks.tokenizer_files import TOKENIZER_FILE, one_tokenizer
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
+OF_TRAINING = re.compile("drop|initializer|vision_use_head")
+"""In names of settings on which nothing depends in evaluation, or that the tensors show."""
+
 _SIGLIP = "SiglipTokenizer"
 _VOCABULARIES = (TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
 # A surplus of embedding rows over tokens below this share counts as rounding up, too (choice); below the other, if the
@@ -82,6 +85,19 @@ def plain_settings(config: PreTrainedConfig) -> dict[str, Any]:
     """A configuration's settings as JSON, without names of code, classes, labels and versions."""
     settings = {name: value for name, value in config.to_diff_dict().items() if name not in NOT_SETTINGS}
     return json.loads(json.dumps(settings))
+
+
+def forward_settings(config: PreTrainedConfig) -> dict[str, Any]:
+    """Settings on which hidden states depend in evaluation and that are not the class's default.
+
+    Without those that the class does not know: versions of transformers have more or fewer of both.
+    """
+    settings, defaults = config.to_dict(), type(config)().to_dict()
+    return {
+        name: settings[name]
+        for name, default in defaults.items()
+        if name not in NOT_SETTINGS and not OF_TRAINING.search(name) and settings.get(name) != default
+    }
 
 
 def pretrained_size(part: str, config: Any, sizes: Mapping[str, str], how: str, dim: int) -> None:

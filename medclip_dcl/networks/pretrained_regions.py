@@ -19,6 +19,7 @@ from medclip_dcl.networks.bert_folder import load_from_folder, read_folder_json,
 from medclip_dcl.networks.image_encoder import Features, Images, ProjectedRegions
 from medclip_dcl.networks.library_folder import (
     check_source,
+    forward_settings,
     library_config,
     plain_settings,
     pretrained_size,
@@ -68,7 +69,8 @@ class PretrainedRegions(ProjectedRegions):
         return self.channels
 
     def config(self) -> dict[str, Any]:
-        return {**self.trunk_settings(), "dim": self.dim}
+        own = {"architecture": self.architecture(), "global_vector": self.has_global_vector}
+        return {**own, "dim": self.dim}
 
     def trunk_settings(self) -> dict[str, Any]:
         return {"architecture": self.architecture(), "global_vector": self.has_global_vector}
@@ -186,6 +188,11 @@ class TransformersRegions(PretrainedRegions):
 
     def architecture(self) -> dict[str, Any]:
         return plain_settings(self.backbone.config)
+
+    def trunk_settings(self) -> dict[str, Any]:
+        config = self.backbone.config
+        own = {"family": config.model_type, "architecture": forward_settings(config)}
+        return {**super().trunk_settings(), **own}
 
     def check_sides(self, sides: Mapping[str, int]) -> None:
         super().check_sides(sides)

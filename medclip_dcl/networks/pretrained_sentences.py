@@ -30,6 +30,7 @@ from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly
 from medclip_dcl.networks.bert_folder import ModelFolderError, read_folder_json, resolve_folder
 from medclip_dcl.networks.library_folder import (
     check_source,
+    forward_settings,
     library_config,
     load_library_model,
     load_library_tokenizer,
@@ -43,7 +44,6 @@ from medclip_dcl.networks.text_encoder import (
     TokenizerText,
     TransformerEncoder,
     check_dropout,
-    functional_settings,
     sentence_projection,
     trained_encoder,
 )
@@ -193,8 +193,8 @@ class TransformersSentences(TransformerEncoder):
         return {**super().config(), **own}
 
     def transformer_settings(self) -> dict[str, Any]:
-        settings = {name: x for name, x in self.config().items() if name not in ("dim", "projection")}
-        return {**settings, "architecture": functional_settings(settings["architecture"])}
+        own = {"architecture": forward_settings(self.model.config), "pad_token_id": self.pad_token_id}
+        return {**super().transformer_settings(), "family": self.family, **own}
 
     def states(self, tokens: Tokens, lengths: Lengths) -> Float[Tensor, "sentence hidden"]:
         tokens = tokens.masked_fill(~is_token(tokens, lengths), self.pad_token_id)

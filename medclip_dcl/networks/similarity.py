@@ -10,6 +10,7 @@ The cosine maps are computed for a few images at a time, in both directions. On 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -107,6 +108,10 @@ class Similarity(nn.Module):
 
     def config(self) -> dict[str, Any]:
         return dict(self._initial)
+
+    def forward_settings(self) -> dict[str, Any]:
+        """Settings, in plain values, on which logits depend besides the weights."""
+        return {name: x for name, x in self.config().items() if name not in ("gamma2", "learn_gamma")}
 
     def forward(
         self, regions: Regions, sentences: Sentences, global_vector: Float[Tensor, "image dim"] | None = None
@@ -358,6 +363,13 @@ def critical_score(smoothed: Regions, sentences: Sentences, critical: Critical) 
     # Unlike indexing, an embedding's backward pass sums in a fixed order.
     picked = embedding(rows, normalize(smoothed, dim=-1).flatten(0, 1))
     return (picked @ normalize(sentences, dim=-1)[..., None]).squeeze(-1)
+
+
+def mean_directions(sentences: Sentences, sizes: Sequence[int]) -> Float[Tensor, "group dim"]:
+    """One embedding for each group of so many sentences: the mean of the normalised ones, or the only one."""
+    groups = sentences.split(list(sizes))
+    means = [x if len(x) == 1 else normalize(x, dim=-1).mean(dim=0, keepdim=True) for x in groups]
+    return torch.cat(means)
 
 
 def pooled_score(regions: Regions, sentences: Sentences) -> Logits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +22,7 @@ from medclip_dcl.networks.bert_folder import (
     load_masked_language_model,
     resolve_folder,
 )
-from medclip_dcl.networks.library_folder import check_source, plain_settings
+from medclip_dcl.networks.library_folder import OF_TRAINING, check_source, plain_settings
 from medclip_dcl.networks.masked_language import (
     Lengths,
     MaskedLanguageHead,
@@ -33,9 +33,8 @@ from medclip_dcl.networks.masked_language import (
 )
 from medclip_dcl.networks.tokenizer_files import load_tokenizer
 
-FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps", "position_embedding_type")
+FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 """Settings of a BERT that change what it computes but none of its tensors."""
-_OF_TRAINING = re.compile("drop|initializer")
 
 
 class TokenizerText:
@@ -73,6 +72,10 @@ class SentenceEncoder(nn.Module):
     def transformer_settings(self) -> dict[str, Any]:
         """Settings, in plain values, on which `states` depend besides the transformer's weights."""
         return self.config()
+
+    def forward_settings(self) -> dict[str, Any]:
+        """Settings, in plain values, on which embeddings of texts depend besides the weights."""
+        return {**self.config(), **self.transformer_settings()}
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text with special tokens, not padded."""
@@ -130,6 +133,13 @@ class TransformerEncoder(SentenceEncoder):
             "projection": self.projection_kind,
             "tokenizer": self.tokenizer.to_str(),
         }
+
+    def transformer_settings(self) -> dict[str, Any]:
+        own = {"max_tokens": self.max_tokens, "final_period": self.final_period, "pooling": self.pooling}
+        return {**own, "tokenizer": _tokenizer_settings(json.loads(self.tokenizer.to_str()))}
+
+    def forward_settings(self) -> dict[str, Any]:
+        return {"projection": self.projection_kind, **self.transformer_settings()}
 
     def set_tokenizer(
         self, tokenizer: Tokenizer, max_tokens: int, least: int, positions: int, side: str = "right"
@@ -277,9 +287,8 @@ class BertSentences(TransformerEncoder):
         return {**super().config(), "masked_language_head": head, "bert": bert}
 
     def transformer_settings(self) -> dict[str, Any]:
-        own = {"max_tokens": self.max_tokens, "final_period": self.final_period, "pooling": self.pooling}
-        bert = {name: getattr(self.bert.config, name, None) for name in FUNCTION_OF_BERT}
-        return {**own, **bert, "tokenizer": self.tokenizer.to_str()}
+        bert = {name: getattr(self.bert.config, name) for name in FUNCTION_OF_BERT}
+        return {**super().transformer_settings(), **bert}
 
     def states(self, tokens: Tokens, lengths: Lengths) -> Float[Tensor, "sentence hidden"]:
         return self.pooled(last_hidden_states(self.bert, tokens, lengths), tokens, lengths)
@@ -341,9 +350,19 @@ def trained_encoder(
     return saved, {name: found[name] for name in needed}
 
 
+def _tokenizer_settings(described: Any) -> Any:
+    """Content of a tokenizer.json without entries that are off, of which versions have more or fewer."""
+    if isinstance(described, list):
+        return [_tokenizer_settings(one) for one in described]
+    if not isinstance(described, dict):
+        return described
+    is_on = {name: value for name, value in described.items() if value is not None and value is not False}
+    return {name: _tokenizer_settings(value) for name, value in is_on.items()}
+
+
 def functional_settings(architecture: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a transformer's configuration on which its hidden states depend in evaluation."""
-    return {name: value for name, value in architecture.items() if not _OF_TRAINING.search(name)}
+    return {name: value for name, value in architecture.items() if not OF_TRAINING.search(name)}
 
 
 def sentence_projection(kind: str, hidden_size: int, dim: int) -> nn.Module:

@@ -78,7 +78,10 @@ class Viewer:
 
     def _scores(self, image: Image.Image) -> dict[str, FindingScore]:
         calibration = self.calibration
-        table = self.model.classify(image, CHEX5 if calibration is None else calibration.prompts())
+        if calibration is None:
+            table = self.model.classify(image, CHEX5)
+        else:
+            table = self.model.classify(image, calibration.prompts(), ensemble=calibration.ensemble)
         scores = {str(finding): FindingScore(float(x)) for finding, x in table.iloc[0].items()}
         if calibration is not None:
             for finding, probability in calibration.probabilities(table).iloc[0].dropna().items():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pandas as pd
 
+from medclip_dcl.common.findings import ensemble_used
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, perfect_error
 from medclip_dcl.metrics.summaries import BINS, bins_of
 from medclip_dcl.pictures.geometry import View
@@ -112,8 +113,22 @@ def _differing(calibration: Calibration, results: Mapping[str, Any]) -> str:
     """Differences between the calibration's model and inputs and those of the test; "" if they agree."""
     own, shown = calibration.fingerprint, results.get("images", {}).get("shown", {})
     protocol = results["protocol"].get("classification", {})
+    settings, tested = own.get("settings", {}), results["checkpoint"].get("settings", {})
+    used = {
+        name: one.prompts for name, one in calibration.findings.items() if name in protocol.get("prompts", {})
+    }
     pairs = {
         "weights": (own["weights"], results["checkpoint"]["weights"]),
+        # Of earlier versions they are not known.
+        **{
+            f"settings of {part}": (settings.get(part), tested.get(part, "unknown ones"))
+            for part in ("image_encoder", "text_encoder", "similarity")
+        },
+        **(
+            {"ensemble": (calibration.ensemble, protocol.get("ensemble"))}
+            if ensemble_used(used, "scores")
+            else {}
+        ),
         "image size": (own["image_size"], shown.get("image_size")),
         "part of the image": (str(View(geometry=own["geometry"])), protocol.get("view")),
         **{
@@ -122,7 +137,7 @@ def _differing(calibration: Calibration, results: Mapping[str, Any]) -> str:
                 {side: [x] if isinstance(x, str) else x for side, x in protocol["prompts"][finding].items()},
             )
             for finding, one in calibration.findings.items()
-            if finding in protocol.get("prompts", {})
+            if finding in used
         },
     }
     found = [

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from medclip_dcl import load
+from medclip_dcl import __version__, load
 from medclip_dcl.ask import __main__ as ask
 from medclip_dcl.ask import loading, tasks
 from medclip_dcl.ask.file_state import FileState
@@ -233,12 +233,38 @@ def test_scores_of_something_else_are_never_mixed(exported, small_bert, files, t
         (b"[]\n", "does not say what it is of; give another --output"),
         (
             json.dumps({"meaning": {"model": "x"}}).encode() + b"\n",
-            "is of another dtype, image size, model",
+            "is of another code of --import, dtype, image size, model, prompts, settings of the model",
         ),
     ):
         partial.write_bytes(content)
         new = ("--classify", "--output", tmp_path / "new.csv")
         assert message in refused(capsys, "--model", exported, files, *new)
+
+
+def test_scores_belong_to_ensemble_and_code(exported, model, files, tmp_path, monkeypatch, capsys):
+    (tmp_path / "own_parts_of_ask.py").write_text("SHIFT = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    prompts = {"wet": ["dry", ["wet", "edema"]]}
+    (tmp_path / "prompts.yaml").write_text(yaml.safe_dump(prompts))
+    options = [
+        "--model",
+        exported,
+        files / "a.jpg",
+        "--classify",
+        "--output",
+        tmp_path / "s.csv",
+        "--workers",
+        0,
+    ]
+    options += ["--prompts", tmp_path / "prompts.yaml", "--import", "own_parts_of_ask"]
+    run(*options, "--ensemble", "embeddings")
+    expected = model.classify(files / "a.jpg", prompts, ensemble="embeddings")["wet"].iloc[0]
+    assert pd.read_csv(tmp_path / "s.csv")["wet"][0] == pytest.approx(expected, abs=1e-5)
+    about = json.loads((tmp_path / "s.csv.json").read_text())
+    assert about["meaning"]["ensemble"] == "embeddings" and about["medclip_dcl"] == __version__
+    assert "is of another ensemble" in refused(capsys, *options)
+    (tmp_path / "own_parts_of_ask.py").write_text("SHIFT = 2\n")
+    assert "is of another code of --import" in refused(capsys, *options, "--ensemble", "embeddings")
 
 
 def test_two_commands_do_not_mix_their_rows(tmp_path):
@@ -259,7 +285,8 @@ def test_two_commands_do_not_mix_their_rows(tmp_path):
         (["a.jpg", "--text", " ", "--output", "out"], "the text at position 0 is empty; give a sentence"),
         (["a.jpg", "--text", "edema " * 200, "--output", "out"], "200 words, is longer than the text encoder takes"),
         (["a.jpg", "--classify", "--output", "out"], "scores are written to a file, .csv or .parquet"),
-        (["a.jpg", "--text", "x", "--prompts", "p.yaml", "--output", "out"], "--prompts and --calibrated belong"),
+        (["a.jpg", "--text", "x", "--prompts", "p.yaml", "--output", "out"], "--prompts, --ensemble and --calibrated"),
+        (["a.jpg", "--text", "x", "--ensemble", "scores", "--output", "out"], "--prompts, --ensemble and --calibrated"),
         (["--classify", "--output", "s.csv"], "found no image; give image files or folders, or --list FILE"),
         (["gone.jpg", "--classify", "--output", "s.csv"], "gone.jpg: no such image file or folder; check the path"),
         (["nothing", "--classify", "--output", "s.csv"], "nothing holds no image file (JPEG, PNG, TIFF"),

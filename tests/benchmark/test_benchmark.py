@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import signal
@@ -17,11 +18,12 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
+from medclip_dcl.benchmark import plan
 from medclip_dcl.benchmark.__main__ import _stop, main
 from medclip_dcl.benchmark.numbers import numbers_of_set
 from medclip_dcl.benchmark.plan import known_images, read_models
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.common.findings import CHEXPERT, Ensemble, PromptEnsembles
 from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.networks.image_encoder import ResNetRegions
@@ -225,6 +227,32 @@ def test_a_model_of_the_test_images_is_left_out(run, models, labelled_set, tmp_p
     assert end.value.code == 1
     page = (tmp_path / "out/benchmark.html").read_text()
     assert "trained on set:" in page and "are training images of" in page and ">model<" in page
+
+
+def test_results_belong_to_code_and_ensemble(models, labelled_set, tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    code = tmp_path / "own_parts_of_benchmark.py"
+    code.write_text("SHIFT = 1\n")
+    importlib.import_module("own_parts_of_benchmark")
+    (model,), (prepared,) = plan.read_models([models["model"]], None), plan.read_sets([labelled_set]).values()
+    several: PromptEnsembles = {"Edema": (("no edema",), ("edema", "wet"))}
+    one: PromptEnsembles = {"Edema": (("no edema",), ("edema",))}
+    steps: tuple[tuple[Ensemble, int], ...] = (("scores", 1), ("embeddings", 1), ("embeddings", 2))
+    for prompts, kept in ((several, [True, False, False]), (one, [True, True, False])):
+        results = tmp_path / f"out{len(kept)}/tests/model/set/results.json"
+        found = []
+        code.write_text("SHIFT = 1\n")
+        plan.test_of(
+            model, "set", prepared, prompts, "scores", ["own_parts_of_benchmark"], results.parents[3]
+        )
+        for ensemble, content in steps:
+            results.write_text("{}")
+            code.write_text(f"SHIFT = {content}\n")
+            plan.test_of(
+                model, "set", prepared, prompts, ensemble, ["own_parts_of_benchmark"], results.parents[3]
+            )
+            found.append(results.is_file())
+        assert found == kept
 
 
 def test_a_classifier_of_other_findings_is_not_applicable(

@@ -474,9 +474,14 @@ def test_prompts_of_a_file_replace_the_callbacks(finished, tmp_path, capsys):
         "Nodule: [No nodule, [Nodule, Mass]]\nFractur: [No fracture, Fracture]\n"
     )
     command = ["--config", str(finished / "config.yaml"), "--prompts", str(tmp_path / "mine.yaml")]
-    main(["predict", *command])
-    scores = pd.read_parquet(finished / "predictions/finding_scores.parquet")
-    assert len(scores) == 20 and set(scores["finding"]) == {"Nodule", "Fractur"}
+    found = {}
+    for ensemble in ("scores", "embeddings"):
+        main(["predict", *command, *(["--ensemble", ensemble] if ensemble != "scores" else [])])
+        scores = found[ensemble] = pd.read_parquet(finished / "predictions/finding_scores.parquet")
+        assert len(scores) == 20 and set(scores["finding"]) == {"Nodule", "Fractur"}
+        assert scores.attrs == {"ensemble": ensemble}
+    is_other = found["scores"]["score_positive"] != found["embeddings"]["score_positive"]
+    assert set(scores["finding"][is_other]) == {"Nodule"}, "of one prompt a side both are the same"
     before = (finished / "results.json").read_bytes()
     (tmp_path / "mine.yaml").write_text("Fractur: [No fracture, Fracture]\n")
     said = refused(capsys, ["test", *command])
@@ -484,11 +489,6 @@ def test_prompts_of_a_file_replace_the_callbacks(finished, tmp_path, capsys):
     assert (finished / "results.json").read_bytes() == before
 
 
-def test_a_run_from_before_an_option_continues(finished, small_set, small_bert, tmp_path, capsys):
-    run = shutil.copytree(finished, tmp_path / "old")
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    for part, names in (
-        ("model", ["same_text", "negative_weights", "loss", "init_from", "init_parts"]),
 def test_null_is_float32_outside_of_fit(finished, fit, tmp_path, monkeypatch):
     class Seen(Exception):
         pass
@@ -513,6 +513,11 @@ def test_null_is_float32_outside_of_fit(finished, fit, tmp_path, monkeypatch):
     assert found == {"fit": ("bf16-mixed", 0), **of_others}
 
 
+def test_a_run_from_before_an_option_continues(finished, small_set, small_bert, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "old")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for part, names in (
+        ("model", ["same_text", "negative_weights", "loss", "init_from", "init_parts"]),
         ("data", ["views", "contrastive_batch"]),
     ):
         for name in names:

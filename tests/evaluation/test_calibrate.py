@@ -17,7 +17,7 @@ from medclip_dcl import load
 from medclip_dcl.command.cli import main as medclip_dcl
 from medclip_dcl.common.errors import WorseResultError
 from medclip_dcl.common.files import write_parquet
-from medclip_dcl.common.findings import CHEX5
+from medclip_dcl.common.findings import CHEX5, Ensemble
 from medclip_dcl.data.prepared import PreparedSet, write_table
 from medclip_dcl.evaluation.calibrate import SCORES_FILE, calibrate, main
 from medclip_dcl.evaluation.classification import ZeroShotClassification
@@ -273,13 +273,45 @@ def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp
     config = yaml.safe_load((copy / "config.yaml").read_text())
     config["trainer"]["callbacks"][0]["init_args"]["ensemble"] = "embeddings"
     (copy / "config.yaml").write_text(yaml.safe_dump(config))
-    assert "expected scores, which load(RUN).classify averages" in refused(
-        capsys, run, *data, "--prompts", str(prompts)
-    )
     content = torch.load(copy / "checkpoints/best.ckpt", weights_only=True)
     content["network"]["findings"] = ["Edema"]
     torch.save(content, copy / "checkpoints/best.ckpt")
     assert "holds a classifier" in refused(capsys, run, *data)
+
+
+def test_a_calibration_belongs_to_its_ensemble(copy, validate_set, tmp_path, capsys):
+    prompts = tmp_path / "prompts.yaml"
+    pair = CHEX5["Pneumonia"]
+    prompts.write_text(f"Pneumonia: [{pair.negative}, [{pair.positive}, {pair.positive} there]]\n")
+    words = [str(copy), "--data", str(validate_set), "--prompts", str(prompts)]
+    file, found = next(iter(paths(validate_set).values())), {}
+    both: tuple[Ensemble, Ensemble] = ("scores", "embeddings")
+    for ensemble, other in (both, both[::-1]):
+        main([*words, "--ensemble", ensemble])
+        model = load(copy)
+        found[ensemble] = own(model).findings["Pneumonia"].parameters
+        assert own(model).ensemble == ensemble
+        pd.testing.assert_frame_equal(
+            model.classify(file, calibrated=True),
+            own(model).probabilities(model.classify(file, str(prompts), ensemble=ensemble)),
+        )
+        with pytest.raises(
+            ValueError, match=f"fitted, found {other} .calibrate again: .* --ensemble {other}"
+        ):
+            model.classify(file, calibrated=True, ensemble=other)
+    assert found["scores"] != found["embeddings"]
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config["trainer"]["callbacks"][0]["init_args"]["ensemble"] = "embeddings"
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    assert calibrate(copy, data=validate_set, prompts=str(prompts)).ensemble == "embeddings", "the run's own"
+
+
+def test_a_calibration_of_an_earlier_version_is_left_out(copy):
+    content = json.loads((copy / "calibration.json").read_text())
+    del content["fingerprint"]["settings"]
+    (copy / "calibration.json").write_text(json.dumps(content))
+    with pytest.warns(UserWarning, match="by an earlier version .* is left out .* calibrate again"):
+        assert load(copy).calibration is None
 
 
 def rows(n: int = 57) -> pd.DataFrame:

@@ -183,6 +183,9 @@ def _recalls(ranks: dict[str, pd.Series]) -> dict[str, Any]:
     return {"recall": np.mean(recalls), "medr": np.mean([found[d]["MedR"] for d in ranks]), **found}
 
 
+SETTINGS = dict.fromkeys(("image_encoder", "text_encoder", "similarity"), "0")
+
+
 def _tested_run(
     folder: Path,
     skill: float = 1.0,
@@ -230,7 +233,7 @@ def _tested_run(
                 },
             },
             "notes": {"classification": ["a note"], "grounding": [], "retrieval": []},
-            "checkpoint": {"file": "checkpoints/best.ckpt", "weights": weights},
+            "checkpoint": {"file": "checkpoints/best.ckpt", "weights": weights, "settings": SETTINGS},
             "dataset": {
                 **{"source": "a source", "fingerprint": "f00d", "phantom": phantom},
                 **{"folder": "a_set", "images": 90, "patients": N_PATIENTS},

@@ -23,6 +23,7 @@ from medclip_dcl.report.report import render
 from medclip_dcl.report.tables import Table
 
 SCALE = 6.0
+SETTINGS = dict.fromkeys(("image_encoder", "text_encoder", "similarity"), "0")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +48,7 @@ def run(make_tested_run, make_predictions, tmp_path_factory) -> Path:
             target = {"specificity": 0.7}
             found[finding] = fit_finding(logits, labels, patients, target, ((negative,), (positive,)))
     Calibration(
-        fingerprint={"weights": "weights0", "image_size": 48, "geometry": "stretch"},
+        fingerprint={"weights": "weights0", "image_size": 48, "geometry": "stretch", "settings": SETTINGS},
         scale=SCALE,
         target=target,
         data={"fingerprint": "other", "folder": "clinic", "patients": 31},
@@ -136,6 +137,8 @@ def test_a_set_without_patients_has_images(run):
             "part of the image 'whole image' instead of 'whole image, padded'",
         ),
         (("findings", "Edema", "positive"), ["oedema"], "prompts of Edema"),
+        (("fingerprint", "settings", "text_encoder"), "1", "settings of text_encoder '0' instead of '1'"),
+        (("fingerprint", "settings"), {}, "settings of similarity '0' instead of None"),
     ],
 )
 def test_a_calibration_of_another_test_is_named(run, tmp_path, keys, value, message):

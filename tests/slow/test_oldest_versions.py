@@ -57,3 +57,23 @@ def test_it_runs_with_the_oldest_versions(tmp_path, small_set, small_bert):
     run("-m", "medclip_dcl", "test", "--config", str(tmp_path / "run/config.yaml"))
     run("-m", "medclip_dcl.report", str(tmp_path / "run"))
     assert (tmp_path / "run/report.html").is_file()
+    # Of this project's parts, and of transformers' encoders, whose configurations have other entries.
+    script = (
+        "import sys, medclip_dcl; print([medclip_dcl.load(x).network.fingerprint() for x in sys.argv[1:]])"
+    )
+    folders = [str(tmp_path / "run"), str(_transformers_model(tmp_path))]
+    here = subprocess.run([sys.executable, "-c", script, *folders], capture_output=True, text=True, cwd=ROOT)
+    assert run("-c", script, *folders) == here.stdout
+
+
+def _transformers_model(folder: Path) -> Path:
+    from medclip_dcl.networks import TransformersRegions, TransformersSentences
+    from medclip_dcl.networks.image_text import ImageTextNetwork
+    from medclip_dcl.networks.similarity import GlobalCosine
+    from tests.networks.test_pretrained_regions import ARCHITECTURES
+    from tests.text_models import write_text_model
+
+    images = TransformersRegions(architecture=ARCHITECTURES["siglip_vision_model"], dim=8)
+    texts = TransformersSentences(str(write_text_model("modernbert", folder / "texts")), dim=8)
+    ImageTextNetwork(images, texts, GlobalCosine(), image_size=24).save_pretrained(folder / "model")
+    return folder / "model"
