@@ -218,7 +218,7 @@ def _of_split(boxes: pd.DataFrame, settings: Settings) -> pd.DataFrame:
     split = boxes["split"].str.strip().str.lower().map(SPLIT_NAMES)
     wanted = SPLIT_NAMES.get(settings.ms_cxr_split or "")
     found = ", ".join(f"{name or 'none'} {n:,}" for name, n in boxes["split"].value_counts().items())
-    if wanted is None and split.notna().any():
+    if wanted is None and (boxes["split"] != "").any():
         print(
             f"note: {settings.ms_cxr}: its split ({found} boxes) is not used: all boxes are evaluated; choose some by "
             "--ms_cxr_split",

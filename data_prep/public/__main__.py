@@ -21,7 +21,7 @@ from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
 from data_prep.sources.growth import files_of_set
 from data_prep.sources.preparation import Source
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.releases import OWN_FILE, ReleaseError
 from data_prep.sources.rows import TableCheck, draw_split, label_columns, rows_source
 from medclip_dcl.common.command_line import nearest, option, parse_options, run_command
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
@@ -69,7 +69,7 @@ def prepare(name: str, settings: Settings) -> None:
     tables = READERS[name](folder)
     files = [*dict.fromkeys(folder.taken)]
     if tables.images.empty:
-        raise ReleaseError(f"{files[0]} has no rows; download it again")
+        raise ReleaseError(f"{files[0]} has no rows; {OWN_FILE}")
     splits = set(tables.rows["split"])
     if settings.redraw_test and "test" not in splits:
         raise ReleaseError("--redraw_test: the tables have no official test patients; leave it out")
@@ -143,6 +143,9 @@ def _source(settings: Settings, folder: ReleaseFolder, tables: PublicTables, dra
         f"{counts['images_not_there']:,} without a file below {folder.folder}",
         file=sys.stderr,
     )
+    if not is_used.any():
+        first = rows["image"].iloc[0]
+        raise ReleaseError(f"{folder.taken[0]}: all images are left out; {first}: {tables.left_out[first]}")
     if not is_there.any():
         raise ReleaseError(
             f"--source {folder.folder}: expected image files by the names of the table, such as "
@@ -156,7 +159,7 @@ def _source(settings: Settings, folder: ReleaseFolder, tables: PublicTables, dra
     for kind, regions in (("boxes", tables.boxes), ("masks", tables.masks)):
         if regions is not None and (n_others := int((~regions["image"].isin(tables.rows["image"])).sum())):
             print(
-                f"{tables.title}: {n_others:,} {kind} are of images that the table does not have",
+                f"{tables.title}: {kind} of images that the table does not have: {n_others:,}",
                 file=sys.stderr,
             )
     boxes, masks = (

@@ -15,12 +15,13 @@ from data_prep.public.tables import (
     ReleaseFolder,
     image_id,
     in_common,
+    is_list_of_names,
     known_names,
     listed,
     read_json,
     run_lengths,
 )
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.releases import OWN_FILE, ReleaseError
 
 FINDINGS = (
     *("Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "Diffuse Nodule", "Effusion"),
@@ -42,7 +43,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
     where = f"{' and '.join(map(str, tables.values()))}, syms"
     named = known_names(images["syms"], FINDINGS, where)
     if named.empty:
-        raise ReleaseError(f"{where}: expected findings, found empty lists alone; download it again")
+        raise ReleaseError(f"{where}: expected findings, found empty lists alone; {OWN_FILE}")
     labels, choices = listed(named, len(images), FINDINGS)
     regions["category"] = in_common(known_names(regions["category"], FINDINGS, where)).to_numpy()
     return PublicTables(
@@ -58,7 +59,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
 def _read(records: list[Any]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Images, and boxes with the masks of their polygons, where the records have these."""
     images = pd.DataFrame(records)
-    if not all(isinstance(x, list) and all(isinstance(name, str) for name in x) for x in images["syms"]):
+    if not images["syms"].map(is_list_of_names).all():
         raise TypeError("syms that are no list of texts")
     images["image"] = [image_id(name) for name in images["file_name"]]
     of_region = ["syms", "boxes", *(["polygons"] if "polygons" in images else [])]

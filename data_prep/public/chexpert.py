@@ -18,9 +18,8 @@ from data_prep.public.tables import (
     read_json,
     renamed,
     uncompressed,
-    with_numbers,
 )
-from data_prep.sources.releases import OWN_FILE, ReleaseError, read_table
+from data_prep.sources.releases import ReleaseError, labels_of, read_table
 from medclip_dcl.common.findings import CHEXPERT
 
 _TABLES = {
@@ -45,7 +44,12 @@ def read(folder: ReleaseFolder) -> PublicTables:
         left_out=dict.fromkeys(images.loc[images["view"] == "LATERAL", "image"], "its view is not frontal"),
         choices=[
             "labels of train: mined from reports, -1 uncertain, empty not labelled; of validate and test: by "
-            "radiologists"
+            "radiologists",
+            *(
+                f"labels of {part['split'].iloc[0]}: none of {', '.join(lost)}, which its table does not have"
+                for part in parts
+                if (lost := [finding for finding in CHEXPERT if finding not in part])
+            ),
         ],
     )
 
@@ -65,9 +69,7 @@ def _images(file: Path, split: str) -> pd.DataFrame:
             f"{file}, column Path: expected .../patient00001/study1/view1_frontal.jpg, found "
             f"{table.loc[wrong, 'Path'].iloc[0][:80]!r}"
         )
-    labels, _ = renamed(with_numbers(table, given, file)[given])
-    if not labels.isin((1.0, 0.0, -1.0)).where(labels.notna(), True).all(axis=None):
-        raise ReleaseError(f"{file}: expected labels of 1, 0, -1 or empty, found others; {OWN_FILE}")
+    labels, _ = renamed(table[given].apply(labels_of, file=file))
     parts = image.str.split("_")
     # test_labels.csv of CheXlocalize names neither view nor patient's sex and age: the path says frontal or lateral.
     is_frontal = image.str.endswith("_frontal")

@@ -11,7 +11,6 @@ from data_prep.public.tables import (
     BOX,
     PublicTables,
     ReleaseFolder,
-    as_spelled,
     image_id,
     in_common,
     known_names,
@@ -19,7 +18,8 @@ from data_prep.public.tables import (
     renamed,
     with_numbers,
 )
-from data_prep.sources.releases import ReleaseError, read_table, require, text_of
+from data_prep.sources.releases import OWN_FILE, ReleaseError, read_table, require, text_of
+from data_prep.sources.spellings import as_spelled
 
 FINDINGS = (
     *("Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Effusion", "Emphysema", "Fibrosis", "Hernia"),
@@ -50,8 +50,10 @@ def read(folder: ReleaseFolder) -> PublicTables:
         in_train, in_test = (map(image_id, text_of(file).split()) for file in (train, test))
         split_of = dict.fromkeys(as_spelled(in_train, images["image"]), "train")
         tested = dict.fromkeys(as_spelled(in_test, images["image"]), "test")
-        if split_of.keys() & tested.keys():
-            raise ReleaseError(f"{train} and {test} have images in common; download them again")
+        if both := split_of.keys() & tested.keys():
+            raise ReleaseError(
+                f"{train} and {test}: expected each image in one of them, found {min(both)} in both; {OWN_FILE}"
+            )
         images["split"] = images["image"].map(split_of | tested).fillna("")
         unlisted = images.loc[images["split"] == "", "image"]
         left_out = dict.fromkeys(unlisted, "its name is in neither train_val_list.txt nor test_list.txt")
@@ -96,7 +98,7 @@ def read_relabels(folder: ReleaseFolder) -> PublicTables:
     if split.isna().any() or not said.isin(("YES", "NO", "")).all(axis=None):
         raise ReleaseError(
             f"{' or '.join(map(str, files))}: expected labels of YES, NO or empty, and a Set Id of validation or test; "
-            "is it the table of another version?"
+            f"{OWN_FILE}"
         )
     labels, choices = renamed(said.apply(lambda column: column.map({"YES": 1.0, "NO": 0.0})))
     return PublicTables(

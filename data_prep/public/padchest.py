@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -12,11 +11,13 @@ from data_prep.public.tables import (
     PublicTables,
     ReleaseFolder,
     image_id,
+    is_list_of_names,
     known_names,
     listed,
     names_of,
     with_parents,
 )
+from data_prep.sources.cells import value_of_cell
 from data_prep.sources.releases import is_placeholder, read_table, require
 
 VIEWS = {"PA": "PA", "AP": "AP", "AP_horizontal": "AP"}
@@ -26,10 +27,6 @@ _NAMES = ("PADCHEST_chest_x_ray_images_labels_160K_01.02.19.csv", "chest_x_ray_i
 _UNUSABLE = ("exclude", "suboptimal study")
 _TOP = ("radiological finding", "differential diagnosis")
 _NOT_FINDINGS = {"normal", "unchanged", "", *_UNUSABLE, *_TOP}
-_ARRAY = re.compile(r"^array\((\[.*\])(?:,\s*dtype=\S+)?\)$", re.DOTALL)
-_QUOTED = re.compile(r"'([^']*)'|\"([^\"]*)\"")
-_LIST = re.compile(r"\[\s*(?:''(?:(?:\s*,\s*|\s+)'')*)?\s*\]")
-"""Names as Python or numpy writes a list of them, without what stands between the quotes."""
 
 
 def read(folder: ReleaseFolder) -> PublicTables:
@@ -38,11 +35,12 @@ def read(folder: ReleaseFolder) -> PublicTables:
     columns = ("ImageID", "StudyID", "PatientID", "Projection", "MethodLabel", "Labels")
     table = read_table(file, (*columns, "PatientSex_DICOM", "PatientBirth", "StudyDate_DICOM"))
     image = table["ImageID"].map(image_id)
-    cells = table["Labels"].where(~is_placeholder(table["Labels"]), "[]")
-    cells = cells.str.replace(_ARRAY, r"\1", regex=True)
-    is_list = cells.map(lambda text: _LIST.fullmatch(_QUOTED.sub("''", text)) is not None)
+    cells = pd.Series(table["Labels"].unique())
+    is_missing = is_placeholder(cells) | (cells == "")
+    of_cell = dict(zip(cells, cells.mask(is_missing, "[]").map(value_of_cell), strict=True))
+    is_list = table["Labels"].map({cell: is_list_of_names(value) for cell, value in of_cell.items()})
     require(table["Labels"], is_list, "a list of names", file)
-    names = cells.map(lambda text: [one or other for one, other in _QUOTED.findall(text)])
+    names = table["Labels"].map(of_cell)
     stated = known_names(names, ("", *names_of("PadChest"), *_TOP), f"{file}, column Labels")
     for column, known in (("MethodLabel", _METHODS), ("Projection", _PROJECTIONS)):
         require(table[column], table[column].isin(known), " | ".join(known), file)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from data_prep.public.tables import MASK, PublicTables, ReleaseFolder
-from data_prep.sources.releases import ReleaseError, read_table
+from data_prep.sources.releases import OWN_FILE, ReleaseError, read_table
 
 FINDING = "Pneumothorax"
 SIDE = 1024
@@ -42,6 +42,6 @@ def _counts(text: str, image: str, file: Path) -> list[int]:
     if len(numbers) % 2 or min(numbers, default=-1) < 0 or left < 0:
         raise ReleaseError(
             f"{file}, EncodedPixels of {image[:80]}: expected pairs of a distance from the last run and a length, "
-            f"within {SIDE} x {SIDE} pixels; download it again"
+            f"within {SIDE} x {SIDE} pixels; {OWN_FILE}"
         )
     return [*numbers, left] if left else numbers

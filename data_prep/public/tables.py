@@ -16,13 +16,13 @@ import pandas as pd
 import yaml
 
 from data_prep.sources.images import listed_files
-from data_prep.sources.releases import OWN_FILE, ReleaseError, and_others, text_of
-from data_prep.sources.spellings import code_points, plain_name
+from data_prep.sources.releases import OWN_FILE, ReleaseError, and_others, require, text_of
+from data_prep.sources.spellings import IMAGE_ENDING, as_spelled, code_points, plain_image
 from medclip_dcl.common.command_line import nearest
 from medclip_dcl.common.files import parse_json
 
 T = TypeVar("T")
-_IMAGE = re.compile(r"\.(?:png|jpe?g|dcm|dicom|tiff?|bmp)$", re.IGNORECASE)
+_IMAGE = re.compile(f"{IMAGE_ENDING}$")
 _CHEXPERT = re.compile(r"(patient\d+)/(study\d+)/(view\d+_[a-z]+)$", re.IGNORECASE)
 BOX = ["image", "category", "reader", "x", "y", "w", "h", "image_width", "image_height"]
 """Columns of boxes: reader who drew it ("" for none or a consensus), pixels of an image of this size (NaN: itself)."""
@@ -56,33 +56,33 @@ class PublicTables:
 
     def __post_init__(self) -> None:
         """Give boxes and masks the ids of `images`; boxes must be in pixels, and of findings that are not absent."""
-        names = self.images["image"].drop_duplicates()
-        plain = names.map(plain_name).str.casefold().sort_values()
-        if double := names[plain.index[plain.duplicated(keep=False)]].tolist()[:2]:
-            spellings = " and ".join(f"{name}{code_points(name)}" for name in double)
-            raise ReleaseError(f"{self.title}: images {spellings}: expected one spelling; correct the tables")
+        first: dict[str, str] = {}
+        for name in self.images["image"].unique():
+            if (other := first.setdefault(plain_image(name), name)) != name:
+                both = " and ".join(f"{spelling}{code_points(spelling)}" for spelling in (other, name))
+                raise ReleaseError(f"{self.title}: images {both}: expected one spelling; correct the tables")
         for name in ("boxes", "masks"):
             if (regions := getattr(self, name)) is not None:
-                ids = as_spelled(regions["image"], self.images["image"])
+                ids = pd.Series(as_spelled(regions["image"], first.values()), regions.index, dtype="object")
                 object.__setattr__(self, name, regions.assign(image=ids))
         if self.boxes is None or self.boxes.empty:
             return
-        labels = self.images[self.images["image"].isin(self.boxes["image"])].drop_duplicates("image")
-        label = labels.set_index("image").select_dtypes("float64").stack()
-        label = label.reindex(pd.MultiIndex.from_frame(self.boxes[["image", "category"]]))
-        is_small = self.boxes[["w", "h"]].max(axis=1).between(0, 1).to_numpy()
+        labels = self.images[self.images["image"].isin(self.boxes["image"])].select_dtypes("float64")
+        label = labels.groupby(self.images["image"]).max().stack()
+        is_absent = label.reindex(pd.MultiIndex.from_frame(self.boxes[["image", "category"]])).to_numpy() == 0
+        is_small = self.boxes[["x", "y", "w", "h"]].max(axis=1).between(0, 1).to_numpy()
         for is_wrong, expected in (
             (
                 is_small & (is_small.mean() > 0.5),
                 "in pixels; multiply shares of an image by its width and height",
             ),
-            ((label == 0).to_numpy(), "of findings that the image has by its label; correct one of them"),
+            (is_absent, "of findings that the image has by its label; correct one of them"),
         ):
             if is_wrong.any():
                 image, category = self.boxes.loc[is_wrong, ["image", "category"]].iloc[0]
                 raise ReleaseError(
-                    f"{self.title}: {is_wrong.sum():,} of {len(self.boxes):,} boxes are wrong (first: {category} on "
-                    f"image {image}): expected boxes {expected}"
+                    f"{self.title}: wrong boxes: {is_wrong.sum():,} of {len(self.boxes):,} (first: {category} on image "
+                    f"{image}): expected boxes {expected}"
                 )
 
     @property
@@ -168,14 +168,6 @@ def image_id(path: str) -> str:
     return "_".join(of_chexpert.groups()).lower() if of_chexpert else path.rpartition("/")[2]
 
 
-def as_spelled(ids: Iterable[str], known: Iterable[str]) -> list[str]:
-    """The ids as `known` spells them: one in another case is that of `known` of which this holds alone."""
-    spelled: dict[str, str] = {}
-    for name in (known := set(known)):
-        spelled[name.casefold()] = "" if name.casefold() in spelled else name
-    return [name if name in known else spelled.get(name.casefold()) or name for name in ids]
-
-
 def read_json(file: Path, form: str, read: Callable[[Any], T]) -> T:
     """`read` of the content of a JSON file, which has this form."""
     content = text_of(file)
@@ -191,13 +183,8 @@ def read_json(file: Path, form: str, read: Callable[[Any], T]) -> T:
 def with_numbers(table: pd.DataFrame, columns: Sequence[str], file: Path) -> pd.DataFrame:
     """The table with these columns as floats, NaN where they are empty."""
     values = table[list(columns)].apply(pd.to_numeric, errors="coerce").astype("float64")
-    is_wrong = values.isna() & (table[list(columns)] != "")
-    if is_wrong.any(axis=None):
-        column = is_wrong.any().idxmax()
-        raise ReleaseError(
-            f"{file}, column {column}: expected numbers, found {table.loc[is_wrong[column], column].iloc[0][:60]!r}; "
-            f"{OWN_FILE}"
-        )
+    for column in columns:
+        require(table[column], values[column].notna() | (table[column] == ""), "numbers", file)
     return table.assign(**{column: values[column] for column in columns})
 
 
@@ -243,6 +230,11 @@ def with_parents(names: Iterable[str]) -> dict[str, list[str]]:
 def names_of(release: str) -> list[str]:
     """All names of findings of a release, from ``vocabularies.yaml``."""
     return list(_table("vocabularies.yaml")[release])
+
+
+def is_list_of_names(value: Any) -> bool:
+    """True for a list of texts."""
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def known_names(findings: pd.Series, known: Sequence[str], where: str) -> pd.Series:

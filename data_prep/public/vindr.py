@@ -10,7 +10,6 @@ from data_prep.public.tables import (
     BOX,
     PublicTables,
     ReleaseFolder,
-    as_spelled,
     in_common,
     known_names,
     names_of,
@@ -18,6 +17,7 @@ from data_prep.public.tables import (
     with_numbers,
 )
 from data_prep.sources.releases import OWN_FILE, ReleaseError, read_table
+from data_prep.sources.spellings import as_spelled
 
 _NONE = "No finding"
 _CORNERS = ("x_min", "y_min", "x_max", "y_max")
@@ -44,7 +44,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
             ]
         table["image_id"] = as_spelled(table["image_id"], labels.index)
         parts.append(labels.rename_axis("image").reset_index().assign(split=split))
-        drawn = table[table["x_min"].notna()]
+        drawn = table[table["x_min"].notna() & (table["class_name"] != _NONE)]
         named = labels.stack().reindex(pd.MultiIndex.from_frame(drawn[["image_id", "class_name"]]))
         if named.isna().any():
             raise ReleaseError(f"{file} has boxes of images or findings without a label in {of_labels}")

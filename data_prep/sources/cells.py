@@ -6,26 +6,30 @@ import ast
 import base64
 import re
 import warnings
+from typing import Any
 
 import pandas as pd
 
 from data_prep.sources.rows import NO_REPORT, TableCheck
+from medclip_dcl.common.files import encoding_of, kind_of_file
 
 # Beginnings of cells; a text may begin with "[**Name**]" or "(portable)".
+_QUOTE = r"(?:np\.\w+_\()?[bru]?['\"]"
 _KINDS = {
     "bytes": re.compile(r"(?:bytearray\(|memoryview\()?[bB]r?['\"]|<memory at 0x|(?:0x|\\x)[0-9A-Fa-f]{16}"),
     "JSON or a Python dict": re.compile(r"\[?\s*\{\s*(?:['\"]|\})"),
     "a Python list": re.compile(
-        r"(?:array\()?\[\s*(?:[bru]?['\"]|(?:nan|None|null)\s*[,\]]|\[)"
-        r"|\(\s*[bru]?['\"](?s:.*)['\"],?\s*\)$|\[[-+\d.,eE\s]*\]$"
+        rf"(?:array\()?\[\s*(?:{_QUOTE}|(?:nan|None|null)\s*[,\]]|\[)|np\.\w+_\("
+        rf"|\(\s*{_QUOTE}(?s:.*)['\"]\)?,?\s*\)$|\[[-+\d.,eE\s]*\]$"
     ),
+    "XML": re.compile(r"<\?xml\b|<ClinicalDocument\b"),
     "HL7 segments": re.compile(r"(?:MSH|[FB]HS|EVN|PID|PV1|ORC|OBR|OBX|NTE|TXA)\|"),
 }
 _BASE64 = re.compile(r"(?:data:[\w./+-]*;base64,)?([A-Za-z0-9+/_-]{10,}(?:\r?\n[A-Za-z0-9+/_-]+)*={0,2})")
-_FILES = (b"%PDF", b"{\\rtf", b"PK\3\4", b"\x1f\x8b", b"\xd0\xcf", b"\xff\xd8\xff", b"\x89PNG", b"\xff\xfe")
+# Between two texts of numpy, which writes no commas; Python would join them.
+_GAP = re.compile(r"(?<=['\"])\s+(?=[bru]?['\"])")
 _REMEDY = (
-    "write the report's own text into each cell: decode bytes and base64, join lists, take the text out of JSON or OBX "
-    "segments"
+    "write the report's own text into each cell: decode it, join lists, take it out of JSON, XML or segments"
 )
 
 
@@ -46,29 +50,33 @@ def _is_base64(text: str) -> bool:
     if len(packed) < (12 if packed.endswith("=") else 16) or (len(packed) % 4 and len(packed) < 64):
         return False
     content = base64.b64decode(packed[: len(packed) // 4 * 4])
-    plain = content.replace(b"\0", b"").decode("utf-8", "replace")
+    plain = content.decode(encoding_of(content), "replace")
     n_odd = sum(c == "\ufffd" or not (c.isprintable() or c.isspace()) for c in plain)
     is_text = n_odd <= 0.1 * len(plain) * (" " in plain)
-    return len(packed) > 200 or content.startswith(_FILES) or is_text
+    return len(packed) > 200 or bool(kind_of_file(content)) or is_text
+
+
+def value_of_cell(text: str) -> Any:
+    """The value that Python or numpy wrote so; None for anything else."""
+    inner = re.sub(r"(?s)^(?:array|bytearray)\((.*?)(?:,\s*dtype=\S+)?\)$", r"\1", text)
+    inner = _GAP.sub(", ", re.sub(r"\bnp\.\w+_\((['\"].*?['\"])\)", r"\1", inner))
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            return ast.literal_eval(inner)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return None
 
 
 def text_of_cell(text: str) -> str | None:
     """The text in bytes, or in a list of one text; None for anything else."""
-    inner = re.sub(r"(?s)^(?:array|bytearray)\((.*?)(?:,\s*dtype=\S+)?\)$", r"\1", text)
-    if re.search(r"['\"]\s+[bru]?['\"]", inner):  # numpy writes no commas; Python joins such texts
-        return None
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            value = ast.literal_eval(inner)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return None
+    value = None if _GAP.search(text) else value_of_cell(text)
     if isinstance(value, list | tuple) and len(value) <= 1:
         value = value[0] if value else ""
-    if isinstance(value, bytes):
+    if isinstance(packed := value, bytes):
         try:
-            value = value.decode()
+            value = packed.decode(encoding_of(packed))
         except UnicodeDecodeError:
-            value = value.decode("cp1252", "replace")
+            value = packed.decode("cp1252", "replace")
     return value.strip() if isinstance(value, str) and not kind_of_cell(value.strip()) else None
 
 
@@ -90,10 +98,8 @@ def with_texts(rows: pd.DataFrame, column: str, check: TableCheck) -> pd.DataFra
         return rows
     texts = rows.loc[is_other, column].map(text_of_cell)
     is_lost = texts.isna()
-    check.warn(
-        f"{found}; {(~is_lost).sum():,} of them, bytes or lists of one, are read, {is_lost.sum():,} are no reports: "
-        f"{_REMEDY}"
-    )
+    lost = f"; no reports: {is_lost.sum():,}; {_REMEDY}" if is_lost.any() else ""
+    check.warn(f"{found}; read, as bytes or lists of one: {(~is_lost).sum():,}{lost}")
     reasons = [f"row {row}, column {name}: {kinds[row]}, not a text" for row in texts.index[is_lost]]
     rows = rows.copy()
     rows.loc[texts.index, column] = texts.fillna("")

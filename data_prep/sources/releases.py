@@ -122,52 +122,53 @@ def read_labels(release: Release) -> pd.DataFrame:
 
 def radiologist_table(folder: Path) -> Path:
     """The labels of test studies by a radiologist, which MIMIC-CXR-JPG 2.1.0 has."""
-    files = sorted(folder.glob("mimic-cxr-*-test-set-labeled.csv*"))
-    if not files:
-        raise ReleaseError(
-            f"--test_labels radiologist: expected mimic-cxr-2.1.0-test-set-labeled.csv in {folder}, found none; "
-            "MIMIC-CXR-JPG 2.1.0 has it beside the other tables"
-        )
-    return files[0]
+    if files := sorted(folder.glob("mimic-cxr-*-test-set-labeled.csv*")):
+        return files[-1]
+    raise ReleaseError(
+        f"--test_labels radiologist: expected mimic-cxr-2.1.0-test-set-labeled.csv in {folder}, found none; "
+        "MIMIC-CXR-JPG 2.1.0 has it beside the other tables"
+    )
 
 
 def with_radiologist(labels: pd.DataFrame, file: Path, tested: Iterable[int]) -> pd.DataFrame:
     """Labels in which those of the studies of the test split are a radiologist's; others of that split have none."""
+    names = (*CHEXPERT, "Airspace Opacity")
+    read = read_label_table(file, "study_id", _NUMBER, "eight digits", (), names).astype(
+        {"study_id": "int64"}
+    )
+    given = ", ".join(read.columns.drop("study_id")) or "none"
+    read = read.rename(columns={"Airspace Opacity": "Lung Opacity"})
+    if given == "none" or not read.columns.is_unique:
+        raise ReleaseError(f"{file}: expected a column for each finding of CheXpert, found {given}")
     test_studies = {*tested}
-    names = {**{name: name for name in CHEXPERT}, "Airspace Opacity": "Lung Opacity"}
-    given = [*read_table(file, ("study_id",), names).columns[1:]]
-    if len({names[name] for name in given}) < max(1, len(given)):
-        raise ReleaseError(
-            f"{file}: expected a column for each finding of CheXpert, found {', '.join(given) or 'none'}"
-        )
-    read = read_label_table(file, "study_id", _NUMBER, "eight digits", given)
-    read = read.astype({"study_id": "int64"}).rename(columns=names)
-    read = read[read["study_id"].isin(test_studies)]
-    if read.empty:
+    is_tested = read["study_id"].isin(test_studies)
+    if not is_tested.any():
         raise ReleaseError(
             f"{file}: expected studies of the official test split, found none; take it from the release of the images"
         )
     missing = ", ".join(name for name in CHEXPERT if name not in read)
+    others = f"; rows of other studies, not used: {(~is_tested).sum():,}" if not is_tested.all() else ""
     print(
-        f"note: labels of test: {len(read):,} studies by {file.name}, which does not label {missing or 'nothing'}; the "
-        f"other {len(test_studies) - len(read):,} have none",
+        f"note: labels of test by {file.name}, which labels {f'all findings but {missing}' if missing else 'all'}: "
+        f"{is_tested.sum():,} of {len(test_studies):,} studies, the others have none{others}",
         file=sys.stderr,
     )
-    return pd.concat([labels[~labels["study_id"].isin(test_studies)], read], ignore_index=True)
+    return pd.concat([labels[~labels["study_id"].isin(test_studies)], read[is_tested]], ignore_index=True)
 
 
 def read_label_table(
-    file: Path, key: str, pattern: str, expected: str, findings: Iterable[str]
+    file: Path,
+    key: str,
+    pattern: str,
+    expected: str,
+    findings: Iterable[str],
+    other_findings: Iterable[str] = (),
 ) -> pd.DataFrame:
     """A column `key`, each value once and as `expected`, and the labels of findings as numbers."""
-    frame = read_table(file, (key, *findings))
+    frame = read_table(file, (key, *findings), other_findings)
     is_right = frame[key].str.fullmatch(pattern) & ~frame[key].duplicated()
     require(frame[key], is_right, f"{expected}, each study once", file)
-    for finding in findings:
-        numbers = label_numbers(frame[finding])
-        require(frame[finding], numbers != math.inf, LABELS, file)
-        frame[finding] = numbers
-    return frame
+    return frame.assign(**{name: labels_of(frame[name], file) for name in frame.columns.drop(key)})
 
 
 def read_ms_cxr(file: Path) -> pd.DataFrame:
@@ -218,7 +219,7 @@ def _ms_cxr_json(file: Path) -> pd.DataFrame:
                     "dicom_id": dicom_id,
                     "path": image.get("path", ""),
                     "subject_id": image.get("subject_id", ""),
-                    "split": str(image.get("split", box.get("split", ""))),
+                    "split": str(image.get("split") or box.get("split") or ""),
                     "category": categories[box["category_id"]],
                     "phrase": box["label_text"],
                     **dict(zip(_BOX, (x, y, w, h, image["width"], image["height"]), strict=True)),
@@ -427,6 +428,13 @@ def label_numbers(column: pd.Series) -> pd.Series:
     return known.mask(known.isna() & (column != ""), math.inf)
 
 
+def labels_of(column: pd.Series, file: Path) -> pd.Series:
+    """`label_numbers` of a column that has nothing else."""
+    numbers = label_numbers(column)
+    require(column, numbers != math.inf, LABELS, file)
+    return numbers
+
+
 def require(column: pd.Series, is_right: pd.Series, expected: str, file: Path) -> None:
     """Check every value of a column."""
     is_wrong = ~is_right.astype(bool)
@@ -438,7 +446,7 @@ def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:
     """The problem of a column with wrong values, with their rows where its index is named `ROW`."""
     wrong = column[is_wrong]
     alike: dict[str, list[tuple[str, str]]] = {}
-    for value, of_value in wrong.groupby(wrong, sort=False):
+    for value, of_value in wrong.groupby(wrong, sort=False, dropna=False):
         alike.setdefault(plain_number(str(value)), []).append((str(value), _row_numbers(of_value)))
     first, *others = [
         f"{value[:60]!r}{code_points(value) if len(spellings) > 1 else ''}{row_numbers}"

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import pandas as pd
 
 from data_prep.sources.images import listed_files
 
-_IMAGE_ENDINGS = re.compile(r"(?i:\.(?:png|jpe?g|dcm|dicom|tiff?|bmp|gif|webp|jp2))+$")
+IMAGE_ENDING = r"(?i:\.(?:png|jpe?g|dcm|dicom|tiff?|bmp|jp2))"
+_ENDINGS = re.compile(f"{IMAGE_ENDING}+$")
 # Characters without ink that Unicode does not count as format characters.
 _UNSEEN = {*map(chr, (0x34F, 0x115F, 0x1160, 0x2800, *range(0xFE00, 0xFE10)))}
 _ONE_SIGN = str.maketrans("\u2212\u2043\u2018\u2019\u02bc\u00b4", "--''''")
@@ -30,7 +31,7 @@ def plain_name(name: str) -> str:
         name = unicodedata.normalize("NFKC", name.translate(_ONE_SIGN)).translate(_ONE_SIGN)
         name = "".join(map(_plain_character, name))
     name = " ".join(name.split()).strip(_WRAPPING)
-    return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), name)
+    return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), name) if "," in name else name
 
 
 def _plain_character(character: str) -> str:
@@ -49,6 +50,18 @@ def plain_number(name: str) -> str:
     return re.sub(r"^0*([0-9]+)(?:\.0+)?$", r"\1", plain_name(name).casefold())
 
 
+def plain_image(name: str) -> str:
+    """`plain_name` of an image without case and without its ending."""
+    return _ENDINGS.sub("", plain_name(name)).casefold()
+
+
+def as_spelled(names: Iterable[str], known: Collection[str]) -> list[str]:
+    """The names of images as `known` spells them, where one alone of it has another spelling, case or ending."""
+    known = {*known}
+    spelled = _only_ones(known, plain_image)
+    return [name if name in known else spelled.get(plain_image(name), name) for name in names]
+
+
 def code_points(name: str) -> str:
     """The characters of a name that may look like others: " (U+2010)"; "" for none."""
     points = [f"U+{ord(c):04X}" for c in dict.fromkeys(name) if not (c.isascii() and c.isprintable())]
@@ -62,22 +75,20 @@ def find_files(images: pd.Series, root: Path) -> pd.Series:
     taken where one file alone has it, which no other image names, and said.
     """
     named = {name: root / name for name in images.unique()}
-    missing = [
-        name for name, file in named.items() if name and not os.path.isfile(file)
-    ]  # also in a closed folder
-    if missing:
-        files = [file for file in listed_files(root) if _IMAGE_ENDINGS.search(file.name) or not file.suffix]
+    # Also of a file in a closed folder.
+    if missing := [name for name, file in named.items() if name and not os.path.isfile(file)]:
+        files = [file for file in listed_files(root) if _ENDINGS.search(file.name) or not file.suffix]
         others = [name for file in files if (name := file.relative_to(root).as_posix()) not in named]
         ways: dict[str, Callable[[str], str]] = {
             "by another spelling": lambda name: plain_name(name).casefold(),
-            "by another ending": lambda name: _IMAGE_ENDINGS.sub("", plain_name(name)).casefold(),
+            "by another ending": plain_image,
         }
         for way, key in ways.items():
             wanted, there = _only_ones(missing, key), _only_ones(others, key)
             found = {wanted[plain]: there[plain] for plain in wanted if plain in there}
             if found:
                 first, file = next(iter(found.items()))
-                print(f"{root}: {len(found):,} images found {way} (first: {first!r} is {file!r})")
+                print(f"{root}: images found {way}: {len(found):,} (first: {first!r} is {file!r})")
             named |= {name: root / file for name, file in found.items()}
             missing = [name for name in missing if name not in found]
             others = sorted({*others} - {*found.values()})

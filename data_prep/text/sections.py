@@ -45,7 +45,7 @@ TEXT = "text"
 NO_HEADER = "no_header"
 """Text under no header, see `own_sections`."""
 
-OWN_RULES_VERSION = 2
+OWN_RULES_VERSION = 3
 """As `RULES_VERSION`, of reports that are not MIMIC-CXR's: `own_sections` and `data_prep.text.exports`."""
 
 LEFT_OUT, ENDED, KEPT = "left out", "ended the impression", "kept as text"

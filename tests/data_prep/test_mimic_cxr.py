@@ -666,6 +666,10 @@ def test_boxes_of_one_split_of_mscxr(raw: Path, capsys: pytest.CaptureFixture[st
     said = "its split (train 1, test 1, val 1 boxes) is not used: all boxes are evaluated; choose some by --ms_cxr"
     assert said in capsys.readouterr().err
     assert every.table("boxes").equals(before.table("boxes"))
+    _with_splits(raw, n7="fold 1", n9="fold 2", n11="fold 2")
+    made(raw, output=raw.parent / "folds")
+    assert "its split (fold 2 2, fold 1 1 boxes) is not used" in capsys.readouterr().err
+    _with_splits(raw, n7="train", n9="test", n11="val")
     chosen = made(raw, ms_cxr_split="val")
     assert chosen.table("boxes")["dicom_id"].tolist() == [dicom(11)]
     assert (
@@ -700,10 +704,9 @@ def test_labels_of_test_by_a_radiologist(raw: Path, capsys: pytest.CaptureFixtur
     assert labels[others].equals(before[others])
     said = capsys.readouterr().err
     assert (
-        "labels of test: 2 studies by mimic-cxr-2.1.0-test-set-labeled.csv, which does not label Atelec"
-        in said
+        "labels of test by mimic-cxr-2.1.0-test-set-labeled.csv, which labels all findings but Atelec" in said
     )
-    assert "the other 1 have none" in said
+    assert "2 of 3 studies, the others have none; rows of other studies, not used: 2\n" in said
     assert check_set(prepared.folder)[1] == []
 
 

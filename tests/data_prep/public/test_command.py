@@ -231,6 +231,38 @@ def test_regions_of_a_damaged_image_are_left_out(
     assert check_set(output)[1] == []
 
 
+@pytest.mark.parametrize(
+    ("name", "file", "content", "said"),
+    [
+        ("vindr", "train.csv", "image_id,class_name,x_min,y_min,x_max,y_max\na,No finding,0,0,1,1\n", ""),
+        (
+            "nih",
+            "Data_Entry_2017.csv",
+            "Image Index,Finding Labels,Patient ID\na.png,Mass,1\n",
+            "all images are left",
+        ),
+    ],
+)
+def test_sets_without_a_box_or_image(
+    tmp_path: Path, real_data: Path, name: str, file: str, content: str, said: str
+) -> None:
+    source, output = tmp_path / "source", tmp_path / "set"
+    source.mkdir()
+    lists = {"train_val_list.txt": "x.png\n", "test_list.txt": "y.png\n"}
+    for part, text in {file: content, **lists}.items():
+        (source / part).write_text(text)
+    shutil.copyfile(next((real_data / "nih/images").iterdir()), source / "a.jpg")
+    words = [name, "--source", str(source), "--output", str(output), "--size", "32", "--workers", "1"]
+    if said:
+        with pytest.raises(
+            ReleaseError, match=f"{file}: {said} out; a: its name is in neither train_val_list.txt"
+        ):
+            main(words)
+    else:
+        main([*words, "--split_shares", "1,0,0"])
+        assert len(PreparedSet(output).table("images")) == 1 and PreparedSet(output).table("boxes").empty
+
+
 def test_boxes_on_pictures_need_the_originals_sizes(tmp_path: Path, real_data: Path) -> None:
     source, output = tmp_path / "source", tmp_path / "set"
     source.mkdir()

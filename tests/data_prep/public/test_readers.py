@@ -28,7 +28,6 @@ from data_prep.public.tables import (
     PublicTables,
     ReleaseFolder,
     aliases,
-    as_spelled,
     image_id,
     names_of,
     run_lengths,
@@ -36,6 +35,7 @@ from data_prep.public.tables import (
     with_parents,
 )
 from data_prep.sources.releases import ReleaseError
+from data_prep.sources.spellings import as_spelled
 
 _FOUND = find_spec("torchxrayvision")
 WHEEL = Path(_FOUND.origin).parent / "data" if _FOUND is not None and _FOUND.origin else None
@@ -327,7 +327,10 @@ def test_vindr_of_physionet(tmp_path: Path) -> None:
 )
 def test_more_than_half_of_the_readers_decide(tmp_path: Path, readers: str, present: int) -> None:
     """M: a reader who names the mass, twice; -: one who finds nothing."""
-    rows = {"M": "a,R{0},Nodule/Mass,1,1,9,9\nA,R{0},Nodule/Mass,2,1,9,9\n", "-": "a,R{0},No finding,,,,\n"}
+    rows = {
+        "M": "a,R{0},Nodule/Mass,1,1,9,9\nA,R{0},Nodule/Mass,2,1,9,9\n",
+        "-": "a,R{0},No finding,0,0,1,1\n",
+    }
     text = VINDR + "".join(
         rows[reader].format(place).replace("A,", "a,") for place, reader in enumerate(readers)
     )
@@ -370,6 +373,8 @@ def test_a_finding_of_padchest_makes_its_parents_present(tmp_path: Path) -> None
         '[""single chamber device"",\n ""kyphosis""]',
         "['']",
         "nan",
+        "",
+        "[np.str_('hemothorax'), np.str_('Goiter')]",
     ]
     rows = "".join(f'{n}.png,{n},{n},PA,Physician,"{cell}",,,\n' for n, cell in enumerate(cells))
     found = padchest.read(_write(tmp_path, {"chest_x_ray_images_labels_160K.csv": f"{PADCHEST}\n{rows}"}))
@@ -391,7 +396,8 @@ def test_a_finding_of_padchest_makes_its_parents_present(tmp_path: Path) -> None
         "kyphosis",
         "thoracic cage deformation",
     }
-    assert not present[6] and found.left_out == {"7": "it has no labels"}
+    assert not present[6] and found.left_out == dict.fromkeys(("7", "8"), "it has no labels")
+    assert present[9] == {"hemothorax", "Pleural Effusion", *present[1]} - {"COPD signs"}
 
 
 def test_names_of_padchest_are_those_of_its_table() -> None:
@@ -399,7 +405,7 @@ def test_names_of_padchest_are_those_of_its_table() -> None:
     findings = set(aliases()) | {name.lower() for name in known}
     tree = yaml.safe_load((files("data_prep.public") / "findings.yaml").read_text(encoding="utf-8"))
     children = [child for other in tree.values() for child in other.get("children", ())]
-    assert len(known) == 193 and set(children) <= known
+    assert len(known) == 194 and set(children) <= known
     # Every finding above another is a name, too, and none is above itself.
     above = with_parents(known)
     assert {parent.lower() for names in above.values() for parent in names} <= findings
@@ -412,7 +418,8 @@ def test_names_of_padchest_are_those_of_its_table() -> None:
 
 def test_identifiers_in_another_case_are_matched(tmp_path: Path) -> None:
     assert as_spelled(["A1", "b", "c", "d"], ["a1", "B", "b", "C"]) == ["a1", "b", "C", "d"]
-    assert as_spelled(["X"], ["x", "X "]) == ["x"] and as_spelled(["AB"], ["ab", "Ab"]) == ["AB"]
+    assert as_spelled(["X", "AB"], ["x", "X ", "ab", "Ab"]) == ["X", "AB"]
+    assert as_spelled(['="a-1.png"', "a\u20101\u200b"], ["A-1"]) == ["A-1"] * 2
     release = _write(
         tmp_path,
         {
@@ -481,7 +488,7 @@ def test_boxes_and_polygons_of_chestx_det(tmp_path: Path) -> None:
 def test_official_lists_split_nih(tmp_path: Path) -> None:
     entry = "Image Index,Finding Labels,Patient ID,Patient Sex,View Position\n"
     rows = "00000001_000.png,Hernia,1,M,PA\n00000002_000.png,No Finding,2,F,AP\n00000003_000,,3,F,AP\n"
-    lists = {"train_val_list.txt": "00000001_000.PNG\n", "test_list.txt": "00000002_000.png\n"}
+    lists = {"train_val_list.txt": "\u200b'00000001_000.PNG'\n", "test_list.txt": "00000002_000.png\n"}
     found = nih.read(_write(tmp_path, {"Data_Entry_2017_v2020.csv": entry + rows, **lists}))
     assert found.images["split"].tolist() == ["train", "test", ""]
     assert list(found.left_out) == ["00000003_000"]
@@ -521,13 +528,13 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "labels": (
         chexpert.read,
         {"train.csv": "Path,Edema\nx/patient1/study1/view1_frontal.jpg,2.0\n"},
-        ["1, 0, -1"],
+        ["train.csv, column Edema: expected 1, 0, -1 or empty, found '2.0' (1 of 1 rows)"],
     ),
     "path": (chexpert.read, {"train.csv": "Path,Edema\nx.jpg,1.0\n"}, ["column Path", "'x.jpg'"]),
     "run lengths": (
         siim.read,
         {"train-rle.csv": "ImageId, EncodedPixels\na,5 3 7\n"},
-        ["EncodedPixels of a", "pairs"],
+        ["EncodedPixels of a", "pairs", "write yours as it does"],
     ),
     "beyond": (siim.read, {"train-rle.csv": "ImageId, EncodedPixels\na,1048570 9\n"}, ["1024 x 1024"]),
     "numbers": (
@@ -555,7 +562,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
             "train_val_list.txt": "1.png\n",
             "test_list.txt": "1.png\n",
         },
-        ["train_val_list.txt", "in common"],
+        ["train_val_list.txt", "found 1 in both; take the release's own file"],
     ),
     "relabels": (
         nih.read_relabels,
@@ -619,7 +626,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
             **_nih("Mass", "Mass"),
             "BBox_List_2017.csv": f"{BOXES}2.PNG,Infiltrate,1,2,30,40\n1.png,Mass,1,2,30,40\n",
         },
-        ["1 of 2 boxes are wrong (first: Infiltration on image 2): expected boxes of findings that"],
+        ["wrong boxes: 1 of 2 (first: Infiltration on image 2): expected boxes of findings that"],
     ),
     "unknown box": (
         nih.read,
@@ -629,7 +636,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "shares": (
         nih.read,
         {**_nih("Mass"), "BBox_List_2017.csv": f"{BOXES}1.png,Mass,.1,.2,.3,.4\n"},
-        ["1 of 1 boxes are wrong (first: Mass on image 1): expected boxes in pixels"],
+        ["wrong boxes: 1 of 1 (first: Mass on image 1): expected boxes in pixels"],
     ),
     "syms": (
         chestx_det.read,
@@ -672,7 +679,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
     "half of the boxes in shares": (
         vindr.read,
         {"train.csv": f"{VINDR}a,R1,Edema,.1,.1,.9,.9\nb,R1,Edema,.1,.1,.9,.9\nc,R1,Edema,1,1,9,9\n"},
-        ["2 of 3 boxes are wrong (first: Edema on image a): expected boxes in pixels"],
+        ["wrong boxes: 2 of 3 (first: Edema on image a): expected boxes in pixels"],
     ),
     "category of a mask": (
         chexpert.read,
@@ -686,6 +693,11 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
         rsna.read,
         {"stage_2_train_labels.csv": "patientId,x,y,width,height,Target\na,1,2,3,4,0\n"},
         ["column Target: expected 1, or 0 without a box, found '0.0'"],
+    ),
+    "no target": (
+        rsna.read,
+        {"stage_2_train_labels.csv": "patientId,x,y,width,height,Target\na,,,,,\n"},
+        ["column Target: expected 1, or 0 without a box, found 'nan' (1 of 1 rows)"],
     ),
     "endless run length": (
         chexpert.read,
@@ -713,7 +725,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
             "'normal'": ["column Labels: expected a list of names"],
             "normal": ["expected a list of names"],
             "('mass',)": ["expected a list of names"],
-            "['mass''nodule']": ["expected a list of names"],
+            "['mass''nodule']": ["'massnodule' (1 of 1 rows)"],
             "['mass' 'nodule' ... 'goiter']": ["expected a list of names"],
             "['mass', nan]": ["expected a list of names"],
             "['mass', 'normalcardiomegaly']": ["column Labels", "'normalcardiomegaly' (1 of 1 rows)"],

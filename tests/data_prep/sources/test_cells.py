@@ -22,6 +22,7 @@ KINDS = {
     "a Python list": [
         "['a b']", '["a"]', "['a' 'b']", "array(['a'], dtype=object)", "('a',)", "[nan, 'x']", "[]", "[['a']]",
         "[b'a']", "['Cut off by the ex", "[101, 2054, 102]", "[0.1 -3.4e-05\n 0.5]", "[ 'a' ]",
+        "[np.str_('a'), np.str_('b')]", "np.str_('a')", "(np.str_('a'),)",
     ],
     "JSON or a Python dict": ["{'a': 'b'}", '{"a": 1}', '{\n "a": 1', '[{"a": 1}]', "{}"],
     "bytes": ["b'x y'", 'b"x"', "bytearray(b'x')", "\\x436c656172206c756e6773", "0x436C656172206C756E6773"],
@@ -31,8 +32,9 @@ KINDS = {
         base64.encodebytes(TEXT.encode() * 5).decode().strip(), packed(b"%PDF-1.4 \xff\xd8"), packed(b"{\\rtf1 x"),
         base64.urlsafe_b64encode(TEXT.encode() * 3).decode(), packed(TEXT.encode() * 900)[:32767],
         packed(bytes(range(160))),
-        packed("双肺纹理清晰。".encode()),
+        packed("双肺纹理清晰。".encode()), packed(b"\x80\x04\x95\x0c\0\0\0\0\0\0\0\x8c\x06Clear."),
     ],
+    "XML": ["<?xml version='1.0'?><report>Clear.</report>", '<ClinicalDocument xmlns="urn:hl7-org:v3">'],
     "": [
         TEXT, "[**2112-3-4**] clear", "[DATE], lungs clear", "[x] Clear [ ] effusion", "[ ] effusion [x] clear", "XXXX",
         "[1] Normal.", "(portable) chest", '("portable") chest is clear.', "PA|LAT|clear", "B. Clear", "{{name}} clear",
@@ -55,6 +57,9 @@ def test_kinds_of_cells(kind: str) -> None:
         ("b'Clear.\\nGr\\xc3\\xb6\\xc3\\x9fe.'", "Clear.\nGröße."),
         ("b'Gr\\xf6\\xdfe.'", "Größe."),
         ("[b'Clear.']", "Clear."),
+        ("[np.str_('Clear.')]", "Clear."),
+        (str("Größe.".encode("utf-16")), "Größe."),
+        ("[np.str_('Clear.'), np.str_('Normal.')]", None),
         ("[]", ""),
         ("['Clear.' 'Normal.']", None),
         ("['Clear.', 'Normal.']", None),
@@ -89,10 +94,7 @@ def test_half_of_a_column_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
         "row 4, column Befund: a Python list, not a text", "",
     ]  # fmt: skip
     said = capsys.readouterr().err
-    assert (
-        "(3 of 7 cells, first in row 2)" in said
-        and "1 of them, bytes or lists of one, are read, 2 are" in said
-    )
+    assert "(3 of 7 cells, first in row 2); read, as bytes or lists of one: 1; no reports: 2; write" in said
     assert not check.problems
     with_texts(rows.iloc[:-2], "text", check)
     assert (

@@ -84,8 +84,8 @@ def test_files_under_another_spelling_or_ending(tmp_path: Path, capsys: pytest.C
     found = find_files(pd.Series(list(wanted)), tmp_path)
     assert [Path(file) for file in found] == [tmp_path / name for name in wanted.values()]
     said = capsys.readouterr().out
-    assert "4 images found by another spelling (first: 'a/Q\u20101.png' is 'a/Q-1.png')" in said
-    assert "2 images found by another ending (first: 'c.jpg' is 'c.png')" in said
+    assert "images found by another spelling: 4 (first: 'a/Q\u20101.png' is 'a/Q-1.png')" in said
+    assert "images found by another ending: 2 (first: 'c.jpg' is 'c.png')" in said
 
 
 def test_an_image_in_a_closed_folder_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
