@@ -42,7 +42,7 @@ from data_prep.sources.growth import digests_of_rows
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.rows import NO_REPORT, PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
-from data_prep.sources.spellings import find_files
+from data_prep.sources.spellings import IMAGE_ENDING, find_files
 from data_prep.text.abbreviations import LANGUAGES
 from data_prep.text.sections import OWN_RULES_VERSION
 from medclip_dcl.common.command_line import option, parse_options, run_command
@@ -70,13 +70,11 @@ _LABEL_WORDS = {
 }
 # Offered in an error; the user decides.
 _LIKELY = {
-    **dict.fromkeys(("present", "positive", "positiv", "+", "y", "t", "x"), "1"),
-    **dict.fromkeys(("absent", "negative", "negativ", "-", "n", "f"), "0"),
+    **dict.fromkeys(("present", "positive", "positiv", "+", "y", "j", "t", "x", "wahr", "vrai", "vero"), "1"),
+    **dict.fromkeys(("absent", "negative", "negativ", "-", "n", "f", "falsch", "faux", "falso"), "0"),
 }
 # A list as Python writes it, or two names with endings.
-_SEVERAL_IMAGES = re.compile(
-    r"^[\[(]\s*['\"]|(?i:\.(?:png|jpe?g|dcm|dicom|tiff?|bmp)['\"\s]*[,;|]['\"\s]*\S+\.[a-z]{3})"
-)
+_SEVERAL_IMAGES = re.compile(rf"^[\[(]\s*['\"]|{IMAGE_ENDING}['\"\s]*[,;|]['\"\s]*\S+\.[A-Za-z]{{3}}")
 _COLUMNS = ("image", *TEXTS, "patient", "study", "view", "split", *PEOPLE)
 _RESERVED = {*_COLUMNS, "file", *(column for columns in TABLES.values() for column in columns)} - set(
     CHEXPERT
@@ -177,11 +175,12 @@ def prepare(settings: Settings) -> None:
             "text_rules": OWN_RULES_VERSION,
             "delimiter": table.delimiter,
             "encoding": encoding,
-            **({"drop_bad_rows": True} if settings.drop_bad_rows else {}),
-            **(
-                {"label_values": dict(sorted(settings.label_values.items()))} if settings.label_values else {}
-            ),
-            **({"language": settings.language} if settings.language is not None else {}),
+            # Named only where given: sets without it stay as they were, byte by byte.
+            **{
+                name: value
+                for name in ("drop_bad_rows", "label_values", "language")
+                if (value := getattr(settings, name))
+            },
         },
     )
     preparation.prepare_set(settings, made_from, lambda: _read(settings, table, columns, check))
@@ -356,7 +355,7 @@ def _without_headers(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
         return rows
     places = ", ".join(map(str, rows.index[is_header][: releases.SHOWN]))
     if (plain[is_header] == header).all(axis=None):
-        check.warn(f"{is_header.sum():,} rows repeat the header and are left out (row {places})")
+        check.warn(f"rows that repeat the header and are left out: {is_header.sum():,} (row {places})")
     else:
         check.problems.append(
             f"row {places} is a header of another order of columns: the rows below it are shifted"
@@ -373,10 +372,13 @@ def _labels(
     of the values is in more than five cells and 1% of its column, and both a 1 and a 0 remain.
     """
     given = settings.label_values or {}
-    labels, counts, found, is_lost = {}, {}, [], False
+    labels, counts, found, is_lost, seen = {}, {}, [], False, {""}
     unread: Counter[str] = Counter()
     for finding in map(str, cells):
-        words = cells[finding].str.casefold()
+        words = (
+            cells[finding].str.normalize("NFKC").str.replace("\u2212", "-").str.strip("='\" ").str.casefold()
+        )
+        seen |= {*words}
         numbers = releases.label_numbers(words.map({**_LABEL_WORDS, **given}).fillna(words))
         labels[finding] = numbers.replace(math.inf, math.nan)
         wrong = Counter(words[numbers == math.inf]).most_common()
@@ -390,16 +392,24 @@ def _labels(
         )
         is_lost |= wrong[0][1] > max(5, 0.01 * n_cells) or not {0.0, 1.0} <= {*numbers}
         unread.update(dict(wrong))
-    if unused := sorted(given and given.keys() - {value.casefold() for value in cells.to_numpy().flat}):
+    if unused := sorted(given.keys() - seen):
         check.warn(f"--label_values: no label column has {', '.join(unused)}")
     if found and settings.drop_bad_rows and not is_lost:
         check.warn(f"{'; '.join(found)}; these are no labels, their rows stay")
     elif found:
-        offered = [*given, *(word for word, _ in unread.most_common(10) if "," not in word)]
-        pairs = [f"{word}={given.get(word, _LIKELY.get(word, ''))}" for word in offered]
-        remedy = shlex.quote(",".join(sorted(pairs, key=lambda pair: "10=".index(pair[-1]))))
-        said = f"{'; '.join(found)}; say what they stand for by --label_values {remedy}"
-        check.problems.append(f"{said} (1, 0, -1; nothing: no label)")
+        known = {
+            **{word: _LIKELY.get(word, "") for word, _ in unread.most_common(10) if "," not in word},
+            **given,
+        }
+        pairs = sorted(
+            (f"{word}={label}" for word, label in known.items()), key=lambda pair: "10=".index(pair[-1])
+        )
+        values = f"{'=' if pairs and pairs[0].startswith('-') else ' '}{shlex.quote(','.join(pairs))}"
+        remedy = f"say what they stand for by --label_values{values} (1, 0, -1; nothing: no label)"
+        is_possible = known.keys() - given.keys()
+        check.problems.append(
+            f"{'; '.join(found)}; {remedy if is_possible else 'write labels in their place'}"
+        )
     return labels, counts
 
 

@@ -320,9 +320,10 @@ def _labels(rows: pd.DataFrame) -> pd.DataFrame:
 def with_image_paths(rows: pd.DataFrame, root: Path, check: TableCheck) -> pd.DataFrame:
     """The rows with paths of images below the images' folder in place of the table's names, "" where there is none.
 
-    Names are relative to `root`, or absolute below it, with "/" or "\\" between folders.
+    Names are relative to `root`, or absolute below it, with "/" or "\\" between folders; Excel may write ="a.png".
     """
-    paths = rows["image"].map(lambda name: _path_below(name, root) if name else "")
+    names = rows["image"].str.replace(r'^="(.*)"$', r"\1", regex=True)
+    paths = names.map(lambda name: _path_below(name, root) if name else "")
     expected = f"paths below {root}, without '..' and with names of at most 200 bytes"
     return check.require(rows, "image", paths.notna(), expected).assign(image=paths.fillna(rows["image"]))
 

@@ -107,21 +107,15 @@ def _read(file: Path, column: str | None) -> pd.DataFrame:
         raise MissingFileError(f"no file {file}")
     suffix = file.suffix.lower()
     kind = "" if suffix == ".parquet" else kind_of_file(file)
-    if kind != ("JSON" if suffix == ".jsonl" else ""):
-        raise UserError(
-            f"{file} is {kind or 'not JSON'}; expected lines of text, or one of {', '.join(_READ)}"
-        )
-    if column is None:
-        column = "text"
-    elif suffix not in _READ:
+    if kind and (kind, suffix) != ("JSON", ".jsonl"):
+        raise UserError(f"{file} is {kind}; expected lines of text, or one of {', '.join(_READ)}")
+    if column is not None and suffix not in _READ:
         raise UserError(
             f"--column: {file} is read as lines of text; give one of {', '.join(_READ)}, or leave it out"
         )
+    column = column or "text"
     try:
-        if suffix == ".parquet":
-            table = pd.read_parquet(file)
-        else:
-            table = _parsed(file.read_bytes(), suffix, column)
+        table = pd.read_parquet(file) if suffix == ".parquet" else _parsed(file.read_bytes(), suffix, column)
     except (ValueError, pd.errors.ParserWarning) as error:  # pandas', pyarrow's and the decoder's
         raise UserError(
             f"{file} cannot be read as UTF-8 in that format ({type(error).__name__}); write it again"

@@ -66,6 +66,7 @@ def test_tables_keep_their_columns(model: Path, tmp_path: Path, kinds: tuple[str
         ("a.tsv", "id\tfinding\n01\tNo effusion.\n2\t\n"),
         ("A.TSV", "id\tfinding\n01\tNo effusion.\n2\t\n".encode("utf-16")),
         ("a.jsonl", '{"id": "01", "finding": "No effusion."}\n{"id": "2", "finding": ""}\n'),
+        ("a.jsonl", '{"id": "01", "finding": "No effusion."}\n{"id": "2", "finding": ""}\n'.encode("utf-16")),
         ("a.csv", "id,finding\n01,No effusion.\n2,\n".encode("utf-16-le")),
         ("a.txt", "No effusion.\r\n\r\n".encode("utf-16")),
     ],
