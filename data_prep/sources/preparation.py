@@ -298,7 +298,13 @@ def _assemble(
         **({} if source.reports is None else {"sentences_without_letter": found.without_letter}),
         **({"boxes_scaled": scaled} if scaled else {}),
     }
-    for name, numbers in (("texts", found.taken), ("languages", found.languages), ("scripts", found.scripts)):
+    further = {
+        "texts": found.taken,
+        "languages": found.languages,
+        "scripts": found.scripts,
+        "placeholder_sections": found.placeholders,
+    }
+    for name, numbers in further.items():
         if numbers:
             counts[name] = numbers
     if found.heads:
@@ -587,6 +593,8 @@ def _text_lines(counts: Mapping[str, Any]) -> list[str]:
     total = sum(number for _, (number, _) in texts)
     lines = [f"{number / total:6.1%} {taken} (e.g. {shape})" for taken, (number, shape) in texts]
     lines = [f"  {'' if at else 'taken':<10} {line}" for at, line in enumerate(lines)]
+    if number := counts.get("placeholder_sections"):
+        lines.append(f"  missing    {number:,} sections that hold a placeholder alone (N/A, See impression)")
     heads = counts.get("unknown_heads", {"named": {}, "rare": 0})
     for action, numbers in heads["named"].items():
         frequent = sorted(numbers.items(), key=lambda head: -head[1])

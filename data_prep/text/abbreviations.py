@@ -41,7 +41,7 @@ LANGUAGES = {
         "ca bzw ggf evtl vgl inkl incl insb insbes sog bzgl bez max min mind vermutl wahrsch fragl verm dd dr dr.med "
         "prof nr abb st pat klin radiol path postop präop intraop entspr zusätzl geringgr mäßiggr hochgr ausgepr deutl "
         "ger chron pulm kard mediast unverä zzt derz ehem sek prim st.p st.n n i.vgl insges progr segm vv aa proc "
-        "lig resp röntg rö voraufn jug subcl",
+        "lig resp röntg rö voraufn jug subcl pathol verd norm oberh unterh",
         "re li bds bd beids beidseits bilat bil r l",
         "o.b o.p.b o.a a.p p.a d.v v.d i.v i.d.n i.o s.o s.u o.ä u.ä u.s.w n.a k.a etc usw usf ff ant post "
         "lat med kaud kran inf sup int ext ventr dors apik bas seitl",

@@ -90,8 +90,8 @@ _CLOSES = re.compile(
 )
 # The same in capitals, where only an earlier head tells: "HEART: NORMAL LUNGS: CLEAR".
 _CLOSES_HEAD = re.compile(
-    rf":[^.:;?!]*?\b(?!(?i:{_FUNCTION_WORDS}|{_OF_PART})\b)\w+\)?"
-    rf"(?= (?=[A-Z])(?:(?i:{_PART}|{_OF_PART})(?: ?[/,&] ?| )(?i:and |of |the )*){{0,6}}?(?i:{_PART}):)"
+    rf":[^.:;?!]*?\b(?!(?i:{_FUNCTION_WORDS}|{_OF_PART})\b)(?<!\b[Aa][Nn][Dd] )(?<![/&,] )\w+\)?"
+    rf"(?= (?=[A-Z])(?:(?i:{_PART}|{_OF_PART})(?: ?[/,&] ?| )(?i:and (?:\w+ )?)?(?i:of |the )*){{0,6}}?(?i:{_PART}):)"
 )
 # Marks of other scripts, and a forgotten blank between letters that are not ASCII's.
 _CLOSES_ELSEWHERE = re.compile(

@@ -59,8 +59,9 @@ _MARKDOWN_HEAD = re.compile(
 )
 # "pneumo-" / "thorax"; the hyphen stays in "left-" / "sided" and "Ober-" / "und".
 _DIVIDED = re.compile(
-    r"\xad[ \t]*\r?\n[ \t]*|(?<=[^\W\d_])[-\u2010](?P<line>[ \t]*\r?\n[ \t]*)(?=[a-zß-ÿ])"
-    r"(?!(?:und|oder|bzw|or|and|et|y|e|to|no|not|new|the|there|is|are|with|likely|which|unchanged|stable)\b)"
+    "\xad[ \t]*\r?\n[ \t]*"
+    r"|(?P<before>[^\W_]{1,40})[-\u2010][ \t]*\r?\n[ \t]*(?=(?P<behind>[^\W_]{1,40}))"
+    r"(?!(?i:und|oder|bzw|or|and|et|y|e|to|no|not|new|the|there|is|are|with|likely|which|unchanged|stable)\b)"
 )
 _STAYS = re.compile(
     r"\b(?:left|right|upper|lower|middle|broad|cross|well|ill|mid|non|semi|post|pre|follow|x|air|self|low|high|small|large|two|three|one|single|half|so|soft"
@@ -92,12 +93,15 @@ def plain_text(text: str) -> str:
 
 
 def _joined(match: re.Match[str]) -> str:
-    """A hyphen at a line's end if it belongs to the word, else nothing."""
-    before, behind = (
-        match.string[max(0, match.start() - 12) : match.start()],
-        match.string[match.end() :][:12],
-    )
-    return "-" if match["line"] and (_STAYS.search(before) or _STAYS.match(behind)) else ""
+    """The words that a hyphen at a line's end divides, with the hyphen if it belongs to them."""
+    before, behind = match["before"] or "", match["behind"] or ""
+    if behind[:1].isupper() and not (before + behind).isupper():
+        return match[0]
+    stays = _STAYS.search(before) or _STAYS.match(behind)
+    # "piperacillin-" / "tazobactam" and "gastro-" / "duodenoscopy", "T8-" / "T9", "AP-" / "portable"
+    is_long = len(before + behind) > 20 and not before.endswith("o")
+    is_code = not (before + behind).isalpha() or before[-1:].isupper() != behind[:1].isupper()
+    return f"{before}-" if stays or is_long or is_code else before
 
 
 def _of_hl7(match: re.Match[str]) -> str:

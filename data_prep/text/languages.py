@@ -47,7 +47,8 @@ READING_WORDS = {
     "radiogra* film* portable upright supine since unchanged interval cyst* fibro* collaps* hemorr* contus* postop* "
     "post-op* postsurg* prosthe* pigtail mediport portacath hemodial* foreign ^new ^stable ^improv* ^worse* ^resol* "
     "^increas* ^decreas* ^persist* ^chang* ^compar* ^today ^now ^overall ^differential ^ddx ^addend* ^note ^notes "
-    "^comment ^comments ^narrative ^considerations ^of ^please ^also ^additionally ^otherwise ^incidental* ^likely "
+    "^comment ^comments ^narrative ^of ^please ^also ^additionally ^otherwise ^incidental* "
+    "^most *itis *oma *omas *bosis *dosis *losis *rosis *phosis steno* *megal* *pathy etiolog* likely consider* "
     "^possib* ^probab* ^suspect*",
     "German": "herz* hilus hili* hilär* zwerchf* knoch* rippe* wirbel* bws brustk* weichteil* gefäß* sinus recessus "
     "randwink* trache* schulter* erguss* stauung* infiltr* atelekt* rundherd* verschatt* fraktur* verkalk* rechts "
@@ -94,7 +95,7 @@ def _plain(text: str) -> str:
 
 
 def _reading_words(mark: str = "") -> str:
-    words = re.findall(rf"(?<!\S){mark}(\w\S*)", _plain(" ".join(READING_WORDS.values())))
+    words = re.findall(rf"(?<!\S){mark}([*\w]\S*)", _plain(" ".join(READING_WORDS.values())))
     return "|".join(re.escape(word).replace(r"\*", r"\w*") for word in words)
 
 
@@ -130,41 +131,54 @@ _SIGNED = (
     r"|diktiert|geschrieben|befundet|(?:val|v)idiert|freigegeben|unterschrieben|unterzeichnet|signiert|erstellt|firma(?:d[oa])?"
     r"|dictad[oa]|transcrit[oa]|informad[oa]|validad[oa]|redactad[oa]|autorizad[oa]|assinad[oa]|liberad[oa]|laudad[oa]"
     r"|ditad[oa]|(?:dict|sign|valid|r[ée]dig|approuv|interpr[ée]t)[ée]e?|(?:firm|refert|valid|redatt)at[oa]"
-    r"|ondertekend|geautoriseerd|gedicteerd|beoordeeld|gevalideerd)"
+    r"|getekend|ondertekend|geautoriseerd|gedicteerd|beoordeeld|gevalideerd)"
 )
 _REPORT = (
     r"(?:th(?:is|e)|final|preliminary|radiology|imaging|report|study|exam(?:ination)?|document|interpretation|images?|films?"
     r"|and|has|been|was|is|electronically|digitally|dieser?|dieses|der|befund|bericht|dokument|wurde|ist|und|elektronisch"
-    r"|digital|est[ea]|el|informe|estudio|ha|sido|fue|y|electr[óo]nicamente|digitalmente|ce|le|compte[- ]rendu|rapport"
-    r"|[ée]t[ée]|a|est|et|[ée]lectroniquement|o|laudo|exame|foi|e|eletronicamente|il|referto|[èe]|stato|elettronicamente"
-    r"|verslag|en)"
+    r"|digital|est[ea]|el|informe|estudio|realizad[oa]|ha|sido|fue|y|electr[óo]nicamente|digitalmente|ce|le"
+    r"|compte[- ]rendu|rapport|[ée]t[ée]|a|est|et|[ée]lectroniquement|o|laudo|exame|foi|e|eletronicamente|il|referto"
+    r"|[èe]|stato|elettronicamente|verslag|en)"
 )
-_BY = r"(?:von|durch|por|par|da|dal(?:la)?|door)"
+_BY = r"(?:by|von|durch|por|par|da|dal(?:la)?|door)"
 SIGN_OFF = re.compile(
     r"(?:^[ \t]*|(?<=[.?!。]\s))(?:(?:electronically|digitally) (?:signed|approved|verified|authenticated)\b"
     # In any order: "This report was electronically signed by X", "Signed (Electronic Signature): X", "By: X".
     rf"|(?:{_REPORT}\W{{1,3}}){{0,7}}{_SIGNED}(?:\W{{1,3}}(?:{_REPORT}|{_SIGNED})){{0,6}}[ \t]*"
-    r"(?:(?:\([^)\n]{0,40}\)[ \t]*)?:|by\b(?! (?:CT|MRI?|PET|US|ultra|phone|tele|comp|means))|\((?:electronic|digital)"
-    rf"|(?:on|am|el|le|il)[ \t]+\d[\d./-]{{5}}|{_BY}\b[ \t]*(?::|$|(?=dr|prof|(?-i:[A-ZÀ-Þ_]))))"
-    rf"|(?:by|{_BY}|cc)[ \t]*:|(?:sincerely|(?:kind|best) regards|yours (?:sincerely|truly))\b"
-    r"|(?:\w+ ){0,2}(?:physician|doctor|author|technologist|radiologist|befunder|arzt|[äa]rztin|arts|radioloog"
-    r"|m[ée]decin(?: \w+)?|m[ée]dic[oa](?: \w+)?)[ \t]*:"
-    r"|mit (?:freundlich|kollegial|best)\w* (?:\w+ )?gr(?:ü|ue?)(?:ß|ss)|hochachtungsvoll|gez\.|i\. ?a\. |unterschrift"
-    r"|fdo\b|atentamente\b|(?:un )?saludos?\b|(?:bien )?(?:cordialement|confraternellement)|sehr geehrte"
+    r"(?:(?:\([^)\n]{0,40}\)[ \t]*)?:|\((?:electronic|digital)|(?:on|am|el|le|il)[ \t]+\d[\d./-]{5}"
+    rf"|{_BY}\b(?:(?<=signed by)|(?<=dictated by)|[ \t]*(?::|$|(?=(?:dra?|prof)\b"
+    r"|(?:the |an? )?(?:attend|staff|radiolog)|(?!(?:CT|MRI?|PET|US|TA?C|RM)\b)(?-i:[A-ZÀ-Þ_])))))"
+    rf"|(?:{_REPORT}\W{{1,3}}){{0,7}}{_BY}[ \t]*:|c\.?c\.?(?:[ \t]*:|[ \t]+(?=dr|prof))"
+    r"|[ck]op(?:y|i[ea]) (?:to|à|aa?n?)[ \t]*:|/s/|thank you for (?:referring|your)"
+    r"|(?:sincerely|(?:kind|best) regards|yours (?:sincerely|truly))\b"
+    r"|(?:\w+ ){0,2}(?:physician|doctor|author|technologist|transcriptionist|radiologist"
+    r"|\w{0,6}医[生师師]|врач|подпис\w+|befunder|arzt|[äa]rztin|arts|radioloog"
+    r"|m[ée]decin(?: \w+)?|m[ée]dic[oa](?: \w+)?)[ \t]*[:：]"
+    r"|mit (?:freundlich|kollegial|best)\w* (?:\w+ )?gr(?:ü|ue?)(?:ß|ss)|hochachtungsvoll|(?:gez|sgd)\.|i\. ?a\. "
+    r"|unterschrift|fdo\b|atentamente\b|(?:un )?saludos?\b|(?:bien )?(?:cordialement|confraternellement)|sehr geehrte"
     r"|dear (?:dr|coll)|(?:i|we)(?:,[^,\n]{1,60},)? have (?:personally )?reviewed|estimad[oa] "
     r"|cher (?:confr|coll|docteur))",
     re.IGNORECASE,
 )
 """Where a line says who wrote the report, or to whom: "Dictated by", "gez.", "Dear Dr."; not "Signed out to ICU"."""
 
+TO_ANOTHER = re.compile(
+    r"\s*(?:(?:referr|request|order|zuweis|einweis|solicit|prescr|aanvr|richied)\w* |dear|sehr|estim|cher )",
+    re.I,
+)
+"""Where such a line names another than the author: the report may follow."""
+
 _ROLE = (
     r"(?:radiologist|radiologin|radiologe|radiologue|radi[óo]log[oa]|(?:fach|ober|chef|assistenz)(?:a|ä|ae)rzt(?:in)?"
     r"|consultant|attending|resident|m[ée]decin|m[ée]dic[oa]|facultativo)\b[^.:;]{0,40}(?::.*|\.)?"
 )
 _NAME = r"(?:(?-i:[A-ZÀ-Þ_][\w'’.-]*|von|van|de[lr]?|la)(?:[ ,]+|$))"
+_SIGNED_ON = r"(?:(?:on|am|el|le|il|op|em) )?\d{1,4}[./-]\d{1,2}[./-]\d{2,4}\b[\d ,:.aphm]{0,20}"
 _SIGNER = re.compile(
-    rf"(?:pd )?(?:prof|dra?)\b[. ]*(?:(?:dr|med|habil)\b[. ]*)*{_NAME}{{0,4}}(?:{_ROLE})?|{_ROLE}"
-    rf"|{_NAME}{{1,4}}(?:m\.?d|d\.?o|mbbs|frcr|facr)\b[^:]{{0,40}}",
+    r"(?:by |il medico radiologo |pd )?(?:prof|dra?|dott(?:\. ?ssa)?)\b[. ]*(?:(?:dr|med|habil)\b[. ]*)*"
+    rf"{_NAME}{{0,4}}(?:[-–] )?(?:{_ROLE}|(?:col|crm|rpps)\b.{{0,30}})?(?:{_SIGNED_ON})?|{_ROLE}"
+    rf"|{_NAME}{{1,4}}(?:m\.?d|d\.?o|mbbs|frcr|facr)\b(?:[^:]|:\d){{0,40}}"
+    rf"|(?P<listed>(?=[^\s,]+,){_NAME}{{2,4}}{_SIGNED_ON})",
     re.IGNORECASE,
 )
 
@@ -210,5 +224,6 @@ def is_administrative(head: str) -> bool:
 
 
 def names_signer(line: str) -> bool:
-    """True for "Dr. med. A. Muster, Radiologe", "JOHN SMITH, M.D." and "Consultant radiologist"."""
-    return len(line) <= 100 and _SIGNER.fullmatch(line.strip()) is not None
+    """True for "Dr. med. A. Muster, Radiologe", "JOHN SMITH, M.D.", "Muster, Anna on 1/2/2020 3:04 PM" and the like."""
+    match = _SIGNER.fullmatch(line.strip()) if len(line) <= 100 else None
+    return match is not None and not (match["listed"] and is_of_reading(line))

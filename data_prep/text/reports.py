@@ -58,7 +58,7 @@ class Passages(NamedTuple):
 
     `has_others`: there are findings or an impression, but not the chosen sections. `taken`: the sections that were
     taken, and their shape (lines, words); of MIMIC-CXR ("", ""). `language`: the one with the most function words, and
-    their number. `script`: one that the rules do not know, else "". `heads`: see `sections.Notes`.
+    their number. `script`: one that the rules do not know, else "".
     """
 
     found: tuple[tuple[str, str], ...] = ()
@@ -68,7 +68,7 @@ class Passages(NamedTuple):
     reason: str = ""
     is_unreadable: bool = False
     has_others: bool = False
-    heads: tuple[tuple[str, str], ...] = ()
+    notes: Notes = Notes()
 
 
 @dataclass
@@ -79,7 +79,7 @@ class Sentences:
     `taken`: sections that were taken -> number of reports, and the shape of one; empty for MIMIC-CXR.
     `language`: that of reports whose own words do not tell; `languages`: number of reports by language, empty where one
     was given for all; `scripts`: the same of reports in a script that the rules do not know.
-    `heads`: unknown head, and what was done with it -> studies.
+    `heads`: unknown head, and what was done with it -> studies. `placeholders`: sections that hold one alone.
     """
 
     of_study: dict[int, list[tuple[str, str]]] = field(default_factory=dict)
@@ -91,6 +91,7 @@ class Sentences:
     languages: dict[str, int] = field(default_factory=dict)
     scripts: dict[str, int] = field(default_factory=dict)
     heads: dict[tuple[str, str], list[int]] = field(default_factory=dict)
+    placeholders: int = 0
 
 
 def report_places(source: Path, reports: Path | None) -> list[Path]:
@@ -205,9 +206,8 @@ def read_passages(report: Report, wanted: Sequence[str]) -> Passages:
         return text
     notes = Notes()
     sections = study_sections(text, wanted, notes)
-    return _passages(sections, partial(study_sections, text), wanted)._replace(
-        heads=tuple(notes.heads.items()), script=unknown_script(text)
-    )
+    found = _passages(sections, partial(study_sections, text), wanted)
+    return found._replace(notes=notes, script=unknown_script(text))
 
 
 def _own_passages(given: Sequence[Section], wanted: Sequence[str]) -> Passages:
@@ -219,7 +219,8 @@ def _own_passages(given: Sequence[Section], wanted: Sequence[str]) -> Passages:
     notes = Notes()
     sections = own_sections(plain, wanted, notes)
     taken = " + ".join(dict.fromkeys(section.name for section in sections)) or "nothing"
-    remarks = [*(["marks of an export taken off"] if plain != list(given) else []), *notes.remarks]
+    remarks = ["marks of an export taken off"] if plain != list(given) else []
+    remarks += ["under unknown heads"] if notes.is_of_unknown_heads else []
     taken += f" ({', '.join(remarks)})" if remarks else ""
     n_lines = sum(has_letter(line) for section in sections for line in section.text.splitlines())
     n_given = sum(len(with_line_breaks(section.text).split()) for section in plain)
@@ -229,7 +230,7 @@ def _own_passages(given: Sequence[Section], wanted: Sequence[str]) -> Passages:
     found = _passages(sections, partial(own_sections, plain), wanted)
     return found._replace(
         taken=(taken, shape),
-        heads=tuple(notes.heads.items()),
+        notes=notes,
         language=language_of(text),
         script=unknown_script(text),
     )
@@ -280,7 +281,8 @@ def _collect(
         if taken:
             number, shape = result.taken.get(taken, (0, shape))
             result.taken[taken] = (number + 1, shape)
-        for head in text.heads:
+        result.placeholders += text.notes.placeholders
+        for head in text.notes.heads.items():
             result.heads.setdefault(head, []).append(study_id)
         every = [
             (section, sentence) for section, passage in text.found for sentence in cut(study_id, passage)

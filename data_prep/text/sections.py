@@ -23,6 +23,7 @@ from typing import NamedTuple
 from data_prep.sources.releases import PLACEHOLDER
 from data_prep.text.languages import (
     SIGN_OFF,
+    TO_ANOTHER,
     begins_a_line,
     is_administrative,
     is_head,
@@ -116,7 +117,7 @@ _HEADER = re.compile(
     # Of no list: "Workstation ID: 3", "主诉：", "Nurse:Kim", and within a line "Clear. ACCESSION NUMBER: 3"
     | ^[ \t]*+[*\[]*+(?=[^\W\d_])(?![^\n:]{{0,60}}\b(?:{_KNOWN}|{_KNOWN_OTHER})[ \t]*:)
       (?P<line>[^\n:：!?;。，]{{1,60}}?)[ \t]*(?:：|:[*\]]*(?=\s|$)|(?<=[^\W\d_)]):(?!//)(?=\S))
-    | (?<=[.?!;_]\s)(?P<flat>[A-Z]{{2,}}(?:[ \t]+[A-Z]+){{0,3}})[ \t]*:(?=\s|$)
+    | (?:(?<=[.?!;_]\s)|(?<=[.?!;_]\s\s))(?P<flat>[A-Z][A-Za-z]+(?:[ \t]+[A-Za-z]+){{0,3}})[ \t]*:(?=\s|$)
     """,
     re.MULTILINE | re.VERBOSE,
 )
@@ -134,12 +135,13 @@ _NOTICES = re.compile(
     "associated with the patient[.]?".replace(" ", r"\s+"),
     re.IGNORECASE,
 )
-# Alone in a section.
+# Alone in a section: "nan", "XXXX XXXX.", "Please see the impression below", "s.u.", "Ver conclusión".
 _MISSING = re.compile(
-    rf"[\W\d_]*(?:{PLACEHOLDER}|(?:x{{4,}}\W*)+|(?:please )?(?:see|refer to|as(?: per| in)?|same as) (?:the )?"
-    r"(?:impression|findings|conclusion|report|above|below)(?: (?:above|below|section))?"
-    r"|s(?:iehe|\.) ?(?:oben|unten|[ou]\.|befund|beurteilung)"
-    r"|v(?:oir|er|[ée]ase|id\.) (?:conclusi[oó]n|impresi[oó]n|hallazgos|r[ée]sultats?|ci-dessus))[\W_]*",
+    rf"(?:[\W\d_]*(?:{PLACEHOLDER}|x{{4,}}|not (?:available|applicable)|s\.\s?[ou]|"
+    r"(?:(?:please )?(?:see|refer to|as(?: \w+ed)?(?: in| per)?|same as)|siehe|voir|ver|v[ée]ase|vide|vedi|zie|cf\.?) "
+    r"(?:(?:the|la|las|los|les|le) )?(?:(?:separate|full|body of)(?: the)? )?(?:impression|impresi[oó]n|findings"
+    r"|hallazgos|conclu\w+|report|above|below|oben|unten|befund|beurteilung|r[ée]sultats?|ci-dess\w+)"
+    r"(?: (?:above|below|section))?(?: for (?:findings|details))?)(?![^\W_]))+[\W\d_]*".replace(" ", r"\s+"),
     re.IGNORECASE,
 )
 _NONE = re.compile(r"[\W\d_]*(?:none|nil)[\W_]*", re.IGNORECASE)
@@ -177,11 +179,16 @@ class Section(NamedTuple):
 class Notes:
     """Choices made while a report was read.
 
-    `heads`: unknown heads, in capitals, and `LEFT_OUT`, `ENDED` or `KEPT`. `remarks`: further ones, for the summary.
+    `heads`: unknown heads, in capitals, and `LEFT_OUT`, `ENDED` or `KEPT`. `placeholders`: sections that hold one alone
+    and are missing. `is_of_unknown_heads`: the reading is under unknown heads.
     """
 
     heads: dict[str, str] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
+    placeholders: int = 0
+    is_of_unknown_heads: bool = False
+
+    def add_head(self, head: str, action: str) -> None:
+        self.heads[" ".join(head.upper().split())] = action
 
 
 def study_sections(
@@ -196,9 +203,9 @@ def study_sections(
     notes = notes or Notes()
     pieces = _pieces(_NOTICES.sub("", report), notes=notes)
     pieces = [piece for piece in pieces if has_letter(piece.text)]
-    main = [piece for piece in pieces if piece.name in _MAIN]
-    if main:
+    if main := _without_placeholders([piece for piece in pieces if piece.name in _MAIN], notes):
         return [piece for piece in main if piece.name in wanted or piece.name == BOTH]
+    pieces = [piece for piece in pieces if piece.name not in _MAIN]
     notes.heads.clear()
     views = [Section("findings", piece.text) for piece in pieces if piece.name == _VIEWS]
     if views:
@@ -221,13 +228,16 @@ def own_sections(
         text = with_line_breaks(_NOTICES.sub("", text))
         found += _of_whole_text(with_english_headers(text), notes) if name == TEXT else [Section(name, text)]
     found = [Section(name, _without_sign_off(text)) for name, text in found]
-    found = [section for section in found if has_letter(section.text)]
-    texts = [section for section in found if not _MISSING.fullmatch(section.text)]
-    texts = texts or [section for section in found if _NONE.fullmatch(section.text)]
-    if len(texts) < len(found):
-        notes.remarks.append("a placeholder left out")
+    texts = _without_placeholders([section for section in found if has_letter(section.text)], notes)
     without_header = NO_HEADER if "findings" in wanted or {*dict(texts)} == {NO_HEADER} else BOTH
     return [section for section in texts if section.name in (*wanted, BOTH, without_header)]
+
+
+def _without_placeholders(sections: list[Section], notes: Notes) -> list[Section]:
+    texts = [section for section in sections if not _MISSING.fullmatch(section.text)]
+    texts = texts or [section for section in sections if _NONE.fullmatch(section.text)]
+    notes.placeholders = len(sections) - len(texts)
+    return texts
 
 
 def _of_whole_text(text: str, notes: Notes) -> list[Section]:
@@ -237,7 +247,7 @@ def _of_whole_text(text: str, notes: Notes) -> list[Section]:
 
 def _under_no_header(report: str, has_impression: bool, notes: Notes) -> list[Section]:
     """Text under no header or under a head of the reading, else a header's remark, else text under unknown heads."""
-    pieces = _pieces(_without_sign_off(report), at_views=False, is_whole=True)
+    pieces = _pieces(_without_sign_off(report, is_whole=True), at_views=False, is_whole=True)
     width = max(map(len, report.split("\n"))) if _WRAPPED.search(report) else math.inf
     before = [
         *itertools.takewhile(lambda piece: piece.name not in _MAIN or not has_letter(piece.text), pieces)
@@ -246,7 +256,7 @@ def _under_no_header(report: str, has_impression: bool, notes: Notes) -> list[Se
     if found := _reading(before, width, notes) or [Section(NO_HEADER, text) for text in remarks[-1:]]:
         return found
     if not has_impression and (found := _reading(before, width, notes, has_begun=True)):
-        notes.remarks.append("under unknown heads")
+        notes.is_of_unknown_heads = True
     return found
 
 
@@ -257,12 +267,14 @@ def _reading(pieces: Sequence[Section], width: float, notes: Notes, has_begun: b
         is_text = name == TEXT or (name == _UNKNOWN and has_begun)
         head = _HEADER.match(text) if name == _UNKNOWN else None
         if head is not None:
-            notes.heads[" ".join(head[head.lastgroup or 0].upper().split())] = KEPT if is_text else LEFT_OUT
+            notes.add_head(head[head.lastgroup or 0], KEPT if is_text else LEFT_OUT)
         if is_text:
             texts[-1] += text
         else:
             texts.append(_behind_header(text[head.end() if head else 0 :], width))
-        has_begun = has_begun or _BEGUN.search(without_views(texts[-1])) is not None
+        text = "" if has_begun else without_views(texts[-1])
+        of_reading = (match for match in _HEADER.finditer(text) if is_of_reading(match[match.lastgroup or 0]))
+        has_begun = has_begun or _BEGUN.search(text) is not None or len([*of_reading]) > 1
     found = []
     for part in filter(
         has_letter, itertools.chain(*(_BLANK_LINE.split(without_views(text)) for text in texts))
@@ -285,14 +297,18 @@ def _behind_header(text: str, width: float) -> str:
     return ""
 
 
-def _without_sign_off(text: str) -> str:
-    """Leave out the lines that say who wrote a report, and all that follows them up to the next header."""
+def _without_sign_off(text: str, is_whole: bool = False) -> str:
+    """Leave out the lines that say who wrote a report, and all that follows them up to the next header.
+
+    `is_whole`: above the reading of a whole text, the lines that follow stay.
+    """
     kept: list[str] = []
     is_closed = has_text = False
     for line in text.split("\n"):
         header = _HEADER.match(line)
         is_known = header and header.lastgroup not in ("signature", "line", "flat")
-        kind = _kind(header[header.lastgroup or 0]) if header and is_known else None
+        head = header[header.lastgroup or 0] if header else ""
+        kind = _kind(head) if is_known else None
         is_closed = is_closed and kind is None
         if signed := SIGN_OFF.search(line):
             line = line[: signed.start()]
@@ -300,9 +316,15 @@ def _without_sign_off(text: str) -> str:
         is_wrapped = len(previous) > 50 and previous[-1] not in ".:;?!)_"
         if not is_closed and (is_wrapped or not names_signer(line)):
             kept.append(line)
-            has_text = has_text or (kind in (None, *_MAIN) and has_letter(without_views(line)))
-        is_closed = is_closed or (signed is not None and has_text)
+            is_text = kind in _MAIN or (kind is None and (not is_whole or _is_statement(line, head)))
+            has_text = has_text or (is_text and has_letter(without_views(line)))
+        is_closed = is_closed or (signed is not None and has_text and not TO_ANOTHER.match(signed[0]))
     return "\n".join(kept)
+
+
+def _is_statement(line: str, head: str) -> bool:
+    """False for "City Hospital", "Age: 50" and "Clinical details: cough."."""
+    return is_of_reading(head) if head else is_of_reading(line) or line.rstrip().endswith((".", "。"))
 
 
 def _pieces(
@@ -319,6 +341,7 @@ def _pieces(
     last_title = max((match.start() for match in headers if match["title"]), default=-1)
     found: list[Section] = []
     name, start, draft, interruption = TEXT, 0, "", ""
+    has_main = False
     for match in headers:
         header = match[match.lastgroup or 0]
         if match["bare_other"] and not begins_a_line(report, match.start()):
@@ -332,9 +355,7 @@ def _pieces(
         is_open = kind is None or (kind == _VIEWS and (is_whole or name == "impression"))
         if is_open and _is_head(match, report, width):
             is_text = _is_of_reading(header, name)
-            is_before = (
-                is_whole and name not in _MAIN and not any(n in _MAIN for n, t in found if has_letter(t))
-            )
+            is_before = is_whole and name not in _MAIN and not has_main
             if name == "impression":
                 kind = None if is_text or not has_letter(report[start : match.start()]) else _UNKNOWN
             elif is_before and not match["flat"]:
@@ -343,7 +364,7 @@ def _pieces(
             is_signer = SIGN_OFF.match(f"{header}:") is not None or names_signer(f"{header}:")
             if notes is not None and not is_text and not is_signer:
                 action = ENDED if kind == _UNKNOWN else KEPT if name in _MAIN else LEFT_OUT
-                notes.heads[" ".join(header.upper().split())] = action
+                notes.add_head(header, action)
         if kind is None or (kind == _VIEWS and (name in _MAIN or not at_views)):
             continue
         if match["title"]:
@@ -353,6 +374,7 @@ def _pieces(
         elif draft and _is_draft(draft, match.start() < last_title, found, name):
             kind = _OTHER
         found.append(Section(name, report[start : match.start()]))
+        has_main = has_main or (name in _MAIN and has_letter(found[-1].text))
         name, start = kind, start_of_text
         interruption = header.upper() if kind in (_OTHER, _REMARK) else ""
     return [*found, Section(name, report[start:])]
@@ -365,16 +387,17 @@ def _is_head(match: re.Match[str], report: str, width: int) -> bool:
     is_open = match["flat"] is None and bool(line) and line[-1] not in ".:;?!)_。：；！？"
     is_wrapped = len(line) > 50 and len(line) + 1 + len(head.split()[0]) > width
     is_wrapped = is_wrapped and not (len(head) > 4 and head.isupper() and not line.isupper())
-    return is_head(head) and not (is_open and (is_wrapped or head[0].islower()))
+    is_flat = match["flat"] is not None and not head.isupper() and not is_administrative(head)
+    return is_head(head) and not is_flat and not (is_open and (is_wrapped or head[0].islower()))
 
 
 def _is_of_reading(head: str, name: str) -> bool:
     """True for a head of the findings, the views or `languages.READING_WORDS`."""
     kind = _kind(head)
-    # "Chest comparison" is of the reading, "Reason for chest film" is not.
-    if is_administrative(head) or (
-        kind == _OTHER and name != "impression" and not is_of_reading(head.split()[0])
-    ):
+    first = head.split()[0]
+    # "Chest comparison" is of the reading, "Reason for chest film" and "Comparison films" are not.
+    is_other = not is_of_reading(first) or _OTHER_WORDS.search(first.upper()) is not None
+    if is_administrative(head) or (kind == _OTHER and name != "impression" and is_other):
         return False
     return kind in _MAIN or is_of_reading(head) or (kind == _VIEWS and head.upper().endswith("REPORT"))
 

@@ -87,6 +87,11 @@ def found(text: str, *wanted: str) -> str:
         ("Observations: The lungs are clear.", "F The lungs are clear."),
         ("Remarks: The lungs are clear.", "N Remarks: The lungs are clear."),
         ("Remarks: The lungs are clear.\nIMPRESSION: Normal.", "I Normal."),
+        ("Age: 5\nReferring doctor: X\nHeart large.\nIMPRESSION: Fine.", "N Heart large.|I Fine."),
+        ("City Hospital\nAuthor: X\nLungs clear.\nIMPRESSION: Fine.", "N City Hospital|N Lungs clear.|I Fine."),
+        ("Hila: big\nLungs: clear\nRatio: 6\nRibs: fine", "N Hila: big|N Lungs: clear|N Ratio: 6|N Ribs: fine"),
+        ("Comparison films: None.\nQuality: Good\nLungs clear.\nIMPRESSION: Fine.", "N Lungs clear.|I Fine."),
+        ("IMPRESSION: Fine.  Left lung: Clear. Accession number: 3", "I Fine. Left lung: Clear."),
         ("FINDINGS:\nClear.\nQuality: Poor.\nHeart: Large.", "F Clear. Quality: Poor. Heart: Large."),
         # Placeholders alone in a section; "None." where there is other text.
         ("FINDINGS: nan IMPRESSION: Normal.", "I Normal."),
@@ -95,8 +100,12 @@ def found(text: str, *wanted: str) -> str:
         ("FINDINGS: XXXX XXXX.\nIMPRESSION: N/A", ""),
         ("Findings: None. Impression: Normal.", "I Normal."),
         ("FINDINGS: None.", "F None."),
+        ("FINDINGS: NaN. XXXX.\nIMPRESSION: Please see the findings above.", ""),
+        ("FINDINGS: As noted in the impression.\nIMPRESSION: As expected.", "I As expected."),
         ("FINDINGS: None seen. IMPRESSION: See impression of the CT.", "F None seen.|I See impression of the CT."),
         ("## Findings\nNo pneumo-\nthorax. A left-\nsided inﬁltrate.", "F No pneumothorax. A left-sided infiltrate."),
+        ("FINDINGS: PNEUMO-\nTHORAX at T8-\nT9.", "F PNEUMOTHORAX at T8-T9."),
+        ("FINDINGS: Piperacillin-\ntazobactam.", "F Piperacillin-tazobactam."),
     ],
 )  # fmt: skip
 def test_sections_of_own_reports(text: str, expected: str) -> None:
@@ -130,7 +139,8 @@ BEHIND_THE_IMPRESSION = (
 OF_THE_IMPRESSION = (
     "Right lower lobe, LUNGS, HEART AND MEDIASTINUM, New, Stable, Unchanged, Note, PICC, ET tube, Hilum, Since "
     "3/4, Overall, Differential diagnosis, Pneumonia, Frontal view, Left knee, Support devices, Interval change, "
-    "Herz, Pleuraerguss, Neu, Corazón, Poumons, Cuore, Coração, Chest X-ray, At 3:15, There are two nodules"
+    "Herz, Pleuraerguss, Neu, Corazón, Poumons, Cuore, Coração, Chest X-ray, At 3:15, There are two nodules, "
+    "Sarcoidosis, Lymphoma, Most likely"
 )
 
 
@@ -203,13 +213,27 @@ Compte rendu validé électroniquement par Anne Muster
 Validé le 12/03/2020 par Anne Muster
 Laudo assinado eletronicamente por Ana Muster
 Referto firmato digitalmente da Anna Muster
-Verslag ondertekend door Anna Muster""".splitlines()
+Verslag ondertekend door Anna Muster
+Verslag door: Anna Muster
+Informe realizado por: Dra. Ana Muster
+Copy to: Dr Bert Muster
+报告医生：王""".splitlines()
+NAMES = """Dra. Ana Muster Col. 12345
+Dott.ssa Anna Muster
+Dr Anne Muster - Radiologue
+MUSTER, ANNA on 1/2/2020 3:04 PM
+Anna Muster MD 1/2/2020 3:04""".splitlines()
 
 
 @pytest.mark.parametrize("line", SIGNERS)
 def test_no_order_of_words_keeps_a_signer(line: str) -> None:
     assert found(f"FINDINGS:\nClear.\nIMPRESSION:\nFine.\n{line}\nDepartment") == "F Clear.|I Fine."
     assert found(f"Lungs clear. No effusion.\n{line}") == "N Lungs clear. No effusion."
+
+
+@pytest.mark.parametrize("line", NAMES)
+def test_lines_of_names_are_left_out(line: str) -> None:
+    assert found(f"IMPRESSION:\nFine.\n{line}") == "I Fine."
 
 
 @pytest.mark.parametrize(
@@ -222,6 +246,9 @@ def test_no_order_of_words_keeps_a_signer(line: str) -> None:
         "This exam was read as normal.",
         "Released from its clamp.",
         "Findings were reviewed by phone.",
+        "Prepared by drainage, it is smaller.",
+        "Estudio realizado por TC previa.",
+        "EFFUSION, RIGHT ON 1/2/2020",
     ],
 )
 def test_sentences_with_words_of_signatures_stay(line: str) -> None:
@@ -245,11 +272,11 @@ def test_what_was_done_with_heads_and_placeholders_is_counted() -> None:
     texts = ("Remarks: Clear lungs.", "Ward: 3\nLungs clear.\nQuality: Poor.\nIMPRESSION: Fine.\nJob ID: 3")
     reports = [read_passages(Report(1, sections=(Section("text", text),)), SECTIONS) for text in texts]
     assert reports[0].taken[0] == "no_header (under unknown heads)"
-    assert dict(reports[1].heads) == {"WARD": LEFT_OUT, "QUALITY": KEPT, "JOB ID": ENDED}
-    report = read_passages(
-        Report(1, sections=(Section("text", "FINDINGS: nan IMPRESSION: Fine."),)), SECTIONS
-    )
-    assert report.taken[0] == "impression (a placeholder left out)"
+    assert reports[1].notes.heads == {"WARD": LEFT_OUT, "QUALITY": KEPT, "JOB ID": ENDED}
+    text = " FINDINGS: As above.\n IMPRESSION:  Fine.\n"
+    for report in (Report(1, sections=(Section("text", text),)), Report(1, content=text.encode())):
+        passages = read_passages(report, SECTIONS)
+        assert passages.found == (("impression", "Fine."),) and passages.notes.placeholders == 1
 
 
 def test_a_text_of_absurd_length_is_named() -> None:

@@ -136,7 +136,7 @@ LUNGS AND PLEURA|HEART AND MEDIASTINUM|BONES AND SOFT TISSUES|LINES AND TUBES|RI
 Lungs and Pleura|Heart and Mediastinum|Bones and Soft Tissues|Bones & Soft Tissues|Soft tissues of the neck|Right Heart
 Right Lung|Left Lung|Right lung|Left Costophrenic Angle|Thoracic Spine|Central Lines|Heart/Mediastinum
 Heart, Mediastinum|Lines, Tubes|Lungs, Pleura, and Airways|Musculoskeletal and Chest Wall|Portable Chest
-Support Devices|Heart|LUNGS
+Support Devices|Heart|LUNGS|Heart and Great Vessels
 """
 
 
