@@ -300,9 +300,9 @@ def _read(settings: Settings, table: CsvFile, columns: dict[str, str], check: Ta
     if "patient" not in rows:
         check.finish()
     rows = check.require(rows, "patient", rows["patient"] != "", "a name in every row", refuse=False)
+    digests = digests_of_rows(rows)
     if "study" not in rows:
         rows = rows.assign(study=[str(row - 1) for row in rows.index])
-    digests = digests_of_rows(rows)
     if "view" in rows:
         rows = _of_wanted_views(rows, settings, check)
     is_one = ~rows["image"].str.contains(_SEVERAL_IMAGES)

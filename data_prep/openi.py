@@ -25,7 +25,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from xml.etree import ElementTree
 
@@ -150,7 +150,10 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
     view_of = {_key(name): view for (_, name), view in views.items()}
     rows["view"] = [view_of.get(_key(name), "") for name in rows["name"]]
     root = place.parent if settings.text_only else _image_folder(settings, place)
-    files = {_stem(name): root / name for name in files_of_set(settings.output, root)}
+    kept = [
+        root / PurePosixPath(path).with_name(name) for path, name in files_of_set(settings.output).items()
+    ]
+    files = {_stem(file.name): file for file in kept}
     files |= {} if settings.text_only else _files_by_name(root)
     rows["file"] = rows["name"].map(lambda name: files.get(_stem(name)))
     is_image = rows["name"] != ""

@@ -131,7 +131,11 @@ def _source(settings: Settings, folder: ReleaseFolder, tables: PublicTables, dra
     """Find the images, complete the split, and pass boxes and masks on."""
     rows = tables.rows
     is_used = ~rows["image"].isin(tables.left_out)
-    found = files_of_set(settings.output, folder.folder) | folder.images(rows.loc[is_used, "image"])
+    kept = {
+        path.removesuffix(".jpg"): folder.folder / name
+        for path, name in files_of_set(settings.output).items()
+    }
+    found = kept | folder.images(rows.loc[is_used, "image"])
     is_there = rows["image"].isin(found)
     counts = {
         "images_in_release": len(rows),

@@ -6,7 +6,7 @@ They are kept in ``found.parquet`` of the set, outside of its fingerprint: a cop
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,22 +16,25 @@ import pyarrow as pa
 from medclip_dcl.common.files import digest, file_states, write_parquet
 
 FILE = "found.parquet"
-_COLUMNS = ["name", "file", "bytes", "mtime_ns"]
+_COLUMNS = ["path", "file", "bytes", "mtime_ns"]
+
+State = tuple[str, int, int]
+"""Name, size in bytes and time in ns of a file."""
 
 
 class Found(NamedTuple):
-    """Name, size in bytes and time in ns of the file of each image (by dicom_id) that has one; digests of rows."""
+    """State of the file of each image that has one, by path of the prepared image; digests of rows."""
 
-    images: dict[str, tuple[str, int, int]]
-    rows: set[str]
+    images: Mapping[str, State]
+    rows: Collection[str]
 
     @classmethod
     def now(cls, images: pd.DataFrame, rows: Iterable[str]) -> Found:
         """Of the images and rows of a `Source`."""
         files = images["file"].tolist()
-        states = zip(images["dicom_id"], files, file_states(files), strict=True)
+        states = zip(images["path"], files, file_states(files), strict=True)
         return cls(
-            {name: (os.path.basename(f), *state) for name, f, state in states if state[0] >= 0}, {*rows}
+            {path: (os.path.basename(f), *state) for path, f, state in states if state[0] >= 0}, {*rows}
         )
 
     @classmethod
@@ -42,53 +45,65 @@ class Found(NamedTuple):
         except (OSError, ValueError, KeyError, pa.ArrowException):
             return None
         of_images = table[table["bytes"] >= 0]
-        name, *state = (of_images[column].tolist() for column in _COLUMNS)
-        rows = table.loc[table["bytes"] < 0, "name"]
-        return cls(dict(zip(name, zip(*state, strict=True), strict=True)), {*rows})
+        path, *state = (of_images[column].tolist() for column in _COLUMNS)
+        rows = table.loc[table["bytes"] < 0, "path"]
+        return cls(dict(zip(path, zip(*state, strict=True), strict=True)), {*rows})
 
     def write(self, output: Path) -> None:
-        rows = [(name, *state) for name, state in sorted(self.images.items())]
+        rows = [(path, *state) for path, state in sorted(self.images.items())]
         rows += [(row, "", -1, 0) for row in sorted(self.rows)]
-        types = {"name": "object", "file": "object", "bytes": "int64", "mtime_ns": "int64"}
+        types = {"path": "object", "file": "object", "bytes": "int64", "mtime_ns": "int64"}
         write_parquet(pd.DataFrame(rows, columns=_COLUMNS).astype(types), output / FILE)
 
 
-def files_of_set(output: Path, folder: Path) -> dict[str, Path]:
-    """dicom_id -> its file in a folder, of the images that a set was made from, which stay in it if they are gone."""
+def files_of_set(output: Path) -> dict[str, str]:
+    """Path of each prepared image -> name of its original: images that stay in the set if their files are gone."""
     found = Found.of_set(output)
-    return {} if found is None else {name: folder / file for name, (file, *_) in found.images.items()}
+    return {} if found is None else {path: found.images[path][0] for path in _prepared(output, found.images)}
+
+
+def _prepared(output: Path, paths: Iterable[str]) -> list[str]:
+    """Those of the images that the set has: others were left out of it."""
+    paths = sorted(paths)
+    states = file_states([f"{output}/images/{path}" for path in paths])
+    return [path for path, (size, _) in zip(paths, states, strict=True) if size >= 0]
 
 
 def digests_of_rows(rows: pd.DataFrame) -> list[str]:
-    """A digest of the values of each row."""
-    return [digest(repr(values).encode()) for values in rows.itertuples(index=False, name=None)]
+    """A digest of the values of each row and, of equal rows, of its number among them."""
+    numbers = rows.groupby([*rows], dropna=False).cumcount()
+    values = zip(numbers, rows.itertuples(index=False, name=None), strict=True)
+    return [digest(repr(row).encode()) for row in values]
 
 
 class Growth(NamedTuple):
-    """Names of images and rows, by what has happened to them since a set was made.
+    """Paths of prepared images, and digests of rows, by what has happened to them since a set was made.
 
-    Images whose files are there by now, have changed or are gone, and that the source no longer chooses, as by --limit;
-    further rows of a table, and those that have changed or are gone.
+    Images whose files are there by now, have changed or are gone (with their states of before), and that the source no
+    longer chooses, as by --limit; further rows of a table, and those that have changed or are gone; prepared images
+    that are missing or not as they were written.
     """
 
     more: Sequence[str]
     changed: Sequence[str]
-    gone: Sequence[str]
+    gone: Mapping[str, State]
     unchosen: Sequence[str]
     more_rows: Sequence[str]
     lost_rows: Sequence[str]
+    damaged: Collection[str] = ()
 
     @classmethod
-    def between(cls, kept: Found, now: Found, images: pd.DataFrame) -> Growth:
-        """From what a set was made from to what is there now, for the images of the `Source`."""
-        chosen, before = {*images["dicom_id"]}, kept.images
+    def between(cls, kept: Found, now: Found, chosen: Iterable[str], output: Path) -> Growth:
+        """From what a set was made from to what is there now, for the images that the `Source` chooses."""
+        before = kept.images
+        absent = dict.fromkeys(_prepared(output, before.keys() - now.images.keys()))
         return cls(
-            more=sorted(now.images.keys() - before),
-            changed=sorted(name for name, state in now.images.items() if before.get(name, state) != state),
-            gone=sorted((before.keys() & chosen) - now.images.keys()),
-            unchosen=sorted(before.keys() - chosen),
-            more_rows=sorted(now.rows - kept.rows),
-            lost_rows=sorted(kept.rows - now.rows),
+            more=sorted(now.images.keys() - before.keys()),
+            changed=sorted(path for path, state in now.images.items() if before.get(path, state) != state),
+            gone={path: before[path] for path in chosen if path in absent},
+            unchosen=sorted(absent.keys() - {*chosen}),
+            more_rows=sorted({*now.rows} - {*kept.rows}),
+            lost_rows=sorted({*kept.rows} - {*now.rows}),
         )
 
     @property
@@ -96,8 +111,13 @@ class Growth(NamedTuple):
         """True if the source would now make another set."""
         return bool(self.more or self.changed or self.unchosen or self.more_rows)
 
+    @property
+    def stale(self) -> set[str]:
+        """Prepared images, if they are there, of other files than those of now, or of none."""
+        return {*self.more, *self.changed, *self.unchosen, *self.damaged}
+
     def __str__(self) -> str:
-        parts = {
+        parts: dict[str, Collection[str]] = {
             "more images are there": self.more,
             "more rows are in the table": self.more_rows,
             "changed" if self.more else "images changed": self.changed,

@@ -142,21 +142,22 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
     """Prepare or complete a set, finish a broken one, or say that it is finished; `read` checks the tables."""
     _require_same(settings.output, made_from, True)
     source = read()
-    found = Found.now(source.images, source.rows or ())
-    if _is_finished(settings, made_from, source, found):
+    now = Found.now(source.images, source.rows or ())
+    if _growth(settings, made_from, source, now) is None:
         return
     with _one_process_in(settings.output):
         # While this process was reading, another may have made the set.
-        if not _is_finished(settings, made_from, source, found):
-            _make(settings, made_from, source, found)
+        growth = _growth(settings, made_from, source, now)
+        if growth is not None:
+            _make(settings, made_from, source, now, growth)
 
 
-def _make(settings: Settings, made_from: Mapping[str, Any], source: Source, found_now: Found) -> None:
+def _make(
+    settings: Settings, made_from: Mapping[str, Any], source: Source, now: Found, growth: Growth
+) -> None:
     """Write the set and print its summary."""
     output = settings.output
     finished, unfinished = output / "dataset.json", output / _UNFINISHED
-    kept = Found.of_set(output) or Found({}, set())
-    growth = Growth.between(kept, found_now, source.images)
     earlier: dict[str, Any] = next(
         (parse_json(file.read_text(encoding="utf-8")) for file in (finished, unfinished) if file.exists()), {}
     )
@@ -187,9 +188,9 @@ def _make(settings: Settings, made_from: Mapping[str, Any], source: Source, foun
         if growth.is_any:
             # From here on the set does not count as finished.
             finished.unlink(missing_ok=True)
-            _remove_stale(output, growth, source.images)
-        kept_images = {name: kept.images[name] for name in growth.gone} | found_now.images
-        Found(kept_images, found_now.rows).write(output)
+        for path in growth.stale:
+            (output / "images" / path).unlink(missing_ok=True)
+        Found({**growth.gone, **now.images}, now.rows).write(output)
         images, image_rejects = _prepare_images(source.images, settings, pool)
     written, rejects, counts = _assemble(source, images, found, settings.cases)
     rejects = [*source.rejects, *image_rejects, *rejects]
@@ -214,17 +215,6 @@ def _make(settings: Settings, made_from: Mapping[str, Any], source: Source, foun
         )
         for problem in score_problems(PreparedSet(output)):
             print(problem)
-
-
-def _remove_stale(output: Path, growth: Growth, images: pd.DataFrame) -> None:
-    """Remove prepared images of other files than those that are there now, or that are no longer chosen."""
-    folder = output / "images"
-    path_of = dict(zip(images["dicom_id"], images["path"], strict=True))
-    stale = {folder / path_of[name] for name in (*growth.more, *growth.changed)}
-    if growth.unchosen:
-        stale |= {*filter(Path.is_file, folder.rglob("*"))} - {folder / path for path in images["path"]}
-    for file in sorted(stale) if folder.is_dir() else ():
-        file.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -413,7 +403,7 @@ def _text_rules() -> dict[str, Any]:
 def _require_same(
     output: Path, made_from: Mapping[str, Any], can_grow: bool, lost_rows: Sequence[str] = ()
 ) -> None:
-    """Refuse a folder of other content; with `can_grow` the tables may differ, which `_is_finished` compares by row."""
+    """Refuse a folder of other content; with `can_grow` the tables may differ, which `_growth` compares by row."""
     finished, unfinished = output / "dataset.json", output / _UNFINISHED
     file = finished if finished.is_file() else unfinished
     if not file.is_file():
@@ -443,19 +433,18 @@ def _require_same(
         )
 
 
-def _is_finished(settings: Settings, made_from: Mapping[str, Any], source: Source, found: Found) -> bool:
-    """True for a finished set of the same making, which is said; False for one that is to be made or completed."""
+def _growth(settings: Settings, made_from: Mapping[str, Any], source: Source, now: Found) -> Growth | None:
+    """Changes with which a set is to be made or completed; None for a finished set, which is said."""
     output = settings.output
     kept = Found.of_set(output)
-    growth = Growth.between(kept or Found({}, set()), found, source.images)
+    growth = Growth.between(kept or Found({}, ()), now, source.images["path"], output)
     _require_same(output, made_from, kept is not None and source.rows is not None, growth.lost_rows)
     if not (output / "dataset.json").is_file():
-        return False
+        return growth
     damaged = PreparedSet(output).content.images
-    if damaged:
-        # These are made again in any case, of what is there.
-        path_of = dict(zip(source.images["dicom_id"], source.images["path"], strict=True))
-        growth = growth._replace(changed=[name for name in growth.changed if path_of[name] not in damaged])
+    # These are made again in any case, of what is there.
+    changed = [path for path in growth.changed if path not in damaged]
+    growth = growth._replace(changed=changed, damaged=damaged)
     if growth.is_any and not settings.complete:
         what = str(growth) if kept is not None else f"what it was made from is not known without {FILE}"
         if damaged:
@@ -463,17 +452,18 @@ def _is_finished(settings: Settings, made_from: Mapping[str, Any], source: Sourc
                 f"{output}: {len(damaged):,} prepared images are missing or were changed, and in the source {what}; "
                 "make the set of what is there now with --complete"
             )
+        means = "has another fingerprint, and runs on it are of another set"
+        by = "changed: another size or time; " if growth.changed else ""
         print(
-            f"{output} is a finished set; {what}: --complete adds them (the set then has another fingerprint, and runs "
-            "on it are of another set)"
+            f"{output} is a finished set; {what}: --complete adds them ({by}a set that then differs {means})"
         )
-        return True
+        return None
     # Beside dataset.json: a run that made missing images again was killed, or one that was about to end.
     if growth.is_any or damaged or (output / _UNFINISHED).exists():
-        return False
+        return growth
     also = f" ({growth})" if growth.gone else ""
     print(f"{output} is a finished set, made with these options from this source: nothing to do{also}")
-    return True
+    return None
 
 
 def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

@@ -119,9 +119,11 @@ class ScoreTable:
         write_parquet(frame.astype(dict.fromkeys(FileState._fields[:-1], "Int64")), self._states)
 
     def _read_states(self) -> dict[str, FileState]:
-        if not self._states.is_file():
+        """States of the files; none where the file of states is missing or damaged."""
+        try:
+            frame = pd.read_parquet(self._states)[[IMAGE, *FileState._fields]].astype(object)
+        except (OSError, ValueError, KeyError):
             return {}
-        frame = pd.read_parquet(self._states, columns=[IMAGE, *FileState._fields]).astype(object)
         rows = frame.where(frame.notna(), None).itertuples(index=False, name=None)
         return {image: FileState(*state) for image, *state in rows}
 

@@ -16,7 +16,7 @@ from PIL import Image
 from data_prep import folder, mimic_cxr, openi
 from data_prep.check import check_set
 from data_prep.public import __main__ as public
-from data_prep.sources.growth import FILE, Found, Growth
+from data_prep.sources.growth import FILE, Found, Growth, digests_of_rows, files_of_set
 from data_prep.sources.releases import ReleaseError
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from tests.data_prep.small_release import IMAGES, image_path, write_release
@@ -183,6 +183,13 @@ def test_damaged_set_asks_before_it_grows(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "raw" / later[0].name).rename(later[0])
     prepare(kind, output)
     assert content(output) == whole
+    # Prepared images of two files of the same size in each other's place.
+    swapped = [output / f"images/{number}.jpg" for number in (2, 4)]
+    swapped[0].rename(tmp_path / "aside")
+    swapped[1].rename(swapped[0])
+    (tmp_path / "aside").rename(swapped[1])
+    prepare(kind, output)
+    assert content(output) == whole
     (output / FILE).write_bytes(b"PAR1")
     capsys.readouterr()
     prepare(kind, output)
@@ -224,8 +231,12 @@ def test_repaired_image_is_added(tmp_path: Path, capsys: pytest.CaptureFixture[s
     kind.files[5].write_bytes(b"x" * size)
     prepare(kind, output)
     assert "5" not in uses(output)
-    shades(kind.files[5], 5)
+    kind.files[5].rename(tmp_path / "damaged")
     capsys.readouterr()
+    prepare(kind, output, "--complete")
+    assert "nothing to do\n" in capsys.readouterr().out, "the set does not keep it"
+    (tmp_path / "damaged").unlink()
+    shades(kind.files[5], 5)
     prepare(kind, output)
     assert "a finished set; 1 images changed: --complete" in capsys.readouterr().out
     prepare(kind, output, "--complete")
@@ -267,6 +278,18 @@ def test_a_table_grows_and_is_not_exchanged(tmp_path: Path, capsys: pytest.Captu
             prepare(kind, output, "--complete")
 
 
+def test_rows_between_others_are_further_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a column of studies, which are then numbered by row."""
+    rows = [(f"Q-{n // 3}", f"No effusion {n // 2}.") for n in range(60)]
+    kind = Kind(folder.main, ["--table", str(tmp_path / "table.csv"), "--text_only"], [])
+    for further in ([], [("Q-1", "A new one.")], [rows[0], ("Q-1", "A new one.")]):
+        table = pd.DataFrame([*rows[:30], *further, *rows[30:]], columns=["patient", "text"])
+        table.to_csv(tmp_path / "table.csv", index=False)
+        prepare(kind, tmp_path / "set", "--complete")
+        assert PreparedSet(tmp_path / "set").info["counts"]["studies"] == 60 + len(further)
+    assert "is completed: 1 more rows are in the table" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_patient_limit_chooses_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of patients by their names the first are taken, and those of more images may come before."""
@@ -284,23 +307,31 @@ def test_a_patient_limit_chooses_anew(tmp_path: Path, capsys: pytest.CaptureFixt
     assert check_set(output)[1] == []
 
 
-def test_growth_by_name_size_and_time() -> None:
-    kept = Found({name: ("a.png", 1, 2) for name in "abcdefg"}, {"r", "s"})
+def test_growth_by_name_size_and_time(tmp_path: Path) -> None:
+    """Of h and i, which are gone, the set has nothing: they were left out of it."""
+    for name in "abcdefg":
+        shades(tmp_path / f"images/{name}.png", 1).rename(tmp_path / f"images/{name}")
+    kept = Found({name: ("a.png", 1, 2) for name in "abcdefghi"}, {"r", "s"})
     others = {"b": ("b.png", 1, 2), "c": ("a.png", 9, 2), "d": ("a.png", 1, 9), "x": ("x.png", 1, 1)}
     now = Found({name: ("a.png", 1, 2) for name in "ag"} | others, {"s", "t"})
-    growth = Growth.between(kept, now, pd.DataFrame({"dicom_id": list("abcdefgxy")}).query("dicom_id != 'f'"))
-    assert growth == (["x"], ["b", "c", "d"], ["e"], ["f"], ["t"], ["r"])
-    assert not Growth.between(kept, kept, pd.DataFrame({"dicom_id": list("abcdefg")})).is_any
+    growth = Growth.between(kept, now, "abcdeghxy", tmp_path)
+    assert growth == (["x"], ["b", "c", "d"], {"e": ("a.png", 1, 2)}, ["f"], ["t"], ["r"], ())
+    assert not Growth.between(kept, kept, "abcdefghi", tmp_path).is_any
+    kept.write(tmp_path)
+    assert files_of_set(tmp_path) == dict.fromkeys("abcdefg", "a.png")
+
+
+def test_equal_rows_are_counted() -> None:
+    rows = pd.DataFrame({"patient": ["a", "b", "a"], "text": ["Clear."] * 3, "Edema": [np.nan, 1.0, np.nan]})
+    assert len({*digests_of_rows(rows)}) == 3 and digests_of_rows(rows[:2]) == digests_of_rows(rows)[:2]
 
 
 def test_what_was_found_is_read_back(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"123")
     os.utime(tmp_path / "a.png", ns=(5, 1_700_000_000_123_456_789))
-    files = pd.DataFrame(
-        {"dicom_id": ["a", "b"], "file": [str(tmp_path / name) for name in ("a.png", "b.png")]}
-    )
+    files = pd.DataFrame({"path": ["a", "b"], "file": [str(tmp_path / f"{name}.png") for name in "ab"]})
     found = Found.now(files, ["r"])
-    assert found == ({"a": ("a.png", 3, 1_700_000_000_123_456_789)}, {"r"})
+    assert tuple(found) == ({"a": ("a.png", 3, 1_700_000_000_123_456_789)}, {"r"})
     found.write(tmp_path)
     assert Found.of_set(tmp_path) == found
     (tmp_path / FILE).write_bytes(b"damaged")
