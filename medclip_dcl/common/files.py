@@ -254,7 +254,7 @@ def parse_yaml(text: str, where: object) -> Any:
         return yaml.load(text, _Loader)
     except UserError as error:
         raise UserError(f"{where}, {error}") from error
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise UserError(f"{where} is not readable YAML: {' '.join(str(error).split())}") from error
 
 

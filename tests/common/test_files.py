@@ -27,14 +27,18 @@ from medclip_dcl.runs.saved import read_json
         ("entries.jsonl", lambda file: Journal(file, {}, "remove it")),
     ],
 )
-def test_nested_brackets_are_no_json(tmp_path: Path, name: str, read: Callable[[Path], object]) -> None:
+def test_nested_brackets_are_one_line(tmp_path: Path, name: str, read: Callable[[Path], object]) -> None:
     file = tmp_path / name
     for content in ("[" * 100_000, '{"a":' * 100_000):
         file.write_text(f"{content}\n")
         with pytest.raises(UserError, match="its brackets are nested too deeply") as error:
             read(file)
         assert name in str(error.value) and len(str(error.value)) < 500
+        with pytest.raises(UserError, match="^mine.yaml is not readable YAML: .* depth"):
+            parse_yaml(content, "mine.yaml")
     assert parse_json("[" * 500 + "]" * 500)
+    with pytest.raises(UserError, match="^mine.yaml is not readable YAML: .* depth"):
+        parse_yaml("[" * 900 + "]" * 900, "mine.yaml")
 
 
 def test_each_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
