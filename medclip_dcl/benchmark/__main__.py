@@ -28,13 +28,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     # Here, so that --help is quick.
     from medclip_dcl.benchmark import plan
-    from medclip_dcl.benchmark.numbers import numbers_of_set, table_of
-    from medclip_dcl.benchmark.page import KNOWN, Benchmark, write_page
+    from medclip_dcl.benchmark.numbers import numbers_of_set, require_paired, table_of
+    from medclip_dcl.benchmark.page import Benchmark, write_page
     from medclip_dcl.command.one_run import LOG_FILE, run_one
     from medclip_dcl.common.errors import UserError
     from medclip_dcl.common.files import write_text
     from medclip_dcl.common.findings import read_prompts
     from medclip_dcl.report.intervals import TestedRun
+    from medclip_dcl.runs.saved import SavedResultsError, other_geometry
 
     models = plan.read_models(options.models, options.names and options.names.split(","))
     sets, prompts = plan.read_sets(options.sets), read_prompts(options.prompts, "--prompts")
@@ -45,7 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     notes: list[str] = []
     failures: list[str] = []
     runs: dict[str, dict[str, TestedRun]] = {}
-    known: dict[tuple[str, str], str] = {}
+    trained = {
+        (name, model.name): plan.training_of(model, prepared)
+        for name, prepared in sets.items()
+        for model in models
+    }
     for name, prepared in sets.items():
         if prepared.changes:
             notes.append(prepared.changes)
@@ -60,24 +65,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print(notes[-1], flush=True)
                 continue
             how = (prompts, options.ensemble, options.imported)
-            run = plan.test_of(model, name, prepared, *how, options.output)
-            end = run_one(run, ("test",), modules=options.imported)
+            run, prepare = plan.test_of(model, name, prepared, *how, options.output)
+            end = run_one(run, ("test",), modules=options.imported, prepare=prepare)
             if end.state == "stopped":
                 print("stopped; the same command continues where it stopped", file=sys.stderr)
                 raise SystemExit(128 + signal.SIGTERM)
             done = f"tested in {in_words(end.seconds)}" if end.seconds is not None else "is tested already"
-            print(
-                f"{model.name} on {name}: {done if end.state == 'done' else end.error or end.state}",
-                flush=True,
-            )
-            if end.state != "done":
-                failures.append(f"{model.name} on {name}: {end.error or end.state} ({run.folder / LOG_FILE})")
+            problem, tested = "", TestedRun(run.folder, "", model.name)
+            if end.state == "busy":
+                problem = "another process is testing it; give the same command after its end"
+            elif end.state != "done":
+                problem = f"{end.error} ({run.folder / LOG_FILE})"
+            elif end.seconds is not None and plan.has_changed(run, model):
+                problem = "the model was changed during its test; the same command tests it again"
+            else:
+                try:
+                    for other in [tested, *runs.get(name, {}).values()]:
+                        require_paired(tested, other)
+                except SavedResultsError as error:
+                    problem = f"{error}; or delete {run.folder} and give the same command"
+            print(f"{model.name} on {name}: {problem or done}", flush=True)
+            if problem:
+                failures.append(f"{model.name} on {name}: {problem}")
                 continue
-            runs.setdefault(name, {})[model.name] = TestedRun(run.folder, "", model.name)
-            known[name, model.name] = source = plan.known_images(model, prepared)
-            if source:
+            runs.setdefault(name, {})[model.name] = tested
+            if geometry := other_geometry(tested.tested):
+                notes.insert(0, f"{model.name} on {name}: {geometry}")
+            if trained[name, model.name].marks:
                 notes.append(
-                    f"{KNOWN} {model.name} was trained on images of {source}, and {name} has images of it"
+                    f"{trained[name, model.name].marks} {model.name} on {name}: trained on "
+                    f"{trained[name, model.name].words}"
                 )
     if not runs and not failures:  # an earlier page in the folder is not that of this command
         raise UserError("MODEL: expected one that applies to a set of --sets, found none; nothing was tested")
@@ -85,10 +102,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown:
         notes.append(f"not known on which images they were trained: {', '.join(unknown)}")
     if runs:
-        numbers = {name: numbers_of_set(of_set) for name, of_set in runs.items()}
+        numbers = {
+            name: numbers_of_set(of_set, sets[name].evaluated_patients()) for name, of_set in runs.items()
+        }
         table = table_of(numbers, baseline)
         write_text(table.to_csv(index=False), options.output / CSV)
-        page = write_page(Benchmark(runs, numbers, table, baseline, known, notes, failures), options.output)
+        page = write_page(Benchmark(runs, numbers, table, baseline, trained, notes, failures), options.output)
         print(f"page: {page}")
     if failures:
         print(

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from medclip_dcl.benchmark.numbers import CLASSIFICATION, PLACE, SetNumbers
+from medclip_dcl.benchmark.plan import APART, Training
 from medclip_dcl.common.files import write_text
-from medclip_dcl.report.intervals import N_DRAWS, TestedRun
+from medclip_dcl.report.intervals import FEW, N_DRAWS, TestedRun
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.statistics import ALPHA
 from medclip_dcl.report.tables import (
@@ -30,8 +31,6 @@ from medclip_dcl.report.tables import (
 from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size
 
 PAGE = "benchmark.html"
-KNOWN = "†"
-"""Mark of a model that was trained on images of the tested set."""
 _LOCALISATION = "localisation"
 _MEANS = {
     "AUC": (CLASSIFICATION, "auc", 3),
@@ -47,14 +46,14 @@ _LOCALISED = {"signed CNR": ("cnr_signed", 2), "mIoU": ("miou", 3), "IoU": ("iou
 class Benchmark:
     """Tested runs by set and model, their numbers, and lines about them.
 
-    `known` has (set, model) -> the set whose images the model was trained on, "" for none.
+    `trained` has (set, model) -> what the model was trained on.
     """
 
     runs: Mapping[str, Mapping[str, TestedRun]]
     numbers: Mapping[str, SetNumbers]
     table: pd.DataFrame
     baseline: str
-    known: Mapping[tuple[str, str], str]
+    trained: Mapping[tuple[str, str], Training]
     notes: Sequence[str]
     failures: Sequence[str]
 
@@ -107,7 +106,7 @@ def _method(baseline: str) -> str:
         f"names no patients. Differences from {baseline} are paired: each draw takes the same patients for both. * "
         f"marks p ≤ {ALPHA}, two-sided, of the difference over the standard deviation of its draws, adjusted by Holm's "
         "method for all differences of that metric, over all sets, findings and models. With one training of each they "
-        "compare these networks, not the ways of training."
+        f"compare these networks, not the ways of training. {FEW.format(units='patients')}"
     )
 
 
@@ -165,19 +164,25 @@ def _table(
 ) -> Table:
     """A row for each model, `others` with a cell for each number, then differences; without columns that are empty."""
     models = list(dict.fromkeys(benchmark.table["model"]))
+    trained = benchmark.trained
     places = [place for place, one in enumerate(numbers) if any(_find(benchmark, x, "", one) for x in models)]
     used = [numbers[place] for place in places]
 
-    def rows_of(minus: str, kind: str) -> list[Row]:
+    def is_apart(model: str) -> bool:
+        return all(APART in trained[x.set, model].marks for x in used if (x.set, model) in trained)
+
+    def rows_of(minus: str, kind: str, models: Sequence[str]) -> list[Row]:
         label = f" − {minus}" if minus else ""
         rows = [
             Row(model + label, kind, [_cell(benchmark, model, minus, x) for x in used]) for model in models
         ]
         return [row for row in rows if any(cell.text != NOTHING for cell in row.cells)]
 
-    rows = rows_of("", "run")
+    apart = rows_of("", "run", list(filter(is_apart, models)))
+    rows = rows_of("", "run", [model for model in models if not is_apart(model)])
+    rows += [Row(f"{APART} trained on train patients of the set", "divider"), *apart] if apart else []
     rows += [row._replace(cells=[row.cells[place] for place in places]) for row in others]
-    if differences := rows_of(benchmark.baseline, "difference"):
+    if differences := rows_of(benchmark.baseline, "difference", models):
         rows += [Row(f"paired difference from {benchmark.baseline}", "divider"), *differences]
     return Table(title, [Column(one.heading, group=one.group) for one in used], rows, note)
 
@@ -193,8 +198,9 @@ def _cell(benchmark: Benchmark, model: str, minus: str, one: _Number) -> Cell:
     if found is None:
         return Cell(NOTHING)
     value, low, high = (None if math.isnan(found[name]) else found[name] for name in ("value", "low", "high"))
-    cell = interval_cell(value, low, high, one.digits, signed if minus else number)
-    mark = "*" * (found["p_holm"] <= ALPHA) if minus else KNOWN * bool(benchmark.known[one.set, model])
+    n_patients = None if math.isnan(found["patients"]) else int(found["patients"])
+    cell = interval_cell(value, low, high, one.digits, signed if minus else number, n_patients)
+    mark = "*" * (found["p_holm"] <= ALPHA) if minus else benchmark.trained[one.set, model].marks
     return cell._replace(text=cell.text + mark)
 
 
@@ -208,6 +214,7 @@ def _facts(benchmark: Benchmark) -> Table:
             protocol = results["protocol"].get("classification", {})
             facts = {
                 "set": name,
+                "trained on": benchmark.trained[name, model].words,
                 "checkpoint": describe_checkpoint(results["checkpoint"]) or NOTHING,
                 "weights": results["checkpoint"]["weights"],
                 "images shown at": describe_image_size(results),

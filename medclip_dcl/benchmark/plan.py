@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -16,10 +17,13 @@ from medclip_dcl.common.files import digest_of_file, write_json, write_text
 from medclip_dcl.common.findings import Ensemble, PromptEnsembles, ensemble_used
 from medclip_dcl.common.weight_files import SavedModel, is_exported, kind_of_network, read_model
 from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.report.intervals import TestedRun
 from medclip_dcl.runs.run_folder import IMAGES_OF, RunFolder
-from medclip_dcl.runs.saved import RESULTS_FILE, read_json
+from medclip_dcl.runs.saved import RESULTS_FILE, TEST_CONFIG, SavedResultsError, read_json
 
 TESTS = "tests"
+APART, KNOWN = "‡", "†"
+"""Marks of a model that was trained on train patients of the tested set; on images of it, test images perhaps."""
 _ASKED = "asked.json"
 _MAX_WORKERS = 8
 _CLASSIFIER, _IMAGE_TEXT = "a classifier", "an image-text model"
@@ -93,9 +97,24 @@ def _name(path: Path) -> str:
     return "_".join(filter(None, [run, path.stem])) if path.stem != "best" else run or path.stem
 
 
-def known_images(model: Model, prepared: PreparedSet) -> str:
-    """Name of the set whose images the model was trained on and is tested on; "" for none."""
-    return RunFolder.of(model.saved.path).known_source(prepared)
+class Training(NamedTuple):
+    """What a model was trained on, seen from a tested set: marks of its numbers, and words."""
+
+    marks: str
+    words: str
+
+
+def training_of(model: Model, prepared: PreparedSet) -> Training:
+    """Train patients of the set, images of it under another name, both, none, or (also) not known."""
+    run = RunFolder.of(model.saved.path)
+    found = {APART: "train patients of this set"} if run.has_trained_on(prepared) else {}
+    if source := run.known_source(prepared):
+        found[KNOWN] = f"images of this set elsewhere ({source})"
+    words = [
+        *found.values(),
+        *([] if model.is_training_known else ["not known" if not found else "others not known"]),
+    ]
+    return Training("".join(found), "; ".join(words) or "no images of this set")
 
 
 def test_of(
@@ -106,21 +125,47 @@ def test_of(
     ensemble: Ensemble,
     imported: Sequence[str],
     output: Path,
-) -> Run:
-    """The run folder of a test and its arguments; results of another model, set, prompts or code are forgotten."""
+) -> tuple[Run, Callable[[], None]]:
+    """The run folder of a test and its arguments, and what to call while its lock is held.
+
+    This forgets results of another model, set, prompts or code, and those that are damaged.
+    """
     folder = output / TESTS / model.name / name
     used = {finding: [*map(list, pair)] for finding, pair in prompts.items()}
     asked = {
         **{"model": model.digest(), "set": prepared.fingerprint, "prompts": used},
         **{"ensemble": ensemble_used(prompts, ensemble), "imported": digests_of_imports(imported)},
     }
-    known = folder / _ASKED
-    if not known.is_file() or read_json(known) != asked:
-        (folder / RESULTS_FILE).unlink(missing_ok=True)
-        write_json(asked, known)
-    config = _config(model, prepared, used, ensemble)
-    write_text(yaml.safe_dump(config, sort_keys=False), folder / "test.yaml")
-    return Run({"model": model.name, "set": name}, folder, (f"--config={folder / 'test.yaml'}",))
+    config = yaml.safe_dump(_config(model, prepared, used, ensemble), sort_keys=False)
+
+    def prepare() -> None:
+        if _asked_for(folder) != asked or not is_readable(folder):
+            (folder / RESULTS_FILE).unlink(missing_ok=True)
+            write_json(asked, folder / _ASKED)
+        write_text(config, folder / TEST_CONFIG)
+
+    return Run({"model": model.name, "set": name}, folder, (f"--config={folder / TEST_CONFIG}",)), prepare
+
+
+def _asked_for(folder: Path) -> dict[str, Any]:
+    """Record of what a test was made of; empty for none and for a damaged one."""
+    with suppress(OSError, SavedResultsError):
+        return read_json(folder / _ASKED)
+    return {}
+
+
+def is_readable(folder: Path) -> bool:
+    """True without results, and for results that their predictions give."""
+    try:
+        return not (folder / RESULTS_FILE).is_file() or bool(TestedRun(folder).predictions)
+    # Whatever is wrong with a damaged file: it is tested again.
+    except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError):
+        return False
+
+
+def has_changed(run: Run, model: Model) -> bool:
+    """True if the weights are no longer those that the test was asked for."""
+    return _asked_for(run.folder).get("model") != model.digest()
 
 
 def _config(

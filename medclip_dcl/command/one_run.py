@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,13 +59,22 @@ def error_of(run: Run) -> str | None:
 
 
 def run_one(
-    run: Run, commands: Sequence[str], keeps_checkpoints: bool = True, modules: Sequence[str] = ()
+    run: Run,
+    commands: Sequence[str],
+    keeps_checkpoints: bool = True,
+    modules: Sequence[str] = (),
+    prepare: Callable[[], None] | None = None,
 ) -> End:
-    """Run the commands of a run, their output in log.txt; leave alone what is done or trained by another command."""
+    """Run the commands of a run, their output in log.txt; leave alone what is done or trained by another command.
+
+    `prepare` is called first, while no other command has the run.
+    """
     run.folder.mkdir(parents=True, exist_ok=True)
     with _lock(run.folder / _LOCK_FILE) as is_ours:
         if not is_ours:
             return End(run, "busy")
+        if prepare is not None:
+            prepare()
         is_new, started = not (run.folder / CONFIG_FILE).exists(), time.monotonic()
         was_done = is_done(run, commands)
         if not was_done:

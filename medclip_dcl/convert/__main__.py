@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
         write_text("\n".join(card) + "\n", temporary / "README.md")
     print(*notes, f"next: python -m medclip_dcl.benchmark {output} --sets SET ...", sep="\n")
+    print(f"prepare each SET with --geometry {network.geometry}, which is that of this model")
 
 
 def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]]:

@@ -105,7 +105,7 @@ def classification(
         by_finding[finding] = {
             name: np.where(is_defined, x, np.nan).astype("float64") for name, x in found.items()
         }
-    averages = {name: _mean([by_finding[f][name] for f in counted]) if counted else nothing for name in names}
+    averages = {name: mean_of([by_finding[f][name] for f in counted], nothing) for name in names}
     return {**averages, "by_finding": by_finding}
 
 
@@ -152,7 +152,7 @@ def localisation(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1
                 counted[name].append(found[name])
         by_category[str(category)] = found
     nothing = np.full(len(weights), np.nan)
-    means = {name: _mean(numbers) if numbers else nothing for name, numbers in counted.items()}
+    means = {name: mean_of(numbers, nothing) for name, numbers in counted.items()}
     return {**means, "by_category": by_category}
 
 
@@ -188,9 +188,10 @@ def recalls(
             "MedR": weighted_median(ranks, of_rows),
         }
         found[direction] = {name: _of_patients(rows, x, min_patients) for name, x in numbers.items()}
+    nothing = np.full(len(weights), np.nan)
     return {
-        "recall": _mean([found[direction][f"R@{k}"] for direction in DIRECTIONS for k in MEAN_KS]),
-        "medr": _mean([found[direction]["MedR"] for direction in DIRECTIONS]),
+        "recall": mean_of([found[direction][f"R@{k}"] for direction in DIRECTIONS for k in MEAN_KS], nothing),
+        "medr": mean_of([found[direction]["MedR"] for direction in DIRECTIONS], nothing),
         **found,
     }
 
@@ -304,8 +305,11 @@ def weighted_median(values: Float[np.ndarray, "row"], weights: Weights) -> Float
     return np.where(total[:, 0] > 0, (lower + upper) / 2, np.nan)
 
 
-def _mean(numbers: list[Float[np.ndarray, "draw"]]) -> Float[np.ndarray, "draw"]:
-    return sum(numbers[1:], numbers[0]) / len(numbers)
+def mean_of(
+    numbers: list[Float[np.ndarray, "draw"]], otherwise: Float[np.ndarray, "draw"]
+) -> Float[np.ndarray, "draw"]:
+    """Mean of numbers in each draw; `otherwise` if there are none."""
+    return sum(numbers[1:], numbers[0]) / len(numbers) if numbers else otherwise
 
 
 def _of_patients(

@@ -27,6 +27,7 @@ from medclip_dcl.report.intervals import (
     TestedRun,
     bootstrap_numbers,
     differences_of,
+    fewer_patients,
     intervals_of,
     method,
     require_same_cases,
@@ -117,9 +118,10 @@ def compare(
         intervals, differences = _over_trainings(groups, chosen)
     else:
         numbers = {row.name: bootstrap_numbers(row.predictions, n_draws) for row in rows}
-        intervals = {name: intervals_of(found) for name, found in numbers.items()}
+        of_rows = {row.name: row.predictions for row in rows}
+        intervals = {name: intervals_of(found, of_rows[name].patients) for name, found in numbers.items()}
         differences = {
-            name: differences_of(found, numbers[chosen])
+            name: differences_of(found, numbers[chosen], fewer_patients(of_rows[name], of_rows[chosen]))
             for name, found in numbers.items()
             if chosen is not None and name != chosen
         }
@@ -290,7 +292,7 @@ def _difference_cell(difference: Difference | None, digits: int, is_over_trainin
     """One decimal more than the numbers themselves have; ranks as they are."""
     if difference is None or difference.value is None:
         return Cell(NOTHING)
-    cell = interval_cell(*difference[:3], digits + 1 if digits else 0, signed)
+    cell = interval_cell(*difference[:3], digits + 1 if digits else 0, signed, difference.n_patients)
     # Over patients an interval says nothing about another training.
     is_marked = is_over_trainings and difference.p is not None and difference.p <= ALPHA
     return cell._replace(text=cell.text + "*" * is_marked)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 
 from medclip_dcl.metrics import summaries
 from medclip_dcl.runs.saved import SavedResultsError, SavedRun, value_at
@@ -25,6 +25,8 @@ from medclip_dcl.runs.saved import SavedResultsError, SavedRun, value_at
 N_DRAWS = 2000
 LEVEL = 0.95
 """Nominal coverage of an interval."""
+MIN_PATIENTS = 20
+"""Patients, of either class, that the interval of one finding or category needs: of 5 it covers about 84% (choice)."""
 
 CLASSIFICATIONS = ("classification", "finding_classification")
 _CASE = {
@@ -44,6 +46,10 @@ _NUMBERS = {
     "retrieval": ["rank", "rank_tolerant"],
     "report_retrieval": ["rank", "rank_tolerant"],
 }
+FEW = f"(n = ...) instead: a number of one finding or category on so few {{units}}, below {MIN_PATIENTS}, of a class."
+"""What stands in the place of an interval."""
+_OF_CLASSES = ("auc", "average_precision", "acc", "sensitivity", "specificity")
+_OF_CATEGORIES = {"grounding": summaries.GROUNDING, "localisation": summaries.LOCALISATION}
 _TOLERANCE = 1e-6
 """results.json rounds an AUC to float32."""
 _ELEMENTS_PER_CHUNK = 2**22
@@ -54,18 +60,23 @@ Numbers = dict[str, np.ndarray]
 
 
 class Interval(NamedTuple):
-    """A number among the tested patients with its percentile interval, from the draws that gave it; None: unknown."""
+    """A number among the tested patients with its percentile interval, from the draws that gave it; None: unknown.
+
+    `n_patients`, of a number in `Predictions.patients`: those that it rests on.
+    """
 
     value: float | None
     low: float | None
     high: float | None
     n_draws: int
+    n_patients: int | None = None
 
 
 class Difference(NamedTuple):
     """A number of a run minus that of another on the same patients, from the draws that gave both.
 
     p is two-sided: twice the smaller share of draws on one side of 0, (count + 1) / (draws + 1), at most 1.
+    `n_patients` as of an `Interval`.
     """
 
     value: float | None
@@ -73,6 +84,7 @@ class Difference(NamedTuple):
     high: float | None
     p: float | None
     n_draws: int
+    n_patients: int | None = None
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,33 @@ class Predictions:
             for section, table in self.tables.items()
             if len(table)
         }
+
+    @cached_property
+    def patients(self) -> dict[str, int]:
+        """Path of each number of one finding or category -> patients with a case, of the rarer class.
+
+        Others, such as means over findings, are not in it.
+        """
+        found: dict[str, int] = {}
+        for section, table in ((name, table) for name, table in self.tables.items() if len(table)):
+            if section in (*CLASSIFICATIONS, "calibration"):
+                of_class = table.groupby(["finding", table["label"] == 1])["subject_id"].nunique().unstack()
+                rarer = of_class.reindex(columns=[False, True]).fillna(0).min(axis=1)
+                paths = {f"{section}/by_finding/{finding}": [int(n)] * 5 for finding, n in rarer.items()}
+                names: tuple[str, ...] = _OF_CLASSES
+            elif names := _OF_CATEGORIES.get(section, ()):
+                is_measured = table[[*names]].astype("float64").apply(np.isfinite)
+                of_patient = is_measured.groupby([table["category"], table["subject_id"]]).any()
+                rows = of_patient.groupby("category").sum().iterrows()
+                paths = {f"{section}/by_category/{category}": [*map(int, row)] for category, row in rows}
+            else:
+                continue
+            found |= {
+                f"{path}/{x}": n
+                for path, of_path in paths.items()
+                for x, n in zip(names, of_path, strict=True)
+            }
+        return found
 
 
 class TestedRun(SavedRun):
@@ -142,13 +181,15 @@ def bootstrap_intervals(
     """Percentile intervals of every number of a run's results.json, or of predictions; a seed gives the same ones.
 
     A draw without a case (for an AUC and its accuracy: without a case of either class) gives no number and is left out
-    of the interval, also of the average over findings. A number that rests on fewer than 2 patients (of either class)
-    has no interval. min_cases decides on the tested cases, not on the draws.
+    of the interval, also of the average over findings. A number of one finding or category that rests on fewer than
+    `MIN_PATIENTS` patients (of either class) has no interval, any other one from 2 on. min_cases decides on the tested
+    cases, not on the draws.
 
     Returns:
         Path in results.json's metrics, keys joined by "/", such as "classification/by_finding/Edema/auc" -> interval.
     """
-    return intervals_of(bootstrap_numbers(_predictions(run), n_draws, seed))
+    predictions = _predictions(run)
+    return intervals_of(bootstrap_numbers(predictions, n_draws, seed), predictions.patients)
 
 
 def bootstrap_differences(
@@ -157,18 +198,47 @@ def bootstrap_differences(
     """Paired differences, run minus baseline, of every number that both have: each draw takes the same patients."""
     a, b = _predictions(run), _predictions(baseline)
     require_same_cases(a, b)
-    return differences_of(*(bootstrap_numbers(one, n_draws, seed) for one in (a, b)))
+    of_run, of_baseline = (bootstrap_numbers(one, n_draws, seed) for one in (a, b))
+    return differences_of(of_run, of_baseline, fewer_patients(a, b))
 
 
-def bootstrap_numbers(predictions: Predictions, n_draws: int = N_DRAWS, seed: int = 0) -> Numbers:
-    """Value of each number among the tested patients and in every draw."""
+def bootstrap_numbers(
+    predictions: Predictions,
+    n_draws: int = N_DRAWS,
+    seed: int = 0,
+    patients: Shaped[np.ndarray, "patient"] | None = None,
+) -> Numbers:
+    """Value of each number among the tested patients and in every draw.
+
+    Draws take `patients` (subject_id), by default those of each table; tables of the same ones are paired.
+    """
     found: Numbers = {}
+    drawn = {} if patients is None else {"": patient_draws(len(np.unique(patients)), n_draws, seed)[1:]}
     for section, values in predictions.values.items():
-        table = predictions.tables[section]
-        patients, patient = np.unique(table["subject_id"].to_numpy(), return_inverse=True)
-        counts = patient_draws(len(patients), n_draws, seed)[1:]
-        draws = numbers_of_draws(predictions.compute(section), section, table, counts, patient, 2)
+        table = predictions.tables[section].reset_index(drop=True)
+        people = np.unique(table["subject_id"] if patients is None else patients)
+        counts = drawn[""] if patients is not None else patient_draws(len(people), n_draws, seed)[1:]
+        patient = np.searchsorted(people, table["subject_id"])
+        compute, is_classified = predictions.compute(section), section in CLASSIFICATIONS
+        draws: Numbers = {}
+        # The weights of one finding fit into memory for many draws at a time, those of 170 for a few.
+        for _, rows in table.groupby("finding", sort=False) if is_classified else [("", table)]:
+            draws |= numbers_of_draws(compute, section, rows, counts, patient[rows.index], 2)
+        if is_classified:
+            draws |= _means_over_findings(section, values, draws)
         found |= {path: np.concatenate([value, draws[path]]) for path, value in values.items()}
+    return found
+
+
+def _means_over_findings(section: str, values: Numbers, draws: Numbers) -> Numbers:
+    """Means over the findings that have a number among the tested patients."""
+    of_findings, found = f"{section}/by_finding/", {}
+    for path in (path for path in values if not path.startswith(of_findings)):
+        metric = path.removeprefix(section)
+        paths = [one for one in values if one.startswith(of_findings) and one.endswith(metric)]
+        found[path] = summaries.mean_of(
+            [draws[one] for one in paths if np.isfinite(values[one][0])], draws[path]
+        )
     return found
 
 
@@ -188,19 +258,37 @@ def numbers_of_draws(
     return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
 
 
-def intervals_of(numbers: Numbers) -> dict[str, Interval]:
-    """The percentile interval of each number of :func:`bootstrap_numbers`."""
-    return {path: Interval(_number(values[0]), *percentiles(values[1:])) for path, values in numbers.items()}
+def fewer_patients(a: Predictions, b: Predictions) -> dict[str, int]:
+    """`Predictions.patients` of a difference: those of the run that has fewer."""
+    return {path: min(n, b.patients[path]) for path, n in a.patients.items() if path in b.patients}
 
 
-def differences_of(numbers: Numbers, baseline: Numbers) -> dict[str, Difference]:
+def without_few(numbers: Numbers, patients: Mapping[str, int]) -> Numbers:
+    """Numbers without the draws of those that rest on fewer than `MIN_PATIENTS` patients: they have no interval."""
+    return {
+        path: np.where(np.arange(len(values)) > 0, np.nan, values)
+        if patients.get(path, MIN_PATIENTS) < MIN_PATIENTS
+        else values
+        for path, values in numbers.items()
+    }
+
+
+def intervals_of(numbers: Numbers, patients: Mapping[str, int]) -> dict[str, Interval]:
+    """The percentile interval of each number of :func:`bootstrap_numbers`; `patients` as in `Predictions`."""
+    return {
+        path: Interval(_number(values[0]), *percentiles(values[1:]), patients.get(path))
+        for path, values in without_few(numbers, patients).items()
+    }
+
+
+def differences_of(numbers: Numbers, baseline: Numbers, patients: Mapping[str, int]) -> dict[str, Difference]:
     """Paired differences of two runs' :func:`bootstrap_numbers`, made with the same seed and number of draws."""
+    both = {path: values - baseline[path] for path, values in numbers.items() if path in baseline}
     found = {}
-    for path in (path for path in numbers if path in baseline):
-        values = numbers[path] - baseline[path]
+    for path, values in without_few(both, patients).items():
         low, high, n_draws = percentiles(values[1:])
         p = _two_sided_p(values[1:]) if low is not None else None
-        found[path] = Difference(_number(values[0]), low, high, p, n_draws)
+        found[path] = Difference(_number(values[0]), low, high, p, n_draws, patients.get(path))
     return found
 
 
@@ -228,7 +316,7 @@ def method(units: str, n_draws: int = N_DRAWS) -> str:
     return (
         f"In brackets: {100 * LEVEL:g}% percentile intervals of {n_draws:,} bootstrap draws of {units};"
         f" they say how far a number depends on which {units} were tested, not on the training seed."
-        " Ranks of retrieval are those among all candidates."
+        f" {FEW.format(units=units)} Ranks of retrieval are those among all candidates."
     )
 
 

@@ -214,4 +214,5 @@ def _table_of_thresholds(
 
 
 def _cell(numbers: Mapping[str, Interval], path: str) -> Cell:
-    return interval_cell(*numbers[f"{_PREFIX}/{path}"][:3], _DIGITS)
+    found = numbers[f"{_PREFIX}/{path}"]
+    return interval_cell(*found[:3], _DIGITS, n_patients=found.n_patients)

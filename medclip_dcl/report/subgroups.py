@@ -25,6 +25,7 @@ from scipy import stats
 from medclip_dcl.metrics import summaries
 from medclip_dcl.report.intervals import (
     CLASSIFICATIONS,
+    MIN_PATIENTS,
     N_DRAWS,
     Predictions,
     TestedRun,
@@ -49,8 +50,6 @@ ATTRIBUTES = {"view": "View", "sex": "Sex", "age": "Age at the study"}
 AGE_GROUPS = {"under 40": 40, "40 to 59": 60, "60 to 79": 80, "80 and over": np.inf}
 """Age group -> the age in years that it ends before (choice)."""
 UNKNOWN = "unknown"
-MIN_PATIENTS = 20
-"""Patients that a number needs, in the group and among the rest; an AUC with and without the finding, each (choice)."""
 FOUND = 0.05
 """Largest p of a gap that counts as found: the chance of any false finding among all gaps."""
 

@@ -222,9 +222,13 @@ def number(value: Any, digits: int) -> str:
     return text if text.strip("-0.") else text.removeprefix("-")
 
 
-def interval_cell(value: Any, low: Any, high: Any, digits: int, show: Show = number) -> Cell:
-    """A number with its interval; without one where that is None."""
-    return Cell(show(value, digits), "" if low is None else f"[{show(low, digits)}, {show(high, digits)}]")
+def interval_cell(
+    value: Any, low: Any, high: Any, digits: int, show: Show = number, n_patients: Any = None
+) -> Cell:
+    """A number with its interval; where that is None, with the number of its patients, if that is known."""
+    if value is None or low is None:
+        return Cell(show(value, digits), "" if None in (value, n_patients) else f"(n = {n_patients})")
+    return Cell(show(value, digits), f"[{show(low, digits)}, {show(high, digits)}]")
 
 
 def signed(value: Any, digits: int) -> str:
@@ -243,7 +247,7 @@ class Shown(NamedTuple):
     def cell(self, path: str, digits: int) -> Cell:
         """A number with its interval, if it has one, else from results.json."""
         if (found := self.intervals.get(path)) is not None:
-            return interval_cell(found.value, found.low, found.high, digits)
+            return interval_cell(found.value, found.low, found.high, digits, n_patients=found.n_patients)
         return interval_cell(value_at(self.results["metrics"], path), None, None, digits)
 
 

@@ -26,6 +26,7 @@ from medclip_dcl.runs.saved import (
     differing_settings,
     read_config,
     read_json,
+    read_parquet,
     setting,
 )
 
@@ -191,7 +192,10 @@ class RunFolder:
     def data(self) -> dict[str, Any]:
         """Identity of the set of the training, and `IMAGES_OF`; empty where it is not known."""
         file = self.folder / DATA_FILE
-        return read_json(file, _REMEDY) if file.is_file() else {}
+        found = read_json(file, _REMEDY) if file.is_file() else {}
+        if not isinstance(names := found.get(IMAGES_OF, []), list):
+            raise RunFolderError(f"{file}: {IMAGES_OF}: expected a list of sets, found {names!r}; {_REMEDY}")
+        return found
 
     def is_own(self, checkpoint: Path) -> bool:
         """True for a checkpoint of this run's training; for any checkpoint in a folder that holds no run."""
@@ -210,7 +214,7 @@ class RunFolder:
     def images(self) -> pd.DataFrame:
         """Images of the set of the training, as far as they are known, see `PreparedSet.image_digests`."""
         file = self.folder / IMAGES_FILE
-        return pd.read_parquet(file) if file.is_file() else pd.DataFrame(columns=IMAGE_DIGESTS)
+        return read_parquet(file) if file.is_file() else pd.DataFrame(columns=IMAGE_DIGESTS)
 
     def require_untrained(self, prepared: PreparedSet, evaluated: Iterable[str]) -> None:
         """Refuse to evaluate images (dicom_id) that the run was trained on, or other images of these patients."""
@@ -235,6 +239,15 @@ class RunFolder:
                 f"to evaluate are training images of {self.folder}, and {len(of_people):,} are of its training "
                 f"patients (first: {of_people['dicom_id'].iloc[0]}); use a set with the split of the training"
             )
+
+    def has_trained_on(self, prepared: PreparedSet) -> bool:
+        """True if the training, or one before it, had images of the set, in whatever way these were prepared."""
+        known, images = self.images().query("use == 'train'"), prepared.image_digests()
+        return (
+            self.data().get("fingerprint") == prepared.fingerprint
+            or bool(images["digest"].isin(known["digest"]).any())
+            or len(images.merge(known, on=["dicom_id", "original"])) > 0
+        )
 
     def known_source(self, prepared: PreparedSet) -> str:
         """Name of a set whose images the model was trained on and `prepared` has; "" for none.

@@ -14,6 +14,8 @@ from medclip_dcl.common.files import parse_json, read_yaml
 
 RESULTS_FORMAT_VERSION = 2
 CONFIG_FILE = "config.yaml"
+TEST_CONFIG = "test.yaml"
+"""In place of `CONFIG_FILE` in the folder of a benchmark's test."""
 RESULTS_FILE = "results.json"
 IMAGE_DIGESTS = ["dicom_id", "subject_id", "use", "digest", "original"]
 """Columns of data_images.parquet; original: height, width and bytes of the original file."""
@@ -128,9 +130,12 @@ def value_at(metrics: Any, path: str) -> Any:
 def read_json(file: Path, remedy: str = "delete it and run the command that wrote it") -> dict[str, Any]:
     """Read a JSON file of a run folder."""
     try:
-        return parse_json(file.read_text(encoding="utf-8"))
+        found = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise SavedResultsError(f"{file} is not readable JSON ({error}); {remedy}") from error
+    if not isinstance(found, dict):
+        raise SavedResultsError(f"{file}: expected a mapping, found {type(found).__name__}; {remedy}")
+    return found
 
 
 def read_parquet(file: Path) -> pd.DataFrame:
@@ -195,9 +200,20 @@ def describe_image_size(results: Mapping[str, Any]) -> str:
         "started from weights of": trained.get("image_size_before"),
     }
     words = [f"{k} {x}" for k, x in others.items() if x not in (None, shown["image_size"])]
-    if trained.get("geometry") not in (None, shown.get("geometry")):
+    if other_geometry(results):
         words.append(f"fitted by {shown.get('geometry')}, in training by {trained['geometry']}")
     return ", ".join([f"{shown['image_size']} pixels", *words])
+
+
+def other_geometry(results: Mapping[str, Any]) -> str:
+    """A warning that the tested images were fitted to a square in another way than those of the training; or ""."""
+    shown, trained = (results["images"][name].get("geometry") for name in ("shown", "trained"))
+    if trained in (None, shown):
+        return ""
+    return (
+        f"images were fitted by {shown}, in training by {trained}: its numbers may be lower; prepare the set with "
+        f"--geometry {trained}"
+    )
 
 
 def describe_checkpoint(checkpoint: Mapping[str, Any]) -> str | None:
@@ -208,4 +224,5 @@ def describe_checkpoint(checkpoint: Mapping[str, Any]) -> str | None:
 
 def command_of_test(run: Path) -> str:
     """The command that writes the results of a run."""
-    return f"python -m medclip_dcl test --config {run / 'config.yaml'} --run_folder {run}"
+    name = TEST_CONFIG if (run / TEST_CONFIG).is_file() else CONFIG_FILE
+    return f"python -m medclip_dcl test --config {run / name} --run_folder {run}"

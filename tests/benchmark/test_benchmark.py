@@ -20,14 +20,17 @@ from sklearn.metrics import roc_auc_score
 
 from medclip_dcl.benchmark import plan
 from medclip_dcl.benchmark.__main__ import _stop, main
-from medclip_dcl.benchmark.numbers import numbers_of_set
-from medclip_dcl.benchmark.plan import known_images, read_models
+from medclip_dcl.benchmark.numbers import numbers_of_set, require_paired, table_of
+from medclip_dcl.benchmark.plan import read_models, training_of
+from medclip_dcl.command import one_run
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.findings import CHEXPERT, Ensemble, PromptEnsembles
+from medclip_dcl.common.findings import CHEXPERT, Ensemble, PromptEnsembles, read_prompts
 from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.networks.image_encoder import ResNetRegions
-from medclip_dcl.report.intervals import TestedRun
+from medclip_dcl.report import intervals
+from medclip_dcl.report.intervals import Predictions, TestedRun
+from medclip_dcl.runs.saved import SavedResultsError, command_of_test, other_geometry
 
 SHARED = ["Edema", "Pneumonia"]
 PROJECTION = "image_encoder.projection.weight"
@@ -89,8 +92,9 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def one_process() -> Iterator[None]:
-    """For ten images a process of a loader would take longer to start than they do."""
+    """For ten images a process of a loader would take longer to start than they do; they have intervals here."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(intervals, "MIN_PATIENTS", 2)
         patch.setattr("medclip_dcl.benchmark.plan.available_cores", lambda: 1)
         yield
 
@@ -183,8 +187,8 @@ def test_a_tests_settings_name_the_model_alone(run, models) -> None:
 def test_page_says_what_was_left_out_and_known(run) -> None:
     page = (run[0] / "benchmark.html").read_text()
     assert "set: no prompts, so no zero-shot AUC: Atelectasis, Fracture" in page
-    assert "† other was trained on images of NIH ChestX-ray14, and others has images of it" in page
-    assert "others has images of it" in page and "set has images of it" not in page.replace("others has", "")
+    assert "† other on others: trained on images of this set elsewhere (NIH ChestX-ray14)" in page
+    assert page.count("this set elsewhere") == 2  # and in the table of what was tested
     assert "not known on which images they were trained: model, classifier" in page
     assert "without Fracture" in page and "signed CNR of phrases" in page
 
@@ -231,6 +235,7 @@ def test_a_model_of_the_test_images_is_left_out(run, models, labelled_set, tmp_p
 
 def test_results_belong_to_code_and_ensemble(models, labelled_set, tmp_path, monkeypatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(plan, "is_readable", lambda folder: True)
     code = tmp_path / "own_parts_of_benchmark.py"
     code.write_text("SHIFT = 1\n")
     importlib.import_module("own_parts_of_benchmark")
@@ -242,15 +247,12 @@ def test_results_belong_to_code_and_ensemble(models, labelled_set, tmp_path, mon
         results = tmp_path / f"out{len(kept)}/tests/model/set/results.json"
         found = []
         code.write_text("SHIFT = 1\n")
-        plan.test_of(
-            model, "set", prepared, prompts, "scores", ["own_parts_of_benchmark"], results.parents[3]
-        )
+        how = (["own_parts_of_benchmark"], results.parents[3])
+        plan.test_of(model, "set", prepared, prompts, "scores", *how)[1]()
         for ensemble, content in steps:
             results.write_text("{}")
             code.write_text(f"SHIFT = {content}\n")
-            plan.test_of(
-                model, "set", prepared, prompts, ensemble, ["own_parts_of_benchmark"], results.parents[3]
-            )
+            plan.test_of(model, "set", prepared, prompts, ensemble, *how)[1]()
             found.append(results.is_file())
         assert found == kept
 
@@ -298,20 +300,129 @@ def test_a_copy_in_another_release_is_marked(models, labelled_set, tmp_path) -> 
     info = json.loads((labelled_set / "dataset.json").read_text())
     (trained / "data.json").write_text(json.dumps({"images_of": ["RSNA pneumonia", info["source"]]}))
     (model,) = read_models([trained], None)
-    for images, known in ((digests, ""), (digests.assign(dicom_id="other"), info["source"])):
+
+    def training(prepared: PreparedSet) -> tuple[str, str]:
+        return training_of(model, prepared)
+
+    elsewhere = f"images of this set elsewhere ({info['source']})"
+    for images, known in (
+        (digests, ("‡", "train patients of this set")),
+        (digests.assign(digest="0"), ("‡", "train patients of this set")),  # of another size
+        (digests.assign(use="validate"), ("", "no images of this set")),
+        (digests.assign(dicom_id="other", digest="0"), ("†", elsewhere)),
+    ):
         images.to_parquet(trained / "data_images.parquet")
-        assert known_images(model, PreparedSet(labelled_set)) == known
+        assert training(PreparedSet(labelled_set)) == known
     assert model.is_training_known
     # Of the same set, and before that of NIH, whose images it has.
     names = [info["source"], "NIH ChestX-ray14", "NIH ChestX-ray14"]
     of_nih = PreparedSet(labelled_set)
     of_nih.info["options"]["images_of"] = names[1:2]
-    for before, known in ((names[:2], ""), (names, "NIH ChestX-ray14")):
+    own = "train patients of this set"
+    for before, known in (
+        (names[:2], ("‡", own)),
+        (names, ("‡†", f"{own}; images of this set elsewhere (NIH ChestX-ray14)")),
+        ([*names[:2], None], ("‡", f"{own}; others not known")),
+    ):
         data = {"fingerprint": of_nih.fingerprint, "images_of": before}
         (trained / "data.json").write_text(json.dumps(data))
-        assert known_images(model, of_nih) == known
+        assert training(of_nih) == known
     (trained / "data.json").write_text(json.dumps({"images_of": ["RSNA pneumonia", None]}))
-    assert not model.is_training_known
+    assert not model.is_training_known and training(of_nih) == ("", "not known")
+    for damaged in ([], 3, {"images_of": "NIH"}, {"images_of": None}):
+        (trained / "data.json").write_text(json.dumps(damaged))
+        with pytest.raises(UserError, match="data.json: .*expected a (mapping|list of sets), found"):
+            training(of_nih)
+
+
+def classified(findings: dict[str, int], n: int = 60, seed: int = 0) -> TestedRun:
+    """A test of a classifier on patients of which the first n have the finding; the same scores for a seed."""
+    tables = []
+    for place, (finding, n_positive) in enumerate(findings.items()):
+        scores = np.random.default_rng(seed + len(finding)).normal(size=n)
+        one = pd.DataFrame({"dicom_id": range(n), "subject_id": np.arange(n) + 3 * place, "logit": scores})
+        tables.append(one.assign(finding=finding, label=(np.arange(n) < n_positive).astype(int)))
+    run = TestedRun(Path(), "", "name")
+    run.__dict__["predictions"] = Predictions({"finding_classification": pd.concat(tables)})
+    return run
+
+
+def test_another_model_does_not_move_differences(monkeypatch) -> None:
+    monkeypatch.setattr(intervals, "MIN_PATIENTS", 20)
+    monkeypatch.setattr(intervals.bootstrap_numbers, "__defaults__", (60, 0, None))
+    both = {"a": classified({"Mass": 30, "Edema": 30}), "b": classified({"Edema": 30, "Mass": 30}, seed=5)}
+    c = {"c": classified({"Edema": 30, "Rare": 19}, seed=9)}
+    people, tables = np.arange(70), []
+    for runs in (both, both | c, {**c, "again": both["a"]} | both):
+        table = table_of({"set": numbers_of_set(runs, people)}, "a").set_index(
+            ["model", "minus", "finding", "metric"]
+        )
+        tables.append(table.xs(("b", "a", "Mass", "auc")).drop("p_holm").to_dict())
+    assert tables[0]["low"] < tables[0]["value"] < tables[0]["high"] and tables[0]["p"] > 0
+    for one in tables[1:]:
+        assert one == tables[0]
+    equal = table.xs(("again", "a", "Mass", "auc"))
+    assert (equal["value"], equal["low"], equal["high"]) == (0, 0, 0) and np.isnan(equal["p"])
+    require_paired(both["b"], c["c"])  # of other findings
+    with pytest.raises(SavedResultsError, match="cases of finding_classification differ"):
+        require_paired(classified({"Edema": 31}), c["c"])
+    rare = table.xs(("c", "", "Rare", "auc"))
+    assert rare["patients"] == 19 and rare["value"] > 0 and np.isnan(rare["low"])
+
+
+def test_only_the_holder_of_a_test_changes_it(models, labelled_set, tmp_path) -> None:
+    (model,), (prepared,) = read_models([models["model"]], None), plan.read_sets([labelled_set]).values()
+    run, prepare = plan.test_of(model, "set", prepared, {}, "scores", [], tmp_path)
+    asked = run.folder / "asked.json"
+    run.folder.mkdir(parents=True)
+    with one_run._lock(run.folder / ".lock"):
+        assert one_run.run_one(run, ("test",), prepare=prepare).state == "busy"
+    assert not asked.exists()
+    prepare()
+    assert json.loads(asked.read_text())["model"] == model.digest() and not plan.has_changed(run, model)
+    asked.write_text(json.dumps(json.loads(asked.read_text()) | {"model": "0"}))
+    assert plan.has_changed(run, model)
+
+
+def test_a_damaged_test_is_tested_again(run, models, labelled_set, prompts, tmp_path) -> None:
+    folder = tmp_path / "tests/model/set"
+    (model,), (prepared,) = read_models([models["model"]], None), plan.read_sets([labelled_set]).values()
+    words = read_prompts(prompts, "--prompts")
+
+    def cut(name: str) -> None:
+        (folder / name).write_bytes((folder / name).read_bytes()[:-200])
+
+    def drop_rows() -> None:
+        pd.read_parquet(folder / table).iloc[2:].to_parquet(folder / table)
+
+    table = "predictions/classification.parquet"
+    damages: list[tuple[bool, Callable[[], object]]] = [
+        (True, lambda: None),
+        (False, lambda: cut("results.json")),
+        (False, lambda: (folder / "results.json").write_text("[]")),
+        (False, lambda: (folder / "results.json").write_text('{"format_version": 2}')),
+        (False, lambda: (folder / table).unlink()),
+        (False, lambda: cut(table)),
+        (False, drop_rows),
+        (False, lambda: cut("asked.json")),
+        (False, lambda: (folder / "asked.json").write_text("[]")),
+    ]
+    for is_kept, damage in damages:
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(run[0] / "tests/model/set", folder)
+        damage()
+        plan.test_of(model, "set", prepared, words, "scores", [], tmp_path)[1]()
+        assert (folder / "results.json").is_file() == is_kept
+    (folder / "results.json").unlink(missing_ok=True)
+    assert f"--config {folder / 'test.yaml'} " in command_of_test(folder) and (folder / "test.yaml").is_file()
+
+
+def test_a_geometry_unlike_training_is_named() -> None:
+    results = {"images": {"shown": {"geometry": "stretch"}, "trained": {"geometry": "shortest"}}}
+    assert "--geometry shortest" in other_geometry(results)
+    for trained in ({}, {"geometry": "stretch"}):
+        results["images"]["trained"] = trained
+        assert other_geometry(results) == ""
 
 
 def test_a_signal_ends_the_command(models, labelled_set, prompts, tmp_path, monkeypatch) -> None:

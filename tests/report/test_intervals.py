@@ -11,12 +11,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from medclip_dcl.metrics.summaries import LOCALISATION
 from medclip_dcl.report import intervals
 from medclip_dcl.report.intervals import (
+    MIN_PATIENTS,
     Predictions,
     bootstrap_differences,
     bootstrap_intervals,
     bootstrap_numbers,
+    intervals_of,
     patient_draws,
 )
 from medclip_dcl.runs.saved import SavedResultsError
@@ -57,6 +60,9 @@ def test_every_number_has_its_value_and_interval(make_tested_run, tmp_path):
     for path, value in expected.items():
         one = found[path]
         assert one.value == pytest.approx(value, abs=1e-12), path
+        if one.n_patients is not None and one.n_patients < MIN_PATIENTS:
+            assert one[1:4] == (None, None, 0), path
+            continue
         assert one.low is not None and one.high is not None
         assert one.low <= value <= one.high, path
         assert one.low < one.high or (value == 0 and path.endswith(("R@1", "R@5"))), path
@@ -80,7 +86,7 @@ def test_draws_equal_a_loop_over_repeated_rows(tables, measured):
 
 
 def test_draws_that_lose_a_class_are_left_out(tables):
-    found = bootstrap_intervals(Predictions(tables, MIN_CASES), n_draws=500)
+    found = intervals_of(bootstrap_numbers(Predictions(tables, MIN_CASES), 500), {})
     rare, average = found["classification/by_finding/Pneumothorax/auc"], found["classification/auc"]
     # Its positives are two patients': both are missing from about exp(-2) of the draws.
     assert 0.8 < rare.n_draws / 500 < 0.93
@@ -95,17 +101,66 @@ def test_one_patient_gives_a_value_without_interval(tables):
     tables["classification"] = cases.assign(label=cases["label"].where(~one_patients, 0))
     tables["grounding"] = boxes.assign(category=np.where(boxes["subject_id"] == 100, "One", "Others"))
     assert (tables["classification"].query("finding == 'Pneumothorax'")["label"]).sum() >= 2
-    found = bootstrap_intervals(Predictions(tables, 2), n_draws=100)
+    found = intervals_of(bootstrap_numbers(Predictions(tables, 2), 100), {})
     for path in ("classification/by_finding/Pneumothorax/auc", "grounding/by_category/One/miou"):
         assert found[path].value is not None
-        assert found[path][1:] == (None, None, 0)
+        assert found[path][1:4] == (None, None, 0)
     assert found["grounding/by_category/Others/miou"].low is not None
+
+
+@pytest.mark.parametrize("n", [19, 20])
+@pytest.mark.parametrize("is_rarer", [0, 1])
+def test_few_patients_have_a_count_instead(n, is_rarer):
+    """Those of the rarer class, or with a box; means over findings keep their interval."""
+    patients = np.repeat(np.arange(60), 2)
+    rows = pd.DataFrame(
+        {"dicom_id": np.arange(120), "subject_id": patients, "logit": np.arange(120) % 7 - 3.0}
+    )
+    few = rows.assign(finding="rare/auc", label=np.where(patients < n, is_rarer, 1 - is_rarer))
+    many = rows.assign(finding="often", label=patients % 2)
+    boxes = boxes_of(patients, np.arange(120.0)).tables["grounding"]
+    boxes["category"] = np.where(patients < n, "rare", "often")
+    of_map = dict.fromkeys(LOCALISATION, rows["logit"]) | {"reader_iou": np.where(patients < 3, 0.5, np.nan)}
+    drawn = rows.assign(category=boxes["category"], **of_map)
+    calibrated = few.assign(before=0.5, after=np.where(rows["logit"] > 0, 0.7, 0.2), threshold=0.5)
+    tables = {"finding_classification": pd.concat([few, many]), "grounding": boxes, "localisation": drawn}
+    predictions = Predictions(tables)
+    reliability = Predictions({"calibration": calibrated})
+    found = bootstrap_intervals(predictions, 50) | bootstrap_intervals(reliability, 50)
+    without = {path for path, one in found.items() if one.value is not None and one.low is None}
+    readers = {"localisation/by_category/rare/reader_iou"}
+    names = [f"finding_classification/by_finding/rare/auc/{x}" for x in ("auc", "average_precision", "acc")]
+    names += [f"calibration/by_finding/rare/auc/{x}" for x in ("sensitivity", "specificity")]
+    names += [f"grounding/by_category/rare/{x}" for x in ("cnr", "cnr_signed", "miou")]
+    names += [f"localisation/by_category/rare/{x}" for x in LOCALISATION if x != "reader_iou"]
+    assert without - readers == ({*names} if n < MIN_PATIENTS else set())
+    assert {found[path].n_patients for path in names} == {n} and readers <= without
+    means = [path for path, one in found.items() if "/by_" not in path and "reader" not in path]
+    assert all(found[path].low is not None and found[path].n_patients is None for path in means)
+    difference = bootstrap_differences(predictions, predictions, 50)[names[0]]
+    assert (difference.p is None) == (n < MIN_PATIENTS) and difference.n_patients == n
+
+
+def test_patients_of_a_set_pair_different_tables():
+    """Equal scores differ by 0, whichever other findings a model has."""
+    random = np.random.default_rng(0)
+    one = pd.DataFrame({"dicom_id": range(50), "subject_id": range(50), "logit": random.normal(size=50)})
+    one = one.assign(finding="Mass", label=random.integers(0, 2, 50))
+    other = pd.concat([one, one.assign(finding="Hernia", subject_id=one["subject_id"] + 40)])
+    path, people = "finding_classification/by_finding/Mass/auc", np.arange(100)
+    a, b = (
+        bootstrap_numbers(Predictions({"finding_classification": x}), 60, patients=people)[path]
+        for x in (one, other)
+    )
+    np.testing.assert_array_equal(a, b)
+    apart = bootstrap_numbers(Predictions({"finding_classification": other}), 60)[path]
+    assert not np.array_equal(a, apart)
 
 
 def test_a_finding_of_few_cases_is_not_averaged(tables):
     few = Predictions(tables, min_cases=10)
     found = bootstrap_intervals(few, n_draws=100)
-    assert found["classification/by_finding/Pneumothorax/auc"] == (None, None, None, 0)
+    assert found["classification/by_finding/Pneumothorax/auc"][:4] == (None, None, None, 0)
     others = [
         float(one.value or 0)
         for path, one in found.items()
@@ -175,7 +230,7 @@ def test_differences_are_paired():
     single = bootstrap_intervals(a, 400)["grounding/cnr_signed"]
     assert single.low is not None and single.low < 0.0, "unpaired, 0.1 is nothing"
     same = bootstrap_differences(a, a, 400)["grounding/cnr_signed"]
-    assert same == (0.0, 0.0, 0.0, 1.0, 400)
+    assert same[:5] == (0.0, 0.0, 0.0, 1.0, 400)
 
 
 def test_a_difference_is_computed_draw_by_draw(make_predictions):
@@ -184,6 +239,9 @@ def test_a_difference_is_computed_draw_by_draw(make_predictions):
     numbers = [bootstrap_numbers(one, 200, seed=5) for one in (a, b)]
     assert found.keys() == numbers[0].keys()
     for path, one in found.items():
+        if one.n_patients is not None and one.n_patients < MIN_PATIENTS:
+            assert one[1:5] == (None, None, None, 0), path
+            continue
         draws = numbers[0][path][1:] - numbers[1][path][1:]
         assert one.low == pytest.approx(np.nanpercentile(draws, 2.5)), path
         assert one.high == pytest.approx(np.nanpercentile(draws, 97.5)), path

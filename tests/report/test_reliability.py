@@ -90,11 +90,15 @@ def test_numbers_of_test_cases_before_and_after(run, tables):
             f"{is_above[labels == 1].mean():.3f}",
             f"{(~is_above)[labels == 0].mean():.3f}",
         ]
-        assert shown.cells[4].interval.startswith("[")
+        n_patients = min(rows.loc[rows["label"] == label, "subject_id"].nunique() for label in (0, 1))
+        assert shown.cells[4].interval == f"(n = {n_patients})"  # of fewer than 20
 
 
-def test_intervals_draw_patients(run, tables):
-    cell = tables[1].rows[1].cells[3]
+def test_intervals_draw_patients(run, monkeypatch):
+    monkeypatch.setattr(intervals, "MIN_PATIENTS", 2)
+    found = section(intervals.TestedRun(run))
+    assert found is not None
+    cell = found["tables"][1].rows[1].cells[3]
     own = Calibration.read(run / "calibration.json").findings["Pleural Effusion"]
     cases = pd.read_parquet(run / "predictions/classification.parquet").query("finding != 'Edema'")
     counts = patient_draws(cases["subject_id"].nunique(), 2000, 0)[1:]
