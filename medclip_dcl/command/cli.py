@@ -116,10 +116,8 @@ def _is_about_settings(error: BaseException) -> bool:
 
 
 def _is_of(error: BaseException, *libraries: str) -> bool:
-    frames = [
-        frame for frame, _ in traceback.walk_tb(error.__traceback__)
-    ]  # none of a cause that was never raised
-    return bool(frames) and frames[-1].f_globals["__name__"].split(".")[0] in libraries
+    modules = [frame.f_globals["__name__"] for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(modules) and modules[-1].split(".")[0] in libraries  # none of a cause that was never raised
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

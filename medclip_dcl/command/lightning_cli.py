@@ -396,11 +396,8 @@ class MedclipCLI(LightningCLI):
         trainer.callbacks = in_order([*trainer.callbacks, last])  # type: ignore[attr-defined]
         if self.subcommand == "fit":
             check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
-            if (
-                config.sync_batchnorm
-                and trainer.world_size > 1
-                and trainer.strategy.root_device.type == "cpu"
-            ):
+            is_on_cpus = trainer.world_size > 1 and trainer.strategy.root_device.type == "cpu"
+            if config.sync_batchnorm and is_on_cpus:
                 raise UserError(
                     "trainer.sync_batchnorm: expected false on CPUs, which torch does not support; found true"
                 )
@@ -423,11 +420,7 @@ class MedclipCLI(LightningCLI):
             raise UserError(
                 "fit: no step was trained; raise trainer.max_epochs, max_steps, max_time or limit_train_batches"
             )
-        last = SavedModel(file)
-        with suppress(
-            UserError
-        ):  # damaged, in a run that went on from --ckpt_path and had nothing left to train
-            last = read_model(file)
+        last = read_model(file)
         selected, record = (
             options.checkpoint.selected(last.checkpoint),
             self.record.record(self.trainer, last),
@@ -502,16 +495,15 @@ def _own_environment(trainer: Namespace) -> list[LightningEnvironment]:
 
     Each task that SLURM or torchrun starts is then the first and only process of its own job.
     """
-    devices = trainer.devices
+    devices, nodes = trainer.devices, trainer.num_nodes
     count = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdecimal() else 0
-    one_cpu = devices == "auto" and (
-        trainer.get("accelerator") == "cpu" or not torch.accelerator.is_available()
-    )
-    processes, tasks = count * trainer.num_nodes, int(os.environ.get("SLURM_NTASKS", 1))
-    if 0 < (processes or one_cpu * trainer.num_nodes) < (started := int(os.environ.get("WORLD_SIZE", 1))):
+    one_cpu = devices == "auto" and (trainer.accelerator == "cpu" or not torch.accelerator.is_available())
+    processes, tasks = count * nodes, int(os.environ.get("SLURM_NTASKS", 1))
+    if 0 < (processes or one_cpu * nodes) < (started := int(os.environ.get("WORLD_SIZE", 1))):
         raise UserError(
-            f"trainer.devices: expected all {started} processes that torchrun started (WORLD_SIZE), found fewer; "
-            f"set --trainer.devices {started} --trainer.strategy ddp, or start the command without torchrun"
+            f"trainer.devices: expected all {started} processes that torchrun started (WORLD_SIZE), found fewer; set "
+            f"--trainer.devices {max(1, started // nodes)} (of each node) --trainer.strategy ddp, or start the command "
+            "without torchrun"
         )
     if processes == 1:
         rank_zero_only.rank = 0  # type: ignore[attr-defined]

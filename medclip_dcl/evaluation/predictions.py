@@ -44,7 +44,7 @@ class PredictionWriter(Callback):
 
     Attributes:
         folder: where the last predictions were written: predictions/, or that of `PART` for those that leave out
-            batches and would replace those of more images.
+            batches and would replace earlier ones.
     """
 
     def __init__(self, suffix: str) -> None:
@@ -98,12 +98,10 @@ class PredictionWriter(Callback):
             tables["finding_scores"].attrs["ensemble"] = used
         images = evaluation_data(trainer).prepared.table("images").set_index("dicom_id")
         folder = Path(trainer.default_root_dir)
-        if is_part(trainer) and any(
-            _images_of(folder / "predictions" / name) - found.keys() for name in tables
-        ):
+        files = [folder / f"predictions/{name}.{suffix}" for name in tables for suffix in ("parquet", "csv")]
+        if is_part(trainer) and any(file.exists() for file in files):
             rank_zero_info(
-                f"these predictions leave out batches; those of more images in {folder} stay, these go to "
-                f"{folder / PART}"
+                f"these predictions leave out batches; those in {folder} stay, these go to {folder / PART}"
             )
             folder /= PART
         self.folder = folder / "predictions"
@@ -126,19 +124,6 @@ class PredictionWriter(Callback):
             wide = pd.DataFrame(np.stack(table["embedding"].tolist()), index=table.index)
             table = pd.concat([table.drop(columns="embedding"), wide.add_prefix("embedding_")], axis=1)
         write_text(table.to_csv(index=False), file)
-
-
-def _images_of(name: Path) -> set[str]:
-    """The images of an earlier table in either format; empty without one."""
-    files = (name.with_name(f"{name.name}.{suffix}") for suffix in ("parquet", "csv"))
-    found = [
-        pd.read_csv(file, usecols=["dicom_id"], dtype=str)
-        if file.suffix == ".csv"
-        else pd.read_parquet(file, columns=["dicom_id"])
-        for file in files
-        if file.is_file()
-    ]
-    return {str(dicom_id) for table in found for dicom_id in table["dicom_id"]}
 
 
 def _by_finding(

@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from pytorch_lightning import Callback, LightningModule
-from pytorch_lightning.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    LearningRateFinder,
-    ModelPruning,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
+from pytorch_lightning import Callback, LightningModule, callbacks
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 
@@ -36,32 +28,34 @@ from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
 
-_OWNERS: tuple[tuple[type[Callback], str], ...] = (
-    (StochasticWeightAveraging, "set ema_decay instead"),
-    (WeightAveraging, "set ema_decay instead"),
-    (BatchSizeFinder, "set data.init_args.batch_size"),
-    (LearningRateFinder, "set model.init_args.learning_rate"),
-    (BaseFinetuning, "set the model's frozen, frozen_steps or lora"),
-    (ModelPruning, "remove it"),
-)
+_OWNERS: dict[type[Callback], str] = {
+    callbacks.StochasticWeightAveraging: "set ema_decay instead",
+    callbacks.WeightAveraging: "set ema_decay instead",
+    callbacks.BatchSizeFinder: "set data.init_args.batch_size",
+    callbacks.LearningRateFinder: "set model.init_args.learning_rate",
+    callbacks.BaseFinetuning: "set the model's frozen, frozen_steps or lora",
+    callbacks.ModelPruning: "remove it",
+}
 """Callbacks of which checkpoints hold other weights than the trained ones, or config.yaml other batches and rates."""
 
 
-def refuse_owners(callbacks: Iterable[Callback]) -> None:
+def refuse_owners(given: Iterable[Callback]) -> None:
     """Refuse callbacks of training whose weights, loaders or rates are not those that are saved."""
-    for one in callbacks:
-        advice = next((advice for kind, advice in _OWNERS if isinstance(one, kind)), None)
-        if advice is not None and not getattr(one, "is_saved", False):
-            raise UserError(
-                f"trainer.callbacks: expected none with weights, batches or rates of its own, which are not saved, "
-                f"found {type(one).__name__}; {advice}"
-            )
+    for one in given:
+        for kind, advice in _OWNERS.items():
+            if isinstance(one, kind) and not getattr(one, "is_saved", False):
+                raise UserError(
+                    "trainer.callbacks: expected none with weights, batches or rates of its own, which are not saved, "
+                    f"found {type(one).__name__}; {advice}"
+                )
 
 
 class Batch(dict[str, Any]):
     """A batch of any datamodule, which names the entry that it lacks; so do the groups of fields in it."""
 
-    def __init__(self, batch: Mapping[str, Any]) -> None:
+    def __init__(self, batch: Any) -> None:
+        if not isinstance(batch, Mapping):
+            raise UserError(f"data: expected batches as dictionaries, found {type(batch).__name__}")
         super().__init__({name: Batch(x) if isinstance(x, dict) else x for name, x in batch.items()})
 
     def __missing__(self, name: str) -> NoReturn:

@@ -306,7 +306,7 @@ class ImageTextModel(ImageModel):
             warnings.warn(
                 "validate/loss leaves out a block of one image, which has no negatives (the validate images left over "
                 "by data.batch_size)",
-                stacklevel=2,
+                stacklevel=1,
             )
         return {"loss": loss, **_outputs(encoded), "dicom_id": batch["dicom_id"]}
 

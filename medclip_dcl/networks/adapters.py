@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -64,8 +65,8 @@ def has_adapters(encoder: nn.Module) -> bool:
 
 def merged_state(network: nn.Module) -> dict[str, Tensor]:
     """The state dict, with adapters merged that an interrupted training has left."""
-    alphas = (getattr(part, "lora_alpha", {}).get("default") for part in network.modules())
-    return with_adapters_merged(network.state_dict(), next(filter(None, alphas), 0.0))
+    adapted: list[Any] = [part for part in network.modules() if hasattr(part, "base_layer")]
+    return with_adapters_merged(network.state_dict(), adapted[0].lora_alpha["default"] if adapted else 0.0)
 
 
 def merge_adapters(encoder: nn.Module, lora: LoRA) -> None:

@@ -109,15 +109,11 @@ class RunFolder:
         if found != config:
             found = complete(dict(found))
         differing = differing_settings(found, config)
-        before, now = _length(found), _length(config)
-        end = self.end()
+        before, now, end = _length(found), _length(config), self.end()
         is_longer = differing.keys() <= _LENGTHS.keys() and any(now[x] > before[x] for x in now)
         if end:
-            is_longer &= (
-                now["epochs"] > end["complete_epochs"]
-                and now["steps"] > end["steps"]
-                and not end["timed_out"]
-            )
+            trained = {"epochs": end.get("complete_epochs", end.get("epochs")), "steps": end.get("steps")}
+            is_longer &= all(now[x] > (trained[x] or 0) for x in now) and not end.get("timed_out")
         else:
             is_longer &= all(now[x] >= before[x] for x in now)
         if differing and not is_longer:
@@ -131,40 +127,42 @@ class RunFolder:
 
     def other_run(self, differing: Iterable[str], saved: Mapping[str, Any]) -> RunFolderError:
         """The error about settings that differ from the run's, with the commands that go on from that run."""
-        file = self.folder / CONFIG_FILE
-        if not self.is_finished:
-            advice = f", or continue that run with --config {file}"
-        else:
-            start = ""
-            if "init_from" in saved.get("model", {}).get("init_args", {}):
-                start = (
-                    f" and start from its weights by --model.init_args.init_from {self.checkpoint_to_test()}"
-                )
-            advice = f"{start}; that run is finished: {self.advice_to_go_on()}"
+        advice = (
+            f"choose another --run_folder, or continue that run with --config {self.folder / CONFIG_FILE}"
+        )
+        if self.is_finished:
+            advice = f"{self._advice_to_start_anew(saved)}; that run is finished: {self.advice_to_go_on()}"
         return RunFolderError(
             f"{self.folder} already holds another run: its {CONFIG_FILE} differs in {', '.join(sorted(differing))}; "
-            f"choose another --run_folder{advice}"
+            f"{advice}"
         )
+
+    def _advice_to_start_anew(self, saved: Mapping[str, Any]) -> str:
+        start = "choose another --run_folder"
+        if "init_from" in (setting(saved, "model.init_args") or {}):
+            start += f" and start from its weights by --model.init_args.init_from {self.checkpoint_to_test()}"
+        return start
 
     def end(self) -> dict[str, Any]:
         """Content of fit.json; empty for a run that is not finished."""
         return read_json(self.folder / FIT_FILE, _REMEDY) if self.is_finished else {}
 
     def _ended_by(self) -> str:
-        """The setting at which a finished run came to its end."""
+        """The setting at which a finished run came to its end; "" if a callback ended it."""
         end, length = self.end(), _length(self.saved_config())
-        return next(
-            (name for name, unit in reversed(_LENGTHS.items()) if end.get(unit, 0) >= length[unit]), ""
-        )
+        return next((x for x, unit in reversed(_LENGTHS.items()) if end.get(unit, 0) >= length[unit]), "")
 
     def advice_to_go_on(self) -> str:
         """Advice for a finished run that shall be trained longer."""
-        if self.end().get("timed_out"):
-            return "its trainer.max_time is used up; a new run may start from its weights (model.init_args.init_from)"
-        name = self._ended_by() or next(iter(_LENGTHS))
+        saved, end = self.saved_config(), self.end()
+        if end.get("timed_out"):
+            return f"its time (trainer.max_time) is used up; {self._advice_to_start_anew(saved)}"
+        name = self._ended_by()
+        until = "" if name else f", until a callback ends it again, as in epoch {end.get('epochs')}"
+        name = name or next(iter(_LENGTHS))
         return (
-            f"--config {self.folder / CONFIG_FILE} with a larger --{name} (it had "
-            f"{setting(self.saved_config(), name)}) trains it longer"
+            f"--config {self.folder / CONFIG_FILE} with a larger --{name} (it had {setting(saved, name)}) trains it "
+            f"longer{until}"
         )
 
     def extend(self, config: Mapping[str, Any]) -> None:
@@ -352,7 +350,8 @@ def _length(config: Mapping[str, Any]) -> dict[str, float]:
 
 def described_length(config: Mapping[str, Any]) -> str:
     """Epochs and steps at which a run ends, in words."""
-    return " or ".join(f"{value} {unit}" for unit, value in _length(config).items() if value < math.inf)
+    ends = [f"{value} {unit}" for unit, value in _length(config).items() if value < math.inf]
+    return " or ".join(ends) or "trainer.max_time"
 
 
 def _is_locked(stream: IO[str]) -> bool:

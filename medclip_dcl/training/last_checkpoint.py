@@ -269,29 +269,27 @@ def _is_begun_again(trainer: Trainer) -> bool:
 def _before_this_batch(trainer: Trainer) -> Iterator[None]:
     """Set Lightning's counters to the state before this batch, which they count already."""
     progress = trainer.fit_loop.epoch_loop.batch_progress
-    counters, is_last = (progress.total, progress.current), progress.is_last_batch
+    is_last, progress.is_last_batch = progress.is_last_batch, False
+    with _one_less(progress, "ready"):
+        yield
+    progress.is_last_batch = is_last
+
+
+def _within_this_epoch(trainer: Trainer) -> AbstractContextManager[None]:
+    """Set Lightning's counters to an epoch that max_steps, or a callback, has ended before its last batch."""
+    return _one_less(trainer.fit_loop.epoch_progress, "processed")
+
+
+@contextmanager
+def _one_less(progress: Any, name: str) -> Iterator[None]:
+    counters = progress.total, progress.current
     for counter in counters:
-        counter.ready -= 1
-    progress.is_last_batch = False
+        setattr(counter, name, getattr(counter, name) - 1)
     try:
         yield
     finally:
         for counter in counters:
-            counter.ready += 1
-        progress.is_last_batch = is_last
-
-
-@contextmanager
-def _within_this_epoch(trainer: Trainer) -> Iterator[None]:
-    """Set Lightning's counters to an epoch that max_steps, or a callback, has ended before its last batch."""
-    progress: Any = trainer.fit_loop.epoch_progress
-    for counter in (progress.total, progress.current):
-        counter.processed -= 1
-    try:
-        yield
-    finally:
-        for counter in (progress.total, progress.current):
-            counter.processed += 1
+            setattr(counter, name, getattr(counter, name) + 1)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ class RunRecord(Callback):
         self._started = 0.0
         self._earlier_seconds = 0.0
         self._rows: int | None = None
+        self._stopped: list[int | None] | None = None
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -37,13 +38,13 @@ class RunRecord(Callback):
         counts = [logger.count() for logger in trainer.loggers if isinstance(logger, MetricsFile)]
         rows = counts[0] if counts and trainer.validating else None
         timers = (one for one in trainer.callbacks if isinstance(one, Timer))  # type: ignore[attr-defined]
-        timed_out = any((one.time_remaining() or 1) <= 0 for one in timers)
         whole: Any = trainer.fit_loop.epoch_progress.current
         checkpoint[_KEY] = {
             "seconds": self._seconds(),
             "rows": rows,
-            "timed_out": timed_out,
+            "timed_out": any((one.time_remaining() or 1) <= 0 for one in timers),
             "complete_epochs": whole.processed,
+            "stopped": _length(trainer) if trainer.should_stop and not trainer.validating else None,
         }
 
     def on_load_checkpoint(
@@ -51,9 +52,13 @@ class RunRecord(Callback):
     ) -> None:
         found = checkpoint.get(_KEY, {})
         self._earlier_seconds, self._rows = found.get("seconds", 0.0), found.get("rows")
+        is_own = Path(trainer.ckpt_path or "").parent.resolve() == self.run.checkpoints.resolve()
+        self._stopped = found.get("stopped") if is_own else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.time()
+        # A callback had ended this run, which was killed before its fit.json; one that was made longer goes on.
+        trainer.should_stop |= self._stopped == _length(trainer)
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return  # a trial leaves nothing behind
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
@@ -91,3 +96,7 @@ class RunRecord(Callback):
 
     def _seconds(self) -> float:
         return self._earlier_seconds + (time.time() - self._started if self._started else 0.0)
+
+
+def _length(trainer: Trainer) -> list[int | None]:
+    return [trainer.max_epochs, trainer.max_steps]

@@ -400,6 +400,8 @@ def test_batch_names_the_entry_it_lacks():
     assert batch["images"] == 1 and batch.get("tokens") is None and batch["anchor"]["log_p"] == 2
     with pytest.raises(UserError, match="an entry 'tokens', found images, anchor"):
         batch["tokens"]
+    with pytest.raises(UserError, match="batches as dictionaries, found list"):
+        Batch([torch.zeros(1)])
     with pytest.raises(UserError, match="an entry 'embedding', found log_p"):
         batch["anchor"]["embedding"]
 

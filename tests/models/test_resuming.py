@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ import pandas as pd
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
 from medclip_dcl.data.image_text import ImageTextDataModule
@@ -331,6 +332,20 @@ def test_a_signal_at_an_epochs_end_is_answered(whole, embedded_set, small_bert, 
     stop = Signal(15, "on_train_batch_end", 0, 5)
     run(CASES["validating_seldom"], tmp_path, embedded_set, small_bert, stop, minutes=1000.0)
     assert_same_run(whole("validating_seldom"), tmp_path)
+
+
+@pytest.mark.slow
+def test_a_run_that_a_callback_ended_stays_ended(embedded_set, small_bert, tmp_path):
+    """Killed before its fit.json it trains no further epoch; it does with a larger max_epochs."""
+
+    def fit(*stops: Callback, **options: Any) -> int:
+        early = EarlyStopping("validate/loss", min_delta=10.0, patience=1)
+        with pytest.raises(Killed) if stops else nullcontext():
+            train(tmp_path, *build(CASES["plain"], embedded_set, small_bert), early, *stops, **options)
+        return torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)["global_step"]
+
+    ends = [fit(Kill("on_train_end", 2)), fit(), fit(max_epochs=5), fit(max_epochs=5)]
+    assert ends == [12, 12, 18, 18]
 
 
 def test_training_does_not_change_later_draws(embedded_set, small_bert, tmp_path):

@@ -100,6 +100,7 @@ def settings(epochs: int, steps: int = -1, **others: object) -> dict[str, object
         (settings(2), ENDED | {"complete_epochs": 2, "steps": 6}, settings(3), True),
         (settings(2), ENDED | {"complete_epochs": 2, "steps": 6}, settings(3, 6), False),
         (settings(9), ENDED | {"timed_out": True}, settings(12), False),
+        (settings(2), {"epochs": 2, "steps": 6}, settings(3), True),
         (settings(9), {}, settings(12), True),
         (settings(9), {}, settings(4), False),
         (settings(-1, 9), {}, settings(-1, 12), True),
@@ -123,7 +124,8 @@ def test_run_is_longer_by_epochs_or_steps(before, end, now, is_longer, tmp_path)
     [
         (settings(-1, 4), ENDED, r"a larger --trainer.max_steps \(it had 4\)"),
         (settings(2), ENDED | {"steps": 6}, r"a larger --trainer.max_epochs \(it had 2\)"),
-        (settings(9), ENDED | {"timed_out": True}, "max_time is used up; .*init_from"),
+        (settings(9), ENDED, r"\(it had 9\) trains it longer, until a callback ends it again, as in epoch 2"),
+        (settings(9), ENDED | {"timed_out": True}, r"max_time\) is used up; choose another"),
     ],
 )
 def test_advice_names_setting_that_ended_run(before, end, advice, tmp_path):

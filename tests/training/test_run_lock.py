@@ -105,7 +105,7 @@ def test_without_locks_the_note_decides(change, is_alive, run, monkeypatch):
 def test_slurm_tasks_of_one_device_are_jobs(devices, is_alone, monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "2")
     monkeypatch.setattr(rank_zero_only, "rank", 1)
-    assert bool(_own_environment(Namespace(devices=devices, num_nodes=1))) == is_alone
+    assert bool(_own_environment(Namespace(devices=devices, num_nodes=1, accelerator="auto"))) == is_alone
     assert vars(rank_zero_only)["rank"] == (0 if is_alone else 1)
 
 
