@@ -140,7 +140,7 @@ def _rejects(file: Path) -> list[str]:
     rejects = pd.read_csv(file, dtype=str, keep_default_na=False)[["kind", "id", "reason"]]
     if rejects.empty:
         return ["  left out   nothing"]
-    rejects["reason"] = rejects["reason"].str.replace(r"\d+", "n", regex=True)
+    rejects["reason"] = rejects["reason"].str.replace(r"(?<!HL)\d+", "n", regex=True)
     rows = rejects.groupby(["kind", "reason"]).size().reset_index().itertuples(index=False, name=None)
     return ["  left out", *(f"  {count:>8,} {kind:<7} {reason}" for kind, reason, count in rows)]
 

@@ -20,7 +20,7 @@ from medclip_dcl.data.table_checks import some
 
 def check_files(
     prepared: PreparedSet, tables: Mapping[str, pd.DataFrame], full: bool, pool: Executor | None
-) -> tuple[list[str], dict[str, bytes]]:
+) -> tuple[list[str], dict[str, str]]:
     """Every image has its file as it was written, and every file belongs to an image; `full` reads all of them.
 
     Returns:
@@ -29,7 +29,7 @@ def check_files(
     root = prepared.folder / "images"
     of_files = tables[IMAGE_FILES]
     written: dict[str, str] = dict(zip(of_files["path"], of_files["digest"], strict=True))
-    pixels = {path: digest.encode() for path, digest in written.items()}
+    pixels = {**written}
     paths = tables["images"]["path"].tolist()
     # Of an image that differs from what was written; "" for none.
     changed = dict(prepared.content.images)
@@ -50,7 +50,7 @@ def check_files(
     ] + unknown, pixels
 
 
-def find_copies(images: pd.DataFrame, digests: Mapping[str, bytes]) -> tuple[list[str], list[str]]:
+def find_copies(images: pd.DataFrame, digests: Mapping[str, str]) -> tuple[list[str], list[str]]:
     """Images of equal digests: problems (across uses) and warnings (across patients)."""
     images = images.assign(
         digest=images["path"].map(digests),
@@ -77,11 +77,11 @@ def _pairs(images: pd.DataFrame, column: str) -> dict[Any, str]:
     return pairs
 
 
-def digests(file: Path) -> tuple[str, bytes]:
-    """Digests of a file and of its pixels; "" and b"" where it cannot be read."""
+def digests(file: Path) -> tuple[str, str]:
+    """Digests of a file and of its pixels; "" where it cannot be read."""
     try:
         with Image.open(file) as image:
             pixels = f"{image.size} ".encode() + image.tobytes()
-        return digest_of_file(file), hashlib.blake2b(pixels, digest_size=16).digest()
+        return digest_of_file(file), hashlib.blake2b(pixels, digest_size=16).hexdigest()
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
-        return digest_of_file(file), b""
+        return digest_of_file(file), ""

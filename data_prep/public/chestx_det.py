@@ -18,10 +18,9 @@ from data_prep.public.tables import (
     is_list_of_names,
     known_names,
     listed,
-    read_json,
     run_lengths,
 )
-from data_prep.sources.releases import OWN_FILE, ReleaseError
+from data_prep.sources.releases import OWN_FILE, ReleaseError, read_form
 
 FINDINGS = (
     *("Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "Diffuse Nodule", "Effusion"),
@@ -35,7 +34,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
     names = {split: [f"ChestX_Det_{split}.json"] for split in ("train", "test")}
     form = "records of file_name, syms, boxes and polygons"
     tables = folder.tables(names)
-    parts = {split: read_json(file, form, _read) for split, file in tables.items()}
+    parts = {split: read_form(file, form, _read) for split, file in tables.items()}
     images = pd.concat(
         [images.assign(split=split) for split, (images, _) in parts.items()], ignore_index=True
     )

@@ -15,11 +15,10 @@ from data_prep.public.tables import (
     image_id,
     in_common,
     known_names,
-    read_json,
     renamed,
     uncompressed,
 )
-from data_prep.sources.releases import ReleaseError, labels_of, read_table
+from data_prep.sources.releases import ReleaseError, labels_of, read_form, read_table
 from medclip_dcl.common.findings import CHEXPERT
 
 _TABLES = {
@@ -36,7 +35,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
     images = pd.concat(parts, ignore_index=True)
     files = [file for name in _MASKS if (file := folder.optional(name)) is not None]
     form = "image -> category -> size and counts (compressed COCO)"
-    masks = [read_json(file, form, partial(_masks, file=file)) for file in files]
+    masks = [read_form(file, form, partial(_masks, file=file)) for file in files]
     return PublicTables(
         title="CheXpert",
         images=images,

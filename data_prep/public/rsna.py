@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from data_prep.public.tables import BOX, PublicTables, ReleaseFolder, read_json, with_numbers
-from data_prep.sources.releases import read_table, require
+from data_prep.public.tables import BOX, PublicTables, ReleaseFolder, with_numbers
+from data_prep.sources.releases import read_form, read_table, require
 
 FINDING = "Pneumonia"
 SIDE = 1024
@@ -30,7 +30,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
         )
     else:
         # The name of NIH's image begins with its patient: 00000013_005.png.
-        patients = read_json(
+        patients = read_form(
             mapping,
             "a list of subset_img_id and img_id",
             lambda rows: {

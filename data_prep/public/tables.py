@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import yaml
 
 from data_prep.sources.images import listed_files
-from data_prep.sources.releases import OWN_FILE, ReleaseError, and_others, require, text_of
+from data_prep.sources.releases import OWN_FILE, ReleaseError, and_others, require
 from data_prep.sources.spellings import IMAGE_ENDING, as_spelled, code_points, plain_image
 from medclip_dcl.common.command_line import nearest
-from medclip_dcl.common.files import parse_json
 
-T = TypeVar("T")
 _IMAGE = re.compile(f"{IMAGE_ENDING}$")
 _CHEXPERT = re.compile(r"(patient\d+)/(study\d+)/(view\d+_[a-z]+)$", re.IGNORECASE)
 BOX = ["image", "category", "reader", "x", "y", "w", "h", "image_width", "image_height"]
@@ -166,18 +163,6 @@ def image_id(path: str) -> str:
     path = _IMAGE.sub("", path.strip())
     of_chexpert = _CHEXPERT.search(path) if "/" in path else None
     return "_".join(of_chexpert.groups()).lower() if of_chexpert else path.rpartition("/")[2]
-
-
-def read_json(file: Path, form: str, read: Callable[[Any], T]) -> T:
-    """`read` of the content of a JSON file, which has this form."""
-    content = text_of(file)
-    try:
-        return read(parse_json(content))
-    except ReleaseError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        advice = "download it again" if isinstance(error, json.JSONDecodeError) else OWN_FILE
-        raise ReleaseError(f"{file}: expected {form}, found another form ({error}); {advice}") from error
 
 
 def with_numbers(table: pd.DataFrame, columns: Sequence[str], file: Path) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from data_prep.public.tables import (
 from data_prep.sources.releases import OWN_FILE, ReleaseError, read_table
 from data_prep.sources.spellings import as_spelled
 
+_KNOWN = names_of("VinDr-CXR")
 _NONE = "No finding"
 _CORNERS = ("x_min", "y_min", "x_max", "y_max")
 READERS = 3
@@ -32,7 +33,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
     for split, file in folder.tables(names).items():
         table = read_table(file, ("image_id", "class_name", *_CORNERS), ("rad_id",))
         table = with_numbers(table.assign(rad_id=table.get("rad_id", "")), _CORNERS, file)
-        table["class_name"] = _known(table["class_name"], f"{file}, column class_name")
+        table["class_name"] = known_names(table["class_name"], _KNOWN, f"{file}, column class_name")
         of_labels = folder.optional(f"image_labels_{split}.csv")
         votes = _votes(table) if of_labels is None else _table_of_votes(of_labels)
         readers = votes.groupby(level="image_id").size()
@@ -71,10 +72,6 @@ def read(folder: ReleaseFolder) -> PublicTables:
     )
 
 
-def _known(names: pd.Series, where: str) -> list[str]:
-    return known_names(names, names_of("VinDr-CXR"), where).tolist()
-
-
 def _votes(table: pd.DataFrame) -> pd.DataFrame:
     """0 or 1 by image and reader, and finding, from a table of boxes in which an image without any says `_NONE`."""
     return pd.crosstab([table["image_id"], table["rad_id"]], table["class_name"]).clip(upper=1)
@@ -90,7 +87,7 @@ def _table_of_votes(file: Path) -> pd.DataFrame:
         raise ReleaseError(
             f"{file}: expected columns of findings with 0 or 1, found other values; {OWN_FILE}"
         )
-    values = values.set_axis(_known(pd.Series(findings), f"{file}, its columns"), axis=1)
+    values.columns = known_names(pd.Series(findings), _KNOWN, f"{file}, its columns")
     return values.groupby([table["image_id"], table["rad_id"]]).max()
 
 

@@ -14,10 +14,10 @@ import math
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -27,6 +27,7 @@ from medclip_dcl.common.files import encoding_of, kind_of_file, parse_json
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.runs.saved import read_json
 
+T = TypeVar("T")
 LABELERS = ("chexpert", "negbio")
 FRONTAL_VIEWS = ("AP", "PA")
 SPLITS = ("train", "validate", "test")
@@ -36,6 +37,7 @@ _NUMBER = r"[0-9]{8}"
 SEPARATOR_LINE = re.compile(r"\Asep=(.)\r?\n")
 """Excel's own first line, which names the delimiter."""
 _BOX = ("x", "y", "w", "h", "image_width", "image_height")
+_COCO = "the COCO keys images, annotations (image_id, category_id, bbox, label_text) and categories"
 
 
 class ReleaseError(UserError):
@@ -179,7 +181,7 @@ def read_ms_cxr(file: Path) -> pd.DataFrame:
         category, phrase, x, y, w, h (pixels of the original image; NaN where the file has no number), image_width,
         image_height.
     """
-    frame = _ms_cxr_json(file) if file.suffix == ".json" else _ms_cxr_csv(file)
+    frame = read_form(file, _COCO, _ms_cxr_json) if file.suffix == ".json" else _ms_cxr_csv(file)
     for column in _BOX:
         frame[column] = pd.to_numeric(frame[column], errors="coerce").astype("float64")
     for column in ("dicom_id", "category", "phrase"):
@@ -204,36 +206,25 @@ def _ms_cxr_csv(file: Path) -> pd.DataFrame:
     return frame.assign(**{name: "" for name in ("path", "subject_id", "split") if name not in frame})
 
 
-def _ms_cxr_json(file: Path) -> pd.DataFrame:
-    try:
-        content = parse_json(file.read_text(encoding="utf-8"))
-        images = {image["id"]: image for image in content["images"]}
-        categories = {category["id"]: category["name"] for category in content["categories"]}
-        rows = []
-        for box in content["annotations"]:
-            image, (x, y, w, h) = images[box["image_id"]], box["bbox"]
-            dicom_id = Path(image["file_name"]).stem
-            rows.append(
-                {
-                    "box_id": f"annotation {box['id']} {dicom_id}",
-                    "dicom_id": dicom_id,
-                    "path": image.get("path", ""),
-                    "subject_id": image.get("subject_id", ""),
-                    "split": str(image.get("split") or box.get("split") or ""),
-                    "category": categories[box["category_id"]],
-                    "phrase": box["label_text"],
-                    **dict(zip(_BOX, (x, y, w, h, image["width"], image["height"]), strict=True)),
-                }
-            )
-    # ValueError: not JSON or UTF-8, thousands of nested brackets, or a number of thousands of digits.
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        missing = "nothing named or numbered " if isinstance(error, KeyError) else ""
-        is_damaged = isinstance(error, OSError | UnicodeDecodeError | json.JSONDecodeError)
-        raise ReleaseError(
-            f"{file} is not in the format of MS-CXR ({missing}{error}); expected JSON with the COCO keys images, "
-            "annotations (image_id, category_id, bbox, label_text) and categories; "
-            f"{'download it again' if is_damaged else OWN_FILE}"
-        ) from error
+def _ms_cxr_json(content: Any) -> pd.DataFrame:
+    images = {image["id"]: image for image in content["images"]}
+    categories = {category["id"]: category["name"] for category in content["categories"]}
+    rows = []
+    for box in content["annotations"]:
+        image, (x, y, w, h) = images[box["image_id"]], box["bbox"]
+        dicom_id = Path(image["file_name"]).stem
+        rows.append(
+            {
+                "box_id": f"annotation {box['id']} {dicom_id}",
+                "dicom_id": dicom_id,
+                "path": image.get("path", ""),
+                "subject_id": image.get("subject_id", ""),
+                "split": str(image.get("split") or box.get("split") or ""),
+                "category": categories[box["category_id"]],
+                "phrase": box["label_text"],
+                **dict(zip(_BOX, (x, y, w, h, image["width"], image["height"]), strict=True)),
+            }
+        )
     columns = ("box_id", "dicom_id", "path", "subject_id", "split", "category", "phrase", *_BOX)
     return pd.DataFrame(rows, columns=list(columns))
 
@@ -414,6 +405,21 @@ def text_of(file: Path, advice: str = "download it again") -> str:
         return content.decode(encoding_of(content))
     except UnicodeError as error:
         raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
+
+
+def read_form(file: Path, form: str, read: Callable[[Any], T]) -> T:
+    """`read` of the content of a downloaded JSON file, which has this form."""
+    content = text_of(file)
+    try:
+        return read(parse_json(content))
+    except ReleaseError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        advice = "download it again" if isinstance(error, json.JSONDecodeError) else OWN_FILE
+        missing = "nothing named or numbered " if isinstance(error, KeyError) else ""
+        raise ReleaseError(
+            f"{file}: expected {form}, found another form ({missing}{error}); {advice}"
+        ) from error
 
 
 LABELS = "1, 0, -1 or empty"

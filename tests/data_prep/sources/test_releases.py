@@ -189,13 +189,16 @@ def test_boxes_of_version_110_name_patients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "a.json is not in the format of MS-CXR (Expecting"),
-        ("[]", "is not in the format of MS-CXR"),
-        ("[" * 100_000, "MS-CXR (its brackets are nested too deeply"),
-        (json.dumps(COCO).replace("2.5", "9" * 5000), "is not in the format of MS-CXR (Exceeds the limit"),
-        (json.dumps({**COCO, "categories": []}), "of MS-CXR (nothing named or numbered 1)"),
-        ('{"images": []}', "nothing named or numbered 'categories'); expected JSON with the COCO keys"),
-        (json.dumps(COCO).replace("[1, 2.5, 30, 40]", "[1, 2]"), "MS-CXR (not enough values to unpack"),
+        (
+            "{",
+            "a.json: expected the COCO keys images, annotations (image_id, category_id, bbox, label_text) and",
+        ),
+        ("[]", "and categories, found another form (list indices"),
+        ("[" * 100_000, "another form (its brackets are nested too deeply"),
+        (json.dumps(COCO).replace("2.5", "9" * 5000), "found another form (Exceeds the limit"),
+        (json.dumps({**COCO, "categories": []}), "another form (nothing named or numbered 1)"),
+        ('{"images": []}', "nothing named or numbered 'categories'); take the release's own file"),
+        (json.dumps(COCO).replace("[1, 2.5, 30, 40]", "[1, 2]"), "another form (not enough values to unpack"),
     ],
 )
 def test_a_wrong_box_file_is_an_error(tmp_path: Path, content: str, message: str) -> None:
