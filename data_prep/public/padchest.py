@@ -75,7 +75,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
                 "view": view.fillna(table["Projection"]),
                 "split": is_read.map({True: "test", False: "train"}),
                 "sex": table["PatientSex_DICOM"],
-                "age": (taken - born).map("{:.0f}".format, na_action="ignore").fillna(""),
+                "age": (taken - born).map("{:.0f}".format).replace("nan", ""),
             }
         ).join(labels),
         left_out={name: why for name, why in zip(image, reason, strict=True) if why},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from data_prep.public.tables import BOX, PublicTables, ReleaseFolder, with_numbers
 from data_prep.sources.releases import read_form, read_table, require
+from data_prep.sources.spellings import plain_image
 
 FINDING = "Pneumonia"
 SIDE = 1024
@@ -34,10 +35,10 @@ def read(folder: ReleaseFolder) -> PublicTables:
             mapping,
             "a list of subset_img_id and img_id",
             lambda rows: {
-                row["subset_img_id"].casefold(): str(int(row["img_id"].split("_")[0])) for row in rows
+                plain_image(row["subset_img_id"]): str(int(row["img_id"].split("_")[0])) for row in rows
             },
         )
-        found = images["image"].str.casefold().map(patients)
+        found = images["image"].map(plain_image).map(patients)
         images["patient"] = found.fillna(images["image"])
         unknown = images.loc[found.isna(), "image"]
         left_out = dict.fromkeys(unknown, f"its patient is not in {mapping.name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable
@@ -11,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from data_prep.sources.images import listed_files
+from medclip_dcl.common.files import file_states
 
 IMAGE_ENDING = r"(?i:\.(?:png|jpe?g|dcm|dicom|tiff?|bmp|jp2))"
 _ENDINGS = re.compile(f"{IMAGE_ENDING}+$")
@@ -75,8 +75,9 @@ def find_files(images: pd.Series, root: Path) -> pd.Series:
     taken where one file alone has it, which no other image names, and said.
     """
     named = {name: root / name for name in images.unique()}
+    states = file_states([*map(str, named.values())])
     # Also of a file in a closed folder.
-    if missing := [name for name, file in named.items() if name and not os.path.isfile(file)]:
+    if missing := [name for name, (size, _) in zip(named, states, strict=True) if name and size < 0]:
         files = [file for file in listed_files(root) if _ENDINGS.search(file.name) or not file.suffix]
         others = [name for file in files if (name := file.relative_to(root).as_posix()) not in named]
         ways: dict[str, Callable[[str], str]] = {

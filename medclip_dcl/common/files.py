@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -85,7 +86,7 @@ def files_below(folder: Path) -> FolderContent:
 
 
 def file_states(files: Sequence[str]) -> list[tuple[int, int]]:
-    """Size in bytes and time in ns of each file; -1, 0 where there is none."""
+    """Size in bytes and time in ns of each file; -1, 0 where there is none, or a folder."""
 
     def states(first: int) -> list[tuple[int, int]]:
         return [_state(file) for file in files[first::_THREADS]]
@@ -103,7 +104,7 @@ def _state(file: str) -> tuple[int, int]:
         state = os.stat(file)
     except OSError:
         return -1, 0
-    return state.st_size, state.st_mtime_ns
+    return (-1, 0) if stat.S_ISDIR(state.st_mode) else (state.st_size, state.st_mtime_ns)
 
 
 @contextmanager

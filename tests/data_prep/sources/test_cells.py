@@ -75,16 +75,7 @@ def test_texts_in_bytes_and_lists_of_one(cell: str, text: str | None) -> None:
 
 
 def test_half_of_a_column_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cells = [
-        "b'Clear.'",
-        '{"a": "Clear."}',
-        "['Clear.', 'secret']",
-        "Clear.",
-        "Clear.",
-        "Clear.",
-        "",
-        "Clear.",
-    ]
+    cells = ["b'Clear.'", '{"a": "Clear."}', "['Clear.', 'secret']", *["Clear."] * 3, "", "Clear."]
     rows = pd.DataFrame({"text": cells}, index=pd.RangeIndex(2, 10, name="row"))
     check = TableCheck(tmp_path / "t.csv", columns={"text": "Befund"})
     read = with_texts(rows, "text", check)
