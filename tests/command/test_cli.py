@@ -502,14 +502,14 @@ def test_null_is_float32_outside_of_fit(finished, fit, tmp_path, monkeypatch):
     monkeypatch.setattr("medclip_dcl.command.lightning_cli.best_precision", lambda _: "bf16-mixed")
     monkeypatch.setattr("medclip_dcl.command.lightning_cli.without_tf32", lambda: tf32.append(False))
     found: dict[str, tuple[str, int]] = {}
-    for command in ("fit", "validate", "test", "predict"):
+    for command in ("fit", "test", "predict"):
         arguments = (
             fit(tmp_path / "run")[1:] if command == "fit" else ["--config", str(finished / "config.yaml")]
         )
         with pytest.raises(Seen) as caught:
             main([command, *arguments, "--trainer.precision", "null"])
         found[command] = str(caught.value), len(tf32)
-    of_others = {name: ("32-true", place) for place, name in enumerate(["validate", "test", "predict"], 1)}
+    of_others = {name: ("32-true", place) for place, name in enumerate(["test", "predict"], 1)}
     assert found == {"fit": ("bf16-mixed", 0), **of_others}
 
 
