@@ -16,7 +16,7 @@ from medclip_dcl.common.weight_files import SavedModel, kind_of_network
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.initial_weights import PARTS
-from medclip_dcl.networks.text_encoder import TokenizerText, TransformerEncoder
+from medclip_dcl.networks.text_encoder import TokenizerText
 
 _PLAIN = ("findings", "projection_dim", "hidden", "batch_norm")
 """Arguments of a model that its network's description holds as they are."""
@@ -80,9 +80,10 @@ def has_prepared_set(config: Namespace) -> bool:
 
 def _take_part_from(described: Mapping[str, Any], part: str, model: Namespace) -> None:
     if part in described:
-        kind = part_class(described[part]["class_path"], nn.Module)
+        part_class(described[part]["class_path"], nn.Module)
         class_path, init_args = (described[part][key] for key in ("class_path", "init_args"))
-        if issubclass(kind, TransformerEncoder) and "tokenizer" in init_args:
+        # A user's own class takes a string.
+        if part == "text_encoder" and class_path.startswith("medclip_dcl.") and "tokenizer" in init_args:
             init_args = init_args | {"tokenizer": TokenizerText(init_args["tokenizer"])}
         configured = model.init_args.get(part)
         if (

@@ -32,12 +32,13 @@ LORA_A, _LORA_B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".b
 _SAFETENSORS = ".safetensors"
 _SETTINGS = "medclip_dcl"
 _MODULE = "network."
-_WRAPPER = "module."
+WRAPPER = "module."
+"""Before all names of weights that a DataParallel saved."""
 # Settings of an architecture by what they make: layers, and sides of tensors.
 _LAYERS = re.compile("num_hidden_layers|num_layers|n_layers?|encoder_layers|layers|depths?")
 _SIDES = re.compile(
     "(type_)?vocab_size|hidden_sizes?|intermediate_size|embedding_size|width|embed_dim|dim|hidden_dim|ffn_dim|"
-    "d_model|n_embd"
+    r"d_model|n_embd|\w+_ratio"
 )
 _POSITIONS = re.compile(r"position_embeddings?\.weight$")
 _OF_IMAGES = re.compile("vision|image_encoder")
@@ -76,22 +77,22 @@ class SavedModel:
 
     def checked(self) -> SavedModel:
         """The model, unless its description names weights elsewhere or is larger than its own."""
-        described = {part: x for part, x in self.network.items() if isinstance(x, Mapping)}
-        for part, x in described.items():
-            arguments = x["init_args"] if isinstance(x.get("init_args"), Mapping) else {}
+        # The arguments of a user's own class may mean anything.
+        own = {
+            part: x["init_args"]
+            for part, x in self.network.items()
+            if isinstance(x, Mapping) and isinstance(x.get("init_args"), Mapping)
+            if str(x.get("class_path")).startswith("medclip_dcl.")
+        }
+        for part, arguments in own.items():
             if given := {name: arguments[name] for name in _SOURCES if arguments.get(name) is not None}:
                 raise UserError(
                     f"{self.path}: {part}.init_args: expected no {' or '.join(_SOURCES)}, as a saved model holds its "
                     f"own, found {given}; do not use this file"
                 )
-        # The names of a user's own class may mean anything.
-        own = {
-            part: x for part, x in described.items() if str(x.get("class_path")).startswith("medclip_dcl.")
-        }
         if own:
-            state = self.checkpoint.get("state_dict")
-            shapes = shapes_of(state) if self.checkpoint else safetensors_shapes(self._file)
-            check_sizes(own, shapes, self.path)
+            weights = self.checkpoint.get("state_dict") if self.checkpoint else self._file
+            check_sizes(own, shapes_of(weights), self.path)
         return self
 
     @property
@@ -172,19 +173,16 @@ def check_sizes(
         raise UserError(f"{source}: {name}: expected at most {limit}, found {found:,}; copy both again")
 
 
-def shapes_of(state: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a state dict; none of anything else."""
-    entries = state.items() if isinstance(state, Mapping) else ()
-    return {name: tuple(value.shape) for name, value in entries if isinstance(value, Tensor)}
-
-
-def safetensors_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a safetensors file's tensors, from its header alone; none of a damaged file."""
-    try:
-        with safe_open(file, framework="pt") as stream:
+def shapes_of(weights: Any) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors of a state dict or file (of safetensors the header alone); none of others."""
+    if isinstance(weights, Path) and weights.suffix == _SAFETENSORS:
+        with suppress(SafetensorError, OSError), safe_open(weights, framework="pt") as stream:
             return {name: tuple(stream.get_slice(name).get_shape()) for name in stream.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError):  # named where its tensors are read
-        return {}
+    elif isinstance(weights, Path):
+        with suppress(UserError):  # named where its tensors are read
+            return shapes_of(read_torch_file(weights))
+    entries = weights.items() if isinstance(weights, Mapping) else ()
+    return {name: tuple(value.shape) for name, value in entries if isinstance(value, Tensor)}
 
 
 def kind_of_network(network: Mapping[str, Any]) -> str:
@@ -247,7 +245,7 @@ def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tens
 
 
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str | Path) -> None:
-    """Load a state dict in which no tensor is missing, unexpected, of another shape or NaN."""
+    """Load a state dict in which no tensor is missing, unexpected, of another shape, NaN or infinite."""
     if problems := compare_state_dicts(module.state_dict(), state):
         raise UserError(f"{source}: weights do not fit the network; {problems}")
     check_numbers(state, source)
@@ -255,9 +253,11 @@ def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str | P
 
 
 def check_numbers(state: Mapping[str, Tensor], source: str | Path) -> None:
-    """Refuse weights that are NaN, by name."""
-    if broken := [name for name, value in state.items() if value.isnan().any()]:
-        raise UserError(f"{source}: weights are NaN in {some_of(broken)}; give an earlier checkpoint")
+    """Refuse weights that are NaN or infinite, by name."""
+    if broken := [name for name, value in state.items() if not value.isfinite().all()]:
+        raise UserError(
+            f"{source}: weights are NaN or infinite in {some_of(broken)}; give an earlier checkpoint"
+        )
 
 
 def some_of(names: list[str]) -> str:
@@ -344,8 +344,8 @@ def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:
 
 def _without_wrapper(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict without the prefix that DataParallel gives all names."""
-    is_wrapped = all(name.startswith(_WRAPPER) for name in state)
-    return {name.removeprefix(_WRAPPER) if is_wrapped else name: value for name, value in state.items()}
+    is_wrapped = all(name.startswith(WRAPPER) for name in state)
+    return {name.removeprefix(WRAPPER) if is_wrapped else name: value for name, value in state.items()}
 
 
 def is_exported(folder: Path) -> bool:

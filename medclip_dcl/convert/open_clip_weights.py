@@ -68,8 +68,8 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
     """
     file = folder / OPEN_CLIP_FILE
     content = read_folder_json(file)
-    model = content.get("model_cfg", {})
-    vision, text = ({k: x for k, x in model.get(part, {}).items() if x is not None} for part in _KNOWN)
+    model = _section(content, "model_cfg", file)
+    vision, text = (_section(model, part, file) for part in _KNOWN)
     for part, found in (("vision_cfg", vision), ("text_cfg", text)):
         others = sorted(name for name, value in found.items() if value and name not in _KNOWN[part])
         if others := [name for name in others if found[name] not in _DEFAULTS.get(name, ())]:
@@ -84,10 +84,15 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
     sides = {*size} if isinstance(size := vision.get("image_size", 224), list) else {size}
     if len(sides) > 1:
         raise UserError(f"{file}: model_cfg.vision_cfg.image_size: expected equal sides, found {size}")
-    shown = _shown(sides.pop(), content.get("preprocess_cfg", {}))
+    shown = _shown(sides.pop(), _section(content, "preprocess_cfg", file))
     if "timm_model_name" not in vision and "hf_model_name" not in text:
         width = len(state["visual.conv1.weight"])
-        heads = (width // vision.get("head_width", _WIDTH_OF_HEAD), text.get("heads", 8))
+        head_width, n_heads = vision.get("head_width", _WIDTH_OF_HEAD), text.get("heads", 8)
+        if not all(isinstance(x, int) and x > 0 for x in (head_width, n_heads)):
+            raise UserError(
+                f"{file}: head_width and heads: expected whole numbers above 0, found {head_width!r} and {n_heads!r}"
+            )
+        heads = (width // head_width, n_heads)
         activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
         return _cleaned(_of_clip(state, weights, text_folder or folder, shown, heads, activation))
     if not ("timm_model_name" in vision and "hf_model_name" in text):
@@ -119,6 +124,14 @@ def from_openai(
     return _cleaned(_of_clip(state, file, text_folder, shown, heads, "quick_gelu"))
 
 
+def _section(content: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
+    """A part of open_clip_config.json, in which null stands for the default."""
+    found = content.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise UserError(f"{file}: {name}: expected a mapping, found {type(found).__name__}; copy it again")
+    return {key: value for key, value in found.items() if value is not None}
+
+
 def _cleaned(converted: Converted) -> Converted:
     """A network whose tokenizer cleans texts as open_clip does, as far as a tokenizer can."""
     network, notes = converted
@@ -132,8 +145,7 @@ def _cleaned(converted: Converted) -> Converted:
 
 
 def _shown(size: int, settings: Mapping[str, Any]) -> Shown:
-    """open_clip's preprocessing, in which null stands for the default."""
-    settings = {name: value for name, value in settings.items() if value is not None}
+    """open_clip's preprocessing."""
     mode, notes = settings.get("resize_mode", "shortest"), []
     if settings.get("interpolation") == "bilinear":
         notes.append("the original resizes bilinearly, here images are resized bicubically")
@@ -190,7 +202,10 @@ def _of_clip(
         for file in (*tokenizer.glob("*.json"), *tokenizer.glob("*.txt")):
             shutil.copyfile(file, Path(work) / file.name)
         (Path(work) / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
-        return dual_encoder(Path(work), state, shown)
+        try:
+            return dual_encoder(Path(work), state, shown)
+        except UserError as error:
+            raise UserError(str(error).replace(work, str(tokenizer))) from error
 
 
 def _of_timm_and_bert(

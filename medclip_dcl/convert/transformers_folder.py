@@ -31,7 +31,7 @@ _MAX_GAMMA2 = 100.0
 _KNOWN = {
     *("do_resize", "resample", "do_center_crop", "do_pad", "do_rescale", "rescale_factor", "do_normalize"),
     *("image_mean", "image_std", "do_convert_rgb", "use_square_size", "default_to_square", "num_channels"),
-    *("image_seq_length", "disable_grouping"),
+    *("image_seq_length", "disable_grouping", "do_reduce_labels"),
 }
 
 
@@ -146,7 +146,8 @@ def _shown_by_processor(folder: Path) -> Shown:
             f"centre crop, found size {size} and crop {crop}; write one of them into preprocessor_config.json"
         )
     differences = {
-        f"the original shows the middle {shown} of {resized} pixels; here the {part}": shown != resized,
+        f"the original shows the middle {shown} of {resized} pixels; here the {part}": shown < resized,
+        f"the original has black around its {resized} of {shown} pixels; here the {part}": shown > resized,
         "the original does not resize images; here they are fitted to the square": not is_resized,
         "the original pads images; here they are fitted to the square without": settings.get("do_pad"),
         f"the original resizes by filter {filter_} of PIL, here by its bicubic one": (

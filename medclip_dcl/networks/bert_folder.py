@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,10 +32,9 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import parse_json
 from medclip_dcl.common.weight_files import (
     CONFIG_FILE,
+    WRAPPER,
     check_numbers,
     check_sizes,
-    read_state_dict,
-    safetensors_shapes,
     shapes_of,
     some_of,
 )
@@ -190,7 +189,10 @@ def load_from_folder(
         is_ignored: True for the name of a tensor in the file that the model need not have.
         remedy: advice for weights that do not fit, from the names of the missing ones.
     """
-    check_sizes(config.to_dict(), folder_shapes(folder), folder)
+    stored = folder_shapes(folder)
+    check_sizes(config.to_dict(), stored, folder)
+    if all(name.startswith(WRAPPER) for name in stored):
+        arguments["key_mapping"] = {f"^{re.escape(WRAPPER)}": ""}
     try:
         with torch.random.fork_rng(devices=[]), silent():
             model, found = kind.from_pretrained(  # type: ignore[attr-defined]
@@ -232,24 +234,19 @@ def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             f"{folder}: expected the weights of a whole model, found an adapter ({_ADAPTER_FILE}); merge it into its "
             "model first: PeftModel.merge_and_unload().save_pretrained(FOLDER)"
         )
+    shapes: dict[str, tuple[int, ...]] = {}
     for name in ("model.safetensors", "pytorch_model.bin"):
-        index, files = folder / f"{name}.index.json", [folder / name]
-        if not files[0].is_file() and index.is_file():
+        index, names = folder / f"{name}.index.json", {name}
+        if not (folder / name).is_file() and index.is_file():
             named = read_folder_json(index).get("weight_map")
-            names = {str(x) for x in (named.values() if isinstance(named, dict) else [named])}
+            names = {*map(str, named.values())} if isinstance(named, dict) else set()
             if wrong := sorted(x for x in names if Path(x).name != x):
                 raise ModelFolderError(
                     f"{index}: expected names of files beside it, found {wrong[0]!r}; do not use it"
                 )
-            files = [folder / x for x in sorted(names)]
-        if any(file.is_file() for file in files):
-            shapes: dict[str, tuple[int, ...]] = {}
-            for file in files:
-                with suppress(UserError):  # named where its tensors are read
-                    is_safe = file.suffix == ".safetensors"
-                    shapes |= safetensors_shapes(file) if is_safe else shapes_of(read_state_dict(file))
-            return shapes
-    return {}
+        for shard in names if not shapes else ():
+            shapes |= shapes_of(folder / shard)
+    return shapes
 
 
 def weights_fingerprint(model: nn.Module) -> str:

@@ -23,7 +23,7 @@ from medclip_dcl.networks.bert_folder import (
     ModelFolderError,
     load_from_folder,
 )
-from medclip_dcl.networks.tokenizer_files import TOKENIZER_FILE, one_tokenizer
+from medclip_dcl.networks.tokenizer_files import TOKENIZER_FILE, named_class, one_tokenizer
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
@@ -156,7 +156,12 @@ def load_library_tokenizer(
         own = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         backend = _backend(own, folder / TOKENIZER_FILE)
     except Exception as error:  # a tokenizer's files are read in many ways
+        _, files = named_class(folder)
         remedy = f"give a folder with {TOKENIZER_FILE}, which save_pretrained of its AutoTokenizer writes"
+        if files and (folder / TOKENIZER_FILE).is_file():
+            remedy = (
+                f"copy its files again, or take tokenizer_class out of {files} to read {TOKENIZER_FILE} alone"
+            )
         if any(folder.glob("*.model")) and not (is_sentencepiece_available() and is_protobuf_available()):
             remedy = "it needs the packages sentencepiece and protobuf: pip install -e '.[sentencepiece]'"
         reason = " ".join(str(error).split())[:300]

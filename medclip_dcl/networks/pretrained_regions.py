@@ -43,6 +43,8 @@ _OTHER_HEADS = re.compile(
     r"(.*\.)?(pooler|classifier|cls_classifier|distillation_classifier|decoder|head|text_model|text_projection|"
     r"visual_projection|logit_scale|logit_bias|mask_token|position_ids)(\.|$)"
 )
+# Settings of image processors that change grey levels or channels, beside those of the normalisation.
+_CHANGES = ("rescale_offset", "offset", "do_flip_channel_order", "include_top")
 _BLOCK = re.compile(r"\.(\d+)\.")
 
 
@@ -298,6 +300,11 @@ def _normalisation(folder: Path) -> tuple[list[float], list[float]]:
         raise UserError(
             f"image_encoder.mean and std: {files[0]} with image_mean and image_std is missing; copy it, or set them, "
             "e.g. mean: [0.485, 0.456, 0.406] and std: [0.229, 0.224, 0.225] for ImageNet's"
+        )
+    if changed := [f"{name} {settings[name]}" for name in _CHANGES if settings.get(name)]:
+        raise UserError(
+            f"image_encoder.mean and std: {file} changes grey levels by {', '.join(changed)}, too, which has no "
+            "counterpart here; set mean and std as the model was trained, or give another model"
         )
     defaults = {"do_rescale": True, "rescale_factor": 1 / 255, "do_normalize": True}
     return normalisation({**defaults, **settings}, file)

@@ -31,8 +31,6 @@ _TRIED = (
 )
 """Texts with capitals, accents, blanks, punctuation, digits and other scripts."""
 _PARTS = ("normalizer", "pre_tokenizer", "model", "added_tokens", "post_processor")
-_SEQUENCES = ("normalizers", "pretokenizers", "processors")
-_TABLES = ("vocab", "merges")
 _LONGEST = 120
 
 
@@ -86,7 +84,8 @@ def one_tokenizer(
     Raises:
         ModelFolderError: they differ, and there are no notes.
     """
-    if not (name := _named_class(folder)):
+    name, files = named_class(folder)
+    if not name:
         return backend
     reason = "which is written in Python"
     if own is None:
@@ -97,25 +96,24 @@ def one_tokenizer(
             reason = f"which cannot be read here ({' '.join(str(error).split())[:_LONGEST]})"
     other = getattr(own, "backend_tokenizer", None)
     if not isinstance(other, Tokenizer):
-        text = (
-            f"{folder}: its tokenizer's files are read without {name}, {reason}: compare some texts with it"
-        )
-        warnings.warn(text, stacklevel=2) if notes is None else notes.append(text)
+        text = f"its tokenizer's files are read without {name}, {reason}: compare some texts with it"
+        warnings.warn(f"{folder}: {text}", stacklevel=2) if notes is None else notes.append(text)
         return backend
     for tokenizer in (backend, other):
         tokenizer.no_padding()
         tokenizer.no_truncation()
     if all(backend.encode(text).ids == other.encode(text).ids for text in _TRIED):
         return backend
-    here, there = _differences(backend, other)
+    of_files, of_class = ({x: json.loads(y.to_str())[x] for x in _PARTS} for y in (backend, other))
+    here, there = _difference(of_files, of_class)
     if notes is not None:
         notes.append(f"texts are split as by transformers' {name}, with {there}; {TOKENIZER_FILE} has {here}")
         return other
     raise ModelFolderError(
         f"{folder}: expected files that state one tokenizer, found {here} in {TOKENIZER_FILE} and {there} in {name} "
-        f"of {_SETTINGS_FILE}; save the tokenizer of its class into the folder "
+        f"of {files}; save the tokenizer of its class into the folder "
         "(AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)), or, where the model was trained with "
-        f"{TOKENIZER_FILE}, take tokenizer_class out of {_SETTINGS_FILE}"
+        f"{TOKENIZER_FILE}, take tokenizer_class out of {files}"
     )
 
 
@@ -134,45 +132,32 @@ def _normalizer(folder: Path) -> dict[str, Any]:
     return {names.get(name, name): found[name] for name in (*names, "strip_accents") if name in found}
 
 
-def _named_class(folder: Path) -> str:
-    """The class of transformers that a folder names for its tokenizer; "" for none, and for remote code."""
-    found = ""
-    for file in (folder / CONFIG_FILE, folder / _SETTINGS_FILE):
-        settings = read_folder_json(file) if file.is_file() else {}
+def named_class(folder: Path) -> tuple[str, str]:
+    """The class of transformers that a folder names for its tokenizer, and the files that do.
+
+    Empty where none does, or where they name remote code.
+    """
+    found, files = "", list[str]()
+    for file in (CONFIG_FILE, _SETTINGS_FILE):
+        settings = read_folder_json(folder / file) if (folder / file).is_file() else {}
         code = settings.get("auto_map") or ()
-        if code and (file.name == _SETTINGS_FILE or "AutoTokenizer" in code):
-            return ""
-        found = settings.get("tokenizer_class") or found
-    return found
+        if code and (file == _SETTINGS_FILE or "AutoTokenizer" in code):
+            return "", ""
+        if name := settings.get("tokenizer_class"):
+            found, files = name, [*files, file]
+    return found, " and ".join(files)
 
 
-def _differences(backend: Tokenizer, other: Tokenizer) -> tuple[str, str]:
-    """The settings of each in which the first part differs that does."""
-    parts = [json.loads(x.to_str()) for x in (backend, other)]
-    for part in _PARTS:
-        one, two = (_steps(found.get(part)) for found in parts)
-        one, two = [x for x in one if x not in two], [x for x in two if x not in one]
-        if len(one) == len(two) == 1 and one[0].get("type") == two[0].get("type"):
-            pairs = {name: (one[0].get(name), two[0].get(name)) for name in {**one[0], **two[0]}}
-            one, two = (
-                [{name: pair[i] for name, pair in pairs.items() if pair[0] != pair[1]}] for i in (0, 1)
-            )
-        if one or two:
-            return _shown(part, one), _shown(part, two)
-    return "its steps", "them in another order"
-
-
-def _steps(part: Any) -> list[dict[str, Any]]:
-    """The steps of a part of tokenizer.json, those within sequences one by one."""
-    if part is None or isinstance(part, list):
-        return part or []
-    inner = next((x for name, x in part.items() if name in _SEQUENCES), None)
-    return [part] if inner is None else [step for x in inner for step in _steps(x)]
-
-
-def _shown(part: str, steps: list[dict[str, Any]]) -> str:
-    """A line of a part's steps, without their tables."""
-    plain = [{k: x if k not in _TABLES else f"{len(x)} entries" for k, x in step.items()} for step in steps]
-    return (
-        f"{part} {', '.join(json.dumps(x, ensure_ascii=False) for x in plain)[:_LONGEST] or 'without more'}"
-    )
+def _difference(one: Any, two: Any, name: str = "") -> tuple[str, str]:
+    """The first part in which two contents of tokenizer.json differ."""
+    if isinstance(one, dict) and isinstance(two, dict) and one.get("type") == two.get("type"):
+        pairs = ((one, two), (two, one))
+        one, two = ({k: x for k, x in a.items() if k not in b or x != b[k]} for a, b in pairs)
+        if one and one.keys() == two.keys():
+            key = next(iter(one))
+            return _difference(one[key], two[key], f"{name}.{key}".strip("."))
+    elif isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
+        place = next((i for i, (a, b) in enumerate(zip(one, two, strict=True)) if a != b), 0)
+        return _difference(one[place], two[place], f"{name}.{place}")
+    here, there = (f"{name} {json.dumps(x, ensure_ascii=False)[:_LONGEST]}" for x in (one, two))
+    return here, there

@@ -199,7 +199,7 @@ def test_a_state_dict_of_openai_is_equal(clip_tokenizer, tmp_path) -> None:
     assert "- logit bias: -9.5 (" in card and "taken are OpenAI's, QuickGELU, 64" in card
     other = write_text_model("bert", tmp_path / "bert")
     for message, more in (
-        ("tokenizer does not fit the weights: 93 tokens, but 658", [other, *shown_by]),
+        (f"{other}: tokenizer does not fit the weights: 93 tokens, but 658", [other, *shown_by]),
         ("--mean and --std: expected those of images in", [clip_tokenizer]),
         ("found .*101.5.*; divide", [clip_tokenizer, "--mean", *[101.5] * 3, "--std", *[83.4] * 3]),
         ("expected CLIP's tokenizer .*, found none", [tmp_path, *shown_by]),
@@ -318,7 +318,7 @@ def test_processors_without_counterpart_are_refused(preprocessor, words, tmp_pat
         {"rescale_offset": False, "do_flip_channel_order": None, "crop_pct": 0},
         {"image_mean": 0.5, "image_std": [0.25]},
         {"do_normalize": None},
-        {"do_rescale": None},
+        {"do_rescale": None, "do_reduce_labels": True},
         {"size": 32, "crop_size": 32, "_valid_processor_keys": ["size"], "data_format": "channels_first"},
     ],
 )
@@ -328,6 +328,26 @@ def test_processors_are_read_as_the_library_does(preprocessor, tmp_path) -> None
     expected = shown_there(grey_image().convert("RGB"), return_tensors="pt")["pixel_values"]
     std = converted(source, tmp_path / "output").std.min()
     assert (shown(tmp_path / "output", grey_image()) - expected).abs().max() <= 2.01 / 255 / std
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"text_cfg": [1]}, "text_cfg: expected a mapping, found list; copy it again"),
+        (
+            {"vision_cfg": {"head_width": 0}},
+            "head_width and heads: expected whole numbers above 0, found 0 and 1",
+        ),
+        ({"text_cfg": {"heads": "1"}}, "found 64 and '1'"),
+    ],
+)
+def test_damaged_settings_of_open_clip_are_named(change, words, clip_tokenizer, tmp_path) -> None:
+    model, settings = small_clip(clip_tokenizer, quick_gelu=False)
+    for part, values in change.items():
+        settings[part] = values if isinstance(values, list) else settings[part] | values
+    source = write_open_clip(tmp_path / "source", model, settings)
+    with pytest.raises(UserError, match=words):
+        converted(source, tmp_path / "output", "--text_encoder", clip_tokenizer)
 
 
 def test_defaults_that_open_clip_states_are_taken(clip_tokenizer, tmp_path) -> None:
@@ -380,6 +400,10 @@ def test_weights_of_data_parallel_are_read(clip_tokenizer, tmp_path) -> None:
         (
             {"size": {"height": 48, "width": 48}},
             "the original shows the middle 32 of 48 pixels; here the whole image",
+        ),
+        (
+            {"size": {"shortest_edge": 24}},
+            "the original has black around its 24 of 32 pixels; here the middle square",
         ),
         ({"resample": 2}, "the original resizes by filter 2 of PIL"),
         ({"do_resize": False}, "the original does not resize images"),

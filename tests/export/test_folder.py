@@ -187,7 +187,10 @@ def of_nan(folder):
             "model.safetensors is missing; .*write it again",
         ),
         (pointer, "model.safetensors is not a safetensors file, .*git lfs pull"),
-        (of_nan, r"exported: weights are NaN in \['similarity.q.bias'\]; give an earlier checkpoint"),
+        (
+            of_nan,
+            r"exported: weights are NaN or infinite in \['similarity.q.bias'\]; give an earlier checkpoint",
+        ),
     ],
 )
 def test_damaged_exports_say_what_to_do(exported, damage, message):

@@ -313,7 +313,7 @@ LM = load_masked_language_model
         (LM, config(intermediate_size=19), r"another shape .*intermediate\.dense\.bias \(20,\) instead of \(19,\)"),
         (LM, untie, "says that they are tied"),
         (LM, another_bias, "says that they are tied"),
-        (LM, not_a_number, "NaN in .*cls.predictions.bias"),
+        (LM, not_a_number, "NaN or infinite in .*cls.predictions.bias"),
         (LM, without("cls.predictions.transform.dense"), r"missing .*transform\.dense\.bias"),
         (LM, without("cls."), "missing .*cls.predictions.bias.*configs/language_model.yaml"),
         (LM, truncate, r"\(Error while deserializing"),

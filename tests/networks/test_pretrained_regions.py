@@ -295,7 +295,10 @@ def test_normalisation_is_of_images_to_one(vit, settings, mean, std):
         (lambda x: edited(x, num_hidden_layers=3), "missing .*2.*; give the folder of a vit"),
         (lambda x: edited(x, num_hidden_layers=1), "do not fit config.json: unexpected"),
         (lambda x: with_weights(x, lambda state: state.pop("layernorm.bias")), r"missing \['layernorm.bias'\]"),
-        (lambda x: with_weights(x, lambda state: state["layernorm.bias"].fill_(torch.nan)), "NaN in"),
+        (lambda x: with_weights(x, lambda state: state["layernorm.bias"].fill_(torch.nan)), "NaN or infinite in"),
+        (lambda x: with_weights(x, lambda state: state["layernorm.bias"].fill_(torch.inf)), "NaN or infinite in"),
+        (lambda x: processor(x, rescale_offset=True), "json changes grey levels by rescale_offset True, too"),
+        (lambda x: processor(x, do_flip_channel_order=1, offset=None), "levels by do_flip_channel_order 1, too"),
     ],
 )  # fmt: skip
 def test_unsuitable_folders_are_refused(vit, change, words):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from medclip_dcl import load
@@ -19,7 +19,7 @@ from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
 from medclip_dcl.common.weight_files import check_sizes, read_model, read_state_dict, shapes_of
 from medclip_dcl.convert.__main__ import main as convert
 from medclip_dcl.networks.adapters import LoRA, add_adapters
-from medclip_dcl.networks.pretrained_regions import FINAL_NORM
+from medclip_dcl.networks.pretrained_regions import FINAL_NORM, TransformersRegions
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences, _model_class
 from tests.dual_encoders import write_dual_encoder
 
@@ -70,6 +70,7 @@ IN_TEXTS, IN_IMAGES = ("text_encoder", "architecture"), ("image_encoder", "archi
         (timm(name="hf-hub:somebody/model"), "architecture.name: expected the name of .*'hf-hub:somebody/model'"),
         (timm(name="hf_hub:somebody/model"), "architecture.name: expected"),
         (timm(name="test_vit", model_args={"depth": 100_000}), "depth: expected at most 62, the number of tensors"),
+        (timm(name="test_vit", model_args={"mlp_ratio": 1e6}), "mlp_ratio: expected at most 658, the longest side"),
         (timm(name="test_vit", model_args={"embed_dim": 1e6}), "embed_dim: expected at most 658, the longest side"),
         (setting(*IN_TEXTS, "vocab_size", 30_000_000), "vocab_size: expected at most 658, .* found 30,000,000"),
         (setting(*IN_TEXTS, "num_hidden_layers", 100_000), "num_hidden_layers: expected at most 62"),
@@ -97,7 +98,8 @@ def test_descriptions_are_refused_before_building(change, words, exported, tmp_p
 def test_settings_of_other_classes_are_not_compared(exported, tmp_path) -> None:
     folder = shutil.copytree(exported, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
-    config["image_encoder"] = {"class_path": "own.Encoder", "init_args": {"width": 2048, "depth": 500}}
+    arguments = {"width": 2048, "depth": 500, "pretrained": False, "weights": [1, 2]}
+    config["image_encoder"] = {"class_path": "own.Encoder", "init_args": arguments}
     (folder / "config.json").write_text(json.dumps(config))
     assert read_model(folder).network == config
 
@@ -166,6 +168,7 @@ def test_adapters_and_distant_shards_are_refused(source, tmp_path) -> None:
             load_folder()
 
 
+GLOBAL: dict[Any, dict[str, Any]] = {TransformersSentences: {}, TransformersRegions: {"global_vector": True}}
 A, B, BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer.weight"
 
 
@@ -219,6 +222,37 @@ def test_damaged_adapters_are_one_line(change: Change, adapted, tmp_path) -> Non
     torch.save(damaged, tmp_path / "damaged.ckpt")
     with pytest.raises(UserError, match="its LoRA adapters are incomplete or damaged|is not a state dict"):
         load(tmp_path / "damaged.ckpt")
+
+
+@pytest.mark.parametrize("end", [A, B, BASE])
+def test_infinite_weights_are_refused(end: str, adapted, tmp_path) -> None:
+    state = {name: x.clone() for name, x in adapted["state_dict"].items()}
+    state[first(adapted, end)].view(-1)[0] = float("inf")
+    torch.save({**adapted, "state_dict": state}, tmp_path / "infinite.ckpt")
+    with pytest.raises(UserError, match="weights are NaN or infinite in .'image_encoder"):
+        load(tmp_path / "infinite.ckpt")
+
+
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_folders_of_data_parallel_are_read(is_safe: bool, source, tmp_path) -> None:
+    folder = shutil.copytree(source, tmp_path / "clip")
+    state = {f"module.{name}": x for name, x in load_file(folder / "model.safetensors").items()}
+    (folder / "model.safetensors").unlink()
+    if is_safe:
+        save_file(state, folder / "model.safetensors", {"format": "pt"})
+    else:
+        torch.save(state, folder / "pytorch_model.bin")
+    for kind in (TransformersSentences, TransformersRegions):
+        wrapped, plain = (
+            kind(str(x), projection="pretrained", dim=12, **GLOBAL[kind]) for x in (folder, source)
+        )
+        for one, other in zip(wrapped.state_dict().values(), plain.state_dict().values(), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+    # One such name among others is a name.
+    torch.save({**state, "logit_scale": torch.ones(())}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink(missing_ok=True)
+    with pytest.raises(UserError, match="weights do not fit config.json"):
+        TransformersSentences(str(folder))
 
 
 def test_prefix_of_data_parallel_is_left_out(tmp_path) -> None:
