@@ -188,7 +188,7 @@ def _make(
         if growth.is_any:
             # From here on the set does not count as finished.
             finished.unlink(missing_ok=True)
-        for path in growth.stale:
+        for path in sorted(growth.stale):
             (output / "images" / path).unlink(missing_ok=True)
         Found({**growth.gone, **now.images}, now.rows).write(output)
         images, image_rejects = _prepare_images(source.images, settings, pool)

@@ -40,7 +40,9 @@ if TYPE_CHECKING:
 
 Scorer: TypeAlias = "Callable[[np.ndarray], np.ndarray]"
 
-UNKNOWN_TEXT = "holds no word that the text encoder knows: its heat map and score are those of all such texts"
+UNKNOWN_TEXT = (
+    "holds no word, or hardly one, that the text encoder knows: others like it have nearly its map and score"
+)
 """Behind the name of a text."""
 
 BATCH_SIZE = 16
@@ -146,7 +148,7 @@ class ImageTextInference:
             is longer than the text encoder takes.
 
     Warns, in all methods:
-        UserWarning: a text of which the text encoder knows no word.
+        UserWarning: a text of which the text encoder knows hardly a word.
     """
 
     def __init__(

@@ -88,9 +88,10 @@ class SentenceEncoder(nn.Module):
         return [bool(encoding.overflowing) for encoding in self.tokenizer.encode_batch(list(texts))]
 
     def are_unknown(self, texts: Sequence[str]) -> list[bool]:
-        """True for each text with letters or unknown tokens of which no known token has a letter.
+        """True for each text with letters or unknown tokens whose known tokens have no letter, or a stray one.
 
-        All such texts have nearly the same embedding. Byte-level tokenizers know every text.
+        That is no more letters than there are unknown tokens (choice): vocabularies of English have some characters of
+        other scripts. Such texts have nearly the same embedding. Byte-level tokenizers know every text.
         """
         if not hasattr(self, "tokenizer"):
             return [False] * len(texts)
@@ -312,11 +313,9 @@ def _is_unknown(tokenizer: Tokenizer, text: str) -> bool:
         for token, place in zip(encoding.tokens, encoding.ids, strict=True)
         if token not in (unknown, "") and token == tokenizer.id_to_token(place)
     ]
-    return not _has_letter("".join(known)) and (_has_letter(text) or len(known) < len(encoding.ids))
-
-
-def _has_letter(text: str) -> bool:
-    return any(map(str.isalpha, text))
+    n_unknown = len(encoding.ids) - len(known)
+    n_letters = sum(map(str.isalpha, "".join(known)))
+    return n_letters <= n_unknown and (n_unknown > 0 or any(map(str.isalpha, text)))
 
 
 def check_dropout(dropout: float) -> None:

@@ -48,7 +48,8 @@ _SHAPES = ("IDENTITY", "INVERSE")
 
 _MAX_CUT_OFF = 0.5
 """Share of the pixels, and of their distinct values, beyond a window that gets no warning (choice)."""
-_WINDOW = "its window leaves most of its pixels black or white: is it one of 8 bits over deeper values?"
+_NARROW = "its window leaves most of its pixels black or white: is it one of 8 bits over deeper values?"
+_WIDE = "its window is more than ten times the range of its pixels: is it one of deeper values over 8 bits?"
 
 _NOT_READ = {"1.2.840.10008.1.2.4.11": "JPEG XL", "1.2.840.10008.1.2.4.10": "video (MPEG or HEVC)"}
 """Beginning of transfer syntaxes that are not decoded -> name."""
@@ -226,7 +227,7 @@ def _transformed(
     is_cut_off = np.abs(present - centre) > width / 2
     # Of the pixels alone, a dark border may have as many.
     cut_off = min(is_cut_off.mean(), np.average(is_cut_off, weights=counts))
-    note = _WINDOW if cut_off > _MAX_CUT_OFF else ""
+    note = _NARROW if cut_off > _MAX_CUT_OFF else _WIDE if 0 < np.ptp(present) < width / 10 else ""
     function = dataset.get("VOILUTFunction") or "LINEAR"
     if function == "SIGMOID":
         return eight_bits(1 / (1 + np.exp(-4 * (values - centre) / width)), 0.0, 1.0), note

@@ -63,6 +63,8 @@ def test_special_tokens_are_text_long_texts_are_cut(small_bert):
         ("肺炎, (左) .", True, True),
         ("плеврит", True, True),
         ("🫁", True, True),
+        ("右肺炎x。", True, True),
+        ("右肺炎 clear", False, False),
         ("肺 clear", False, False),
         ("Large", False, False),
         ("...", False, False),

@@ -224,6 +224,8 @@ def bordered(values: np.ndarray, level: int) -> np.ndarray:
         (lambda: dataset(DEEP, "MONOCHROME1", WindowCenter=127.5, WindowWidth=255), "8 bits over deeper values"),
         (lambda: dataset(DEEP / 4, bits=10, WindowCenter=128, WindowWidth=256), "8 bits over deeper values"),
         (lambda: dataset(DEEP / 16, bits=8, WindowCenter=128, WindowWidth=256), ""),
+        (lambda: dataset(DEEP / 16, bits=8, WindowCenter=2048, WindowWidth=4096), "deeper values over 8 bits"),
+        (lambda: dataset(DEEP / 16, bits=8, WindowCenter=500, WindowWidth=2000), ""),
         (lambda: dataset(bordered(DEEP, 0), WindowCenter=2048, WindowWidth=3000), ""),
         (lambda: dataset(bordered(DEEP, 0), WindowCenter=2048, WindowWidth=3000, RescaleSlope=8), "8 bits"),
         (lambda: dataset(DEEP, PresentationLUTShape="INVERSE"), "INVERSE contradicts MONOCHROME2"),
