@@ -584,7 +584,7 @@ def _text_lines(counts: Mapping[str, Any]) -> list[str]:
     lines = [f"{number / total:6.1%} {taken} (e.g. {shape})" for taken, (number, shape) in texts]
     lines = [f"  {'' if at else 'taken':<10} {line}" for at, line in enumerate(lines)]
     if number := counts.get("placeholder_sections"):
-        lines.append(f"  missing    {number:,} sections that hold a placeholder alone (N/A, See impression)")
+        lines.append(f"  missing    sections that hold a placeholder alone (N/A, See impression): {number:,}")
     heads = counts.get("unknown_heads", {"named": {}, "rare": 0})
     for action, numbers in heads["named"].items():
         frequent = sorted(numbers.items(), key=lambda head: -head[1])
@@ -599,10 +599,9 @@ def _text_lines(counts: Mapping[str, Any]) -> list[str]:
 def _language_lines(counts: Mapping[str, Any]) -> list[str]:
     """Languages of the reports, unless one was given for all, and scripts that the rules do not know."""
     kinds = {"languages": "", "scripts": ": few of their heads and no abbreviations are known"}
+    told = {kind: ", ".join(f"{name} {n:,}" for name, n in counts.get(kind, {}).items()) for kind in kinds}
     return [
-        f"  {kind[:-1]:<10} {', '.join(f'{name} {n:,}' for name, n in counts[kind].items())} (reports){remark}"
-        for kind, remark in kinds.items()
-        if kind in counts
+        f"  {kind[:-1]:<10} {told[kind]} (reports){remark}" for kind, remark in kinds.items() if told[kind]
     ]
 
 

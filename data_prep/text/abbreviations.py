@@ -155,8 +155,6 @@ def unknown_script(text: str) -> str:
     """Script of most letters of a text, as Unicode names it (CJK, ARABIC), if it is not the Latin one; else ""."""
     if text.isascii():
         return ""
-    scripts: Counter[str] = Counter()
-    for letter, number in Counter("".join(_WORD.findall(text))).items():
-        scripts[unicodedata.name(letter, "").split(" ")[0]] += number
-    name = max(scripts, key=scripts.__getitem__, default="LATIN")
-    return "" if name == "LATIN" or 2 * scripts["LATIN"] > sum(scripts.values()) else name
+    names = Counter(unicodedata.name(letter, "").split(" ")[0] for letter in "".join(_WORD.findall(text)))
+    name = max(names, key=names.__getitem__, default="LATIN")
+    return "" if name == "LATIN" or 2 * names["LATIN"] > names.total() else name

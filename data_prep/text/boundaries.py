@@ -50,6 +50,8 @@ _HEAD = (
     rf"(?=[A-Z])(?:{_WORD}(?: ?[/,] ?| )){{0,6}}?(?:(?i:{_PART}):|(?i:{_ORGAN})(?: \w+){{0,2}} (?:is|are)\b)"
 )
 
+# Characters before a line's end that matter.
+_NEAR = 40
 _HIDDEN = "\ue000"  # stands for a mark that closes nothing
 
 NO_ITEM_FOLLOWS = re.compile(
@@ -155,7 +157,9 @@ def line_ends_sentence(before: str, line: str, is_short: bool) -> bool:
     """
     last = before.rsplit(" ", 1)[-1]
     goes_on = rf"(?i:{_FUNCTION_WORDS})|(?=[A-Z])(?i:{_OF_PART})|.*[,;:/&(-]"
-    if not re.match(r"[A-Z][a-z]", line) or re.fullmatch(goes_on, last):
+    # "There is a left" / "Port-A-Cath"
+    is_open = re.fullmatch(goes_on, last) or re.search(rf"\b[Aa]n? (?:\w+ )?{_OF_PART}$", before[-_NEAR:])
+    if is_open or not re.match(r"[A-Z][a-z]", line):
         return False
     # Behind a capitalised word the label may have two words: "Imaging" / "Notes:".
     begins_label = re.match(r"[A-Z]\w+:", line) is not None and not re.match(r"[A-Z][a-z]", last)

@@ -32,41 +32,39 @@ CAPITALISED = (
 """MIMIC-CXR's headers, there in capitals; elsewhere like those of `HEADER_WORDS`."""
 
 READING_WORDS = {
-    "English": "lung* pulmo* heart* cardi* mediast* hila hilum hilar hili pleur* diaphr* hemidiaph* bone* bony "
-    "osseous skelet* rib ribs spin* chest thora* abdom* airway* trach* bronch* vascul* vessel* aort* silhouette* "
-    "soft costophr* sternum clavic* shoulder* scapul* humer* elbow* forearm* wrist* hand hands hip hips pelvi* femur "
-    "knee* tibia* ankle* foot feet skull neck stomach liver bowel* gastr* kub esoph* pneumo* edema* oedema* "
-    "effusion* atelecta* consolid* opac* nodul* mass masses fractur* emphys* infiltrat* granulom* musculosk* "
-    "hemithor* vertebr* joint* pericard* lymph* adenop* interstit* parenchym* breast* cp angle* lesion* cancer* "
-    "tumor* tumour* malign* metast* failure chf copd congest* hernia* calcif* scar* tubercul* tb thicken* hyperinfl* "
-    "embol* aneurysm* abscess* cavit* infect* aspirat* air deform* scolio* degener* finding findings right left "
-    "bilateral* lobe* lobar rul rml rll lul lll lingula* apex apices apical base bases basal basilar zone* upper "
-    "lower retrocard* perihil* line lines tube tubes tubing device* hardware cathet* picc port ports port-a-cath "
-    "pacem* pacer* icd aicd lead leads wire wires clip clips stent* valve* drain* ett et ng ngt og cvc cvl ij "
-    "endotrach* nasog* enteric swan-ganz iabp ecmo dobhoff view views frontal lateral pa ap cxr x-ray* xray* "
-    "radiogra* film* portable upright supine since unchanged interval cyst* fibro* collaps* hemorr* contus* postop* "
-    "post-op* postsurg* prosthe* pigtail mediport portacath hemodial* foreign ^new ^stable ^improv* ^worse* ^resol* "
-    "^increas* ^decreas* ^persist* ^chang* ^compar* ^today ^now ^overall ^differential ^ddx ^addend* ^note ^notes "
-    "^comment ^comments ^narrative ^of ^please ^also ^additionally ^otherwise ^incidental* "
-    "^most *itis *oma *omas *bosis *dosis *losis *rosis *phosis steno* *megal* *pathy etiolog* likely consider* "
-    "^possib* ^probab* ^suspect*",
-    "German": "herz* hilus hili* hilär* zwerchf* knoch* rippe* wirbel* bws brustk* weichteil* gefäß* sinus recessus "
-    "randwink* trache* schulter* erguss* stauung* infiltr* atelekt* rundherd* verschatt* fraktur* verkalk* rechts "
-    "links beidseit* rechte* linke* oberlapp* unterlapp* mittellapp* oberfeld* unterfeld* obere* untere* zvk "
-    "katheter* tubus schrittm* sonde* magensonde fremdmat* implant* aufnahme aufnahmen röntgen röntgenbild* "
-    "röntgenthorax seit unverändert* neu ^neue* ^konstant ^stabil ^insgesamt ^anmerkung* ^bemerkung* ^hinweis "
-    "^kommentar ^dd ^nachtrag ^differentialdiag* ^differenzialdiag* ^zunahme ^abnahme cor",
-    "French": "squelette poumon* coeur cœur plèvr* hile* osseu* côte* coupole* gros rachis culs-de-sac épanchem* "
-    "foyer* syndrome œdème* droit* gauche* bilatér* sommet* matériel* cliché* face profil depuis inchangé* nouveau* "
+    "English": "lung* heart* cardi* mediast* pleur* diaphr* hemidiaph* skelet* thora* abdom* airway* trach* bronch* "
+    "vascul* vessel* aort* silhouette* soft costophr* sternum clavic* shoulder* scapul* humer* elbow* forearm* wrist* "
+    "pelvi* femur knee* tibia* ankle* skull neck stomach liver bowel* gastr* kub esoph* pneumo* edema* oedema* "
+    "effusion* atelecta* consolid* opac* nodul* mass masses fractur* emphys* granulom* musculosk* hemithor* vertebr* "
+    "joint* pericard* lymph* adenop* interstit* parenchym* breast* cp lesion* cancer* tumor* tumour* malign* metast* "
+    "failure chf copd congest* hernia* calcif* tubercul* tb thicken* hyperinfl* embol* aneurysm* abscess* cavit* "
+    "infect* aspirat* air deform* scolio* degener* right left bilateral* rul rml rll lul lll lingula* base zone* "
+    "upper lower retrocard* perihil* device* hardware cathet* picc port-a-cath pacem* pacer* icd aicd stent* valve* "
+    "drain* ett et ng ngt og cvc cvl ij endotrach* nasog* enteric swan-ganz iabp ecmo dobhoff frontal lateral pa ap "
+    "cxr x-ray* portable upright supine since unchanged interval cyst* fibro* collaps* hemorr* contus* postop* "
+    "post-op* postsurg* prosthe* pigtail mediport hemodial* foreign *oma *omas *bosis *dosis *losis *rosis *phosis "
+    "steno* *megal* *pathy likely consider* pulm* hil* infiltr* lob* apex apic* base bases basal* basil* hand* hip "
+    "hips line* tub* wire* clip* lead leads port ports portac* finding* view* *itis radiogra* film* xray* spin* chest "
+    "rib ribs scar* angle* foot feet osseous bon* etiolog* ^note* ^comment* ^new ^stable ^improv* ^worse* ^resol* "
+    "^increas* ^decreas* ^persist* ^chang* ^compar* ^today ^now ^overall ^differential ^ddx ^addend* ^narrative ^of "
+    "^please ^also ^additionally ^otherwise ^incidental* ^most ^possib* ^probab* ^suspect*",
+    "German": "zwerchf* knoch* rippe* wirbel* bws brustk* weichteil* gefäß* sinus recessus randwink* schulter* "
+    "erguss* stauung* atelekt* rundherd* verschatt* fraktur* verkalk* rechts links beidseit* rechte* linke* oberlapp* "
+    "unterlapp* mittellapp* oberfeld* unterfeld* obere* untere* zvk katheter* tubus schrittm* sonde* magensonde "
+    "fremdmat* implant* aufnahme aufnahmen röntgen röntgenbild* röntgenthorax seit unverändert* neu cor herz* "
+    "^kommentar ^neue* ^konstant ^stabil ^insgesamt ^anmerkung* ^bemerkung* ^hinweis ^dd ^nachtrag ^differentialdiag* "
+    "^differenzialdiag* ^zunahme ^abnahme",
+    "French": "squelette poumon* coeur cœur plèvr* osseu* côte* coupole* gros rachis culs-de-sac épanchem* foyer* "
+    "syndrome œdème* droit* gauche* bilatér* sommet* matériel* cliché* face profil depuis inchangé* nouveau* "
     "nouvelle* stable* ^remarque* ^commentaire* ^globalement",
     "Spanish": "tora* costofr* corazón hueso* óseo* ósea* costill* diafrag* tráquea* columna silueta parénquima* "
-    "partes senos derrame* neumon* neumotórax derech* izquierd* lóbulo* vértice* catéter* tubo* sonda* marcapas* "
-    "dispositiv* placa* proyecc* desde estable* nuevo* nueva* ^sin ^nota ^notas ^comentario* ^adenda ^diferencial",
-    "Portuguese": "pulmã* pulmõ* coração seios hilos osso* óssea* costela* arco* cúpula* coluna traqueia direit* "
-    "esquerd* incidênc* inalterad* novo nova ^observação ^adendo",
+    "partes senos derrame* derech* izquierd* vértice* catéter* sonda* marcapas* dispositiv* placa* proyecc* desde "
+    "estable* nuevo* nueva* neumo* ^sin ^nota ^notas ^comentario* ^adenda ^diferencial",
+    "Portuguese": "coração seios osso* óssea* costela* arco* cúpula* coluna traqueia direit* esquerd* incidênc* "
+    "inalterad* novo nova ^observação ^adendo",
     "Italian": "polmon* cuore ili ilo* ossa osse* costol* diafram* emidiafram* colonna ombra seni versament* "
-    "addensament* frattur* destr* sinistr* lobo* apic* sondino* drenaggi* proiezion* invariat* nuovo nuova stabile "
-    "^commento ^differenziale",
+    "addensament* frattur* destr* sinistr* sondino* drenaggi* proiezion* invariat* nuovo nuova stabile ^commento "
+    "^differenziale",
     "Dutch": "long longen longveld* hart* bot botten ribben weke sinus* wervel* fractu* rechts* links* beiderzijds "
     "onderkwab* bovenkwab* lijn* opname opnamen sinds onveranderd* nieuw* ^opmerking* ^noot",
     "Chinese": "肺* 双肺* 两肺* 心* 胸* 纵隔* 膈* 横膈* 肋* 骨* 气管* 主动脉* 右* 左*",
@@ -134,22 +132,24 @@ _SIGNED = (
     r"|getekend|ondertekend|geautoriseerd|gedicteerd|beoordeeld|gevalideerd)"
 )
 _REPORT = (
-    r"(?:th(?:is|e)|final|preliminary|radiology|imaging|report|study|exam(?:ination)?|document|interpretation|images?|films?"
-    r"|and|has|been|was|is|electronically|digitally|dieser?|dieses|der|befund|bericht|dokument|wurde|ist|und|elektronisch"
+    r"(?:th(?:is|e)|ref(?:erred)?|final|preliminary|radiology|imaging|report|study|exam(?:ination)?|document|interpretation|images?"
+    r"|films?|and|has|been|was|is|electronically|digitally|dieser?|dieses|der|befund|bericht|dokument|wurde|ist|und|elektronisch"
     r"|digital|est[ea]|el|informe|estudio|realizad[oa]|ha|sido|fue|y|electr[óo]nicamente|digitalmente|ce|le"
     r"|compte[- ]rendu|rapport|[ée]t[ée]|a|est|et|[ée]lectroniquement|o|laudo|exame|foi|e|eletronicamente|il|referto"
     r"|[èe]|stato|elettronicamente|verslag|en)"
 )
 _BY = r"(?:by|von|durch|por|par|da|dal(?:la)?|door)"
 SIGN_OFF = re.compile(
-    r"(?:^[ \t]*|(?<=[.?!。]\s))(?:(?:electronically|digitally) (?:signed|approved|verified|authenticated)\b"
+    # "Cardiomegaly Dictated by: X", without a full stop.
+    r"(?:^[ \t]*|(?<=[.?!。]\s)|(?<=\w )(?=(?-i:[A-Z])\w+(?: \w+)? by[ \t]*:))"
+    r"(?:(?:electronically|digitally) (?:signed|approved|verified|authenticated)\b"
     # In any order: "This report was electronically signed by X", "Signed (Electronic Signature): X", "By: X".
     rf"|(?:{_REPORT}\W{{1,3}}){{0,7}}{_SIGNED}(?:\W{{1,3}}(?:{_REPORT}|{_SIGNED})){{0,6}}[ \t]*"
     r"(?:(?:\([^)\n]{0,40}\)[ \t]*)?:|\((?:electronic|digital)|(?:on|am|el|le|il)[ \t]+\d[\d./-]{5}"
     rf"|{_BY}\b(?:(?<=signed by)|(?<=dictated by)|[ \t]*(?::|$|(?=(?:dra?|prof)\b"
     r"|(?:the |an? )?(?:attend|staff|radiolog)|(?!(?:CT|MRI?|PET|US|TA?C|RM)\b)(?-i:[A-ZÀ-Þ_])))))"
     rf"|(?:{_REPORT}\W{{1,3}}){{0,7}}{_BY}[ \t]*:|c\.?c\.?(?:[ \t]*:|[ \t]+(?=dr|prof))"
-    r"|[ck]op(?:y|i[ea]) (?:to|à|aa?n?)[ \t]*:|/s/|thank you for (?:referring|your)"
+    r"|[ck]op(?:y|i[ea]) (?:to|à|aa?n?)[ \t]*:|/s/"
     r"|(?:sincerely|(?:kind|best) regards|yours (?:sincerely|truly))\b"
     r"|(?:\w+ ){0,2}(?:physician|doctor|author|technologist|transcriptionist|radiologist"
     r"|\w{0,6}医[生师師]|врач|подпис\w+|befunder|arzt|[äa]rztin|arts|radioloog"
@@ -173,11 +173,12 @@ _ROLE = (
     r"|consultant|attending|resident|m[ée]decin|m[ée]dic[oa]|facultativo)\b[^.:;]{0,40}(?::.*|\.)?"
 )
 _NAME = r"(?:(?-i:[A-ZÀ-Þ_][\w'’.-]*|von|van|de[lr]?|la)(?:[ ,]+|$))"
+_DEGREE = r"(?:m\.?d|d\.?o|mbbs|frcr|facr|dnb|dmrd)\b"
 _SIGNED_ON = r"(?:(?:on|am|el|le|il|op|em) )?\d{1,4}[./-]\d{1,2}[./-]\d{2,4}\b[\d ,:.aphm]{0,20}"
 _SIGNER = re.compile(
     r"(?:by |il medico radiologo |pd )?(?:prof|dra?|dott(?:\. ?ssa)?)\b[. ]*(?:(?:dr|med|habil)\b[. ]*)*"
     rf"{_NAME}{{0,4}}(?:[-–] )?(?:{_ROLE}|(?:col|crm|rpps)\b.{{0,30}})?(?:{_SIGNED_ON})?|{_ROLE}"
-    rf"|{_NAME}{{1,4}}(?:m\.?d|d\.?o|mbbs|frcr|facr)\b(?:[^:]|:\d){{0,40}}"
+    rf"|{_NAME}{{1,4}}{_DEGREE}(?:[^:]|:\d){{0,40}}|{_DEGREE}(?:\W+(?:{_DEGREE}|radio\w+))*\W*"
     rf"|(?P<listed>(?=[^\s,]+,){_NAME}{{2,4}}{_SIGNED_ON})",
     re.IGNORECASE,
 )

@@ -166,25 +166,27 @@ def read_sentences(
     texts = dict(results)
     if texts and all(text.is_unreadable for text in texts.values()):
         raise ReleaseError(nowhere)
-    own = {
-        study: text.language[0] if text.language[1] > 1 else "" for study, text in texts.items() if text.found
-    }
     votes = Counter(text.language[0] for text in texts.values() if text.language[0])
     result = Sentences(language=language or others or max(votes, key=votes.__getitem__, default="en"))
+    own = {study: text.language[0] if text.language[1] > 1 else "" for study, text in texts.items()}
     if language is None:
-        told = Counter(name or f"{result.language} (too few words tell)" for name in own.values())
-        result.languages = dict(told.most_common())
+        told = Counter(own[study] for study, text in texts.items() if text.found).most_common()
+        result.languages = {
+            name or f"{result.language} (too few words tell)": number for name, number in told
+        }
     result.scripts = dict(Counter(text.script for text in texts.values() if text.script).most_common())
-    language_of_study = {study: language or own.get(study) or result.language for study in texts}
-    distinct = sorted(
-        {(passage, language_of_study[study]) for study, text in texts.items() for _, passage in text.found}
-    )
-    columns = [passage for passage, _ in distinct], [language for _, language in distinct]
-    cut = pool.map(split_sentences, *columns, chunksize=64) if pool else map(split_sentences, *columns)
+    language_of_study = {study: language or name or result.language for study, name in own.items()}
+    pairs = {(p, language_of_study[study]) for study, text in texts.items() for _, p in text.found}
+    distinct = sorted(pairs)
+    cut = pool.map(_cut, distinct, chunksize=64) if pool else map(_cut, distinct)
     pieces = progress(cut, len(distinct), "sentences", "passages")
     sentences_of = dict(zip(distinct, pieces, strict=True))
     _collect(result, texts, lambda study, passage: sentences_of[passage, language_of_study[study]])
     return result
+
+
+def _cut(passage_and_language: tuple[str, str]) -> list[str]:
+    return split_sentences(*passage_and_language)
 
 
 def _in_blocks(

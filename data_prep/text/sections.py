@@ -163,6 +163,8 @@ _NOTICE = re.compile(
 )
 # Behind such a header the name of a part of the body goes on with the findings: the header's text is not the history.
 _INTERRUPTS_FINDINGS = re.compile(r"\b(?:PROCEDURES?|TECHNIQUES?|PROTOCOL|CONTRAST|COMPARISONS?|COMPARED)\b")
+# Characters of a line that is more than an author's.
+_LONG = 100
 # A line that the next one goes on.
 _WRAPPED = re.compile(r"^.{50,}[^.:;?!\s][ \t]*\n[ \t]*[^\W\d_]", re.MULTILINE)
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
@@ -310,7 +312,9 @@ def _without_sign_off(text: str, is_whole: bool = False) -> str:
         head = header[header.lastgroup or 0] if header else ""
         kind = _kind(head) if is_known else None
         is_closed = is_closed and kind is None
-        if signed := SIGN_OFF.search(line):
+        signed = SIGN_OFF.search(line)
+        # "Author: X. Lungs clear. No effusion.", a whole report on one line, stays.
+        if signed and (has_text or signed.start() or len(line) <= _LONG):
             line = line[: signed.start()]
         previous = kept[-1].rstrip() if kept else ""
         is_wrapped = len(previous) > 50 and previous[-1] not in ".:;?!)_"

@@ -90,6 +90,8 @@ def found(text: str, *wanted: str) -> str:
         ("Age: 5\nReferring doctor: X\nHeart large.\nIMPRESSION: Fine.", "N Heart large.|I Fine."),
         ("City Hospital\nAuthor: X\nLungs clear.\nIMPRESSION: Fine.", "N City Hospital|N Lungs clear.|I Fine."),
         ("Hila: big\nLungs: clear\nRatio: 6\nRibs: fine", "N Hila: big|N Lungs: clear|N Ratio: 6|N Ribs: fine"),
+        ("IMPRESSION: Cardiomegaly Dictated by: Anna Muster", "I Cardiomegaly"),
+        (f"Referring doctor: X. {'The lungs are clear. ' * 5}", f"N Referring doctor: X.{' The lungs are clear.' * 5}"),
         ("Comparison films: None.\nQuality: Good\nLungs clear.\nIMPRESSION: Fine.", "N Lungs clear.|I Fine."),
         ("IMPRESSION: Fine.  Left lung: Clear. Accession number: 3", "I Fine. Left lung: Clear."),
         ("FINDINGS:\nClear.\nQuality: Poor.\nHeart: Large.", "F Clear. Quality: Poor. Heart: Large."),
@@ -215,10 +217,12 @@ Laudo assinado eletronicamente por Ana Muster
 Referto firmato digitalmente da Anna Muster
 Verslag ondertekend door Anna Muster
 Verslag door: Anna Muster
+Ref. by: Dr Muster
 Informe realizado por: Dra. Ana Muster
 Copy to: Dr Bert Muster
 报告医生：王""".splitlines()
-NAMES = """Dra. Ana Muster Col. 12345
+NAMES = """MD, DNB (Radiodiagnosis)
+Dra. Ana Muster Col. 12345
 Dott.ssa Anna Muster
 Dr Anne Muster - Radiologue
 MUSTER, ANNA on 1/2/2020 3:04 PM

@@ -201,6 +201,10 @@ def test_heads_of_several_words_stay_whole(head: str) -> None:
             "Effusion on the right\nHeart: large\nLungs: clear",
             "Effusion on the right|Heart: large|Lungs: clear",
         ),
+        (
+            "No pneumothorax is seen.\nThere is a left\nPort-A-Cath.",
+            "No pneumothorax is seen.|There is a left Port-A-Cath.",
+        ),
         # A boundary further up is none at the end of the line.
         (
             "No effusion.No mass The heart is large. There is a left\nPort-A-Cath on it.",
