@@ -16,10 +16,9 @@ import yaml
 
 from data_prep.sources.images import listed_files
 from data_prep.sources.releases import OWN_FILE, ReleaseError, and_others, require
-from data_prep.sources.spellings import IMAGE_ENDING, as_spelled, code_points, plain_image
+from data_prep.sources.spellings import ENDINGS, as_spelled, code_points, plain_image
 from medclip_dcl.common.command_line import nearest
 
-_IMAGE = re.compile(f"{IMAGE_ENDING}$")
 _CHEXPERT = re.compile(r"(patient\d+)/(study\d+)/(view\d+_[a-z]+)$", re.IGNORECASE)
 BOX = ["image", "category", "reader", "x", "y", "w", "h", "image_width", "image_height"]
 """Columns of boxes: reader who drew it ("" for none or a consensus), pixels of an image of this size (NaN: itself)."""
@@ -146,7 +145,7 @@ class ReleaseFolder:
         """Image id -> file, of the wanted images that are there."""
         ids = set(wanted)
         found: dict[str, Path] = {}
-        pictures = [file for file in self._files if _IMAGE.search(file.name)]
+        pictures = [file for file in self._files if ENDINGS.search(file.name)]
         names = as_spelled((image_id(file.as_posix()) for file in pictures), ids)
         for name, file in zip(names, pictures, strict=True):
             if name not in ids:
@@ -160,7 +159,7 @@ class ReleaseFolder:
 
 def image_id(path: str) -> str:
     """A file's name without its ending; of CheXpert patient00001_study1_view1_frontal, as CheXlocalize has it."""
-    path = _IMAGE.sub("", path.strip())
+    path = ENDINGS.sub("", path.strip())
     of_chexpert = _CHEXPERT.search(path) if "/" in path else None
     return "_".join(of_chexpert.groups()).lower() if of_chexpert else path.rpartition("/")[2]
 

@@ -13,7 +13,7 @@ from data_prep.sources.images import listed_files
 from medclip_dcl.common.files import file_states
 
 IMAGE_ENDING = r"(?i:\.(?:png|jpe?g|dcm|dicom|tiff?|bmp|jp2))"
-_ENDINGS = re.compile(f"{IMAGE_ENDING}+$")
+ENDINGS = re.compile(f"{IMAGE_ENDING}+$")
 # Characters without ink that Unicode does not count as format characters.
 _UNSEEN = {*map(chr, (0x34F, 0x115F, 0x1160, 0x2800, *range(0xFE00, 0xFE10)))}
 _ONE_SIGN = str.maketrans("\u2212\u2043\u2018\u2019\u02bc\u00b4", "--''''")
@@ -52,7 +52,7 @@ def plain_number(name: str) -> str:
 
 def plain_image(name: str) -> str:
     """`plain_name` of an image without case and without its ending."""
-    return _ENDINGS.sub("", plain_name(name)).casefold()
+    return ENDINGS.sub("", plain_name(name)).casefold()
 
 
 def as_spelled(names: Iterable[str], known: Collection[str]) -> list[str]:
@@ -78,7 +78,7 @@ def find_files(images: pd.Series, root: Path) -> pd.Series:
     states = file_states([*map(str, named.values())])
     # Also of a file in a closed folder.
     if missing := [name for name, (size, _) in zip(named, states, strict=True) if name and size < 0]:
-        files = [file for file in listed_files(root) if _ENDINGS.search(file.name) or not file.suffix]
+        files = [file for file in listed_files(root) if ENDINGS.search(file.name) or not file.suffix]
         others = [name for file in files if (name := file.relative_to(root).as_posix()) not in named]
         ways: dict[str, Callable[[str], str]] = {
             "by another spelling": lambda name: plain_name(name).casefold(),
