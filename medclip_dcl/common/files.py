@@ -102,7 +102,7 @@ def file_states(files: Sequence[str]) -> list[tuple[int, int]]:
 def _state(file: str) -> tuple[int, int]:
     try:
         state = os.stat(file)
-    except OSError:
+    except (OSError, ValueError):  # a name with a NUL
         return -1, 0
     return (-1, 0) if stat.S_ISDIR(state.st_mode) else (state.st_size, state.st_mtime_ns)
 
