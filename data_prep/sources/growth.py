@@ -52,8 +52,8 @@ class Found(NamedTuple):
     def write(self, output: Path) -> None:
         rows = [(path, *state) for path, state in sorted(self.images.items())]
         rows += [(row, "", -1, 0) for row in sorted(self.rows)]
-        types = {"path": "object", "file": "object", "bytes": "int64", "mtime_ns": "int64"}
-        write_parquet(pd.DataFrame(rows, columns=_COLUMNS).astype(types), output / FILE)
+        table = pd.DataFrame(rows, columns=_COLUMNS).astype({"bytes": "int64", "mtime_ns": "int64"})
+        write_parquet(table, output / FILE)
 
 
 def files_of_set(output: Path) -> dict[str, str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,15 +35,13 @@ class FileState(NamedTuple):
     def read(cls, name: str) -> FileState:
         """The state with the digest, to be taken before the file is used: a later change then shows in the next one."""
         state = cls.of(name)
-        with suppress(OSError):
-            if stat.S_ISREG(os.stat(name).st_mode):  # a pipe would be waited for
-                return state._replace(digest=digest_of_file(Path(name)))
-        return state
+        is_file = os.path.isfile(name)  # a pipe would be waited for
+        return state._replace(digest=digest_of_file(Path(name))) if is_file else state
 
     def after(self, name: str) -> FileState | None:
         """The state of a file that has the same bytes; None if they have changed."""
         now = FileState.of(name)
         if now.size is None or now == self._replace(digest=""):
             return self  # of a file that is not there now, the row is kept
-        now = FileState.read(name) if self.digest and now.size == self.size else now
+        now = FileState.read(name)
         return now if self.digest and now.digest == self.digest else None
