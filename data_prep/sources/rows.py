@@ -160,7 +160,7 @@ def rows_source(
     file = check.file
     rows = _with_people(_consistent(rows, check), check)
     check.finish()
-    rows = rows.assign(split=_splits(rows, settings, file))
+    rows = rows.assign(split=_splits(rows, settings, check))
     subject, names_of_patients = _numbers(rows["patient"], "patient")
     study, names_of_studies = _numbers(rows["study"], "study")
     rows = rows.assign(subject_id=subject, study_id=study).rename(columns={"split": "official_split"})
@@ -230,15 +230,17 @@ def _prepared_paths(images: pd.Series) -> pd.Series:
     return images.where(is_jpeg, images + ".jpg")
 
 
-def _splits(rows: pd.DataFrame, settings: SplitSettings, file: Path) -> pd.Series:
+def _splits(rows: pd.DataFrame, settings: SplitSettings, check: TableCheck) -> pd.Series:
     if (rows["split"] != "").any():
         return rows["split"]
     drawn = draw_split(rows["patient"], settings.shares, settings.seed)
     for split, share in zip(SPLITS, settings.shares, strict=True):
         if share > 0 and not (drawn == split).any():
+            # A user's own table alone can have one.
+            column = "give the table a column split, or " if check.drop_bad_rows is not None else ""
             raise ReleaseError(
-                f"{file}: of {rows['patient'].nunique():,} patients none was drawn for {split}; give the table a "
-                "column split, or choose other --split_shares or another --split_seed"
+                f"{check.file}: no patient of {rows['patient'].nunique():,} was drawn for {split}; {column}choose "
+                "other --split_shares or another --split_seed"
             )
     return drawn
 
