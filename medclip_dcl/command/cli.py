@@ -89,10 +89,9 @@ def _unwrapped(error: Exception) -> BaseException:
 
 def _about_input(error: Exception) -> UserError | None:
     """The line for a mistake of the user or a fault of the machine; None for a bug."""
-    causes = [*_causes(error)]
-    if found := next((cause for cause in causes if isinstance(cause, UserError)), None):
-        return found
-    for cause in causes:
+    for cause in sorted(_causes(error), key=lambda one: not isinstance(one, UserError)):
+        if isinstance(cause, UserError):
+            return cause
         if isinstance(cause, RepresenterError):
             return UserError(
                 f"trainer: config.yaml cannot hold {cause.args[-1]!r}; give it as text (of a Timer: interval: step), "
@@ -100,8 +99,8 @@ def _about_input(error: Exception) -> UserError | None:
             )
         if str(cause).startswith("DataLoader timed out"):
             return UserError(
-                f"data.num_workers: {cause} without a batch; see why reading waits (disk, memory), then give the same "
-                "command, with which fit goes on from its last checkpoint"
+                f"data.num_workers: {cause}; see why reading waits (disk, memory), then give the same command, with "
+                "which fit goes on from its last checkpoint"
             )
         if _is_about_settings(cause):
             return UserError(f"trainer: {' '.join(str(cause).split())}")

@@ -54,8 +54,6 @@ def check_options(above_0: Mapping[str, float | None], at_least_0: Mapping[str, 
     """Refuse options of a model out of their range; None is allowed."""
     for names, least in ((above_0, "above"), (at_least_0, "at least")):
         for name, value in names.items():
-            is_in = value is None or (
-                value < math.inf and (value > 0 or (value == 0 and least == "at least"))
-            )
+            is_in = value is None or 0 < value < math.inf or (value == 0 and least == "at least")
             if not is_in:
                 raise UserError(f"model.{name}: expected a finite number {least} 0, found {value}")

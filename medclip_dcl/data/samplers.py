@@ -32,16 +32,11 @@ _DESCRIPTORS = 2 * (4 + 2 * 13)
 """Open files a worker, of the loaders of training and validation: four of the worker itself, and 13 (measured) for each
 of two batches on their way."""
 
-_ENDS, _SAVES, _EXITS = range(3)
-stop_state = RawValue("b", _ENDS)
+ENDS, SAVES, _EXITS = range(3)
+at_sigterm = RawValue("b", ENDS)
 """Answer of this process's loader workers to SIGTERM: they end, outlast it (a handler waits for the end of a step, for
 which it needs batches), or exit without a complaint, at the end of this process."""
-atexit.register(setattr, stop_state, "value", _EXITS)
-
-
-def outlast_sigterm(is_handled: bool) -> None:
-    """Let workers outlast SIGTERM, which this process answers by saving."""
-    stop_state.value = _SAVES if is_handled else _ENDS
+atexit.register(setattr, at_sigterm, "value", _EXITS)
 
 
 class TrainingOrder(DistributedSampler):
@@ -99,13 +94,14 @@ def worker_options(num_workers: int) -> dict[str, Any]:
     Raises:
         UserError: the system allows too few open files, with which a loader would wait for ever.
     """
-    _require_descriptors(num_workers)
+    if num_workers:
+        _require_descriptors(num_workers)
     return {
         "num_workers": num_workers,
         "timeout": _STALLED_SECONDS if num_workers else 0,
         "persistent_workers": num_workers > 0,
         "pin_memory": torch.cuda.is_available(),
-        "worker_init_fn": partial(_outlast_stop_signals, stop_state),
+        "worker_init_fn": partial(_outlast_stop_signals, at_sigterm),
     }
 
 
@@ -114,12 +110,12 @@ def _require_descriptors(num_workers: int) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in limits)
     needed = len(os.listdir("/dev/fd")) + _DESCRIPTORS * num_workers
-    if num_workers and needed > hard:
+    if needed > hard:
         raise UserError(
             f"data.num_workers: expected a limit of {needed} open files (ulimit -n) for {num_workers} workers, found "
             f"{hard}; raise it, or lower num_workers"
         )
-    if num_workers and needed > soft:
+    if needed > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, limits[1]))
 
 
@@ -129,7 +125,7 @@ def _outlast_stop_signals(state: Any, worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
     def on_sigterm(*_: Any) -> None:
-        if state.value == _SAVES:
+        if state.value == SAVES:
             signal.alarm(_SECONDS_AFTER_SIGTERM)
         elif state.value == _EXITS:
             os._exit(0)

@@ -31,10 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(arguments)
     file, output = options.file, options.output
     if output.suffix not in _TABLES or output.absolute() == file.absolute() or output.is_dir():
-        is_folder = " (a folder)" if output.is_dir() else ""
-        raise UserError(
-            f"--output: expected another .csv or .parquet file than FILE, found {output}{is_folder}"
-        )
+        found = f"the folder {output}" if output.is_dir() else output
+        raise UserError(f"--output: expected another .csv or .parquet file than FILE, found {found}")
     column = options.column or "text"
     table = _read(file, options.column)
     texts = table[column].astype(object).fillna("").tolist()  # a categorical one takes no new value

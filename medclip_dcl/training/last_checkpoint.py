@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from medclip_dcl.common.distributed import gather_objects, greatest_of_all, is_distributed
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import replacing, sync_folder
-from medclip_dcl.data.samplers import ResumableLoader, outlast_sigterm
+from medclip_dcl.data.samplers import ENDS, SAVES, ResumableLoader, at_sigterm
 from medclip_dcl.runs.checkpoint_files import NEW, ResumeError, remove_leftovers, rotate
 from medclip_dcl.training.throughput import Arrival, Throughput
 
@@ -82,11 +82,11 @@ class StopSignals:
         self.requested = 0
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._remember) for number in STOP_SIGNALS}
-            outlast_sigterm(True)
+            at_sigterm.value = SAVES
 
     def restore(self) -> None:
         """Restore the handlers of before."""
-        outlast_sigterm(False)
+        at_sigterm.value = ENDS
         for number, handler in self._before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
         self._before = {}

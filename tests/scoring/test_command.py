@@ -139,7 +139,7 @@ def test_a_killed_command_goes_on(model: Path, tmp_path: Path, monkeypatch: pyte
         ("a.csv", b"PAR1 secret", [], "a.csv is a Parquet file"),
         ("a.tsv", "text\nsecret\tsecret\n", [], "cannot be read .*ParserWarning"),
         ("a.csv", "text,log_p\nsecret,1\n", [], "expected no column log_p"),
-        ("a.txt", "secret", ["--output", "folder.csv"], "--output: .* found folder.csv .a folder."),
+        ("a.txt", "secret", ["--output", "folder.csv"], "--output: .* found the folder folder.csv"),
         ("a.txt", "secret", ["--output", "a.npy"], "--output: expected another .csv or .parquet file"),
         ("a.csv", "text\nsecret\n", ["--output", "a.csv"], "--output: expected another"),
         ("b.txt", None, [], "no file b.txt"),
