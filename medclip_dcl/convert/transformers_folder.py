@@ -62,7 +62,7 @@ def from_transformers(folder: Path) -> Converted:
     whole = load_from_folder(
         *(FAMILIES[raw["model_type"]], folder, library_config(raw, str(file))),
         is_ignored=lambda name: name.endswith("position_ids"),
-        remedy=lambda missing: "copy it again",
+        remedy="copy it again",
     )
     return dual_encoder(folder, whole.state_dict(), _shown_by_processor(folder))
 

@@ -164,11 +164,13 @@ def _load(kind: type[Bert], folder: Path, ignored: tuple[str, ...], **arguments:
         "microsoft/BiomedVLP-CXR-BERT-general or of `python -m medclip_dcl fit --config configs/language_model.yaml`"
     )
 
-    def is_ignored(name: str) -> bool:
-        return name.removeprefix("bert.").startswith(ignored)
-
     return load_from_folder(
-        kind, folder, load_bert_config(folder), is_ignored, lambda missing: remedy, **arguments
+        kind,
+        folder,
+        load_bert_config(folder),
+        lambda name: name.removeprefix("bert.").startswith(ignored),
+        remedy,
+        **arguments,
     )
 
 
@@ -177,7 +179,7 @@ def load_from_folder(
     folder: Path,
     config: Any,
     is_ignored: Callable[[str], bool],
-    remedy: Callable[[Sequence[str]], str],
+    remedy: str,
     **arguments: Any,
 ) -> Pretrained:
     """Load exactly the tensors of a transformers model in float32, in train mode.
@@ -187,7 +189,7 @@ def load_from_folder(
     Args:
         kind: a class of transformers; `arguments` are its constructor's beside `config`.
         is_ignored: True for the name of a tensor in the file that the model need not have.
-        remedy: advice for weights that do not fit, from the names of the missing ones.
+        remedy: advice for weights that do not fit.
     """
     stored = folder_shapes(folder)
     check_sizes(config.to_dict(), stored, folder)
@@ -210,12 +212,15 @@ def load_from_folder(
             f"{folder}: the weights cannot be loaded ({_reason(error)}); copy the folder again (files that hold "
             "Python objects are not opened)"
         ) from error
-    missing = sorted(found["missing_keys"])
-    unexpected = sorted(x for x in found["unexpected_keys"] if not is_ignored(x))
-    shapes = [f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in sorted(found["mismatched_keys"])]
-    problems = {"missing": missing, "unexpected": unexpected, "of another shape": shapes}
+    problems = {
+        "missing": sorted(found["missing_keys"]),
+        "unexpected": sorted(x for x in found["unexpected_keys"] if not is_ignored(x)),
+        "of another shape": [
+            f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in sorted(found["mismatched_keys"])
+        ],
+    }
     if listed := ", ".join(f"{problem} {some_of(names)}" for problem, names in problems.items() if names):
-        raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; {remedy(missing)}")
+        raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; {remedy}")
     check_numbers(model.state_dict(), folder)
     for parameter in model.parameters():
         # Until here it lies in the file, and would change with it.

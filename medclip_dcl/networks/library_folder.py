@@ -138,7 +138,7 @@ def load_library_model(
         """True for a weight of another head, or one that the model computes without."""
         return name.removeprefix(prefix).partition(".")[0] not in own() or any(x in name for x in _NEEDLESS)
 
-    return load_from_folder(kind, folder, config, is_needless, lambda missing: remedy, **options)
+    return load_from_folder(kind, folder, config, is_needless, remedy, **options)
 
 
 def load_library_tokenizer(

@@ -268,10 +268,7 @@ def _image_config(raw: dict[str, Any], source: str) -> Any:
 
 
 def _load(kind: Any, folder: Path, config: Any, remedy: str, **options: Any) -> Any:
-    def is_other_head(name: str) -> bool:
-        return _OTHER_HEADS.match(name) is not None
-
-    return load_from_folder(kind, folder, config, is_other_head, lambda missing: remedy, **options)
+    return load_from_folder(kind, folder, config, lambda x: bool(_OTHER_HEADS.match(x)), remedy, **options)
 
 
 def _without_pooler(config: Any, global_vector: bool) -> tuple[type[nn.Module], dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
+from collections import OrderedDict, UserString
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -37,14 +37,8 @@ FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps")
 """Settings of a BERT that change what it computes but none of its tensors."""
 
 
-class TokenizerText:
+class TokenizerText(UserString):
     """Content of a tokenizer.json, which the parser of configurations does not look into: it may have megabytes."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class SentenceEncoder(nn.Module):

@@ -74,15 +74,8 @@ def one_tokenizer(
 
     A folder that names no class, or remote code, has one statement alone.
 
-    Args:
-        backend: read from the folder's files.
-        folder: of a model.
-        notes: for a model that transformers alone has trained: the tokenizer of its class is then taken where they
-            differ, and the notes say so.
-        own: what `AutoTokenizer` makes of the folder; None: it is read here.
-
-    Raises:
-        ModelFolderError: they differ, and there are no notes.
+    Where they differ, an error says so; with `notes`, of a model that transformers alone has trained, the tokenizer of
+    the class is taken, and the notes say so. `own`: what `AutoTokenizer` makes of the folder; None: it is read here.
     """
     name, files = named_class(folder)
     if not name:

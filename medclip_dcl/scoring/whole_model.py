@@ -173,16 +173,14 @@ def check_order(model: PreTrainedModel, is_causal: bool) -> None:
     limit = max(_ROUNDING, torch.finfo(model.dtype).eps) * one.std()
     if ((one - two).abs().max() <= limit) == is_causal or not torch.equal(before, _random_state(device)):
         return
-    name = type(model).__name__
-    if is_causal:
-        raise UserError(
-            f"model: expected a causal language model, found a {name} whose early words see the last one (is_decoder "
-            "false, or attention in both directions); name its masked class as architectures in config.json, or give "
-            "another"
-        )
+    kind, found, other = (
+        ("causal", "whose early words see the last one (is_decoder false, or both directions)", "masked")
+        if is_causal
+        else ("masked", "whose early words do not see the last one", "causal")
+    )
     raise UserError(
-        f"model: expected a masked language model, which sees the words on both sides, found a {name} that sees those "
-        "before alone; name its causal class as architectures in config.json, or give another"
+        f"model: expected a {kind} language model, found a {type(model).__name__} {found}; name its {other} class as "
+        "architectures in config.json, or give another"
     )
 
 
