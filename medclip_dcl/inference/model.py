@@ -254,6 +254,13 @@ class ImageTextInference:
 
         It maps a batch of `medclip_dcl.pictures.inputs.network_input` to differences (image, finding).
         """
+        score = self.scorer_of_encoded(prompts, ensemble)
+        return lambda inputs: score(self._encoded(inputs))
+
+    def scorer_of_encoded(
+        self, prompts: PromptSource = CHEX5, ensemble: Ensemble = "scores"
+    ) -> Callable[[Encoded], np.ndarray]:
+        """`scorer` of images that are encoded already."""
         pairs = read_prompts(prompts)
         ensembles = [texts for pair in pairs.values() for texts in pair]
         owners = [f"a prompt of {name}" for name, pair in pairs.items() for texts in pair for _ in texts]
@@ -264,10 +271,8 @@ class ImageTextInference:
             sentences, sizes = mean_directions(sentences, sizes), [1] * len(sizes)
         ends = np.cumsum(sizes)[:-1]
 
-        def score(
-            inputs: UInt8[np.ndarray, "image side side"],
-        ) -> Float[np.ndarray, "image finding"]:
-            scores = np.split(self._similarity(self._encoded(inputs), sentences), ends, axis=1)
+        def score(encoded: Encoded) -> Float[np.ndarray, "image finding"]:
+            scores = np.split(self._similarity(encoded, sentences), ends, axis=1)
             means = np.stack([part.mean(axis=1) for part in scores], axis=1)
             return means[:, 1::2] - means[:, ::2]
 

@@ -67,6 +67,7 @@ def make_app(model: ImageTextInference, name: str) -> Starlette:
     ).render(
         model=name,
         calibration=viewer.calibration,
+        unlabelled=", ".join(viewer.unlabelled),
         examples=_EXAMPLES,
         colours=_png_url(_colour_bar()),
         max_sentences=MAX_SENTENCES,

@@ -11,13 +11,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 from PIL import Image
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.findings import CHEX5
+from medclip_dcl.common.findings import CHEX5, read_prompts
 from medclip_dcl.inference.model import UNKNOWN_TEXT, EncodedImage, ImageTextInference
 from medclip_dcl.metrics.calibration import Calibration
+from medclip_dcl.networks.image_text import Encoded
 from medclip_dcl.pictures.image_file import read_grey
 
 SHOWN_SIDE = 1024
@@ -66,7 +68,7 @@ class Viewer:
         with self._model_lock:
             image = read_grey(io.BytesIO(content))
             encoded = self.model.encode_image(image)
-            scores = self._scores(image)
+            scores = self._scores(encoded)
         image.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
         shown = replace(encoded, grey=image)
         token = secrets.token_urlsafe()
@@ -76,12 +78,22 @@ class Viewer:
                 self._images.popitem(last=False)
         return token, shown, scores
 
-    def _scores(self, image: Image.Image) -> dict[str, FindingScore]:
+    @property
+    def unlabelled(self) -> list[str]:
+        """Findings of the calibration that its set never labelled, which are not shown."""
+        found = {} if self.calibration is None else self.calibration.findings
+        return [finding for finding, one in found.items() if not one.n_positive + one.n_negative]
+
+    def _scores(self, encoded: EncodedImage) -> dict[str, FindingScore]:
         calibration = self.calibration
         if calibration is None:
-            table = self.model.classify(image, CHEX5)
+            prompts, ensemble = read_prompts(CHEX5), Calibration.ensemble
         else:
-            table = self.model.classify(image, calibration.prompts(), ensemble=calibration.ensemble)
+            shown = {name: one for name, one in calibration.findings.items() if name not in self.unlabelled}
+            prompts, ensemble = {name: one.prompts for name, one in shown.items()}, calibration.ensemble
+        score = self.model.scorer_of_encoded(prompts, ensemble)
+        differences = score(Encoded(encoded.feature_map, encoded.global_vector))
+        table = pd.DataFrame(differences, columns=list(prompts))
         scores = {str(finding): FindingScore(float(x)) for finding, x in table.iloc[0].items()}
         if calibration is not None:
             for finding, probability in calibration.probabilities(table).iloc[0].dropna().items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,6 +52,24 @@ def test_a_calibrated_model_shows_probabilities_and_thresholds(calibrated, image
     for finding in set(CHEX5) - {"Edema"}:
         assert scores[finding].probability == pytest.approx(expected[finding])
         assert scores[finding].threshold == 0.5
+
+
+def test_an_image_is_encoded_once(calibrated, image_file, monkeypatch):
+    calls, encode = [], type(calibrated.network).encode
+    monkeypatch.setattr(type(calibrated.network), "encode", lambda *x: calls.append(1) or encode(*x))
+    Viewer(calibrated).open(image_file.read_bytes())
+    assert len(calls) == 1
+
+
+def test_findings_that_no_case_has_are_not_shown(calibrated, image_file, monkeypatch):
+    findings = calibrated.calibration.findings
+    never = replace(findings["Edema"], n_positive=0, n_negative=0)
+    monkeypatch.setitem(findings, "Edema", never)
+    viewer = Viewer(calibrated)
+    assert viewer.unlabelled == ["Edema"]
+    assert list(viewer.open(image_file.read_bytes())[2]) == [
+        finding for finding in CHEX5 if finding != "Edema"
+    ]
 
 
 def test_large_image_is_shown_smaller_but_seen_whole(viewer, model):

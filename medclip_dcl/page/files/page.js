@@ -112,7 +112,11 @@ function showScores(scores) {
     bar.style.left = `${difference < 0 ? 50 - half : 50}%`;
     return row;
   });
-  find("scores").querySelector("tbody").replaceChildren(...rows);
+  const isCalibrated = (place) => scores[place].probability !== null;
+  find("scores").querySelector(".calibrated")?.replaceChildren(...rows.filter((_, place) => isCalibrated(place)));
+  const others = rows.filter((_, place) => !isCalibrated(place));
+  find("scores").querySelector(".uncalibrated tbody").replaceChildren(...others);
+  find("scores").querySelector(".uncalibrated").hidden = !others.length;
   find("scores").hidden = false;
 }
 
