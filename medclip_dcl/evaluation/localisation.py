@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -26,11 +26,22 @@ from medclip_dcl.evaluation.base import (
 )
 from medclip_dcl.evaluation.heat_maps import Example, example_figures, image_sizes, whole_heat_map
 from medclip_dcl.metrics import box_bounds, contrast_to_noise_ratio, default_thresholds, summaries
-from medclip_dcl.metrics.localisation import filled_runs, overlaps, pointing_hit, resized_mask
+from medclip_dcl.metrics.localisation import (
+    filled_runs,
+    iou_of_masks,
+    overlaps,
+    pointing_hit,
+    resized_mask,
+    segmentation,
+    within,
+)
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import cosine_heat_maps
 from medclip_dcl.pictures.geometry import View
 
+_MEASURED = ("curves", "map", "hit_within", "normalised")
+NORMALISED_THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
+"""Of maps that are scaled to [0, 1]: those that CheXlocalize's code tries."""
 NO_REGIONS = "the set has no boxes or masks: localisation is not measured"
 COLUMNS = ["dicom_id", "subject_id", "category", "n_regions", *summaries.LOCALISATION]
 """Columns of the predictions, a row for each image and finding; area: share inside, of what the model sees."""
@@ -72,8 +83,9 @@ class Localisation(EvaluationCallback):
     The heat map holds the cosine of each region with the finding's prompt, enlarged to the size of the image. A case is
     an image and a finding that it has a region of. Masks stand in place of boxes of the same image and finding. Metrics
     are means over cases by finding, and over findings: pointing game (hit) beside its chance, the area of the regions;
-    signed CNR; mIoU over 41 thresholds; and IoU and Dice at the threshold that has the best mean IoU on validate cases
-    of the finding (CheXlocalize's way). Without enough validate cases a finding has no threshold, IoU and Dice. Where
+    signed CNR; mIoU over 41 thresholds; and IoU and Dice at the cosine with the best mean IoU on validate cases of the
+    finding. CheXlocalize's mIoU is the mean of an IoU at one threshold, as `iou`, on maps that it scales one by one
+    (`normalised`). Without enough validate cases a finding has no threshold, IoU and Dice. Where
     several readers drew a finding, their mean pairwise IoU and Dice are the ceiling.
 
     Args:
@@ -81,20 +93,28 @@ class Localisation(EvaluationCallback):
             for CheX5's. A finding without a prompt has its name as phrase.
         min_cases: validate cases that the choice of a threshold needs (choice).
         examples: number of heat maps drawn of each of the best, the median and the worst cases by signed CNR.
+        normalised: adds `iou_normalised`, the mIoU of CheXlocalize's code: each map scaled to [0, 1], then "otsu", its
+            threshold, or "tuned", that of .2, .3, ..., .8 with the best mean IoU on validate cases of the finding.
+        tolerance: adds `hit_within`: the max lies inside or less than so many pixels of the original image away, as
+            in TorchRay's pointing game (15), on which the chance is larger than `area`.
     """
 
     section = "localisation"
     stages = ("test",)
-    options = ("min_cases",)
+    options = ("min_cases", "normalised", "tolerance")
 
     def __init__(
         self,
         prompts: Mapping[str, tuple[str | list[str], str | list[str]]] | str | None = None,
         min_cases: int = 5,
         examples: int = 2,
+        normalised: Literal["otsu", "tuned"] | None = None,
+        tolerance: int | None = None,
     ) -> None:
         super().__init__()
         check_min("Localisation", {"min_cases": (min_cases, 1), "examples": (examples, 0)})
+        check_min("Localisation", {"tolerance": (1 if tolerance is None else tolerance, 1)})
+        self.normalised, self.tolerance = normalised, tolerance
         read = read_prompts(CHEX5 if prompts is None else prompts, "Localisation")
         self.phrases = {finding: positive[0] for finding, (_, positive) in read.items()}
         self.min_cases, self.examples = min_cases, examples
@@ -146,6 +166,14 @@ class Localisation(EvaluationCallback):
         by_reader: dict[str, np.ndarray] = {}
         for region, mask in zip(regions, drawn, strict=True):
             by_reader[region.reader] = by_reader.get(region.reader, np.zeros_like(mask)) | mask
+        others: dict[str, Any] = {}
+        if self.tolerance is not None:
+            near = torch.from_numpy(within(inside.numpy(), self.tolerance))
+            others["hit_within"] = float(pointing_hit(heat_map, near))
+        if self.normalised is not None:
+            levels = NORMALISED_THRESHOLDS if self.normalised == "tuned" else [None]
+            found = [segmentation(heat_map.numpy(), level) for level in levels]
+            others["normalised"] = [iou_of_masks(one, (inside & is_seen).numpy()) for one in found]
         pairs = [_overlap(one, other) for one, other in combinations(by_reader.values(), 2)]
         reader_iou, reader_dice = np.mean(pairs, axis=0).tolist() if pairs else (math.nan, math.nan)
         return {
@@ -158,6 +186,7 @@ class Localisation(EvaluationCallback):
             "reader_dice": reader_dice,
             "curves": np.stack([iou.numpy(), dice.numpy()]),
             "map": rough.numpy(),
+            **others,
         }
 
     def summarise(
@@ -169,7 +198,7 @@ class Localisation(EvaluationCallback):
                 for dicom_id, of_image in values.items()
                 for finding, numbers in of_image.items()
             ],
-            columns=["dicom_id", "category", *(set(COLUMNS) - {"dicom_id", "category"}), "curves", "map"],
+            columns=["dicom_id", "category", *(set(COLUMNS) - {"dicom_id", "category"}), *_MEASURED],
         )
         is_tuning = found["dicom_id"].isin(tables.tuning)
         thresholds = self._thresholds(found[is_tuning])
@@ -182,8 +211,21 @@ class Localisation(EvaluationCallback):
                 float(curves[place, thresholds[finding]]) if finding in thresholds else math.nan
                 for finding, curves in zip(cases["category"], cases["curves"], strict=True)
             ]
+        names = [*summaries.LOCALISATION, *(["hit_within"] if self.tolerance is not None else [])]
+        tuned: dict[str, int] = {}
+        if self.normalised is not None:
+            names.append("iou_normalised")
+            if self.normalised == "tuned":
+                tuned = self._thresholds(
+                    found[is_tuning].assign(curves=found["normalised"].map(lambda x: [x]))
+                )
+            cases["iou_normalised"] = [
+                curve[tuned.get(finding, 0)] if self.normalised == "otsu" or finding in tuned else math.nan
+                for finding, curve in zip(cases["category"], cases["normalised"], strict=True)
+            ]
         cases["subject_id"] = subject_ids(tables, cases["dicom_id"])
-        cases = cases[COLUMNS].astype(dict.fromkeys(summaries.LOCALISATION, "float64"))
+        columns = list(dict.fromkeys([*COLUMNS, *names]))
+        cases = cases[columns].astype(dict.fromkeys(names, "float64"))
         metrics = summaries.values_of(summaries.localisation(cases, summaries.once(cases)))
         without = sorted(set(cases["category"]) - set(thresholds))
         notes = [NO_REGIONS] if cases.empty else []
@@ -200,13 +242,16 @@ class Localisation(EvaluationCallback):
         result = EvaluationResult(
             metrics=metrics,
             scalars={
-                f"{self.section}_{name}": metrics[name]
-                for name in summaries.LOCALISATION
-                if metrics.get(name) is not None
+                f"{self.section}_{name}": metrics[name] for name in names if metrics.get(name) is not None
             },
             protocol={
                 "phrases": {finding: self.phrase(finding) for finding in cases["category"].unique()},
                 "thresholds": {finding: round(levels[place], 2) for finding, place in thresholds.items()},
+                **(
+                    {"thresholds_normalised": {name: NORMALISED_THRESHOLDS[x] for name, x in tuned.items()}}
+                    if tuned
+                    else {}
+                ),
             },
             counts={
                 "cases": len(cases),
@@ -224,7 +269,7 @@ class Localisation(EvaluationCallback):
     def _thresholds(self, cases: pd.DataFrame) -> dict[str, int]:
         """Finding -> place of the threshold with the best mean IoU, the lowest of equals."""
         return {
-            str(finding): int(np.argmax(np.mean([curves[0] for curves in rows["curves"]], axis=0)))
+            str(finding): int(np.argmax(np.nanmean([curves[0] for curves in rows["curves"]], axis=0)))
             for finding, rows in cases.groupby("category")
             if len(rows) >= self.min_cases
         }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from scipy import ndimage
 from torch import Tensor
 
 from medclip_dcl.metrics.grounding import default_thresholds
@@ -53,6 +54,44 @@ def overlaps(
     )
     inside = mask.sum()
     return both / (above + inside - both).clamp(min=1), 2 * both / (above + inside).clamp(min=1)
+
+
+def within(
+    mask: Bool[np.ndarray, "height width"], tolerance: float | int
+) -> Bool[np.ndarray, "height width"]:
+    """Pixels less than `tolerance` pixels away from the mask: a hit of TorchRay's pointing game, which takes 15."""
+    return mask | (ndimage.distance_transform_edt(~mask) < tolerance)
+
+
+def segmentation(
+    heat_map: Float[np.ndarray, "height width"], threshold: float | None = None
+) -> Bool[np.ndarray, "height width"]:
+    """Segmentation of CheXlocalize (Saporta et al., 2022) by a heat map that is scaled to [0, 1]: above a threshold.
+
+    Without one, above Otsu's of 256 grey levels, with holes filled and without pixels that have no neighbour, since its
+    code draws contours. Of a constant map nothing; NaN, where the model saw nothing, lies outside.
+    """
+    is_seen = np.isfinite(heat_map)
+    low, high = (heat_map[is_seen].min(), heat_map[is_seen].max()) if is_seen.any() else (0.0, 0.0)
+    if low == high:
+        return np.zeros_like(is_seen)
+    scaled = np.where(is_seen, (heat_map - low) / (high - low), 0)
+    if threshold is not None:
+        return scaled.astype(np.float64) > threshold
+    levels = (255 * scaled).astype(np.uint8)
+    counts = np.bincount(levels[is_seen], minlength=256) / is_seen.sum()
+    below, mean = counts.cumsum(), (counts * np.arange(256)).cumsum()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        between = np.nan_to_num((mean[-1] * below - mean) ** 2 / (below * (1 - below)), posinf=0)
+    above = levels > between.argmax()
+    return ndimage.binary_fill_holes(
+        above & (ndimage.convolve(above.astype(int), np.ones((3, 3), int), mode="constant") > 1)
+    )
+
+
+def iou_of_masks(one: Bool[np.ndarray, "height width"], other: Bool[np.ndarray, "height width"]) -> float:
+    """IoU of CheXlocalize: NaN where one of them is empty."""
+    return float((one & other).sum() / (one | other).sum()) if one.any() and other.any() else float("nan")
 
 
 def filled_runs(

@@ -21,6 +21,8 @@ DIRECTIONS = ("image_to_text", "text_to_image")
 GROUNDING = ("cnr", "cnr_signed", "miou")
 LOCALISATION = ("hit", "area", "cnr_signed", "miou", "iou", "dice", "reader_iou", "reader_dice")
 """Numbers of a case of the localisation; area is the chance level of hit."""
+LOCALISATION_OPTIONS = ("hit_within", "iou_normalised")
+"""Numbers of a case that options of `Localisation` add."""
 BINS = 10
 """Bins of a reliability curve and of the expected calibration error (choice)."""
 
@@ -141,10 +143,11 @@ def localisation(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1
     """
     cases = cases.reset_index(drop=True)
     by_category: Numbers = {}
-    counted: dict[str, list[Float[np.ndarray, "draw"]]] = {name: [] for name in LOCALISATION}
+    names = [*LOCALISATION, *(name for name in LOCALISATION_OPTIONS if name in cases)]
+    counted: dict[str, list[Float[np.ndarray, "draw"]]] = {name: [] for name in names}
     for category, rows in cases.groupby("category"):
         of_rows, found = weights.take(rows.index, axis=1), {}
-        for name in LOCALISATION:
+        for name in names:
             values = rows[name].to_numpy(dtype="float64")
             measured = rows[np.isfinite(values)]
             found[name] = _of_patients(measured, weighted_mean(values, of_rows), min_patients)

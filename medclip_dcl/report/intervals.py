@@ -49,7 +49,10 @@ _NUMBERS = {
 FEW = f"(n = ...) instead: a number of one finding or category on so few {{units}}, below {MIN_PATIENTS}, of a class."
 """What stands in the place of an interval."""
 _OF_CLASSES = ("auc", "average_precision", "acc", "sensitivity", "specificity")
-_OF_CATEGORIES = {"grounding": summaries.GROUNDING, "localisation": summaries.LOCALISATION}
+_OF_CATEGORIES = {
+    "grounding": summaries.GROUNDING,
+    "localisation": (*summaries.LOCALISATION, *summaries.LOCALISATION_OPTIONS),
+}
 _TOLERANCE = 1e-6
 """results.json rounds an AUC to float32."""
 _ELEMENTS_PER_CHUNK = 2**22
@@ -125,7 +128,7 @@ class Predictions:
                 rarer = of_class.reindex(columns=[False, True]).fillna(0).min(axis=1)
                 paths = {f"{section}/by_finding/{finding}": [int(n)] * 5 for finding, n in rarer.items()}
                 names: tuple[str, ...] = _OF_CLASSES
-            elif names := _OF_CATEGORIES.get(section, ()):
+            elif names := tuple(name for name in _OF_CATEGORIES.get(section, ()) if name in table):
                 is_measured = table[[*names]].astype("float64").apply(np.isfinite)
                 of_patient = is_measured.groupby([table["category"], table["subject_id"]]).any()
                 rows = of_patient.groupby("category").sum().iterrows()

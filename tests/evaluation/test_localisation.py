@@ -139,7 +139,26 @@ def test_every_number_is_numpys(data: ColourData, tmp_path) -> None:
     assert results["dataset"]["images"] == len(data.tables.images) - TUNING
     interval = bootstrap_intervals(tmp_path)["localisation/by_category/Redness/hit"]
     assert interval.value == pytest.approx(found.loc[found["category"] == "Redness", "hit"].mean())
-    assert interval.n_draws > 1900
+    assert interval.low is None and interval.n_patients == found["subject_id"].nunique() < 20
+    assert bootstrap_intervals(tmp_path)["localisation/hit"].n_draws > 1900
+
+
+@pytest.mark.parametrize("normalised", ["otsu", "tuned"])
+def test_options_add_numbers_of_their_own(data: ColourData, tmp_path, normalised) -> None:
+    callback = Localisation(FINDINGS, min_cases=3, examples=0, normalised=normalised, tolerance=3)
+    trainer_for(tmp_path, callback, ResultsWriter(figures=False)).test(
+        ColourModel(), datamodule=data, verbose=False
+    )
+    results = json.loads((tmp_path / "results.json").read_text())
+    found = pd.read_parquet(tmp_path / "predictions/localisation.parquet")
+    assert (found["hit_within"] >= found["hit"]).all() and (found["hit_within"] > found["hit"]).any()
+    assert found["iou_normalised"].between(0, 1).all()
+    chosen = results["protocol"]["localisation"].get("thresholds_normalised", {})
+    assert set(chosen) == (set(FINDINGS) if normalised == "tuned" else set())
+    metrics = results["metrics"]["localisation"]
+    for name in ("iou_normalised", "hit_within"):
+        assert metrics[name] == pytest.approx(found.groupby("category")[name].mean().mean())
+        assert f"localisation/{name}" in bootstrap_intervals(tmp_path)
 
 
 def test_without_validate_cases_there_is_no_threshold(data: ColourData, tmp_path) -> None:

@@ -11,7 +11,15 @@ from pycocotools import mask as coco
 from sklearn.metrics import f1_score, jaccard_score
 
 from medclip_dcl.metrics import default_thresholds
-from medclip_dcl.metrics.localisation import filled_runs, overlaps, pointing_hit, resized_mask
+from medclip_dcl.metrics.localisation import (
+    filled_runs,
+    iou_of_masks,
+    overlaps,
+    pointing_hit,
+    resized_mask,
+    segmentation,
+    within,
+)
 
 
 def _case(height: int, width: int, nan_share: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -51,6 +59,52 @@ def test_equal_maxima_share_the_hit() -> None:
     heat_map = torch.tensor([[1.0, 0.0, 1.0, 1.0]])
     assert pointing_hit(heat_map, torch.tensor([[True, True, False, True]])).item() == pytest.approx(2 / 3)
     assert pointing_hit(torch.full((2, 3), math.nan), torch.ones(2, 3, dtype=torch.bool)).isnan()
+
+
+def by_description(heat_map: np.ndarray) -> np.ndarray:
+    """Otsu's threshold by trying all, isolated pixels left out, and everything that no way from the edge reaches."""
+    grey = (255 * (heat_map - heat_map.min()) / np.ptp(heat_map)).astype(np.float32).astype(int)
+
+    def variance(level: int) -> float:
+        a, b = grey[grey <= level], grey[grey > level]
+        return len(a) * len(b) * (a.mean() - b.mean()) ** 2 if len(a) and len(b) else 0.0
+
+    above = np.pad(grey > max(range(256), key=variance), 1)
+    alone = [(r, c) for r, c in np.argwhere(above) if above[r - 1 : r + 2, c - 1 : c + 2].sum() == 1]
+    for place in alone:
+        above[place] = False
+    outside, ways = np.zeros_like(above), [(0, 0)]
+    while ways:
+        r, c = ways.pop()
+        if 0 <= r < above.shape[0] and 0 <= c < above.shape[1] and not (above[r, c] or outside[r, c]):
+            outside[r, c] = True
+            ways += [(r + 1, c), (r - 1, c), (r, c + 1), (r, c - 1)]
+    return ~outside[1:-1, 1:-1]
+
+
+def test_segmentation_is_that_of_chexlocalize() -> None:
+    for place in range(24):
+        heat_map, mask = (x.numpy() for x in _case(13, 9 + place))
+        scaled = (heat_map - heat_map.min()) / np.ptp(heat_map)
+        otsu = segmentation(heat_map)
+        assert (otsu == by_description(heat_map)).all()
+        assert (segmentation(heat_map, 0.3) == (scaled > 0.3)).all()
+        assert iou_of_masks(otsu, mask) == pytest.approx(jaccard_score(mask.ravel(), otsu.ravel()))
+        # A frame that the model did not see changes nothing.
+        framed = segmentation(np.pad(heat_map, 2, constant_values=math.nan))
+        assert (framed[2:-2, 2:-2] == otsu).all() and framed.sum() == otsu.sum()
+    nothing = segmentation(np.zeros((3, 4), np.float32))
+    assert not nothing.any() and math.isnan(iou_of_masks(nothing, ~nothing))
+
+
+def test_a_hit_may_lie_near() -> None:
+    mask = np.zeros((40, 50), dtype=bool)
+    mask[10:13, 20:30] = True
+    rows, columns = np.mgrid[:40, :50]
+    inside = np.argwhere(mask)
+    distance = np.min([np.hypot(rows - r, columns - c) for r, c in inside], axis=0)
+    assert (within(mask, 15) == (distance < 15)).all()  # 15 pixels away is a miss, as in TorchRay
+    assert not within(np.zeros_like(mask), 0.5).any()
 
 
 def test_runs_fill_the_mask_of_coco() -> None:
