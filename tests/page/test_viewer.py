@@ -56,7 +56,12 @@ def test_a_calibrated_model_shows_probabilities_and_thresholds(calibrated, image
 
 def test_an_image_is_encoded_once(calibrated, image_file, monkeypatch):
     calls, encode = [], type(calibrated.network).encode
-    monkeypatch.setattr(type(calibrated.network), "encode", lambda *x: calls.append(1) or encode(*x))
+
+    def counted(*inputs):
+        calls.append(1)
+        return encode(*inputs)
+
+    monkeypatch.setattr(type(calibrated.network), "encode", counted)
     Viewer(calibrated).open(image_file.read_bytes())
     assert len(calls) == 1
 
