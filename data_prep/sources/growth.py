@@ -123,5 +123,6 @@ class Growth(NamedTuple):
             "changed" if self.more else "images changed": self.changed,
             "images are no longer chosen": self.unchosen,
             "images are no longer there, which the set keeps": self.gone,
+            "prepared images are missing or were changed": self.damaged,
         }
         return ", ".join(f"{len(names):,} {what}" for what, names in parts.items() if names)

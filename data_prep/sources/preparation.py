@@ -161,12 +161,10 @@ def _make(
     earlier: dict[str, Any] = next(
         (parse_json(file.read_text(encoding="utf-8")) for file in (finished, unfinished) if file.exists()), {}
     )
-    if finished.exists() and not growth.is_any:
-        print(f"{output}: images that are missing or were changed are made again")
-    elif "fingerprint" in earlier:
+    if "fingerprint" in earlier:
         print(f"{output} is completed: {str(growth) or 'an earlier run began it'}")
-    if "fingerprint" in earlier and growth.changed:
-        print(f"prepared again: {growth.changed[0]}{and_others(growth.changed[1:])}")
+        if growth.changed:
+            print(f"prepared again: {growth.changed[0]}{and_others(growth.changed[1:])}")
     # Of a set that is completed the fingerprint stays, to be compared, and the language: it is cut as before.
     write_json({**earlier, **made_from}, unfinished)
     _refuse_boxes(settings, source)
@@ -448,10 +446,7 @@ def _growth(settings: Settings, made_from: Mapping[str, Any], source: Source, no
     if growth.is_any and not settings.complete:
         what = str(growth) if kept is not None else f"what it was made from is not known without {FILE}"
         if damaged:
-            raise PreparedDataError(
-                f"{output}: {len(damaged):,} prepared images are missing or were changed, and in the source {what}; "
-                "make the set of what is there now with --complete"
-            )
+            raise PreparedDataError(f"{output}: {what}; make the set of what is there now with --complete")
         means = "has another fingerprint, and runs on it are of another set"
         by = "changed: another size or time; " if growth.changed else ""
         print(

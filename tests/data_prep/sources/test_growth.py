@@ -177,7 +177,7 @@ def test_damaged_set_asks_before_it_grows(tmp_path: Path, capsys: pytest.Capture
     (output / "images/0.jpg").unlink()
     later[0].rename(tmp_path / "raw" / later[0].name)
     with pytest.raises(
-        PreparedDataError, match="1 prepared images are missing or .* 1 more images are there; .* --comp"
+        PreparedDataError, match="1 more images are there, 1 prepared images are missing or .* --comp"
     ):
         prepare(kind, output)
     (tmp_path / "raw" / later[0].name).rename(later[0])
