@@ -421,9 +421,9 @@ class MedclipCLI(LightningCLI):
                 "fit: no step was trained; raise trainer.max_epochs, max_steps, max_time or limit_train_batches"
             )
         last = read_model(file)
-        selected, record = (
-            options.checkpoint.selected(last.checkpoint),
+        record, selected = (
             self.record.record(self.trainer, last),
+            options.checkpoint.selected(last.checkpoint),
         )
         write_json({**record, "best": selected}, self.run.folder / FIT_FILE)
         rank_zero_info(options.checkpoint.describe(selected, record["epochs"]))

@@ -419,8 +419,8 @@ class ImageTextModel(ImageModel):
 def _require_two(images: int) -> None:
     if images < 2:
         raise UserError(
-            f"data.batch_size: expected at least 2 images of all processes in a batch, found {images}: without "
-            "negatives all losses would be 0; raise it"
+            f"data.batch_size: expected at least 2 images of all processes in a batch, found {images}, which has no "
+            "negatives; raise it"
         )
 
 

@@ -370,16 +370,8 @@ def test_part_never_replaces_a_whole(finished, small_set, tmp_path, info):
         main([command, *arguments, "--trainer.fast_dev_run", "true"])
     assert content() == before
     for command in ("test", "predict"):
-        main(
-            [
-                command,
-                *arguments,
-                f"--trainer.limit_{command}_batches",
-                "1",
-                "--data.init_args.batch_size",
-                "4",
-            ]
-        )
+        limit = [f"--trainer.limit_{command}_batches", "1", "--data.init_args.batch_size", "4"]
+        main([command, *arguments, *limit])
         assert any(f"these go to {run / 'tests/limited'}" in line for line in info())
     now = content()
     assert {file: now[file] for file in before} == before
@@ -408,15 +400,8 @@ def test_longer_by_steps_sees_the_same_batches(fit, tmp_path, monkeypatch):
     def train(run: str, *ends: int) -> list[tuple[int, int, list[str]]]:
         seen.clear()
         for end in ends:
-            steps = (
-                "--trainer.max_steps",
-                str(end),
-                "--trainer.max_epochs",
-                "-1",
-                "--trainer.callbacks",
-                "[]",
-            )
-            main(fit(tmp_path / run, *steps))
+            length = ("--trainer.max_steps", str(end), "--trainer.max_epochs", "-1")
+            main(fit(tmp_path / run, *length, "--trainer.callbacks", "[]"))
         return list(seen)
 
     whole = train("whole", 9)
