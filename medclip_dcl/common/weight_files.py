@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -82,7 +83,7 @@ class SavedModel:
             part: x["init_args"]
             for part, x in self.network.items()
             if isinstance(x, Mapping) and isinstance(x.get("init_args"), Mapping)
-            if str(x.get("class_path")).startswith("medclip_dcl.")
+            if _is_own(str(x.get("class_path")))
         }
         for part, arguments in own.items():
             if given := {name: arguments[name] for name in _SOURCES if arguments.get(name) is not None}:
@@ -147,6 +148,13 @@ def read_model(path: str | Path, map_location: Any = "cpu") -> SavedModel:
     CHECKPOINT.check(content, str(path))
     network = content.get("network")
     return SavedModel(path, network if isinstance(network, dict) else {}, content).checked()
+
+
+def _is_own(class_path: str) -> bool:
+    """True for a class of this program, also under a name that another module gives it."""
+    module, _, name = class_path.rpartition(".")
+    kind = getattr(sys.modules.get(module), name, None)
+    return "medclip_dcl" in (x.split(".")[0] for x in (module, getattr(kind, "__module__", "")))
 
 
 def check_sizes(

@@ -80,6 +80,12 @@ IN_TEXTS, IN_IMAGES = ("text_encoder", "architecture"), ("image_encoder", "archi
         (setting(*IN_IMAGES, "intermediate_size", float("nan")), "intermediate_size: expected at most 658"),
         (image_encoder("ResNetRegions", width=100_000), "width: expected at most 658"),
         (lambda config: config["text_encoder"].update(init_args=[1]), "model"),
+        (
+            lambda config: config["text_encoder"].update(
+                class_path=f"{__name__}.TransformersSentences", init_args={"pretrained": "somebody/model"}
+            ),
+            "text_encoder.init_args: expected no pretrained",
+        ),
     ],
 )  # fmt: skip
 def test_descriptions_are_refused_before_building(change, words, exported, tmp_path, monkeypatch) -> None:
