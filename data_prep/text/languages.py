@@ -45,9 +45,14 @@ READING_WORDS = {
     "post-op* postsurg* prosthe* pigtail mediport hemodial* foreign *oma *omas *bosis *dosis *losis *rosis *phosis "
     "steno* *megal* *pathy likely consider* pulm* hil* infiltr* lob* apex apic* base bases basal* basil* hand* hip "
     "hips line* tub* wire* clip* lead leads port ports portac* finding* view* *itis radiogra* film* xray* spin* chest "
-    "rib ribs scar* angle* foot feet osseous bon* etiolog* ^note* ^comment* ^new ^stable ^improv* ^worse* ^resol* "
-    "^increas* ^decreas* ^persist* ^chang* ^compar* ^today ^now ^overall ^differential ^ddx ^addend* ^narrative ^of "
-    "^please ^also ^additionally ^otherwise ^incidental* ^most ^possib* ^probab* ^suspect*",
+    "rib ribs scar* angle* foot feet osseous bon* spleen splen* thyroid kidney* gallbl* pancrea* "
+    "^note* ^comment* ^new ^stable ^improv* ^worse* ^resol* ^increas* ^decreas* ^persist* ^chang* ^compar* ^today "
+    "^now ^overall ^differential ^ddx ^addend* ^narrative ^of ^please ^also ^additionally ^otherwise ^incidental* "
+    "^most ^possib* ^probab* ^suspect* +size +cause* +suspic* +concern* +limitation* +complication* +correlat* "
+    "+diagnosis +diagnoses +alternativ* +normal +abnormal* +negative +positive +clear +acute +chronic +mild* "
+    "+moderate* +severe* +severity +extent +small +large +definite* +old +prior +previous* +recent* +current* +again "
+    "+after +before +post +rotat* +inspirat* +position* +favor* +versus +first +second +third +follow-up +followup "
+    "+etiolog* +patholog*",
     "German": "zwerchf* knoch* rippe* wirbel* bws brustk* weichteil* gefäß* sinus recessus randwink* schulter* "
     "erguss* stauung* atelekt* rundherd* verschatt* fraktur* verkalk* rechts links beidseit* rechte* linke* oberlapp* "
     "unterlapp* mittellapp* oberfeld* unterfeld* obere* untere* zvk katheter* tubus schrittm* sonde* magensonde "
@@ -70,11 +75,11 @@ READING_WORDS = {
     "Chinese": "肺* 双肺* 两肺* 心* 胸* 纵隔* 膈* 横膈* 肋* 骨* 气管* 主动脉* 右* 左*",
 }
 """Language -> words of heads that belong to the reading although `HEADER_WORDS` lacks them: of an organ, a finding, a
-side, a place, a device, the views, a time or a comparison ("*": any ending), or first words (^), as in "Note:". A word
-that languages share stands in the first of them."""
+side, a place, a device, the views, a time or a comparison ("*": any ending); first words (^), as in "Note:"; words of
+heads behind the impression alone (+). A word that languages share stands in the first of them."""
 
 _NOT_OF_READING = re.compile(
-    r"\b(?:RATE|PAIN|HISTORY|INDICATIONS?|\w*(?:SCHMERZ|FREQUENZ)\w*|DOULEURS?|DOLOR|DOR|PHYSICIAN|SURGEON|\w+OLOG(?:IST|IN|UE|[EOAY])?"
+    r"\b(?:RATE|PAIN|HISTORY|INDICATIONS?|\w*(?:SCHMERZ|FREQUENZ)\w*|DOULEURS?|DOLOR|DOR|PHYSICIAN|SURGEON|\w+(?<!ETI)(?<!PATH)OLOG(?:IST|IN|UE|[EOAY])?"
     r"|CLINIC|DEPARTMENT|WARD|TEAM|SERVICE|\w*NUM(?:BER|MER|ERO)|NR|NO|ID|CODE|DAT[EA]|\w*DATUM|FECHA|TIME|BY)\b\W*$"
     r"|\b(?:\w*QUALI[TD]\w*|CALIDAD|KWALITEIT|CRITICAL|SCREENING|CODE|PHONE|PAGER)\b"
 )
@@ -97,8 +102,9 @@ def _reading_words(mark: str = "") -> str:
     return "|".join(re.escape(word).replace(r"\*", r"\w*") for word in words)
 
 
-_FIRST = r"\^"
+_FIRST, _BEHIND = r"\^", r"\+"
 _READING = re.compile(rf"(?<![^\W_])(?:{_reading_words()}|(?<!.)(?:{_reading_words(_FIRST)}))(?![^\W_])")
+_OF_IMPRESSION = re.compile(rf"(?<![^\W_])(?:{_reading_words(_BEHIND)})(?![^\W_])")
 
 _ENGLISH = {_plain(word): header for header, words in HEADER_WORDS.items() for word in words.split(", ")}
 _ENGLISH |= {word.upper(): word.upper() for word in CAPITALISED.split(", ")}
@@ -214,9 +220,11 @@ def is_head(words: str) -> bool:
     return not _PROSE.search(words) and 0 < len(_JOINING.sub(" ", words).split()) <= 4
 
 
-def is_of_reading(head: str) -> bool:
+def is_of_reading(head: str, is_behind_impression: bool = False) -> bool:
     """True for a head of `READING_WORDS`: "Right lower lobe", "PICC", "New", "Note"."""
-    return _READING.search(_plain(head).strip()) is not None
+    head = _plain(head).strip()
+    is_of_impression = is_behind_impression and _OF_IMPRESSION.search(head) is not None
+    return is_of_impression or _READING.search(head) is not None
 
 
 def is_administrative(head: str) -> bool:

@@ -163,6 +163,8 @@ _NOTICE = re.compile(
 )
 # Behind such a header the name of a part of the body goes on with the findings: the header's text is not the history.
 _INTERRUPTS_FINDINGS = re.compile(r"\b(?:PROCEDURES?|TECHNIQUES?|PROTOCOL|CONTRAST|COMPARISONS?|COMPARED)\b")
+# A head within a line that is not in capitals: "Accession number: 3".
+_OF_RECORD = re.compile(r"\b(?:[Nn]umber|I[Dd]|[Cc]ode|[Dd]ate|[Bb]y)$")
 # Characters of a line that is more than an author's.
 _LONG = 100
 # A line that the next one goes on.
@@ -391,8 +393,8 @@ def _is_head(match: re.Match[str], report: str, width: int) -> bool:
     is_open = match["flat"] is None and bool(line) and line[-1] not in ".:;?!)_。：；！？"
     is_wrapped = len(line) > 50 and len(line) + 1 + len(head.split()[0]) > width
     is_wrapped = is_wrapped and not (len(head) > 4 and head.isupper() and not line.isupper())
-    is_flat = match["flat"] is not None and not head.isupper() and not is_administrative(head)
-    return is_head(head) and not is_flat and not (is_open and (is_wrapped or head[0].islower()))
+    is_text = match["flat"] is not None and not head.isupper() and not _OF_RECORD.search(head)
+    return is_head(head) and not is_text and not (is_open and (is_wrapped or head[0].islower()))
 
 
 def _is_of_reading(head: str, name: str) -> bool:
@@ -403,7 +405,11 @@ def _is_of_reading(head: str, name: str) -> bool:
     is_other = not is_of_reading(first) or _OTHER_WORDS.search(first.upper()) is not None
     if is_administrative(head) or (kind == _OTHER and name != "impression" and is_other):
         return False
-    return kind in _MAIN or is_of_reading(head) or (kind == _VIEWS and head.upper().endswith("REPORT"))
+    return (
+        kind in _MAIN
+        or is_of_reading(head, name == "impression")
+        or (kind == _VIEWS and head.upper().endswith("REPORT"))
+    )
 
 
 def _resumed(header: str, found: Sequence[Section]) -> str | None:

@@ -90,6 +90,7 @@ def found(text: str, *wanted: str) -> str:
         ("Age: 5\nReferring doctor: X\nHeart large.\nIMPRESSION: Fine.", "N Heart large.|I Fine."),
         ("City Hospital\nAuthor: X\nLungs clear.\nIMPRESSION: Fine.", "N City Hospital|N Lungs clear.|I Fine."),
         ("Hila: big\nLungs: clear\nRatio: 6\nRibs: fine", "N Hila: big|N Lungs: clear|N Ratio: 6|N Ribs: fine"),
+        ("IMPRESSION: Fine. Chest pain: no cause.", "I Fine. Chest pain: no cause."),
         ("IMPRESSION: Cardiomegaly Dictated by: Anna Muster", "I Cardiomegaly"),
         (f"Referring doctor: X. {'The lungs are clear. ' * 5}", f"N Referring doctor: X.{' The lungs are clear.' * 5}"),
         ("Comparison films: None.\nQuality: Good\nLungs clear.\nIMPRESSION: Fine.", "N Lungs clear.|I Fine."),
@@ -142,7 +143,8 @@ OF_THE_IMPRESSION = (
     "Right lower lobe, LUNGS, HEART AND MEDIASTINUM, New, Stable, Unchanged, Note, PICC, ET tube, Hilum, Since "
     "3/4, Overall, Differential diagnosis, Pneumonia, Frontal view, Left knee, Support devices, Interval change, "
     "Herz, Pleuraerguss, Neu, Corazón, Poumons, Cuore, Coração, Chest X-ray, At 3:15, There are two nodules, "
-    "Sarcoidosis, Lymphoma, Most likely"
+    "Sarcoidosis, Lymphoma, Most likely, Etiology, Acute pathology, Final diagnosis, Spleen, "
+    "Previously, Normal"
 )
 
 
