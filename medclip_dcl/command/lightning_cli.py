@@ -421,10 +421,8 @@ class MedclipCLI(LightningCLI):
                 "fit: no step was trained; raise trainer.max_epochs, max_steps, max_time or limit_train_batches"
             )
         last = read_model(file)
-        record, selected = (
-            self.record.record(self.trainer, last),
-            options.checkpoint.selected(last.checkpoint),
-        )
+        record = self.record.record(self.trainer, last)
+        selected = options.checkpoint.selected(last.checkpoint)
         write_json({**record, "best": selected}, self.run.folder / FIT_FILE)
         rank_zero_info(options.checkpoint.describe(selected, record["epochs"]))
         imports = import_options(self.config[self.subcommand])

@@ -99,6 +99,10 @@ class RunFolder:
         Returns:
             True if the folder holds this run with fewer epochs or steps, see `extend`.
         """
+        if self.folder.is_file():
+            raise RunFolderError(
+                f"--run_folder: expected a folder, found the file {self.folder}; choose another"
+            )
         found: Mapping[str, Any] = self.saved_config()
         if not found:
             if (self.folder / METRICS_FILE).exists() or self.checkpoints.exists():

@@ -119,6 +119,12 @@ def test_run_is_longer_by_epochs_or_steps(before, end, now, is_longer, tmp_path)
             run.check(now, {})
 
 
+def test_run_folder_that_is_a_file(tmp_path):
+    (tmp_path / "run").write_text("notes")
+    with pytest.raises(RunFolderError, match="--run_folder: expected a folder, found the file .*run"):
+        RunFolder(tmp_path / "run").check(settings(2), {})
+
+
 @pytest.mark.parametrize(
     ("before", "end", "advice"),
     [
