@@ -26,7 +26,7 @@ N_DRAWS = 2000
 LEVEL = 0.95
 """Nominal coverage of an interval."""
 MIN_PATIENTS = 20
-"""Patients, of either class, that the interval of one finding or category needs: of 5 it covers about 84% (choice)."""
+"""Patients, of either class, that the interval of one finding or category needs: of 5 it covers 83% (choice)."""
 
 CLASSIFICATIONS = ("classification", "finding_classification")
 _CASE = {
