@@ -420,7 +420,12 @@ class MedclipCLI(LightningCLI):
             raise UserError(
                 "fit: no step was trained; raise trainer.max_epochs, max_steps, max_time or limit_train_batches"
             )
-        last = read_model(file)
+        try:
+            last = read_model(file)
+        except UserError:  # damaged, and no step was left after the checkpoint that was given instead
+            if (given := self.config[self.subcommand].ckpt_path) is None:
+                raise
+            last = read_model(given)
         record = self.record.record(self.trainer, last)
         selected = options.checkpoint.selected(last.checkpoint)
         write_json({**record, "best": selected}, self.run.folder / FIT_FILE)
