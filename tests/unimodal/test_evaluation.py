@@ -215,7 +215,7 @@ def test_a_test_limited_to_some_batches_says_so(tested, tmp_path, capsys):
         (9, True, "image_only: 26 of 241 test images were not evaluated"),
     ]:
         main(["test", *options, "--trainer.limit_test_batches", str(batches)])
-        found = json.loads((run / "results.json").read_text(encoding="utf-8"))
+        found = json.loads((run / "tests" / "limited" / "results.json").read_text(encoding="utf-8"))
         assert bool(found["metrics"]["image_only"]) == is_evaluated
         assert found["notes"]["image_only"][0].startswith(note)
 
