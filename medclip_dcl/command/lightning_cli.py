@@ -452,7 +452,8 @@ class MedclipCLI(LightningCLI):
             self.results.figures = False  # they would show noise
             self.trainer.loggers = []  # the names are those of the trained network's numbers
             self.trainer.test(model, **{**kwargs, "verbose": False, "ckpt_path": str(untrained)})
-        rank_zero_info(f"results: {results}")
+        if self.results.folder is not None:  # something was evaluated
+            rank_zero_info(f"results: {results}")
 
     def predict(self, model: LightningModule, **kwargs: Any) -> None:
         """Predict; PredictionWriter writes to disk, whereas Lightning would keep all features in memory."""

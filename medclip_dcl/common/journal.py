@@ -59,7 +59,7 @@ class Journal:
         if not isinstance(found, dict):
             raise UserError(f"{source} does not say what it is of; {self.remedy}")
         if differing := sorted(key for key in {**found, **asked} if found.get(key) != asked.get(key)):
-            raise UserError(f"{source} is of another {', '.join(differing)}; {self.remedy}")
+            raise UserError(f"{source} differs in {', '.join(differing)}; {self.remedy}")
 
     def add(self, entries: Iterable[Mapping[str, Any]]) -> None:
         """Keep entries, also if the process is killed afterwards."""

@@ -71,11 +71,9 @@ def test_finished_features_stay_and_others_are_refused(encoded, exported, small_
     main([*arguments(encoded, exported), "--evaluation_crop", "48", "--name", "middle"])
     assert "nothing to do" in capsys.readouterr().out
     other = export_network(small_bert, tmp_path / "other", seed=1)
-    with pytest.raises(
-        ValueError, match=r"middle/features.json is of another encoders; choose another --name"
-    ):
+    with pytest.raises(ValueError, match=r"middle/features.json differs in encoders; choose another --name"):
         main([*arguments(encoded, other), "--evaluation_crop", "48", "--name", "middle"])
-    with pytest.raises(ValueError, match="is of another evaluation_size; choose"):
+    with pytest.raises(ValueError, match="differs in evaluation_size; choose"):
         main([*arguments(encoded, exported), "--name", "middle"])
     with pytest.raises(ValueError, match="expected at most 64 pixels .* stride, 16; found 40"):
         main([*arguments(encoded, exported), "--evaluation_crop", "40"])

@@ -211,7 +211,7 @@ def test_parts_of_other_options_are_kept_apart(
             with pytest.raises(Stopped):
                 score(prepared, model, option)
     with pytest.raises(
-        UserError, match="0.progress.jsonl is of another token_budget; give the options of before"
+        UserError, match="0.progress.jsonl differs in token_budget; give the options of before"
     ):
         score(prepared, model)
     main(["--data", str(prepared), "--model", str(model), "--device", "cpu", "--token_budget=7"])

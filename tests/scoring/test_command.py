@@ -107,7 +107,7 @@ def test_a_killed_command_goes_on(model: Path, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt):
         run(file, model, output)
     assert not output.is_file()
-    with pytest.raises(UserError, match="is of another sentences; give the options of before, or remove it"):
+    with pytest.raises(UserError, match="differs in sentences; give the options of before, or remove it"):
         run(file, model, output, "--within_word_l2r")
     pd.testing.assert_frame_equal(run(file, model, output), expected)
     assert asked[-1] == asked[0][2:] and len(asked) == 2
