@@ -87,7 +87,8 @@ def _own_calibration(file: Path, network: ImageTextNetwork) -> Calibration | Non
     differing = ", ".join(differences(calibration.fingerprint, own)) or "gamma^2"
     warnings.warn(
         f"{file} was fitted to another model than the one that is loaded, or by an earlier version of this program, "
-        f"and is left out (they differ in {differing}); calibrate again: python -m medclip_dcl.evaluation.calibrate MODEL",
+        f"and is left out (they differ in {differing}); calibrate again: python -m medclip_dcl.evaluation.calibrate "
+        "MODEL",
         stacklevel=3,
     )
     return None
