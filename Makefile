@@ -155,7 +155,7 @@ test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 test-slow: $(INSTALLED)
-	$(RUN) -m pytest -m slow
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow -n 2
 
 test-gpu: $(INSTALLED)
 	$(RUN) -m pytest tests/gpu -m gpu -rs
