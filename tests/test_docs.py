@@ -163,7 +163,7 @@ def test_each_nih_release_has_its_own_page(tmp_path):
     (tmp_path / "an other's").mkdir()
     pages = []
     for folder in ("data/nih_release", "/nowhere/nih", f"{tmp_path}/an other's", f"{tmp_path}/an other's/"):
-        words = ["make", "--dry-run", "nih", f"NIH={folder}"]
+        words = ["make", "--dry-run", "--no-print-directory", "nih", f"NIH={folder}"]
         said = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout
         sets = [shlex.split(line) for line in said.splitlines() if "data_prep.public" in line]
         assert {words[words.index("--source") + 1] for words in sets} == {folder}
