@@ -303,6 +303,8 @@ def unpacked(file: Path, advice: str) -> bytes:
             is_packed = stream.read(2) == b"\x1f\x8b"
         with (gzip.open if is_packed else open)(file, "rb") as stream:
             content = bytes(stream.read(MAX_BYTES + 1))
+    except FileNotFoundError as error:
+        raise ReleaseError(f"{file} cannot be read ({error.strerror}); correct its path") from error
     except (OSError, EOFError, zlib.error) as error:
         raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
     if len(content) > MAX_BYTES:

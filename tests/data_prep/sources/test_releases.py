@@ -19,6 +19,7 @@ from data_prep.sources.releases import (
     read_labels,
     read_ms_cxr,
     read_truth,
+    unpacked,
 )
 from medclip_dcl.common.findings import CHEXPERT
 
@@ -233,3 +234,8 @@ def test_truth_is_read_from_the_phantom(tmp_path: Path) -> None:
     assert found is not None
     assert found["sentences"].to_numpy().tolist() == [["Clear, both.", 4]]
     assert found["classes"].to_numpy().tolist() == [[4, 0.5, 1e-05]]
+
+
+def test_a_missing_file_has_no_other_advice(tmp_path: Path) -> None:
+    with pytest.raises(ReleaseError, match=r"none\.csv cannot be read \(No such file.*\); correct its path$"):
+        unpacked(tmp_path / "none.csv", "download it again")
