@@ -21,7 +21,7 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningCLI
 
 from medclip_dcl.command import cli
-from medclip_dcl.export.encoders import export_image_encoder
+from medclip_dcl.exchange.encoders import export_image_encoder
 from medclip_dcl.inference.model import ImageTextInference
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork

@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from medclip_dcl.common.devices import device_name
-from medclip_dcl.convert.__main__ import main as convert
+from medclip_dcl.exchange.convert import main as convert
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.objectives import LanguageModelClassProbability
 from medclip_dcl.training.finite import FiniteCheck

@@ -32,7 +32,7 @@ from medclip_dcl import load
 from medclip_dcl.command import cli
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.evaluation import ZeroShotClassification
-from medclip_dcl.export.__main__ import main as export
+from medclip_dcl.exchange.export import main as export
 from medclip_dcl.networks import (
     BertSentences,
     GlobalCosine,

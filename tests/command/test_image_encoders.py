@@ -16,7 +16,7 @@ from medclip_dcl import load
 from medclip_dcl.command.cli import main
 from medclip_dcl.command.described_network import take_network_from
 from medclip_dcl.common.weight_files import SavedModel
-from medclip_dcl.export.__main__ import main as export
+from medclip_dcl.exchange.export import main as export
 from tests.command.small_runs import ROOT, refused, small
 
 ENCODER = "--model.init_args.image_encoder"

@@ -16,8 +16,8 @@ from data_prep import encode
 from medclip_dcl.ask import __main__ as ask
 from medclip_dcl.command.cli import main
 from medclip_dcl.evaluation import calibrate
+from medclip_dcl.exchange import export
 from medclip_dcl.experiments import __main__ as experiments
-from medclip_dcl.export import __main__ as export
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from medclip_dcl import load
-from medclip_dcl.convert.__main__ import main as convert
+from medclip_dcl.exchange.convert import main as convert
 from medclip_dcl.networks import TimmRegions, TransformersRegions, TransformersSentences
 from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.networks.language_model import load_language_model

@@ -17,7 +17,7 @@ from medclip_dcl import load
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
 from medclip_dcl.common.weight_files import check_sizes, read_model, read_state_dict, shapes_of
-from medclip_dcl.convert.__main__ import main as convert
+from medclip_dcl.exchange.convert import main as convert
 from medclip_dcl.networks.adapters import LoRA, add_adapters
 from medclip_dcl.networks.pretrained_regions import FINAL_NORM, TransformersRegions
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences, _model_class

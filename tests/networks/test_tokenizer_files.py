@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import transformers as T
 
-from medclip_dcl.convert.__main__ import main as convert
+from medclip_dcl.exchange.convert import main as convert
 from medclip_dcl.networks.bert_folder import ModelFolderError
 from medclip_dcl.networks.language_model import load_language_model
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences

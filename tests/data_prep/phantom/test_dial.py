@@ -25,7 +25,7 @@ from data_prep.phantom.reports import Report, chexpert_labels, true_labels, writ
 from data_prep.phantom.studies import draw_state
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.export.card_facts import data_facts
+from medclip_dcl.exchange.card_facts import data_facts
 
 CLASSES = catalogue()
 DRAWN = 400

@@ -1,4 +1,4 @@
-"""`python -m medclip_dcl.export`: what it writes, replaces and refuses; exports that cannot be loaded."""
+"""`python -m medclip_dcl.exchange.export`: what it writes, replaces and refuses; exports that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from medclip_dcl import load
-from medclip_dcl.export.__main__ import main
-from medclip_dcl.export.folder import export_model
+from medclip_dcl.exchange.export import main
+from medclip_dcl.exchange.folder import export_model
 from medclip_dcl.metrics.calibration import Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from tests.small import platt_calibration
@@ -115,7 +115,9 @@ def test_a_killed_export_is_completed(run, tmp_path, monkeypatch):
         patch.setattr(ImageTextNetwork, "save_pretrained", killed_after_weights)
         with pytest.raises(KeyboardInterrupt):
             export_model(run, tmp_path / "exported")
-    with pytest.raises(FileNotFoundError, match=r"config.json is missing; .*-m medclip_dcl.export RUN"):
+    with pytest.raises(
+        FileNotFoundError, match=r"config.json is missing; .*-m medclip_dcl.exchange.export RUN"
+    ):
         load(tmp_path / "exported")
     export_model(run, tmp_path / "exported")
     load(tmp_path / "exported")

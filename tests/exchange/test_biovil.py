@@ -15,8 +15,8 @@ from transformers import AutoTokenizer, BertModel
 
 from medclip_dcl import load
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.convert.__main__ import main
-from medclip_dcl.networks.biovil import load_biovil
+from medclip_dcl.exchange.biovil import load_biovil
+from medclip_dcl.exchange.convert import main
 
 DIM = 8
 HEAD = "cls_projection_head."

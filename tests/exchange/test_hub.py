@@ -8,8 +8,8 @@ import huggingface_hub
 import pytest
 
 from medclip_dcl.common.terms import TERMS
-from medclip_dcl.export.__main__ import main
-from medclip_dcl.export.folder import FILES
+from medclip_dcl.exchange.export import main
+from medclip_dcl.exchange.folder import FILES
 
 
 class FakeHub:

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.common.weight_files import CONFIG_FILE, check_sizes, read_state_dict, shapes_of
-from medclip_dcl.convert.names import OPEN_CLIP, from_openai_names
-from medclip_dcl.convert.transformers_folder import Converted, Shown, assembled, dual_encoder
+from medclip_dcl.exchange.names import OPEN_CLIP, from_openai_names
+from medclip_dcl.exchange.transformers_folder import Converted, Shown, assembled, dual_encoder
 from medclip_dcl.networks.bert_folder import read_folder_json
 from medclip_dcl.networks.pretrained_regions import per_channel
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences

@@ -8,8 +8,8 @@ from medclip_dcl.common.errors import UserError, WorseResultError
 from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.common.terms import copy_terms, files_of_terms
 from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
-from medclip_dcl.export.card import CARD_FILE, RESULTS, model_card
-from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
+from medclip_dcl.exchange.card import CARD_FILE, RESULTS, model_card
+from medclip_dcl.exchange.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
 from medclip_dcl.inference.model import ImageTextInference, load
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork

@@ -12,7 +12,7 @@ from transformers import AutoImageProcessor, CLIPModel, SiglipModel
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly
-from medclip_dcl.convert.names import TRANSFORMERS, renamed
+from medclip_dcl.exchange.names import TRANSFORMERS, renamed
 from medclip_dcl.networks.bert_folder import load_from_folder, read_folder_json
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork

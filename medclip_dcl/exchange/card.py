@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from medclip_dcl.common.findings import CHEX5, read_prompts
-from medclip_dcl.export.card_facts import (
+from medclip_dcl.exchange.card_facts import (
     as_text,
     data_facts,
     explained,

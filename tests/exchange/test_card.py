@@ -13,8 +13,8 @@ import torch
 import yaml
 from huggingface_hub import ModelCard
 
-from medclip_dcl.export.card import model_card
-from medclip_dcl.export.card_facts import FACTS, training_facts
+from medclip_dcl.exchange.card import model_card
+from medclip_dcl.exchange.card_facts import FACTS, training_facts
 from medclip_dcl.metrics.calibration import Calibration, FindingCalibration
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_encoder import ResNetRegions
@@ -225,7 +225,7 @@ def test_without_predictions_there_are_numbers_but_no_intervals(changed, network
 def test_calibration_is_shown_where_the_run_has_one(changed, network, monkeypatch):
     (changed / "predictions").mkdir()
     (changed / "predictions/images.parquet").touch()
-    monkeypatch.setattr("medclip_dcl.export.card.describe_run", lambda run, missing: None)
+    monkeypatch.setattr("medclip_dcl.exchange.card.describe_run", lambda run, missing: None)
     findings = {
         "Edema": FindingCalibration(
             *(("No edema.",), ("Edema.",), 41, 82, 30, 40, "platt"),
@@ -280,7 +280,7 @@ def test_subgroups_are_shown_where_there_are_any(changed, network, monkeypatch):
         "Sex", [Column("female"), Column("male")], [Row("AUC", "plain", [Cell("0.71"), Cell("0.82")])]
     )
     groups = {"found": ["Sex, female: AUC -0.11"], "tables": [table]}
-    monkeypatch.setattr("medclip_dcl.export.card.describe_run", lambda run, missing: groups)
+    monkeypatch.setattr("medclip_dcl.exchange.card.describe_run", lambda run, missing: groups)
     card = model_card(changed, network, "x")
     section = card.split("## Subgroups")[1].split("## Limits")[0]
     assert "- Sex, female: AUC -0.11" in section and rows(section, "Sex")["AUC"] == ["0.71", "0.82"]

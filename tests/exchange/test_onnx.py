@@ -11,8 +11,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from medclip_dcl.export.__main__ import main
-from medclip_dcl.export.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE, export_onnx
+from medclip_dcl.exchange.export import main
+from medclip_dcl.exchange.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE, export_onnx
 from medclip_dcl.networks import GlobalCosine, ImageTextNetwork, TransformersRegions
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
@@ -111,7 +111,7 @@ def test_a_missing_extra_is_one_line(run, tmp_path, monkeypatch, capsys):
     error = capsys.readouterr().err
     assert (
         error
-        == "medclip_dcl.export: error: ONNX files need the package onnxruntime: pip install -e '.[onnx]'\n"
+        == "medclip_dcl.exchange.export: error: ONNX files need the package onnxruntime: pip install -e '.[onnx]'\n"
     )
 
 

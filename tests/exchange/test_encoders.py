@@ -18,8 +18,8 @@ from transformers import AutoTokenizer, BertModel
 from medclip_dcl import load
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import safetensors_bytes
-from medclip_dcl.export.__main__ import main
-from medclip_dcl.export.encoders import export_image_encoder, export_text_encoder
+from medclip_dcl.exchange.encoders import export_image_encoder, export_text_encoder
+from medclip_dcl.exchange.export import main
 from medclip_dcl.networks.bert_folder import load_bert
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
@@ -28,7 +28,7 @@ from medclip_dcl.networks.initial_weights import take_over
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import BertSentences, SentenceEncoder
-from tests.export.small import small_network
+from tests.exchange.small import small_network
 from tests.text_models import write_text_model
 
 TEXTS = ["No pneumothorax.", "There is a patchy opacity in the right lower lung.", "Edema."]

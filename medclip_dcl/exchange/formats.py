@@ -13,11 +13,11 @@ from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import new_folder, write_json, write_text
 from medclip_dcl.common.terms import copy_terms_of_model
 from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly, read_model, write_safetensors
-from medclip_dcl.convert.names import OPEN_CLIP, TRANSFORMERS, backwards, renamed, to_openai_names
-from medclip_dcl.convert.open_clip_weights import GEOMETRIES, OPEN_CLIP_FILE, OPEN_CLIP_WEIGHTS, POOLINGS
-from medclip_dcl.convert.transformers_folder import FAMILIES
-from medclip_dcl.export.card import CARD_FILE
-from medclip_dcl.export.encoders import plain_tokenizer
+from medclip_dcl.exchange.card import CARD_FILE
+from medclip_dcl.exchange.encoders import plain_tokenizer
+from medclip_dcl.exchange.names import OPEN_CLIP, TRANSFORMERS, backwards, renamed, to_openai_names
+from medclip_dcl.exchange.open_clip_weights import GEOMETRIES, OPEN_CLIP_FILE, OPEN_CLIP_WEIGHTS, POOLINGS
+from medclip_dcl.exchange.transformers_folder import FAMILIES
 from medclip_dcl.inference.model import load
 from medclip_dcl.networks.bert_folder import silent
 from medclip_dcl.networks.image_text import ImageTextNetwork

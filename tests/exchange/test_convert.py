@@ -15,8 +15,8 @@ import transformers as T
 from medclip_dcl import load
 from medclip_dcl.command import cli
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.convert.__main__ import main
-from medclip_dcl.export.formats import export_layout
+from medclip_dcl.exchange.convert import main
+from medclip_dcl.exchange.formats import export_layout
 from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
 from tests.dual_encoders import (
     KINDS,

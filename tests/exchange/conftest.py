@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from tests.export.small import small_network, write_run
+from tests.exchange.small import small_network, write_run
 from tests.report.conftest import make_predictions, make_tested_run, measured
 
 

@@ -1,4 +1,4 @@
-"""Export a run: ``python -m medclip_dcl.export RUN FOLDER``.
+"""Export a run: ``python -m medclip_dcl.exchange.export RUN FOLDER``.
 
 FOLDER then holds config.json (with the tokenizer) and model.safetensors, which `medclip_dcl.load` reads,
 calibration.json if the run has one, data.json (on which sets it was trained), and README.md, a model card made from the
@@ -21,7 +21,7 @@ from medclip_dcl.common.command_line import add_import_option, one_line_errors
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the export; a mistake of the user is one line and status 2."""
     parser = argparse.ArgumentParser(
-        prog="python -m medclip_dcl.export",
+        prog="python -m medclip_dcl.exchange.export",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -46,17 +46,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     others = (options.text_encoder, options.image_encoder, options.onnx, options.push_to_hub)
     if options.format and any(others):
         parser.error("--format writes FOLDER alone; run the command again without it for the other files")
-    with one_line_errors("medclip_dcl.export: error"):
+    with one_line_errors("medclip_dcl.exchange.export: error"):
         _export(options)
 
 
 def _export(options: argparse.Namespace) -> None:
     # Here, so that --help is quick.
-    from medclip_dcl.export.encoders import export_image_encoder, export_text_encoder
-    from medclip_dcl.export.folder import export_model
-    from medclip_dcl.export.formats import export_layout
-    from medclip_dcl.export.hub import WARNING, push_to_hub
-    from medclip_dcl.export.onnx_files import export_onnx
+    from medclip_dcl.exchange.encoders import export_image_encoder, export_text_encoder
+    from medclip_dcl.exchange.folder import export_model
+    from medclip_dcl.exchange.formats import export_layout
+    from medclip_dcl.exchange.hub import WARNING, push_to_hub
+    from medclip_dcl.exchange.onnx_files import export_onnx
 
     if options.format:
         for note in export_layout(options.run, options.folder, options.format):
@@ -74,7 +74,7 @@ def _export(options: argparse.Namespace) -> None:
         if options.onnx:
             export_onnx(network, options.folder)
             print(f"ONNX encoders: {options.folder}")
-    print(f"medclip_dcl.export: warning: {WARNING}", file=sys.stderr)
+    print(f"medclip_dcl.exchange.export: warning: {WARNING}", file=sys.stderr)
     if options.push_to_hub:
         print(f"uploaded: {push_to_hub(options.folder, options.push_to_hub, public=options.public)}")
 

@@ -1,6 +1,6 @@
 """Make an exported folder of a published image-text model, which `load` and every command take.
 
-    python -m medclip_dcl.convert SOURCE --output FOLDER
+    python -m medclip_dcl.exchange.convert SOURCE --output FOLDER
 
 SOURCE is one of
     a folder of transformers' CLIPModel or SiglipModel (MedSigLIP, XrayCLIP), with preprocessor and tokenizer
@@ -58,9 +58,9 @@ def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]
     """The network of SOURCE, and what a user should know; an option that its kind does not take is refused."""
     from medclip_dcl.common.errors import MissingFileError, UserError
     from medclip_dcl.common.weight_files import read_model
-    from medclip_dcl.convert.open_clip_weights import OPEN_CLIP_FILE, from_open_clip, from_openai
-    from medclip_dcl.convert.transformers_folder import from_transformers
-    from medclip_dcl.networks.biovil import biovil_differences, is_biovil, load_biovil
+    from medclip_dcl.exchange.biovil import biovil_differences, is_biovil, load_biovil
+    from medclip_dcl.exchange.open_clip_weights import OPEN_CLIP_FILE, from_open_clip, from_openai
+    from medclip_dcl.exchange.transformers_folder import from_transformers
 
     source, text, mean, std = options.source, options.text_encoder, options.mean, options.std
 
@@ -98,7 +98,7 @@ def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m medclip_dcl.convert",
+        prog="python -m medclip_dcl.exchange.convert",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.terms import TERMS
-from medclip_dcl.export.folder import FILES
+from medclip_dcl.exchange.folder import FILES
 
 WARNING = (
     "weights and vocabulary derive from the reports and images of the training data, which may be credentialed: give "

@@ -14,10 +14,10 @@ import transformers as T
 
 from medclip_dcl import load
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.convert.__main__ import main as convert
-from medclip_dcl.convert.transformers_folder import from_transformers
-from medclip_dcl.export.__main__ import main
-from medclip_dcl.export.formats import export_layout
+from medclip_dcl.exchange.convert import main as convert
+from medclip_dcl.exchange.export import main
+from medclip_dcl.exchange.formats import export_layout
+from medclip_dcl.exchange.transformers_folder import from_transformers
 from medclip_dcl.models import ImageTextModel
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
