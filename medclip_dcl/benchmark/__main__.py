@@ -26,6 +26,8 @@ CSV = "benchmark.csv"
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; status 1 where a test failed, 2 for a mistake of the user, 143 if stopped."""
     options = _parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _stop)
     # Here, so that --help is quick.
     from medclip_dcl.benchmark import plan
     from medclip_dcl.benchmark.numbers import numbers_of_set, require_paired, table_of
@@ -142,6 +144,4 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
     run_command(main)

@@ -15,12 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-import pandas as pd
 import yaml
 
 from medclip_dcl.common.errors import MissingFileError, UserError, quoted
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MAX_VALUES = 100_000
 _THREADS = 16
