@@ -106,7 +106,7 @@ $(NIH_RUNS)/image_text/fit.json: $(NIH_SET)_templated/dataset.json $(DEMO)/fit.j
 	    --data.init_args.folder $(NIH_SET)_templated --run_folder $(@D)
 
 $(NIH_RUNS)/benchmark/benchmark.html: $(NIH_MODELS:%=$(NIH_RUNS)/%/fit.json)
-	$(RUN) -m medclip_dcl.benchmark $(NIH_MODELS:%=$(NIH_RUNS)/%) $(DEMO) --sets $(NIH_SET) --output $(@D)
+	$(RUN) -m medclip_dcl.studies.benchmark $(NIH_MODELS:%=$(NIH_RUNS)/%) $(DEMO) --sets $(NIH_SET) --output $(@D)
 
 # A phantom for each mean share of false negatives, with findings that are rare in training, and encoders trained on it.
 STUDY := data/phantoms
@@ -114,7 +114,7 @@ SHARES := 0.1 0.43 0.6
 
 study: $(SHARES:%=$(STUDY)/%/set/features/warm/features.json)
 	for name in table1_search table1 table1_settings table1_whole table1_whole_both; do \
-	    $(RUN) -m medclip_dcl.experiments configs/experiments/$$name.yaml --workers 2 || exit; done
+	    $(RUN) -m medclip_dcl.studies.study configs/experiments/$$name.yaml --workers 2 || exit; done
 
 .SECONDARY:
 

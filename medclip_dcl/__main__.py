@@ -47,8 +47,8 @@ GROUPS = {
     "compare": (
         Verb("report", "medclip_dcl.report.report", "page of a run"),
         Verb("compare", "medclip_dcl.report.compare", "tables of tested runs, with differences"),
-        Verb("benchmark", "medclip_dcl.benchmark.__main__", "test models on sets, on one page"),
-        Verb("study", "medclip_dcl.experiments.__main__", "train and compare a grid of runs"),
+        Verb("benchmark", "medclip_dcl.studies.benchmark", "test models on sets, on one page"),
+        Verb("study", "medclip_dcl.studies.study", "train and compare a grid of runs"),
     ),
     "use a model": (
         Verb("ask", "medclip_dcl.ask.__main__", "heat maps and scores of image files"),

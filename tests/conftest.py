@@ -50,7 +50,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 FORKING = (
-    *("experiments/test_run.py", "evaluation/test_two_processes.py", "models/test_two_processes.py"),
+    *("studies/test_grid_run.py", "evaluation/test_two_processes.py", "models/test_two_processes.py"),
     *("training/test_two_processes.py", "data_prep/test_kills.py", "data_prep/test_score_sentences.py"),
     "data_prep/phantom/test_release.py",
 )

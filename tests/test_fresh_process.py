@@ -11,7 +11,7 @@ from PIL import Image
 
 from medclip_dcl.report import compare, report
 from tests.command.small_runs import CLASSIFICATION, small
-from tests.report.conftest import _tested_run as make_tested_run
+from tests.statistics.conftest import _tested_run as make_tested_run
 from tests.test_house import MODULES, floors
 
 STAGE = "=" * 9

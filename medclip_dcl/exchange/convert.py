@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             *(f"- {note}" for note in notes),
         ]
         write_text("\n".join(card) + "\n", temporary / "README.md")
-    print(*notes, f"next: python -m medclip_dcl.benchmark {output} --sets SET ...", sep="\n")
+    print(*notes, f"next: python -m medclip_dcl.studies.benchmark {output} --sets SET ...", sep="\n")
     print(f"prepare each SET with --geometry {network.geometry}, which is that of this model")
 
 

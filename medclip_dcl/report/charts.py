@@ -16,7 +16,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from medclip_dcl.pictures.plots import COLOURS, MUTED, draw_ranks, lay_out, plain_log_labels
-from medclip_dcl.report.intervals import Interval
+from medclip_dcl.statistics.draws import Interval
 
 _TEXT = "#010203"
 """Placeholder for the page's text colour; no other element has it."""

@@ -20,21 +20,7 @@ import pandas as pd
 from medclip_dcl.common.command_line import one_line_errors
 from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.metrics.summaries import by_path
-from medclip_dcl.report.intervals import (
-    N_DRAWS,
-    Difference,
-    Interval,
-    TestedRun,
-    bootstrap_numbers,
-    differences_of,
-    fewer_patients,
-    intervals_of,
-    method,
-    require_same_cases,
-    units_of,
-)
 from medclip_dcl.report.page import render_template
-from medclip_dcl.report.statistics import ALPHA, means, paired_differences
 from medclip_dcl.report.tables import (
     NOTHING,
     REPORTS,
@@ -56,6 +42,20 @@ from medclip_dcl.runs.saved import (
     describe_image_size,
     differing_settings,
     setting,
+)
+from medclip_dcl.statistics.contrasts import ALPHA, means, paired_differences
+from medclip_dcl.statistics.draws import (
+    N_DRAWS,
+    Difference,
+    Interval,
+    TestedRun,
+    bootstrap_numbers,
+    differences_of,
+    fewer_patients,
+    intervals_of,
+    method,
+    require_same_cases,
+    units_of,
 )
 
 OUTPUT = Path("runs/comparison")

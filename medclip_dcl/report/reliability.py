@@ -12,9 +12,9 @@ from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, perfe
 from medclip_dcl.metrics.summaries import BINS, bins_of
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report import charts
-from medclip_dcl.report.intervals import Interval, Predictions, TestedRun, bootstrap_intervals, units_of
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, interval_cell, number
 from medclip_dcl.runs.saved import value_at
+from medclip_dcl.statistics.draws import Interval, Predictions, TestedRun, bootstrap_intervals, units_of
 
 _DIGITS = 3
 _FLOAT32 = ("32", "32-true")

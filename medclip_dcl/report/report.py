@@ -22,7 +22,6 @@ from medclip_dcl.metrics.summaries import DIRECTIONS
 from medclip_dcl.pictures.plots import draw_roc
 from medclip_dcl.report import charts, tables
 from medclip_dcl.report import reliability as calibration
-from medclip_dcl.report.intervals import TestedRun, method, units_of
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.subgroups import describe_run
 from medclip_dcl.runs.saved import (
@@ -34,6 +33,7 @@ from medclip_dcl.runs.saved import (
     read_parquet,
     value_at,
 )
+from medclip_dcl.statistics.draws import TestedRun, method, units_of
 
 REPORT_FILE = "report.html"
 

@@ -1,7 +1,7 @@
 """Metrics by view, sex and age group of the tested images, and the gap of each group to the others.
 
 The gap is the group minus the rest: all images whose attribute is known and another; a small reference group would make
-every gap uncertain (choice). Patients are drawn as in ``medclip_dcl.report.intervals``, here once for all evaluations
+every gap uncertain (choice). Patients are drawn as in ``medclip_dcl.statistics.draws``, here once for all evaluations
 together, so that the gaps of all metrics are draws of one joint distribution. ``p`` compares a gap with the largest
 standardised deviation in each draw (max-t; Westfall and Young 1993), which keeps the chance of any false finding among
 all gaps near the level. Because the deviation of few patients is itself uncertain, a gap's is taken as that of
@@ -23,16 +23,6 @@ from jaxtyping import Bool, Float, Int
 from scipy import stats
 
 from medclip_dcl.metrics import summaries
-from medclip_dcl.report.intervals import (
-    CLASSIFICATIONS,
-    MIN_PATIENTS,
-    N_DRAWS,
-    Predictions,
-    TestedRun,
-    numbers_of_draws,
-    patient_draws,
-    percentiles,
-)
 from medclip_dcl.report.tables import (
     DESCRIPTIONS,
     NOTHING,
@@ -44,6 +34,16 @@ from medclip_dcl.report.tables import (
     signed,
 )
 from medclip_dcl.runs.saved import SavedResultsError
+from medclip_dcl.statistics.draws import (
+    CLASSIFICATIONS,
+    MIN_PATIENTS,
+    N_DRAWS,
+    Predictions,
+    TestedRun,
+    numbers_of_draws,
+    patient_draws,
+    percentiles,
+)
 
 ATTRIBUTES = {"view": "View", "sex": "Sex", "age": "Age at the study"}
 """Attribute -> its name on the page."""

@@ -16,8 +16,8 @@ import yaml
 
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS, MEAN_KS, by_path
-from medclip_dcl.report.intervals import Interval, TestedRun, units_of
 from medclip_dcl.runs.saved import SavedResultsError, value_at
+from medclip_dcl.statistics.draws import Interval, TestedRun, units_of
 
 Results = Mapping[str, Any]
 Show = Callable[[Any, int], str]

@@ -17,11 +17,11 @@ from medclip_dcl.ask import __main__ as ask
 from medclip_dcl.command.cli import main
 from medclip_dcl.evaluation import calibrate
 from medclip_dcl.exchange import export
-from medclip_dcl.experiments import __main__ as experiments
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.page import __main__ as page
+from medclip_dcl.studies import study as experiments
 from tests.command.small_runs import refused, small
 
 ROOT = Path(__file__).resolve().parents[2]

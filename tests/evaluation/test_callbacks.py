@@ -37,14 +37,14 @@ from medclip_dcl.evaluation import (
 )
 from medclip_dcl.evaluation.heat_maps import chosen_examples
 from medclip_dcl.evaluation.retrieval import box_features, by_chance
-from medclip_dcl.experiments.grid import PATHS
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.pictures.geometry import View
-from medclip_dcl.report.intervals import bootstrap_intervals
 from medclip_dcl.report.report import render
+from medclip_dcl.statistics.draws import bootstrap_intervals
+from medclip_dcl.studies.grid import PATHS
 
 STRIDE, ROWS, COLUMNS = 4, 3, 5
 N_IMAGES = 23

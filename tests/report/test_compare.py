@@ -14,9 +14,9 @@ from scipy import stats
 
 from medclip_dcl.metrics import summaries
 from medclip_dcl.report.compare import FILES, compare, main, tables
-from medclip_dcl.report.intervals import bootstrap_differences, bootstrap_intervals
 from medclip_dcl.report.page import latex_text, markdown_text
 from medclip_dcl.report.tables import number, why_left_out
+from medclip_dcl.statistics.draws import bootstrap_differences, bootstrap_intervals
 from tests.report.page import Page
 
 DRAWS = 100

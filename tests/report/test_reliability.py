@@ -16,11 +16,11 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics import calibration
 from medclip_dcl.metrics.calibration import Calibration, fit_finding, perfect_error
-from medclip_dcl.report import intervals
-from medclip_dcl.report.intervals import patient_draws
 from medclip_dcl.report.reliability import section
 from medclip_dcl.report.report import render
 from medclip_dcl.report.tables import Table
+from medclip_dcl.statistics import draws as intervals
+from medclip_dcl.statistics.draws import TestedRun, patient_draws
 
 SCALE = 6.0
 SETTINGS = dict.fromkeys(("image_encoder", "text_encoder", "similarity"), "0")
@@ -58,7 +58,7 @@ def run(make_tested_run, make_predictions, tmp_path_factory) -> Path:
 
 
 def content(folder: Path) -> dict:
-    found = section(intervals.TestedRun(folder))
+    found = section(TestedRun(folder))
     assert found is not None and not any("precision" in note for note in found.get("notes", []))
     return found
 
@@ -96,7 +96,7 @@ def test_numbers_of_test_cases_before_and_after(run, tables):
 
 def test_intervals_draw_patients(run, monkeypatch):
     monkeypatch.setattr(intervals, "MIN_PATIENTS", 2)
-    found = section(intervals.TestedRun(run))
+    found = section(TestedRun(run))
     assert found is not None
     cell = found["tables"][1].rows[1].cells[3]
     own = Calibration.read(run / "calibration.json").findings["Pleural Effusion"]
@@ -119,7 +119,7 @@ def test_the_page_shows_curves_and_explains_them(run):
 
 
 def test_a_set_without_patients_has_images(run):
-    tested = intervals.TestedRun(run)
+    tested = TestedRun(run)
     tested.tested["dataset"]["names_patients"] = False
     tested.tested["dataset"]["fingerprint"] = Calibration.read(run / "calibration.json").data["fingerprint"]
     found = section(tested)
@@ -161,7 +161,7 @@ def test_a_calibration_of_another_test_is_named(run, tmp_path, keys, value, mess
 
 def test_another_precision_of_the_test_is_said(run):
     for precision, is_said in (("32-true", False), ("bf16-mixed", True)):
-        tested = intervals.TestedRun(run)
+        tested = TestedRun(run)
         tested.tested["precision"] = precision
         found = section(tested)
         assert found is not None

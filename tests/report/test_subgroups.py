@@ -13,10 +13,10 @@ from sklearn.metrics import roc_auc_score
 
 from medclip_dcl.metrics import summaries
 from medclip_dcl.report import charts, subgroups
-from medclip_dcl.report.intervals import Predictions, patient_draws
 from medclip_dcl.report.report import render
 from medclip_dcl.report.subgroups import describe, joint_p, subgroup_table, table_of_groups
 from medclip_dcl.runs.saved import SavedResultsError
+from medclip_dcl.statistics.draws import Predictions, patient_draws
 
 N_IMAGES = 240
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.experiments.grids import MODULE, SETTINGS, write_grid
 from tests.slow.test_kills import hear_ctrl_c
+from tests.studies.grids import MODULE, SETTINGS, write_grid
 
 ROOT = Path(__file__).resolve().parents[2]
 TIMES = ["fit_seconds", "test_seconds", "config"]
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 def start(file: Path, *more: str) -> subprocess.Popen[str]:
     """The command with two workers in a process group of its own."""
-    program = [sys.executable, "-m", "medclip_dcl.experiments", str(file)]
+    program = [sys.executable, "-m", "medclip_dcl.studies.study", str(file)]
     return subprocess.Popen(
         [*program, "--workers", "2", "--import", MODULE, *more],
         cwd=ROOT,

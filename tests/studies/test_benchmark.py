@@ -18,19 +18,19 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score
 
-from medclip_dcl.benchmark import plan
-from medclip_dcl.benchmark.__main__ import _stop, main
-from medclip_dcl.benchmark.numbers import numbers_of_set, require_paired, table_of
-from medclip_dcl.benchmark.plan import read_models, training_of
-from medclip_dcl.command import one_run
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT, Ensemble, PromptEnsembles, read_prompts
 from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.networks.image_encoder import ResNetRegions
-from medclip_dcl.report import intervals
-from medclip_dcl.report.intervals import Predictions, TestedRun
 from medclip_dcl.runs.saved import SavedResultsError, command_of_test, other_geometry
+from medclip_dcl.statistics import draws as intervals
+from medclip_dcl.statistics.draws import Predictions, TestedRun
+from medclip_dcl.statistics.models import numbers_of_set, require_paired, table_of
+from medclip_dcl.studies import benchmark_plan as plan
+from medclip_dcl.studies import one_run
+from medclip_dcl.studies.benchmark import _stop, main
+from medclip_dcl.studies.benchmark_plan import read_models, training_of
 
 SHARED = ["Edema", "Pneumonia"]
 PROJECTION = "image_encoder.projection.weight"
@@ -95,7 +95,7 @@ def one_process() -> Iterator[None]:
     """For ten images a process of a loader would take longer to start than they do; they have intervals here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(intervals, "MIN_PATIENTS", 2)
-        patch.setattr("medclip_dcl.benchmark.plan.available_cores", lambda: 1)
+        patch.setattr("medclip_dcl.studies.benchmark_plan.available_cores", lambda: 1)
         yield
 
 

@@ -11,12 +11,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from medclip_dcl.benchmark.numbers import CLASSIFICATION, PLACE, SetNumbers
-from medclip_dcl.benchmark.plan import APART, Training
 from medclip_dcl.common.files import write_text
-from medclip_dcl.report.intervals import FEW, N_DRAWS, TestedRun
 from medclip_dcl.report.page import render_template
-from medclip_dcl.report.statistics import ALPHA
 from medclip_dcl.report.tables import (
     NOTHING,
     Cell,
@@ -29,6 +25,10 @@ from medclip_dcl.report.tables import (
     signed,
 )
 from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size
+from medclip_dcl.statistics.contrasts import ALPHA
+from medclip_dcl.statistics.draws import FEW, N_DRAWS, TestedRun
+from medclip_dcl.statistics.models import CLASSIFICATION, PLACE, SetNumbers
+from medclip_dcl.studies.benchmark_plan import APART, Training
 
 PAGE = "benchmark.html"
 _LOCALISATION = "localisation"

@@ -7,9 +7,9 @@ from typing import Any
 
 import yaml
 
-from medclip_dcl.experiments import __main__ as command
+from medclip_dcl.studies import study as command
 
-MODULE = "tests.experiments.tiny"
+MODULE = "tests.studies.tiny"
 """Of the classes in the grids' files."""
 
 SETTINGS = {

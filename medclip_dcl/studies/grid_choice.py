@@ -10,8 +10,8 @@ import pandas as pd
 import yaml
 
 from medclip_dcl.common.files import write_text
-from medclip_dcl.experiments.grid import Experiment, Level, filled, merged
-from medclip_dcl.report.statistics import means, paired_differences
+from medclip_dcl.statistics.contrasts import means, paired_differences
+from medclip_dcl.studies.grid import Experiment, Level, filled, merged
 
 COMBINATION = "levels"
 

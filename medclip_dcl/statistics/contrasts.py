@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from medclip_dcl.report.intervals import LEVEL
+from medclip_dcl.statistics.draws import LEVEL
 
 ALPHA = 0.05
 _ROUNDING = 1e-9

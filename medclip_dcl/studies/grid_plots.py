@@ -16,10 +16,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.experiments.grid import Experiment, Level, Places, Plot, as_list
 from medclip_dcl.pictures.plots import COLOURS, MUTED, write_figure
 from medclip_dcl.report.charts import chart
-from medclip_dcl.report.statistics import means, paired_differences
+from medclip_dcl.statistics.contrasts import means, paired_differences
+from medclip_dcl.studies.grid import Experiment, Level, Places, Plot, as_list
 
 FOLDER = "plots"
 _MAP_FILE = "predictions/embedding_map.parquet"

@@ -12,14 +12,14 @@ import pandas as pd
 import pytest
 import yaml
 
-from medclip_dcl.command.one_run import Run, error_of, run_one
 from medclip_dcl.common.command_line import in_words
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.experiments import workers
-from medclip_dcl.experiments.plan import read_experiment
-from medclip_dcl.experiments.table import claim_folder, results_table, write_table
-from tests.experiments.grids import MODULE, SETTINGS, main, write_grid
+from medclip_dcl.studies import grid_workers as workers
+from medclip_dcl.studies.grid_plan import read_experiment
+from medclip_dcl.studies.grid_results import claim_folder, results_table, write_table
+from medclip_dcl.studies.one_run import Run, error_of, run_one
 from tests.processes import FRESH
+from tests.studies.grids import MODULE, SETTINGS, main, write_grid
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 SMALL = {"noise": {"set": "data.init_args.noise", "values": [0.1]}}
@@ -172,7 +172,7 @@ def test_a_file_edited_meanwhile_stops_the_grid(tmp_path, monkeypatch, capsys):
             fast.write_text("model: {init_args: {learning_rate: 0.3}}")
         return table
 
-    monkeypatch.setattr("medclip_dcl.experiments.__main__.write_table", edit)
+    monkeypatch.setattr("medclip_dcl.studies.study.write_table", edit)
     assert "differs in rate=fast: model.init_args.learning_rate; restore" in refused(capsys, str(file))
     assert len(results_table(read_experiment(file))) == 1
 

@@ -9,11 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from medclip_dcl.experiments.choice import COMBINATION, choices, ranking
-from medclip_dcl.experiments.grid import Experiment, Level, Outcome
-from medclip_dcl.experiments.patients import over_patients
-from medclip_dcl.report.statistics import ALPHA, means, paired_differences
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table
+from medclip_dcl.statistics.contrasts import ALPHA, means, paired_differences
+from medclip_dcl.studies.grid import Experiment, Level, Outcome
+from medclip_dcl.studies.grid_choice import COMBINATION, choices, ranking
+from medclip_dcl.studies.grid_patients import over_patients
 
 _MAX_CHOICES = 15
 _ONLY = Level("", "", ())

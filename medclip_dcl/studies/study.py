@@ -1,4 +1,4 @@
-"""``python -m medclip_dcl.experiments FILE.yaml``: run, continue and report a grid of runs."""
+"""``python -m medclip_dcl.studies.study FILE.yaml``: run, continue and report a grid of runs."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from medclip_dcl.command.one_run import LOG_FILE, End, Run, is_done
 from medclip_dcl.common.command_line import add_import_option, in_words, one_line_errors, whole_number
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.experiments.choice import write_choices
-from medclip_dcl.experiments.grid import Experiment
-from medclip_dcl.experiments.page import write_report
-from medclip_dcl.experiments.plan import check_cells, read_experiment
-from medclip_dcl.experiments.table import claim_folder, write_table
-from medclip_dcl.experiments.workers import run_ones
+from medclip_dcl.studies.grid import Experiment
+from medclip_dcl.studies.grid_choice import write_choices
+from medclip_dcl.studies.grid_page import write_report
+from medclip_dcl.studies.grid_plan import check_cells, read_experiment
+from medclip_dcl.studies.grid_results import claim_folder, write_table
+from medclip_dcl.studies.grid_workers import run_ones
+from medclip_dcl.studies.one_run import LOG_FILE, End, Run, is_done
 
-_PROGRAM = "medclip_dcl.experiments"
+_PROGRAM = "medclip_dcl.studies.study"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from medclip_dcl.experiments.grid import merged
-from medclip_dcl.experiments.plan import check_cells, read_experiment
+from medclip_dcl.studies.grid import merged
+from medclip_dcl.studies.grid_plan import check_cells, read_experiment
 from medclip_dcl.unimodal.data import ImageOnlyDataModule
 
 ROOT = Path(__file__).resolve().parents[2]

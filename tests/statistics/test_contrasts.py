@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from medclip_dcl.report.statistics import holm, means, paired_differences
+from medclip_dcl.statistics.contrasts import holm, means, paired_differences
 
 LEVELS = {"CL": 0.0, "low": 0.1, "high": -0.2}
 

@@ -10,16 +10,16 @@ import pandas as pd
 import pytest
 from sklearn.metrics import accuracy_score, roc_auc_score
 
-from medclip_dcl.experiments import patients
-from medclip_dcl.experiments.grid import Experiment
-from medclip_dcl.experiments.page import write_report
-from medclip_dcl.experiments.patients import over_patients
-from medclip_dcl.experiments.plan import read_experiment
-from medclip_dcl.experiments.table import results_table
-from medclip_dcl.report.intervals import patient_draws
 from medclip_dcl.runs.saved import SavedResultsError
-from tests.experiments.grids import write_grid
-from tests.experiments.test_report import text_of
+from medclip_dcl.statistics.draws import patient_draws
+from medclip_dcl.studies import grid_patients as patients
+from medclip_dcl.studies.grid import Experiment
+from medclip_dcl.studies.grid_page import write_report
+from medclip_dcl.studies.grid_patients import over_patients
+from medclip_dcl.studies.grid_plan import read_experiment
+from medclip_dcl.studies.grid_results import results_table
+from tests.studies.grids import write_grid
+from tests.studies.test_grid_page import text_of
 
 N_PATIENTS, N_DRAWS = 25, 60
 OUTCOMES = {

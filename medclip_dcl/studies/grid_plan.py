@@ -18,7 +18,7 @@ from medclip_dcl.command.cli import lightning_cli
 from medclip_dcl.common.command_line import nearest, unknown_key
 from medclip_dcl.common.errors import UserError, quoted
 from medclip_dcl.common.files import read_yaml
-from medclip_dcl.experiments.grid import (
+from medclip_dcl.studies.grid import (
     FACTS,
     PATHS,
     VALIDATION,

@@ -9,11 +9,11 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
-from medclip_dcl.command.one_run import Run
 from medclip_dcl.common.command_line import yaml_value
 from medclip_dcl.common.files import read_yaml
 from medclip_dcl.metrics.summaries import DIRECTIONS, GROUNDING, KS, LOCALISATION
-from medclip_dcl.report.intervals import CLASSIFICATIONS
+from medclip_dcl.statistics.draws import CLASSIFICATIONS
+from medclip_dcl.studies.one_run import Run
 
 FACTS = {
     "weights": "string", "dataset": "string", "precision": "string", "device": "string", "versions": "string",

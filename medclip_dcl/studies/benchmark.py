@@ -1,6 +1,6 @@
 """Test models on prepared sets by one protocol, and compare them on one page.
 
-    python -m medclip_dcl.benchmark MODEL... --sets SET... --output FOLDER
+    python -m medclip_dcl.studies.benchmark MODEL... --sets SET... --output FOLDER
 
 Tests that are finished are kept: the same command continues after a kill, and one with a further model or set tests
 only that. Writes benchmark.html and benchmark.csv of the models and sets of the command.
@@ -29,15 +29,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     # Here, so that --help is quick.
-    from medclip_dcl.benchmark import plan
-    from medclip_dcl.benchmark.numbers import numbers_of_set, require_paired, table_of
-    from medclip_dcl.benchmark.page import Benchmark, write_page
-    from medclip_dcl.command.one_run import LOG_FILE, run_one
     from medclip_dcl.common.errors import UserError
     from medclip_dcl.common.files import write_text
     from medclip_dcl.common.findings import read_prompts
-    from medclip_dcl.report.intervals import TestedRun
     from medclip_dcl.runs.saved import SavedResultsError, other_geometry
+    from medclip_dcl.statistics.draws import TestedRun
+    from medclip_dcl.statistics.models import numbers_of_set, require_paired, table_of
+    from medclip_dcl.studies import benchmark_plan as plan
+    from medclip_dcl.studies.benchmark_page import Benchmark, write_page
+    from medclip_dcl.studies.one_run import LOG_FILE, run_one
 
     models = plan.read_models(options.models, options.names and options.names.split(","))
     sets, prompts = plan.read_sets(options.sets), read_prompts(options.prompts, "--prompts")
@@ -121,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m medclip_dcl.benchmark",
+        prog="python -m medclip_dcl.studies.benchmark",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -10,10 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from medclip_dcl.command.one_run import Run, is_done
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_parquet
-from medclip_dcl.experiments.grid import AT, FACTS, VALIDATION, Experiment, Outcome
 from medclip_dcl.metrics.summaries import by_path
 from medclip_dcl.runs.run_folder import FIT_FILE, METRICS_FILE
 from medclip_dcl.runs.saved import (
@@ -24,6 +22,8 @@ from medclip_dcl.runs.saved import (
     read_parquet,
     read_results,
 )
+from medclip_dcl.studies.grid import AT, FACTS, VALIDATION, Experiment, Outcome
+from medclip_dcl.studies.one_run import Run, is_done
 
 EXPERIMENT_FILE, TABLE_FILE = "experiment.json", "results.parquet"
 

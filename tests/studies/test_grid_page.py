@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.experiments.grid import Experiment
-from medclip_dcl.experiments.page import write_report
-from medclip_dcl.experiments.plan import read_experiment
-from medclip_dcl.experiments.plots import draw_plots
-from medclip_dcl.experiments.table import results_table
-from medclip_dcl.report.statistics import means, paired_differences
-from tests.experiments.grids import write_grid
+from medclip_dcl.statistics.contrasts import means, paired_differences
+from medclip_dcl.studies.grid import Experiment
+from medclip_dcl.studies.grid_page import write_report
+from medclip_dcl.studies.grid_plan import read_experiment
+from medclip_dcl.studies.grid_plots import draw_plots
+from medclip_dcl.studies.grid_results import results_table
+from tests.studies.grids import write_grid
 
 
 def write_cells(file: Path, without: tuple[str, ...] = ()) -> None:

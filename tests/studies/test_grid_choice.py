@@ -7,13 +7,13 @@ import json
 import pytest
 import yaml
 
-from medclip_dcl.experiments.__main__ import main
-from medclip_dcl.experiments.choice import ranking
-from medclip_dcl.experiments.page import write_report
-from medclip_dcl.experiments.plan import read_experiment
-from medclip_dcl.experiments.table import results_table
-from tests.experiments.grids import write_grid
-from tests.experiments.test_report import text_of
+from medclip_dcl.studies.grid_choice import ranking
+from medclip_dcl.studies.grid_page import write_report
+from medclip_dcl.studies.grid_plan import read_experiment
+from medclip_dcl.studies.grid_results import results_table
+from medclip_dcl.studies.study import main
+from tests.studies.grids import write_grid
+from tests.studies.test_grid_page import text_of
 
 OUTCOMES = {"AUC": {"path": "validate/auc", "higher_is_better": True}}
 BEST = "noise 1, rate fast"

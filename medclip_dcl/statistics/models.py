@@ -10,7 +10,8 @@ import pandas as pd
 from jaxtyping import Shaped
 from scipy import stats
 
-from medclip_dcl.report.intervals import (
+from medclip_dcl.statistics.contrasts import holm
+from medclip_dcl.statistics.draws import (
     CLASSIFICATIONS,
     Numbers,
     Predictions,
@@ -20,7 +21,6 @@ from medclip_dcl.report.intervals import (
     require_same_cases,
     without_few,
 )
-from medclip_dcl.report.statistics import holm
 
 CLASSIFICATION = "classification"
 """Section of zero-shot classification and of classifiers alike; the others are those of results.json."""

@@ -12,17 +12,18 @@ import pandas as pd
 import pytest
 
 from medclip_dcl.metrics.summaries import LOCALISATION
-from medclip_dcl.report import intervals
-from medclip_dcl.report.intervals import (
+from medclip_dcl.runs.saved import SavedResultsError
+from medclip_dcl.statistics import draws as intervals
+from medclip_dcl.statistics.draws import (
     MIN_PATIENTS,
     Predictions,
+    TestedRun,
     bootstrap_differences,
     bootstrap_intervals,
     bootstrap_numbers,
     intervals_of,
     patient_draws,
 )
-from medclip_dcl.runs.saved import SavedResultsError
 
 MIN_CASES = 3
 
@@ -274,7 +275,7 @@ def test_what_cannot_be_read_is_named(make_tested_run, tmp_path, spoil, message)
     run = make_tested_run(tmp_path / "run")
     spoil(run)
     with pytest.raises(SavedResultsError, match=re.escape(message)):
-        _ = intervals.TestedRun(run).predictions
+        _ = TestedRun(run).predictions
 
 
 def test_runs_on_other_cases_are_not_paired(tables, make_predictions):

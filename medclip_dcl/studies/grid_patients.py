@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from medclip_dcl.common.files import write_parquet
-from medclip_dcl.experiments.grid import Experiment, Outcome
-from medclip_dcl.report.intervals import (
+from medclip_dcl.runs.saved import RESULTS_FILE
+from medclip_dcl.statistics.draws import (
     Predictions,
     TestedRun,
     bootstrap_numbers,
@@ -18,7 +18,7 @@ from medclip_dcl.report.intervals import (
     require_same_cases,
     units_of,
 )
-from medclip_dcl.runs.saved import RESULTS_FILE
+from medclip_dcl.studies.grid import Experiment, Outcome
 
 N_DRAWS = 1000
 SEED = 0

@@ -11,9 +11,9 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, cast
 
-from medclip_dcl.command.one_run import End, Run, failed, run_one
 from medclip_dcl.common.command_line import available_cores
 from medclip_dcl.common.processes import begin_worker
+from medclip_dcl.studies.one_run import End, Run, failed, run_one
 
 CONTEXT: Any = multiprocessing.get_context("spawn")
 _SECONDS_TO_SAVE = 300.0

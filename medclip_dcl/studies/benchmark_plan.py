@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from medclip_dcl.command.one_run import Run
 from medclip_dcl.common.command_line import available_cores, digests_of_imports
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest_of_file, write_json, write_text
 from medclip_dcl.common.findings import Ensemble, PromptEnsembles, ensemble_used
 from medclip_dcl.common.weight_files import SavedModel, is_exported, kind_of_network, read_model
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.report.intervals import TestedRun
 from medclip_dcl.runs.run_folder import IMAGES_OF, RunFolder
 from medclip_dcl.runs.saved import RESULTS_FILE, TEST_CONFIG, SavedResultsError, read_json
+from medclip_dcl.statistics.draws import TestedRun
+from medclip_dcl.studies.one_run import Run
 
 TESTS = "tests"
 APART, KNOWN = "‡", "†"

@@ -1,1 +1,0 @@
-"""Grids of runs: ``python -m medclip_dcl.experiments FILE.yaml`` runs, continues and reports one."""

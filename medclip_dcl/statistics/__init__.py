@@ -1,0 +1,1 @@
+"""Bootstrap draws of patients, and comparisons of runs, trainings and groups."""

@@ -1,0 +1,1 @@
+"""Grids of trainings, and tests of models on sets: a command each, ``study`` and ``benchmark``."""
