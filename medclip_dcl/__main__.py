@@ -53,8 +53,8 @@ GROUPS = {
     "use a model": (
         Verb("ask", "medclip_dcl.ask.__main__", "heat maps and scores of image files"),
         Verb("page", "medclip_dcl.page.__main__", "heat maps of sentences in a browser"),
-        Verb("export", "medclip_dcl.export.__main__", "folder of a model to share: card, ONNX, Hugging Face"),
-        Verb("convert", "medclip_dcl.convert.__main__", "read a published CLIP, SigLIP, open_clip or BioViL"),
+        Verb("export", "medclip_dcl.exchange.export", "folder of a model to share: card, ONNX, Hugging Face"),
+        Verb("convert", "medclip_dcl.exchange.convert", "read a published CLIP, SigLIP, open_clip or BioViL"),
     ),
 }
 VERBS = {verb.name: verb for verbs in GROUPS.values() for verb in verbs}
