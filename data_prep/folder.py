@@ -43,7 +43,7 @@ from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.rows import NO_REPORT, PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
 from data_prep.sources.spellings import IMAGE_ENDING, find_files
-from data_prep.text.abbreviations import LANGUAGES
+from data_prep.text.languages import LANGUAGES
 from data_prep.text.sections import OWN_RULES_VERSION
 from medclip_dcl.common.command_line import option, parse_options, run_command
 from medclip_dcl.common.files import encoding_of, kind_of_file

@@ -104,7 +104,7 @@ class Source:
         labels: by study, as `releases.read_labels` gives them.
         reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once. None: a set without any.
         no_reports: error message if no report was found.
-        language: of all reports, from `abbreviations.LANGUAGES`; None: each one's own.
+        language: of all reports, from `languages.LANGUAGES`; None: each one's own.
         studies: study_id, subject_id, official_split of reports that come without images; None where there are images.
         boxes: with the view of each one's image (without: all on `images`), `box_id`, and image_width and image_height
             of the image that they were drawn on (NaN: the image itself); None without any.

@@ -10,87 +10,8 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from typing import NamedTuple
 
-
-class Words(NamedTuple):
-    """Words of a language, with blanks between them and without their last full stop; the last three are patterns.
-
-    `function`: words by which the language is known. `abbreviations`: never end a sentence. `sides`: end one before a
-    capital, unless a word of `places` follows or one of `governs` stands before. `endings`: end one before any capital.
-    `ordinals`: what an ordinal number counts.
-    """
-
-    function: str
-    abbreviations: str = ""
-    sides: str = ""
-    endings: str = ""
-    ordinals: str = "(?!)"
-    places: str = r"(?-i:[LS][SIM][DGIS]?)\b|lobe\b|l[oó]b(?:ul)?o\b|base\b|champs?\b|campos?\b"
-    governs: str = "(?!)"
-
-
-LANGUAGES = {
-    "en": Words(
-        "the is are was were of and with without there no not in on at to for from by or as an this that has have "
-        "been be within",
-    ),
-    "de": Words(
-        "der die das dem den des ein eine einer eines einem einen kein keine keinen keiner keines und oder mit ohne "
-        "im in am an auf bei von vom zum zur ist sind nicht für nach sowie als auch wie bis beim unter über",
-        "ca bzw ggf evtl vgl inkl incl insb insbes sog bzgl bez max min mind vermutl wahrsch fragl verm dd dr dr.med "
-        "prof nr abb st pat klin radiol path postop präop intraop entspr zusätzl geringgr mäßiggr hochgr ausgepr deutl "
-        "ger chron pulm kard mediast unverä zzt derz ehem sek prim st.p st.n n i.vgl insges progr segm vv aa proc "
-        "lig resp röntg rö voraufn jug subcl pathol verd norm oberh unterh",
-        "re li bds bd beids beidseits bilat bil r l",
-        "o.b o.p.b o.a a.p p.a d.v v.d i.v i.d.n i.o s.o s.u o.ä u.ä u.s.w n.a k.a etc usw usf ff ant post "
-        "lat med kaud kran inf sup int ext ventr dors apik bas seitl",
-        r"rippen?|rippenbogens?|i[ck]r|inter[ck]ostal\w+|[blh]wk|(?:brust|lenden|hals)?wirbel\w*|tag\w*|wochen?|"
-        r"monat\w*|lebens\w+|postop\w*|januar|februar|märz|april|mai|juni|juli|august|september|oktober|november|"
-        r"dezember|hälfte|drittel|finger\w*|zehe\w*",
-        r"(?!herz|rest)\w*(?:lappen|lappens|feld|felde[rs]?|feldern|geschoss|hemithorax|hilus|pleura|winkel|kuppel|"
-        r"lungenspitze|basis|hälfte|seite|lunge(?!\s(?:sonst\s)?(?:frei|klar|normal|unauff|o\.|regel))|lungenflügel|"
-        r"bronchus|rippen?|rippenbogen|schulter|[kc]lavi[ck]ula|s[ck]apula|vorhof|ventrikels?|recessus|sinus|segment|lingula|axilla|mamma|niere|"
-        r"humerus\w*|arterie|vene|arm|thoraxwand|zwerchfellhälfte)\b|(?-i:[OUM][LF])\b",
-        r"(?i:kein\w*|ein\w*|mit|ohne|i[mn]|a[mn]|d(?:er|ie|as|em|en|es)|bei)|[a-zäöüß]+e[rsnm]?|(?:Klein|Gro(?:ß|"
-        r"ss)|Gering|Mäßig|Diskret|Neu|Alt|Bekannt|Zart|Ausgedehnt)e[rsnm]?",
-    ),
-    "fr": Words(
-        "le la les des du de un une et ou avec sans pas au aux est sont dans sur en ce par pour il à",
-        "env ex p.ex c.-à-d cf dr pr mme mlle mr fig max min approx évt éventl susp prob lob segm st pt antéc atcd "
-        "st.p cr radiogr échogr vs",
-        "dt dte drt drte g gche gau bilat bil",
-        "r.a.s a.p p.a etc rx ant post inf sup lat int ext méd",
-        r"côtes?|arcs?|espaces?|vertèbres?|jours?",
-    ),
-    "es": Words(
-        "el la los las de del un una y con sin no se en al por para es son ni que lo su sus",
-        "sr sra dr dra p.ej ej aprox máx mín vs pac pte fig núm prob posib sosp compat dx comp tto seg segm lób vert "
-        "bibl cm.h2o",
-        "izq izqda izqdo izda izdo dcho dcha dch drcho drcha der bilat bil",
-        "a.p p.a etc rx ant post inf sup lat int ext",
-        r"arcos?|costillas?|espacios?|vértebras?|días?|cuerpos?",
-    ),
-    "it": Words(
-        "il lo la i gli le di del della dei delle dello un una con senza non si in nel nella al alla è sono da per "
-        "ed al",
-        "ca es p.es dott dott.ssa sig cfr max min fig pz paz sosp prob compat rif radiol segm lob vs st",
-        "dx sx dex sin bilat bil ds",
-        "n.d.r n.d.p n.n a.p p.a ecc rx tc ant post inf sup lat int est med",
-        r"costa|coste|arc[oh]i?|spazio|vertebra|giornata",
-    ),
-    "nl": Words(
-        "de het een en of met zonder geen in op van aan bij is zijn niet voor na te er ook door naar wordt",
-        "ca bijv evt mogel waarsch vgl vergl dr pat pt nr afb max min resp incl excl aanw st ivm tov tgv bekl "
-        "vermoed verd ond ong vs",
-        "re li bdz bds beiderz dubbelz bilat",
-        "g.a g.b z.b a.p p.a v.a etc enz ant post lat",
-        r"rib(?:ben)?|wervel\w*|intercostaal\w*|dag",
-        r"\w*(?:kwab|long|longveld|longtop|hilus|hemithorax|sinus|rib|basis|schouder)\b|(?-i:[RL]?[OBM]K)\b",
-        r"(?i:geen|een|het|de|met|zonder|in|van|bij|aan|kleine|grote|geringe)",
-    ),
-}
-"""Language (ISO 639-1) -> its words."""
+from data_prep.text.languages import LANGUAGES
 
 _NUMBER = r"(?<![\w.,])(?:\d{1,2}|[IVX]+)"
 _NUMBERED = "".join(

@@ -130,7 +130,7 @@ _CHUNK = re.compile(r".{1,2000}(?:[.?!] |$)|.{1,4000}(?: |$)|.{1,4000}", re.DOTA
 def sentence_starts(passage: str, language: str = "en") -> list[int]:
     """Ascending positions, the first 0, at which the sentences of a passage (one line, not empty) begin.
 
-    `language`: one of `abbreviations.LANGUAGES`. What stands between two of them may lack a letter ("___.", ". .").
+    `language`: one of `languages.LANGUAGES`. What stands between two of them may lack a letter ("___.", ". .").
     """
     known, found = passage, set()
     if (rules := full_stops(language)) is not None:

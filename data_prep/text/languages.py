@@ -4,79 +4,39 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import NamedTuple
 
-HEADER_WORDS = {
-    "FINDINGS": "Befund, Befunde, Röntgenbefund, Radiologischer Befund, Beschreibung, Hallazgos, Hallazgos "
-    "radiológicos, Descripción, Résultat, Résultats, Description, Constatations, Observations, Reading, Achados, "
-    "Laudo, Descrição, Referto, Reperti, Descrizione, Verslag, Bevindingen, Beschrijving, Opis, Bulgular, Mô tả, "
-    "Описание, النتائج, 检查所见, 影像所见, 影像学表现, 所见, 所見, 소견, 판독소견",
-    "IMPRESSION": "Beurteilung, Zusammenfassende Beurteilung, Zusammenfassung, Fazit, Impresión, Impresión "
-    "diagnóstica, Conclusión, Conclusiones, Au total, Synthèse, Opinion, IMP, Comment, Impressão, Impressão "
-    "diagnóstica, Conclusão, Conclusioni, Conclusione, Conclusie, Wnioski, Sonuç, Kết luận, Заключение, الانطباع, "
-    "诊断意见, 影像诊断, 印象, 结论, 診断, 결론",
-    "INDICATION": "Indikation, Rechtfertigende Indikation, Klinische Angaben, Klinik, Anamnese, Fragestellung, "
-    "Technik, Vergleich, Voraufnahme, Voraufnahmen, Voruntersuchung, Empfehlung, Datum, Geburtsdatum, Indicación, "
-    "Motivo, Motivo de consulta, Datos clínicos, Antecedentes, Técnica, Comparación, Fecha, Motif, Antécédents, "
-    "Renseignements cliniques, Comparaison, Patient, Patient name, Patient ID, Name, MRN, DOB, Indicação, Indicação "
-    "clínica, Dados clínicos, Comparação, Quesito, Quesito clinico, Quesito diagnostico, Indicazione, Anamnesi, "
-    "Tecnica, Confronto, Klinische gegevens, Vraagstelling, Indicatie, Techniek, Vergelijking",
-    "EXAMINATION": "Untersuchung, Estudio, Exploración, Examen, Exame, Esame, Onderzoek",
-}
-"""Header of MIMIC-CXR -> words that begin the same section elsewhere: in any case, with or without accents, before a
-colon, before a dash or alone on a line."""
+import yaml
+
+
+class Words(NamedTuple):
+    """Words of a language, from ``words.yaml``, which explains them; the last three are patterns."""
+
+    heads: Mapping[str, str]
+    reading: str = ""
+    function: str = ""
+    abbreviations: str = ""
+    sides: str = ""
+    endings: str = ""
+    ordinals: str = "(?!)"
+    places: str = r"(?-i:[LS][SIM][DGIS]?)\b|lobe\b|l[oó]b(?:ul)?o\b|base\b|champs?\b|campos?\b"
+    governs: str = "(?!)"
+
+
+_TABLE = yaml.safe_load((files("data_prep.text") / "words.yaml").read_text(encoding="utf-8"))
+WORDS = {language: Words(**words) for language, words in _TABLE.items()}
+"""Words by language (ISO 639-1)."""
+
+LANGUAGES = {language: words for language, words in WORDS.items() if words.function}
+"""Languages that a report can be cut by."""
 
 CAPITALISED = (
     "Findings, Impression, Conclusion, Conclusions, Indication, Technique, Comparison, History, Clinical history, "
     "Clinical information, Reason for exam, Reason for study, Exam, Examination, Procedure, Date"
 )
-"""MIMIC-CXR's headers, there in capitals; elsewhere like those of `HEADER_WORDS`."""
-
-READING_WORDS = {
-    "English": "lung* heart* cardi* mediast* pleur* diaphr* hemidiaph* skelet* thora* abdom* airway* trach* bronch* "
-    "vascul* vessel* aort* silhouette* soft costophr* sternum clavic* shoulder* scapul* humer* elbow* forearm* wrist* "
-    "pelvi* femur knee* tibia* ankle* skull neck stomach liver bowel* gastr* kub esoph* pneumo* edema* oedema* "
-    "effusion* atelecta* consolid* opac* nodul* mass masses fractur* emphys* granulom* musculosk* hemithor* vertebr* "
-    "joint* pericard* lymph* adenop* interstit* parenchym* breast* cp lesion* cancer* tumor* tumour* malign* metast* "
-    "failure chf copd congest* hernia* calcif* tubercul* tb thicken* hyperinfl* embol* aneurysm* abscess* cavit* "
-    "infect* aspirat* air deform* scolio* degener* right left bilateral* rul rml rll lul lll lingula* base zone* "
-    "upper lower retrocard* perihil* device* hardware cathet* picc port-a-cath pacem* pacer* icd aicd stent* valve* "
-    "drain* ett et ng ngt og cvc cvl ij endotrach* nasog* enteric swan-ganz iabp ecmo dobhoff frontal lateral pa ap "
-    "cxr x-ray* portable upright supine since unchanged interval cyst* fibro* collaps* hemorr* contus* postop* "
-    "post-op* postsurg* prosthe* pigtail mediport hemodial* foreign *oma *omas *bosis *dosis *losis *rosis *phosis "
-    "steno* *megal* *pathy likely consider* pulm* hil* infiltr* lob* apex apic* base bases basal* basil* hand* hip "
-    "hips line* tub* wire* clip* lead leads port ports portac* finding* view* *itis radiogra* film* xray* spin* chest "
-    "rib ribs scar* angle* foot feet osseous bon* spleen splen* thyroid kidney* gallbl* pancrea* "
-    "^note* ^comment* ^new ^stable ^improv* ^worse* ^resol* ^increas* ^decreas* ^persist* ^chang* ^compar* ^today "
-    "^now ^overall ^differential ^ddx ^addend* ^narrative ^of ^please ^also ^additionally ^otherwise ^incidental* "
-    "^most ^possib* ^probab* ^suspect* +size +cause* +suspic* +concern* +limitation* +complication* +correlat* "
-    "+diagnosis +diagnoses +alternativ* +normal +abnormal* +negative +positive +clear +acute +chronic +mild* "
-    "+moderate* +severe* +severity +extent +small +large +definite* +old +prior +previous* +recent* +current* +again "
-    "+after +before +post +rotat* +inspirat* +position* +favor* +versus +first +second +third +follow-up +followup "
-    "+etiolog* +patholog*",
-    "German": "zwerchf* knoch* rippe* wirbel* bws brustk* weichteil* gefäß* sinus recessus randwink* schulter* "
-    "erguss* stauung* atelekt* rundherd* verschatt* fraktur* verkalk* rechts links beidseit* rechte* linke* oberlapp* "
-    "unterlapp* mittellapp* oberfeld* unterfeld* obere* untere* zvk katheter* tubus schrittm* sonde* magensonde "
-    "fremdmat* implant* aufnahme aufnahmen röntgen röntgenbild* röntgenthorax seit unverändert* neu cor herz* "
-    "^kommentar ^neue* ^konstant ^stabil ^insgesamt ^anmerkung* ^bemerkung* ^hinweis ^dd ^nachtrag ^differentialdiag* "
-    "^differenzialdiag* ^zunahme ^abnahme",
-    "French": "squelette poumon* coeur cœur plèvr* osseu* côte* coupole* gros rachis culs-de-sac épanchem* foyer* "
-    "syndrome œdème* droit* gauche* bilatér* sommet* matériel* cliché* face profil depuis inchangé* nouveau* "
-    "nouvelle* stable* ^remarque* ^commentaire* ^globalement",
-    "Spanish": "tora* costofr* corazón hueso* óseo* ósea* costill* diafrag* tráquea* columna silueta parénquima* "
-    "partes senos derrame* derech* izquierd* vértice* catéter* sonda* marcapas* dispositiv* placa* proyecc* desde "
-    "estable* nuevo* nueva* neumo* ^sin ^nota ^notas ^comentario* ^adenda ^diferencial",
-    "Portuguese": "coração seios osso* óssea* costela* arco* cúpula* coluna traqueia direit* esquerd* incidênc* "
-    "inalterad* novo nova ^observação ^adendo",
-    "Italian": "polmon* cuore ili ilo* ossa osse* costol* diafram* emidiafram* colonna ombra seni versament* "
-    "addensament* frattur* destr* sinistr* sondino* drenaggi* proiezion* invariat* nuovo nuova stabile ^commento "
-    "^differenziale",
-    "Dutch": "long longen longveld* hart* bot botten ribben weke sinus* wervel* fractu* rechts* links* beiderzijds "
-    "onderkwab* bovenkwab* lijn* opname opnamen sinds onveranderd* nieuw* ^opmerking* ^noot",
-    "Chinese": "肺* 双肺* 两肺* 心* 胸* 纵隔* 膈* 横膈* 肋* 骨* 气管* 主动脉* 右* 左*",
-}
-"""Language -> words of heads that belong to the reading although `HEADER_WORDS` lacks them: of an organ, a finding, a
-side, a place, a device, the views, a time or a comparison ("*": any ending); first words (^), as in "Note:"; words of
-heads behind the impression alone (+). A word that languages share stands in the first of them."""
+"""MIMIC-CXR's headers, there in capitals; elsewhere like those of `Words.heads`."""
 
 _NOT_OF_READING = re.compile(
     r"\b(?:RATE|PAIN|HISTORY|INDICATIONS?|\w*(?:SCHMERZ|FREQUENZ)\w*|DOULEURS?|DOLOR|DOR|PHYSICIAN|SURGEON|\w+(?<!ETI)(?<!PATH)OLOG(?:IST|IN|UE|[EOAY])?"
@@ -98,7 +58,9 @@ def _plain(text: str) -> str:
 
 
 def _reading_words(mark: str = "") -> str:
-    words = re.findall(rf"(?<!\S){mark}([*\w]\S*)", _plain(" ".join(READING_WORDS.values())))
+    words = re.findall(
+        rf"(?<!\S){mark}([*\w]\S*)", _plain(" ".join(words.reading for words in WORDS.values()))
+    )
     return "|".join(re.escape(word).replace(r"\*", r"\w*") for word in words)
 
 
@@ -106,11 +68,17 @@ _FIRST, _BEHIND = r"\^", r"\+"
 _READING = re.compile(rf"(?<![^\W_])(?:{_reading_words()}|(?<!.)(?:{_reading_words(_FIRST)}))(?![^\W_])")
 _OF_IMPRESSION = re.compile(rf"(?<![^\W_])(?:{_reading_words(_BEHIND)})(?![^\W_])")
 
-_ENGLISH = {_plain(word): header for header, words in HEADER_WORDS.items() for word in words.split(", ")}
+_HEADS = [
+    (word, header)
+    for words in WORDS.values()
+    for header, listed in words.heads.items()
+    for word in listed.split(", ")
+]
+_ENGLISH = {_plain(word): header for word, header in _HEADS}
 _ENGLISH |= {word.upper(): word.upper() for word in CAPITALISED.split(", ")}
 _WORD = "|".join(
     re.sub("[^ -~]", lambda match: f"[{match[0]}{_plain(match[0])}]", word).replace(" ", r"[ \t]+")
-    for word in sorted(", ".join([*HEADER_WORDS.values(), CAPITALISED]).split(", "), key=len, reverse=True)
+    for word in sorted([*(word for word, _ in _HEADS), *CAPITALISED.split(", ")], key=len, reverse=True)
 )
 _HEADER = re.compile(
     # At the beginning of a line; behind a full stop or two blanks; in capitals.
@@ -191,7 +159,7 @@ _SIGNER = re.compile(
 
 
 def with_english_headers(report: str) -> str:
-    """Replace the headers of `HEADER_WORDS` by MIMIC-CXR's."""
+    """Replace the headers of `Words.heads` by MIMIC-CXR's."""
 
     def english(match: re.Match[str]) -> str:
         words = [" ".join(_plain(word).split()) for word in match.group("first", "second") if word]
@@ -221,7 +189,7 @@ def is_head(words: str) -> bool:
 
 
 def is_of_reading(head: str, is_behind_impression: bool = False) -> bool:
-    """True for a head of `READING_WORDS`: "Right lower lobe", "PICC", "New", "Note"."""
+    """True for a head of `Words.reading`: "Right lower lobe", "PICC", "New", "Note"."""
     head = _plain(head).strip()
     is_of_impression = is_behind_impression and _OF_IMPRESSION.search(head) is not None
     return is_of_impression or _READING.search(head) is not None

@@ -5,7 +5,7 @@ parser). Beyond that: lower-case headers, headers within a line, missing colons,
 Drafts and additions (WET READ, PRELIMINARY REPORT, ADDENDUM) and signatures are left out, see `_is_draft`.
 A header that is neither findings nor impression ends the section if it is known to begin another (INDICATION,
 COMPARISON, WET READ, ADDENDUM, ...); an unknown one (HEART, TECHNICAL QUALITY) belongs to the text around it. But
-unless it is one of `languages.READING_WORDS`, it ends the impression (ACCESSION NUMBER), and before the reading of a
+unless it is one of `languages.Words.reading`, it ends the impression (ACCESSION NUMBER), and before the reading of a
 whole text of another source it begins another section (Klinische Fragestellung).
 """
 
@@ -222,7 +222,7 @@ def own_sections(
 ) -> list[Section]:
     """The chosen sections of a report of another source than MIMIC-CXR, without lines that say who wrote it.
 
-    A section of the name `TEXT` is a whole text, with MIMIC-CXR's headers or those of `languages.HEADER_WORDS`. Where
+    A section of the name `TEXT` is a whole text, with MIMIC-CXR's headers or those of `languages.Words.heads`. Where
     none names the findings, they are the text under no header (`NO_HEADER`), also that behind the line or the
     paragraph of another section (INDICATION) or of an unknown head. Sections that hold a placeholder alone are missing.
     """
@@ -398,7 +398,7 @@ def _is_head(match: re.Match[str], report: str, width: int) -> bool:
 
 
 def _is_of_reading(head: str, name: str) -> bool:
-    """True for a head of the findings, the views or `languages.READING_WORDS`."""
+    """True for a head of the findings, the views or `languages.Words.reading`."""
     kind = _kind(head)
     first = head.split()[0]
     # "Chest comparison" is of the reading, "Reason for chest film" and "Comparison films" are not.

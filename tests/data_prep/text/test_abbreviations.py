@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from data_prep.text.abbreviations import LANGUAGES, language_of, unknown_script
+from data_prep.text.abbreviations import language_of, unknown_script
+from data_prep.text.languages import LANGUAGES
 from data_prep.text.reports import Report, Sentences, read_sentences
 from data_prep.text.sections import SECTIONS, Section
 from data_prep.text.sentences import passages, split_sentences

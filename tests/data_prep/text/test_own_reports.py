@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from data_prep.text.languages import CAPITALISED, HEADER_WORDS
 from data_prep.text.reports import MAX_CHARACTERS, Report, read_passages
 from data_prep.text.sections import (
     BOTH,
@@ -288,9 +286,3 @@ def test_what_was_done_with_heads_and_placeholders_is_counted() -> None:
 def test_a_text_of_absurd_length_is_named() -> None:
     report = Report(1, sections=(Section("text", "Clear. " * MAX_CHARACTERS),))
     assert read_passages(report, SECTIONS).reason == "report has more than 262,144 characters"
-
-
-def test_the_documentation_lists_every_header() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "other_data.md").read_text("utf-8")
-    words = ", ".join([*HEADER_WORDS.values(), CAPITALISED]).split(", ")
-    assert [word for word in words if not re.search(rf"\b{word}\b", text)] == []

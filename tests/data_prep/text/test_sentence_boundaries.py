@@ -5,26 +5,9 @@ No splitter is checked here: see sentence_boundaries/README.md.
 
 from __future__ import annotations
 
-import hashlib
-from pathlib import Path
-
 import pytest
 
 from tests.data_prep.text.boundary_score import boundaries, boundary_agreement, locate
-
-FOLDER = Path(__file__).parent / "sentence_boundaries"
-
-
-@pytest.mark.parametrize(
-    ("name", "sha256"),
-    [
-        ("openi.json", "8f50a25b5de9ce50778f3d65bd24bc2b9b46a10b870d9453f7825f1c45d82024"),
-        ("traps.json", "39aadfb046b4800802bab9ff9c0677371de441b180d0a43d00bf2c2ecbea94c7"),
-    ],
-)
-def test_labels_are_those_drawn_and_checked(name, sha256):
-    """Commit 55b4d1e has the checks: drawn by a seed, in order, and no letter outside of a sentence."""
-    assert hashlib.sha256((FOLDER / name).read_bytes()).hexdigest() == sha256
 
 
 def test_position_of_a_boundary_counts_letters_within_sentences():
