@@ -66,7 +66,7 @@ $(DEMO)/results.json: $(DEMO)/fit.json
 	$(RUN) -m medclip_dcl test --config $(DEMO)/config.yaml
 
 $(DEMO)/calibration.json: $(DEMO)/fit.json
-	$(RUN) -m medclip_dcl.evaluation.calibrate $(DEMO)
+	$(RUN) -m medclip_dcl.command.calibrate $(DEMO)
 
 $(DEMO)/report.html: $(DEMO)/results.json $(DEMO)/calibration.json
 	$(RUN) -m medclip_dcl.report $(DEMO)

@@ -42,7 +42,7 @@ GROUPS = {
         Verb("validate", _CLI, "evaluate on validate patients"),
         Verb("test", _CLI, "evaluate on test patients"),
         Verb("predict", _CLI, "write scores and embeddings of a set"),
-        Verb("calibrate", "medclip_dcl.evaluation.calibrate", "fit probabilities and thresholds of findings"),
+        Verb("calibrate", "medclip_dcl.command.calibrate", "fit probabilities and thresholds of findings"),
     ),
     "compare": (
         Verb("report", "medclip_dcl.report.report", "page of a run"),

@@ -34,9 +34,6 @@ from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
 
 FeatureMaps: TypeAlias = Float[Tensor, "image dim region_row region_column"]
 
-_ELEMENTS_PER_CHUNK = 2**24
-"""Region-sentence cosines computed at a time; bounds the memory whatever the number of sentences."""
-
 _embedded: WeakKeyDictionary[ImageTextNetwork, dict[str, Tensor]] = WeakKeyDictionary()
 
 
@@ -109,7 +106,7 @@ class EvaluationCallback(Evaluation, ABC):
         stages: "validate", "test", or both, the default.
         network_class: class of the network that it evaluates.
         measured: name of the model's output that it measures.
-        measures_images: True if it compares whole images: of an encoder with a global vector it then gets `Encoded`.
+        measures_images: True if it compares whole images, and so gets `Encoded`.
         options: its arguments on which the results depend; results.json records them as `protocol`.
     """
 
@@ -133,9 +130,7 @@ class EvaluationCallback(Evaluation, ABC):
         """
 
     @abstractmethod
-    def measure(
-        self, network: Any, output: Float[Tensor, "image ..."], dicom_ids: Sequence[str]
-    ) -> Mapping[str, Any]:
+    def measure(self, network: Any, output: Any, dicom_ids: Sequence[str]) -> Mapping[str, Any]:
         """Values of each image that this evaluation needs, by dicom_id, on the CPU; output is in float32."""
 
     @abstractmethod
@@ -168,8 +163,8 @@ class EvaluationCallback(Evaluation, ABC):
             return
         dicom_ids, output = outputs["dicom_id"], outputs[self.measured].float()
         _require_numbers(output, dicom_ids)
-        if self.measures_images and "global_vector" in outputs:
-            output = Encoded(output, outputs["global_vector"].float())
+        if self.measures_images:
+            output = Encoded(output, outputs.get("global_vector")).each(Tensor.float)
         self._values.update(self.measure(self._network(pl_module), output, dicom_ids))
 
     def _finish(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -247,19 +242,6 @@ def embed_anew(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor,
     if n_nan:
         raise UserError(f"{n_nan} of {len(texts)} sentence embeddings hold NaN: training has diverged")
     return embeddings
-
-
-def scores(
-    network: ImageTextNetwork,
-    images: FeatureMaps | Encoded,
-    sentences: Float[Tensor, "sentence dim"],
-) -> Float[Tensor, "sentence image"]:
-    """Image-sentence scores in [-1, 1]: the network's similarity logits divided by gamma^2, on the CPU."""
-    encoded = images if isinstance(images, Encoded) else Encoded(images)
-    count, _, *grid = encoded.feature_map.shape
-    rows = max(1, _ELEMENTS_PER_CHUNK // max(1, count * math.prod(grid)))
-    parts = [network.logits(encoded, part) for part in sentences.split(rows)]
-    return (torch.cat(parts) / network.similarity.gamma2).float().cpu()
 
 
 def subject_ids(tables: EvaluatedImages, dicom_ids: pd.Series) -> pd.Series:

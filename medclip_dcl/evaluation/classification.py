@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
-from jaxtyping import Float
 from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
-from torch import Tensor
 
-from medclip_dcl.common.errors import check_choice, check_min
-from medclip_dcl.common.findings import CHEX5, Ensemble, ensemble_used, read_prompts, require_labelled
+from medclip_dcl.common.errors import check_min
+from medclip_dcl.common.findings import Ensemble, ensemble_used, require_labelled
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
-    FeatureMaps,
     embed_texts,
     evaluation_data,
-    scores,
     subject_ids,
 )
 from medclip_dcl.metrics import summaries
 from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
-from medclip_dcl.networks.similarity import mean_directions
+from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.pictures.plots import roc_figure
 
 NO_CASES = "no image has a label of these findings: zero-shot classification is not measured"
@@ -65,8 +60,7 @@ class ZeroShotClassification(Classification):
         prompts: finding -> (negative, positive), for any finding that the data set labels; each is a prompt or a list
             of prompts, an ensemble. Or a YAML file of such pairs (configs/prompts/chexpert14.yaml). null for CheX5's
             five pairs, of which the set may label any or none.
-        ensemble: "scores": the mean of the prompts' scores; "embeddings": the score of the mean of their normalised
-            embeddings, as in CLIP (choice, not from the paper).
+        ensemble: "scores" or "embeddings", see `medclip_dcl.networks.zero_shot.ZeroShot`.
         min_cases: positive and negative cases, each, that a finding needs; with fewer it gets no number and a
             warning says so (choice, not from the paper).
 
@@ -76,7 +70,7 @@ class ZeroShotClassification(Classification):
 
     section = "classification"
     measures_images = True
-    options = ("ensemble", "min_cases")
+    options = ("min_cases",)
 
     def __init__(
         self,
@@ -86,9 +80,8 @@ class ZeroShotClassification(Classification):
     ) -> None:
         super().__init__(min_cases)
         self.is_default = prompts is None
-        self.prompts = read_prompts(CHEX5 if prompts is None else prompts, "ZeroShotClassification")
-        check_choice("ZeroShotClassification.ensemble", ensemble, get_args(Ensemble))
-        self.ensemble = ensemble
+        self.zero_shot = ZeroShot(prompts, ensemble, "ZeroShotClassification")
+        self.prompts = self.zero_shot.prompts
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A misspelt finding should not wait for the first validation.
@@ -103,33 +96,16 @@ class ZeroShotClassification(Classification):
         return set(tables.cases.loc[tables.cases["finding"].isin(self.prompts), "dicom_id"])
 
     def measure(
-        self, network: ImageTextNetwork, images: FeatureMaps | Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, list[float]]:
-        return dict(zip(dicom_ids, self.scores(network, images).T.tolist(), strict=True))
-
-    def scores(
-        self, network: ImageTextNetwork, images: FeatureMaps | Encoded
-    ) -> Float[Tensor, "ensemble image"]:
-        """Scores of each finding's negative prompts, then of each finding's positive prompts."""
-        negative, positive = zip(*self.prompts.values(), strict=True)
-        ensembles = [*negative, *positive]
-        embeddings = embed_texts(network, [text for texts in ensembles for text in texts])
-        sizes = [len(texts) for texts in ensembles]
-        if self.ensemble == "embeddings":
-            return scores(network, images, mean_directions(embeddings, sizes))
-        found = scores(network, images, embeddings)
-        return torch.stack([part.mean(dim=0) for part in found.split(sizes)])
+        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
+    ) -> dict[str, list[list[float]]]:
+        prompts = embed_texts(network, self.zero_shot.texts)
+        scores = self.zero_shot.scores(network, encoded, prompts)
+        return dict(zip(dicom_ids, scores.tolist(), strict=True))
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
     ) -> dict[str, EvaluationResult]:
-        cases = measured_cases(tables.cases, list(self.prompts), values, tables)
-        rows = [(values[d], place) for d, place in zip(cases["dicom_id"], cases["place"], strict=True)]
-        cases = cases.assign(
-            score_positive=[row[len(self.prompts) + place] for row, place in rows],
-            score_negative=[row[place] for row, place in rows],
-        )
-        cases = cases[COLUMNS].astype({"score_positive": "float64", "score_negative": "float64"})
+        cases = scored_cases(tables.cases, list(self.prompts), values, tables)
         found = classification_result(cases, list(self.prompts), self.min_cases, tables.labelled)
         if cases.empty:
             others = f"; the set labels {', '.join(tables.labelled)} (--prompts)" if tables.labelled else ""
@@ -143,7 +119,7 @@ class ZeroShotClassification(Classification):
             finding: {"negative": _one_or_all(pair[0]), "positive": _one_or_all(pair[1])}
             for finding, pair in self.prompts.items()
         }
-        found.protocol["ensemble"] = ensemble_used(self.prompts, self.ensemble)
+        found.protocol["ensemble"] = ensemble_used(self.prompts, self.zero_shot.ensemble)
         return {self.section: found}
 
 
@@ -159,6 +135,19 @@ def measured_cases(
         place=cases["finding"].map(places),
     )
     return cases.sort_values(["place", "dicom_id"]).reset_index(drop=True)
+
+
+def scored_cases(
+    labels: pd.DataFrame, findings: Sequence[str], values: Mapping[str, Any], tables: EvaluatedImages
+) -> pd.DataFrame:
+    """Cases with the zero-shot scores of their images, which `values` holds side by side."""
+    cases = measured_cases(labels, findings, values, tables)
+    rows = [(values[d], place) for d, place in zip(cases["dicom_id"], cases["place"], strict=True)]
+    cases = cases.assign(
+        score_positive=[positive[place] for (_, positive), place in rows],
+        score_negative=[negative[place] for (negative, _), place in rows],
+    )
+    return cases[COLUMNS].astype({"score_positive": "float64", "score_negative": "float64"})
 
 
 def classification_result(

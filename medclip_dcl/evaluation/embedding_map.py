@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from medclip_dcl.common.errors import check_min
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, FeatureMaps, subject_ids
+from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, subject_ids
 from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
 from medclip_dcl.pictures.plots import embedding_map_figure
 
@@ -55,9 +55,9 @@ class EmbeddingMap(EvaluationCallback):
         return self._drawn
 
     def measure(
-        self, network: ImageTextNetwork, images: FeatureMaps | Encoded, dicom_ids: Sequence[str]
+        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        vectors = network.image_vectors(images) if isinstance(images, Encoded) else images.flatten(2).mean(2)
+        vectors = network.image_vectors(encoded)
         of_batch = zip(dicom_ids, normalize(vectors, dim=-1).cpu().numpy(), strict=True)
         return {dicom_id: vector for dicom_id, vector in of_batch if dicom_id in self._drawn}
 

@@ -19,11 +19,12 @@ from medclip_dcl.common.files import write_parquet, write_text
 from medclip_dcl.common.findings import ensemble_used
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import trainer_data
-from medclip_dcl.evaluation.base import embed_anew, evaluation_data, forget_texts, is_part
+from medclip_dcl.evaluation.base import embed_anew, embed_texts, evaluation_data, forget_texts, is_part
 from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.image_text import Encoded
+from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.runs.run_folder import PART
 
 
@@ -51,12 +52,13 @@ class PredictionWriter(Callback):
         self.suffix = suffix
         self.folder: Path | None = None
         self._values: dict[str, Any] = {}
-        self._zero_shot = ZeroShotClassification()
+        self._zero_shot = ZeroShot()
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._values = {}
         if isinstance(pl_module, ImageTextModel):
-            given = (x for x in trainer.callbacks if isinstance(x, ZeroShotClassification))  # type: ignore[attr-defined]
+            callbacks = trainer.callbacks  # type: ignore[attr-defined]
+            given = (x.zero_shot for x in callbacks if isinstance(x, ZeroShotClassification))
             self._zero_shot = next(given, self._zero_shot)
             forget_texts(pl_module.network)
 
@@ -70,7 +72,8 @@ class PredictionWriter(Callback):
             network = pl_module.network
             encoded = Encoded(outputs["feature_map"], outputs.get("global_vector")).each(Tensor.float)
             embeddings = network.image_vectors(encoded).cpu().numpy()
-            rows = zip(embeddings, self._zero_shot.scores(network, encoded).T.numpy(), strict=True)
+            prompts = embed_texts(network, self._zero_shot.texts)
+            rows = zip(embeddings, self._zero_shot.scores(network, encoded, prompts).numpy(), strict=True)
         self._values.update(zip(outputs["dicom_id"], rows, strict=True))
 
     def on_predict_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -91,9 +94,8 @@ class PredictionWriter(Callback):
                 {"dicom_id": list(values), "embedding": list(embeddings)}
             )
             findings = tuple(self._zero_shot.prompts)
-            sides = [row.reshape(2, len(findings)) for row in scores]
             columns = ["score_negative", "score_positive"]
-            tables["finding_scores"] = _by_finding(values, findings, columns, sides)
+            tables["finding_scores"] = _by_finding(values, findings, columns, scores)
             used = ensemble_used(self._zero_shot.prompts, self._zero_shot.ensemble)
             tables["finding_scores"].attrs["ensemble"] = used
         images = evaluation_data(trainer).prepared.table("images").set_index("dicom_id")

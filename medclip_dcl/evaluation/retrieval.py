@@ -19,10 +19,8 @@ from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.base import (
     EvaluationCallback,
     EvaluationResult,
-    FeatureMaps,
     embed_anew,
     embed_texts,
-    scores,
     subject_ids,
 )
 from medclip_dcl.evaluation.grounding import NO_BOXES, boxes_by_image
@@ -66,9 +64,8 @@ class Retrieval(EvaluationCallback):
         return set().union(*(items.images for items in self._items))
 
     def measure(
-        self, network: ImageTextNetwork, images: FeatureMaps | Encoded, dicom_ids: Sequence[str]
+        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
     ) -> Mapping[str, Any]:
-        encoded = images if isinstance(images, Encoded) else Encoded(images)
         found = [items.measure(network, encoded, dicom_ids) for items in self._items]
         measured = dict.fromkeys(dicom_id for of_images in found for dicom_id in of_images)
         return {dicom_id: [of_images.get(dicom_id) for of_images in found] for dicom_id in measured}
@@ -186,7 +183,7 @@ class ImagesAndSentences:
         if self._embedded is None:
             # Not batched with phrases and prompts, which would change the last bits.
             self._embedded = embed_anew(network, self._texts.tolist())
-        by_image = scores(network, encoded, self._embedded).T.contiguous().numpy()
+        by_image = network.scores(encoded, self._embedded).T.contiguous().numpy()
         return dict(zip(dicom_ids, by_image, strict=True))
 
     def summarise(

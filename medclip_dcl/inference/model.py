@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, get_args
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -25,13 +25,14 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.common.devices import usable_device
-from medclip_dcl.common.errors import MissingFileError, UserError, check_choice
+from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.findings import CHEX5, Ensemble, PromptSource, read_prompts
 from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 from medclip_dcl.inference.heat_maps import HeatMaps
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, differences
 from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
-from medclip_dcl.networks.similarity import cosine_heat_maps, mean_directions
+from medclip_dcl.networks.similarity import cosine_heat_maps
+from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.pictures.inputs import ImageLike, Images, as_grey, each_image, network_input
 from medclip_dcl.runs.checkpoint_files import checkpoint_of_run
 
@@ -87,7 +88,7 @@ def _own_calibration(file: Path, network: ImageTextNetwork) -> Calibration | Non
     differing = ", ".join(differences(calibration.fingerprint, own)) or "gamma^2"
     warnings.warn(
         f"{file} was fitted to another model than the one that is loaded, or by an earlier version of this program, "
-        f"and is left out (they differ in {differing}); calibrate again: python -m medclip_dcl.evaluation.calibrate "
+        f"and is left out (they differ in {differing}); calibrate again: python -m medclip_dcl.command.calibrate "
         "MODEL",
         stacklevel=3,
     )
@@ -141,7 +142,7 @@ class ImageTextInference:
     Args:
         network: in evaluation mode.
         dtype: of the encoders' arithmetic, see `load`.
-        calibration: fitted to this network by ``python -m medclip_dcl.evaluation.calibrate``; None for none. Its
+        calibration: fitted to this network by ``python -m medclip_dcl.command.calibrate``; None for none. Its
             `findings` hold the thresholds.
 
     Raises, in all methods:
@@ -262,22 +263,20 @@ class ImageTextInference:
         self, prompts: PromptSource = CHEX5, ensemble: Ensemble = "scores"
     ) -> Callable[[Encoded], np.ndarray]:
         """`scorer` of images that are encoded already."""
-        pairs = read_prompts(prompts)
-        ensembles = [texts for pair in pairs.values() for texts in pair]
-        owners = [f"a prompt of {name}" for name, pair in pairs.items() for texts in pair for _ in texts]
-        sentences = self._sentences([text for texts in ensembles for text in texts], owners)
-        check_choice("ensemble", ensemble, get_args(Ensemble))
-        sizes = [len(texts) for texts in ensembles]
-        if ensemble == "embeddings":
-            sentences, sizes = mean_directions(sentences, sizes), [1] * len(sizes)
-        ends = np.cumsum(sizes)[:-1]
+        score = self.sides_of_encoded(ZeroShot(prompts, ensemble))
 
-        def score(encoded: Encoded) -> Float[np.ndarray, "image finding"]:
-            scores = np.split(self._similarity(encoded, sentences), ends, axis=1)
-            means = np.stack([part.mean(axis=1) for part in scores], axis=1)
-            return means[:, 1::2] - means[:, ::2]
+        def difference(encoded: Encoded) -> Float[np.ndarray, "image finding"]:
+            negative, positive = score(encoded).unbind(dim=1)
+            return (positive - negative).numpy()
 
-        return score
+        return difference
+
+    def sides_of_encoded(self, zero_shot: ZeroShot) -> Callable[[Encoded], Float[Tensor, "image 2 finding"]]:
+        """`ZeroShot.scores` of images that are encoded already; prompts are encoded once."""
+        sentences = self._sentences(zero_shot.texts, zero_shot.owners)
+        return torch.inference_mode()(
+            lambda encoded: self._finite(zero_shot.scores(self.network, encoded, sentences))
+        )
 
     @torch.inference_mode()
     def embed_images(self, images: Images, batch_size: int = BATCH_SIZE) -> Float[np.ndarray, "image dim"]:
@@ -310,7 +309,7 @@ class ImageTextInference:
     def require_calibration(self) -> Calibration:
         if self.calibration is None:
             raise UserError(
-                "this model has no calibration: run python -m medclip_dcl.evaluation.calibrate MODEL, and load again"
+                "this model has no calibration: run python -m medclip_dcl.command.calibrate MODEL, and load again"
             )
         return self.calibration
 
@@ -326,10 +325,12 @@ class ImageTextInference:
     def _similarity(
         self, encoded: Encoded, sentences: Float[Tensor, "text dim"]
     ) -> Float[np.ndarray, "image text"]:
-        logits = self.network.logits(encoded, sentences)
-        if not logits.isfinite().all():
+        return self._finite(self.network.scores(encoded, sentences)).T.numpy()
+
+    def _finite(self, scores: Tensor) -> Tensor:
+        if not scores.isfinite().all():
             raise UserError(f"scores are not finite in {self.dtype}; use float32, or another checkpoint")
-        return (logits / self.network.similarity.gamma2).T.cpu().numpy()
+        return scores
 
     @torch.inference_mode()
     def _encoded(self, inputs: UInt8[np.ndarray, "image side side"]) -> Encoded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +31,9 @@ from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.similarity import LSENonLocal, Similarity
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.pictures.geometry import View
+
+_ELEMENTS_PER_CHUNK = 2**24
+"""Region-sentence cosines computed at a time; bounds the memory whatever the number of sentences."""
 
 
 class Encoded(NamedTuple):
@@ -162,6 +166,15 @@ class ImageTextNetwork(ImageNetwork):
         """Logits of all pairs of encoded images and sentences."""
         vector = () if encoded.global_vector is None else (encoded.global_vector,)
         return self.similarity(self.regions(encoded.feature_map), sentences, *vector)
+
+    def scores(
+        self, encoded: Encoded, sentences: Float[Tensor, "sentence dim"]
+    ) -> Float[Tensor, "sentence image"]:
+        """Scores in [-1, 1] of all pairs, on the CPU: the logits divided by gamma^2, some sentences at a time."""
+        count, _, *grid = encoded.feature_map.shape
+        rows = max(1, _ELEMENTS_PER_CHUNK // max(1, count * math.prod(grid)))
+        parts = [self.logits(encoded, part) for part in sentences.split(rows)]
+        return (torch.cat(parts) / self.similarity.gamma2).float().cpu()
 
     def image_vectors(self, encoded: Encoded) -> Float[Tensor, "image dim"]:
         """One vector of each image: the global one, or the mean of the regions."""

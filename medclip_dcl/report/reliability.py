@@ -60,7 +60,7 @@ def section(run: TestedRun) -> dict[str, Any] | None:
     if differing := _differing(calibration, results):
         return {
             "reason": f"{CALIBRATION_FILE} does not belong to this test: {differing}; calibrate again (python -m "
-            f"medclip_dcl.evaluation.calibrate {run.folder}), and test again where other images or prompts are wanted"
+            f"medclip_dcl.command.calibrate {run.folder}), and test again where other images or prompts are wanted"
         }
     fitted, notes = [], []
     for finding, one in calibration.findings.items():

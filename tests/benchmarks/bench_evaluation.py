@@ -41,7 +41,7 @@ from medclip_dcl.metrics import (
     retrieval_ranks,
 )
 from medclip_dcl.networks.image_encoder import ResNetRegions
-from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
 from medclip_dcl.networks.similarity import at_image_size
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 
@@ -189,7 +189,7 @@ def whole(n_images: int, rounds: int) -> str:
             network.feature_map(pixels)
         middle = time.perf_counter()
         grounding.measure(network, feature_map[part], ids[part])
-        retrieval_of_boxes.measure(network, feature_map[part], ids[part])
+        retrieval_of_boxes.measure(network, Encoded(feature_map[part]), ids[part])
         end = time.perf_counter()
         encoded = -(-len(ids[part]) // len(pixels)) * len(pixels)
         if first:

@@ -14,7 +14,7 @@ from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation import EmbeddingMap
 from medclip_dcl.evaluation.embedding_map import embedding_map, groups_of_images
 from medclip_dcl.networks.image_encoder import RegionEncoder
-from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.report.report import render
 
@@ -64,7 +64,7 @@ def evaluate(count: int, **options) -> EmbeddingMap:
     ids = data.images["dicom_id"].tolist()
     values: dict[str, np.ndarray] = {}
     for start in range(0, count, 7):
-        values |= callback.measure(network, maps[start : start + 7], ids[start : start + 7])
+        values |= callback.measure(network, Encoded(maps[start : start + 7]), ids[start : start + 7])
     assert set(values) == wanted
     mean = normalize(maps.mean((2, 3)), dim=1)
     assert all(np.allclose(values[id_], mean[ids.index(id_)], atol=1e-6) for id_ in values)

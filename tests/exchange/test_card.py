@@ -136,7 +136,7 @@ def test_settings_of_the_card_are_those_of_configurations():
 
 def test_the_card_holds_no_report_text_or_path(run, card):
     assert "SECRET" not in card and str(run.parent) not in card and "/home" not in card
-    assert "python -m medclip_dcl.evaluation.calibrate mine" in card
+    assert "python -m medclip_dcl.command.calibrate mine" in card
 
 
 @pytest.mark.parametrize(

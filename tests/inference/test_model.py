@@ -95,28 +95,6 @@ def test_classify_is_positive_minus_negative(model, grey, tmp_path):
     np.testing.assert_allclose(frame.to_numpy(), np.stack(expected, axis=1), atol=1e-6)
 
 
-def test_embeddings_are_averaged_as_in_clip(model, grey, monkeypatch):
-    vectors = torch.randn(5, 16) * torch.tensor([1.0, 9.0, 2.0, 3.0, 4.0])[:, None]
-    monkeypatch.setattr(model.network, "embed_texts", lambda texts: vectors[: len(texts)])
-    with torch.no_grad():
-        encoded = model._encoded(next(model._inputs(grey, 1)))
-        unit = vectors / vectors.norm(dim=1, keepdim=True)
-        means = torch.stack([unit[0], unit[1:3].mean(0), unit[3], unit[4]])
-        logits = model.network.logits(encoded, means)[:, 0] / model.network.similarity.gamma2
-    prompts = {"x": ("no x", ("x", "much x")), "y": ("no y", "y")}
-    scores, embeddings = (
-        model.classify(grey, prompts, ensemble=one).iloc[0] for one in ("scores", "embeddings")
-    )
-    assert embeddings.tolist() == pytest.approx((logits[1::2] - logits[::2]).tolist(), abs=1e-6)
-    assert abs(embeddings["x"] - scores["x"]) > 0.01 and embeddings["y"] == pytest.approx(scores["y"])
-
-
-@pytest.mark.usefixtures("_shapes_unchecked")
-def test_an_unknown_ensemble_is_refused(model, grey):
-    with pytest.raises(UserError, match="ensemble: expected one of scores, embeddings, found .mean"):
-        model.classify(grey, ensemble="mean")
-
-
 def test_deep_images_are_scaled_as_in_preparation(model, grey, tmp_path):
     whole_range = np.asarray(Image.fromarray(grey)).astype(np.uint16)
     whole_range[0, :2] = 0, 255

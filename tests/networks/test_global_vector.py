@@ -120,7 +120,9 @@ def test_evaluations_of_images_get_it(network, small_set, tmp_path):
     vector = own_vectors(network, image.expand(1, 3, -1, -1))
     prompts = [text for pair in zip(*callbacks[0].prompts.values(), strict=True) for (text,) in pair]
     expected = cosines(vector, network.embed_texts(prompts))[:, 0]
-    torch.testing.assert_close(torch.tensor(seen["classification"][dicom_id]), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        torch.tensor(seen["classification"][dicom_id]).flatten(), expected, rtol=1e-4, atol=1e-4
+    )
     of_map = torch.from_numpy(seen["embedding_map"][dicom_id])
     torch.testing.assert_close(of_map, normalize(vector, dim=-1)[0], rtol=1e-4, atol=1e-4)
     texts = callbacks[1]._items[1]._texts.tolist()

@@ -14,13 +14,11 @@ import yaml
 from sklearn.metrics import brier_score_loss
 
 from medclip_dcl import load
+from medclip_dcl.command.calibrate import SCORES_FILE, calibrate, main
 from medclip_dcl.command.cli import main as medclip_dcl
-from medclip_dcl.common.errors import WorseResultError
 from medclip_dcl.common.files import write_parquet
 from medclip_dcl.common.findings import CHEX5, Ensemble
 from medclip_dcl.data.prepared import PreparedSet, write_table
-from medclip_dcl.evaluation.calibrate import SCORES_FILE, calibrate, main
-from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.inference.model import ImageTextInference
 from medclip_dcl.metrics import summaries
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
@@ -92,25 +90,6 @@ def paths(folder: Path, use: str = "validate") -> dict[str, str]:
     return {
         d: str(folder / "images" / path) for d, path in zip(images["dicom_id"], images["path"], strict=True)
     }
-
-
-def test_scores_are_those_of_validate(trained, small_set, monkeypatch):
-    found = []
-    summarise = ZeroShotClassification.summarise
-
-    def recorded(self, network, values, tables):
-        results = summarise(self, network, values, tables)
-        found.append(results["classification"].predictions)
-        return results
-
-    monkeypatch.setattr(ZeroShotClassification, "summarise", recorded)
-    best = ["--ckpt_path", str(trained / "checkpoints/best.ckpt")]
-    medclip_dcl(["validate", "--config", str(trained / "config.yaml"), *best])
-    with pytest.raises(WorseResultError, match="calibrates no finding"):
-        calibrate(trained)
-    kept = found[1]
-    pd.testing.assert_frame_equal(kept, found[0], check_exact=False, atol=1e-6)
-    assert len(kept) == 40 and kept["subject_id"].between(112, 115).all(), "8 validate images of 4 patients"
 
 
 def test_classify_gives_the_probabilities_of_the_kept_scores(calibrated, validate_set):

@@ -1,4 +1,4 @@
-"""Calibrate a model: ``python -m medclip_dcl.evaluation.calibrate MODEL`` writes MODEL/calibration.json.
+"""Calibrate a model: ``python -m medclip_dcl.command.calibrate MODEL`` writes MODEL/calibration.json.
 
 MODEL is a run or an exported folder. The scores are those of ``load(MODEL).classify`` on validate images (they differ
 by up to 0.015 where the loaders decode a JPEG at half its size or less). A run keeps them for other thresholds, in
@@ -20,10 +20,11 @@ from medclip_dcl.common.command_line import add_import_option, one_line_errors, 
 from medclip_dcl.common.devices import usable_device, without_tf32
 from medclip_dcl.common.errors import MissingFileError, UserError, WorseResultError
 from medclip_dcl.common.files import write_parquet
-from medclip_dcl.common.findings import Ensemble, PromptSource, ensemble_used
+from medclip_dcl.common.findings import Ensemble, PromptSource, ensemble_used, require_labelled
 from medclip_dcl.common.weight_files import is_exported, read_model
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
-from medclip_dcl.evaluation.classification import ZeroShotClassification
+from medclip_dcl.evaluation.classification import scored_cases
+from medclip_dcl.inference.model import ImageTextInference
 from medclip_dcl.metrics.calibration import (
     CALIBRATION_FILE,
     TARGETS,
@@ -32,6 +33,7 @@ from medclip_dcl.metrics.calibration import (
     fit_finding,
 )
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.runs.saved import read_config, read_parquet, setting, settings_of_callback
 
@@ -79,7 +81,10 @@ def calibrate(
             f"{model} holds a classifier: zero-shot scores are calibrated, logits of a classifier are not"
         )
     network = ImageTextNetwork.from_pretrained(source).to(usable)
-    zero_shot = _zero_shot(config or {}, prompts, ensemble)
+    of_test = settings_of_callback(config, "ZeroShotClassification")
+    prompts = prompts or (config or {}).get("prompts") or of_test.get("prompts")
+    ensemble = ensemble or (config or {}).get("ensemble") or of_test.get("ensemble", "scores")
+    zero_shot = ZeroShot(prompts, ensemble)
     module = ImageTextDataModule(
         str(folder),
         image_size=network.image_size,
@@ -96,6 +101,8 @@ def calibrate(
             "probabilities are too confident where validate images are among them",
             file=sys.stderr,
         )
+    if prompts is not None:
+        require_labelled(zero_shot.prompts, tables.labelled, "prompts")
     cases = _kept_scores(model / SCORES_FILE, network, module, tables, zero_shot)
     scale = network.similarity.gamma2.item()
     logits = scale * (cases["score_positive"] - cases["score_negative"]).to_numpy()
@@ -138,17 +145,6 @@ def calibrate(
     return found
 
 
-def _zero_shot(
-    config: Mapping[str, Any], prompts: PromptSource | None, ensemble: Ensemble | None
-) -> ZeroShotClassification:
-    """The run's zero-shot classification, with other prompts or ensemble where they are given."""
-    options = settings_of_callback(config, "ZeroShotClassification")
-    if prompts is None:
-        prompts = config.get("prompts") or options.get("prompts")
-    ensemble = ensemble or config.get("ensemble") or options.get("ensemble", "scores")
-    return ZeroShotClassification(prompts, ensemble=ensemble)  # type: ignore[arg-type]
-
-
 def _checked_tables(module: ImageTextDataModule, network: ImageTextNetwork) -> EvaluationTables:
     """Tables of the validate images, which must be of other patients than the rest and look as the network expects."""
     prepared = module.prepared
@@ -177,7 +173,7 @@ def _kept_scores(
     network: ImageTextNetwork,
     module: ImageTextDataModule,
     tables: EvaluationTables,
-    zero_shot: ZeroShotClassification,
+    zero_shot: ZeroShot,
 ) -> pd.DataFrame:
     """Scores of the validate cases, from the file if it holds those of this model, data and prompts."""
     scores_of = {
@@ -191,12 +187,12 @@ def _kept_scores(
         if kept.attrs.get(_SCORES_OF) == scores_of:
             return kept
     values: dict[str, Any] = {}
-    zero_shot.prepare(tables, "validate")
+    score = ImageTextInference(network).sides_of_encoded(zero_shot)
     for batch in progress_bar(iterable=module.predict_dataloader(), desc="validate images", unit=" batch"):
         with torch.inference_mode():
             encoded = network.encode(batch["images"].to(network.mean.device))
-            values |= zero_shot.measure(network, encoded, batch["dicom_id"])
-    cases = zero_shot.summarise(network, values, tables)[zero_shot.section].predictions
+        values |= zip(batch["dicom_id"], score(encoded).tolist(), strict=True)
+    cases = scored_cases(tables.cases, list(zero_shot.prompts), values, tables)
     if cases.empty:
         raise UserError(
             f"{module.prepared.folder}: no validate image has a label of {', '.join(zero_shot.prompts)}"
@@ -229,7 +225,7 @@ def summary(found: Calibration) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; a mistake of the user is one line and status 2."""
     parser = argparse.ArgumentParser(
-        prog="python -m medclip_dcl.evaluation.calibrate",
+        prog="python -m medclip_dcl.command.calibrate",
         description="Fit calibrated probabilities and thresholds of zero-shot findings on validate patients; writes "
         f"MODEL/{CALIBRATION_FILE}.",
     )
@@ -255,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add_import_option(parser)
     options = parser.parse_args(arguments)
     given = {name: getattr(options, name) for name in TARGETS if getattr(options, name) is not None}
-    with one_line_errors("medclip_dcl.evaluation.calibrate: error"):
+    with one_line_errors("medclip_dcl.command.calibrate: error"):
         found = calibrate(
             *(options.model, given or TARGET, options.data, options.prompts, options.device, options.output),
             options.ensemble,
