@@ -3,43 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float
-from matplotlib.figure import Figure
 from torch import Tensor
 
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import check_min
 from medclip_dcl.common.findings import CHEX5, read_prompts
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.base import (
-    EvaluationCallback,
-    EvaluationResult,
-    FeatureMaps,
-    embed_texts,
-    subject_ids,
+from medclip_dcl.evaluation.base import EvaluationResult, subject_ids
+from medclip_dcl.evaluation.regions import (
+    Region,
+    RegionEvaluation,
+    Regions,
+    Size,
+    boxes_by_case,
+    masks_by_case,
 )
-from medclip_dcl.evaluation.heat_maps import Example, example_figures, image_sizes, whole_heat_map
-from medclip_dcl.metrics import box_bounds, contrast_to_noise_ratio, default_thresholds, summaries
-from medclip_dcl.metrics.localisation import (
-    filled_runs,
-    iou_of_masks,
-    overlaps,
-    pointing_hit,
-    resized_mask,
-    segmentation,
-    within,
-)
+from medclip_dcl.metrics import contrast_to_noise_ratio, default_thresholds, summaries
+from medclip_dcl.metrics.grounding import overlaps
+from medclip_dcl.metrics.localisation import iou_of_masks, pointing_hit, segmentation, within
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.similarity import cosine_heat_maps
-from medclip_dcl.pictures.geometry import View
+from medclip_dcl.pictures.geometry import Seen
 
-_MEASURED = ("curves", "map", "hit_within", "normalised")
+_MEASURED = ("curves", "hit_within", "normalised")
 NORMALISED_THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 """Of maps that are scaled to [0, 1]: those that CheXlocalize's code tries."""
 NO_REGIONS = "the set has no boxes or masks: localisation is not measured"
@@ -47,37 +39,7 @@ COLUMNS = ["dicom_id", "subject_id", "category", "n_regions", *summaries.LOCALIS
 """Columns of the predictions, a row for each image and finding; area: share inside, of what the model sees."""
 
 
-class Mask(NamedTuple):
-    """COCO run lengths of a mask of this size; filled while its image is measured, since a mask takes megabytes."""
-
-    runs: np.ndarray
-    height: int
-    width: int
-
-
-class Region(NamedTuple):
-    """A box in pixels of the original image, or a mask of any size, of the reader who drew it ("" for none)."""
-
-    reader: str
-    box: tuple[float, float, float, float] | None = None
-    mask: Mask | None = None
-
-    def inside(self, height: int, width: int) -> np.ndarray:
-        """Pixels inside, (height, width) of the original image."""
-        if self.mask is not None:
-            return resized_mask(filled_runs(*self.mask), height, width)
-        assert self.box is not None
-        found = np.zeros((height, width), dtype=bool)
-        x, y, w, h = self.box
-        if round(x) == round(x + w) or round(y) == round(y + h):  # less than a pixel: those that it touches
-            w, h = math.ceil(x + w) - math.floor(x), math.ceil(y + h) - math.floor(y)
-            x, y = math.floor(x), math.floor(y)
-        top, bottom, left, right = box_bounds(x, y, w, h, image_height=height, image_width=width)
-        found[top:bottom, left:right] = True
-        return found
-
-
-class Localisation(EvaluationCallback):
+class Localisation(RegionEvaluation):
     """Agreement of a finding's heat map with the union of its boxes or masks on an image.
 
     The heat map holds the cosine of each region with the finding's prompt, enlarged to the size of the image. A case is
@@ -99,8 +61,7 @@ class Localisation(EvaluationCallback):
             in TorchRay's pointing game (15), on which the chance is larger than `area`.
     """
 
-    section = "localisation"
-    stages = ("test",)
+    section, name, unit = "localisation", "category", "cases"
     options = ("min_cases", "normalised", "tolerance")
 
     def __init__(
@@ -111,55 +72,27 @@ class Localisation(EvaluationCallback):
         normalised: Literal["otsu", "tuned"] | None = None,
         tolerance: int | None = None,
     ) -> None:
-        super().__init__()
-        check_min("Localisation", {"min_cases": (min_cases, 1), "examples": (examples, 0)})
+        super().__init__(examples)
+        check_min("Localisation", {"min_cases": (min_cases, 1)})
         check_min("Localisation", {"tolerance": (1 if tolerance is None else tolerance, 1)})
-        self.normalised, self.tolerance = normalised, tolerance
+        self.normalised, self.tolerance, self.min_cases = normalised, tolerance, min_cases
         read = read_prompts(CHEX5 if prompts is None else prompts, "Localisation")
         self.phrases = {finding: positive[0] for finding, (_, positive) in read.items()}
-        self.min_cases, self.examples = min_cases, examples
-        self._regions: dict[str, dict[str, list[Region]]] = {}
-        self._sizes: dict[str, tuple[int, int]] = {}
-        self._view = View()
-        self._maps: dict[tuple[str, str], np.ndarray] = {}
 
-    def phrase(self, finding: str) -> str:
-        """Text whose heat map is compared with the regions of a finding."""
-        return self.phrases.get(finding, finding)
+    def text(self, name: str) -> str:
+        return self.phrases.get(name, name)
 
-    def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
-        self._regions = regions_by_image(tables)
-        self._sizes, self._view = image_sizes(tables), tables.view
-        return set(self._regions)
+    def regions(self, tables: EvaluationTables) -> Regions:
+        """Masks where an image has masks of the finding, else boxes."""
+        masks, boxes = masks_by_case(tables), boxes_by_case(tables, tables.regions, "category")
+        return {dicom_id: boxes.get(dicom_id, {}) | masks.get(dicom_id, {}) for dicom_id in (masks | boxes)}
 
-    def measure(
-        self, network: ImageTextNetwork, feature_map: FeatureMaps, dicom_ids: Sequence[str]
-    ) -> dict[str, dict[str, Any]]:
-        """Of each image a row of numbers for each of its findings, and the heat maps at the regions' resolution."""
-        embed_texts(
-            network, sorted({self.phrase(name) for found in self._regions.values() for name in found})
-        )
-        return {
-            dicom_id: {
-                finding: self._measured(network, feature_map[index], dicom_id, finding, regions)
-                for finding, regions in self._regions[dicom_id].items()
-            }
-            for index, dicom_id in enumerate(dicom_ids)
-            if dicom_id in self._regions
-        }
-
-    def _measured(
-        self,
-        network: ImageTextNetwork,
-        feature_map: Float[Tensor, "dim region_row region_column"],
-        dicom_id: str,
-        finding: str,
-        regions: Sequence[Region],
+    def compared(
+        self, heat_map: Float[Tensor, "height width"], regions: Sequence[Region], original: Size, seen: Seen
     ) -> dict[str, Any]:
-        height, width = self._sizes[dicom_id]
-        rough = cosine_heat_maps(feature_map, embed_texts(network, [self.phrase(finding)]))[0].cpu()
-        heat_map = whole_heat_map(rough, self._view, (height, width), (height, width))
-        drawn = [region.inside(height, width) for region in regions]
+        """Numbers of a finding's regions together."""
+        heat_map = heat_map.cpu()
+        drawn = [region.inside(original) for region in regions]
         inside = torch.from_numpy(np.logical_or.reduce(drawn))
         iou, dice = overlaps(heat_map, inside)
         is_seen = ~heat_map.isnan()
@@ -185,7 +118,6 @@ class Localisation(EvaluationCallback):
             "reader_iou": reader_iou,
             "reader_dice": reader_dice,
             "curves": np.stack([iou.numpy(), dice.numpy()]),
-            "map": rough.numpy(),
             **others,
         }
 
@@ -203,9 +135,7 @@ class Localisation(EvaluationCallback):
         is_tuning = found["dicom_id"].isin(tables.tuning)
         thresholds = self._thresholds(found[is_tuning])
         cases = found[~is_tuning].sort_values(["category", "dicom_id"], ignore_index=True)
-        self._maps = dict(
-            zip(zip(cases["dicom_id"], cases["category"], strict=True), cases["map"], strict=True)
-        )
+        self._maps = values
         for name, place in (("iou", 0), ("dice", 1)):
             cases[name] = [
                 float(curves[place, thresholds[finding]]) if finding in thresholds else math.nan
@@ -245,7 +175,7 @@ class Localisation(EvaluationCallback):
                 f"{self.section}_{name}": metrics[name] for name in names if metrics.get(name) is not None
             },
             protocol={
-                "phrases": {finding: self.phrase(finding) for finding in cases["category"].unique()},
+                "phrases": {finding: self.text(finding) for finding in cases["category"].unique()},
                 "thresholds": {finding: round(levels[place], 2) for finding, place in thresholds.items()},
                 **(
                     {"thresholds_normalised": {name: NORMALISED_THRESHOLDS[x] for name, x in tuned.items()}}
@@ -274,53 +204,8 @@ class Localisation(EvaluationCallback):
             if len(rows) >= self.min_cases
         }
 
-    def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
-        """Best, median and worst cases by signed CNR."""
-
-        def example(case: pd.Series) -> Example:
-            dicom_id, finding = case["dicom_id"], case["category"]
-            size = self._sizes[dicom_id]
-            rough = torch.from_numpy(self._maps[dicom_id, finding])
-            heat_map = whole_heat_map(rough, self._view, size, size).numpy()
-            boxes = [_extent(region, *size) for region in self._regions[dicom_id][finding]]
-            return Example(heat_map, self.phrase(finding), size, boxes)
-
-        cases = self.results[self.section].predictions
-        yield from example_figures(self.section, cases, self.examples, "cases", example, load_image)
-
-
-def regions_by_image(tables: EvaluationTables) -> dict[str, dict[str, list[Region]]]:
-    """dicom_id -> finding -> regions; masks where an image has masks of the finding, else boxes."""
-    found: dict[str, dict[str, list[Region]]] = {}
-    masks, boxes = tables.masks, tables.regions
-    names = ("dicom_id", "category", "reader", "height", "width", "counts")
-    for dicom_id, finding, reader, height, width, counts in masks[list(names)].itertuples(index=False):
-        mask = Mask(np.array(counts.split(), dtype=np.int64), height, width)
-        if mask.runs.sum() != height * width or (mask.runs < 0).any():
-            raise UserError(
-                f"image {dicom_id}, mask of {finding}: expected run lengths of {height} x {width} pixels, found "
-                f"{mask.runs.sum():,}; prepare the set again"
-            )
-        found.setdefault(dicom_id, {}).setdefault(finding, []).append(Region(reader, mask=mask))
-    has_mask = {(dicom_id, finding) for dicom_id, of_image in found.items() for finding in of_image}
-    readers = boxes["reader"] if "reader" in boxes else pd.Series("", index=boxes.index)
-    rows = boxes[["dicom_id", "category", "x", "y", "w", "h"]].itertuples(index=False)
-    for reader, (dicom_id, finding, *box) in zip(readers, rows, strict=True):
-        if (dicom_id, finding) not in has_mask:
-            x, y, w, h = map(float, box)
-            found.setdefault(dicom_id, {}).setdefault(finding, []).append(Region(reader, box=(x, y, w, h)))
-    return found
-
 
 def _overlap(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
     """IoU and Dice of two masks."""
     both, either = int((one & other).sum()), int((one | other).sum())
     return both / either, 2 * both / (both + either)
-
-
-def _extent(region: Region, height: int, width: int) -> list[float]:
-    """x, y, w, h around a region, in pixels of the original image."""
-    if region.box is not None:
-        return list(region.box)
-    rows, columns = np.nonzero(region.inside(height, width))
-    return [float(columns.min()), float(rows.min()), float(np.ptp(columns) + 1), float(np.ptp(rows) + 1)]

@@ -23,8 +23,8 @@ from medclip_dcl.evaluation.base import (
     embed_texts,
     subject_ids,
 )
-from medclip_dcl.evaluation.grounding import NO_BOXES, boxes_by_image
-from medclip_dcl.evaluation.heat_maps import image_sizes
+from medclip_dcl.evaluation.grounding import NO_BOXES
+from medclip_dcl.evaluation.regions import boxes_by_case, image_sizes
 from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summaries
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS
 from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
@@ -95,7 +95,8 @@ class BoxesAndPhrases:
     """
 
     def __init__(self, tables: EvaluationTables) -> None:
-        self._boxes = boxes_by_image(tables)
+        by_phrase = boxes_by_case(tables, tables.boxes, "phrase")
+        self._boxes = {dicom_id: sum(found.values(), []) for dicom_id, found in by_phrase.items()}
         self._sizes = image_sizes(tables)
         self._view = tables.view
         self.images = set(self._boxes)
@@ -106,7 +107,7 @@ class BoxesAndPhrases:
         found, feature_map = {}, encoded.feature_map
         for index, dicom_id in enumerate(dicom_ids):
             if boxes := self._boxes.get(dicom_id):
-                corners = torch.tensor([[box.x, box.y, box.w, box.h] for box in boxes]).to(feature_map)
+                corners = torch.tensor([box.box for box in boxes]).to(feature_map)
                 features = box_features(feature_map[index], corners, self._sizes[dicom_id], self._view)
                 of_image = zip(boxes, features.cpu().numpy(), strict=True)
                 found[dicom_id] = {box.row: feature for box, feature in of_image}

@@ -12,7 +12,7 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from medclip_dcl.networks.similarity import at_image_size
+from medclip_dcl.networks.similarity import heat_map_in_image
 from medclip_dcl.pictures.geometry import View
 
 if TYPE_CHECKING:
@@ -34,13 +34,8 @@ class HeatMaps:
 
         NaN outside the middle square with geometry "shortest".
         """
-        height, width = self.grey.height, self.grey.width
-        square = self.view.of(height, width)
-        part = square.within(height, width)
-        heat_map = np.full((height, width), np.nan, np.float32)
-        enlarged = at_image_size(self.regions[text], square.height, square.width).numpy()
-        heat_map[part.slices] = enlarged[part.slices_in(square)]
-        return heat_map
+        size = self.grey.height, self.grey.width
+        return heat_map_in_image(self.regions[text], self.view, size).numpy()
 
     @cached_property
     def limits(self) -> tuple[float, float]:

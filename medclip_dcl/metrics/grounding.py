@@ -49,7 +49,7 @@ def box_bounds(
     image_height: int,
     image_width: int,
 ) -> Rectangle:
-    """Pixels of an image inside a box, whose edges are rounded to whole pixels and clipped to the image.
+    """Pixels of an image inside a box: edges are clipped to the image and rounded, and less than a pixel counts as one.
 
     Args:
         x: left edge, pixels of the image; ``y`` the upper edge.
@@ -57,17 +57,22 @@ def box_bounds(
         image_height: rows of the image; ``image_width`` its columns.
 
     Raises:
-        ValueError: an edge that is not finite, or no pixel of the image lies inside the box.
+        ValueError: an edge that is not finite, or the box touches no pixel of the image.
     """
     if all(map(math.isfinite, (x, y, width, height))):
-        left, right = max(round(x), 0), min(round(x + width), image_width)
-        top, bottom = max(round(y), 0), min(round(y + height), image_height)
+        left, right = max(x, 0), min(x + width, image_width)
+        top, bottom = max(y, 0), min(y + height, image_height)
         if left < right and top < bottom:
-            return Rectangle(top, bottom, left, right)
+            return Rectangle(*_whole_pixels(top, bottom), *_whole_pixels(left, right))
     raise ValueError(
         f"box (x={x:g}, y={y:g}, w={width:g}, h={height:g}): expected one that covers a pixel of the"
         f" {image_width} x {image_height} image"
     )
+
+
+def _whole_pixels(first: float | int, last: float | int) -> tuple[int, int]:
+    rounded = round(first), round(last)
+    return rounded if rounded[0] < rounded[1] else (math.floor(first), math.ceil(last))
 
 
 def contrast_to_noise_ratio(
@@ -130,9 +135,21 @@ def mean_iou(
         raise ValueError(
             "mean_iou: the box covers no pixel that the heat map defines; check the box and the heat map's NaN"
         )
-    intersection, above = inside[1:], everywhere[1:]
-    iou = intersection.double() / (above + n_box - intersection).double()
-    return iou.mean().to(heat_map.dtype)
+    return _iou(inside, everywhere).mean().to(heat_map.dtype)
+
+
+def overlaps(
+    heat_map: Float[Tensor, "height width"], mask: Bool[Tensor, "height width"]
+) -> tuple[Float[Tensor, "threshold"], Float[Tensor, "threshold"]]:
+    """IoU and Dice of ``heat_map > threshold`` with a mask, at each of :func:`default_thresholds`.
+
+    Args:
+        heat_map: region-sentence cosines; NaN where the model saw nothing (ignored).
+        mask: True inside; both are 0 if the model saw none of its pixels.
+    """
+    inside, everywhere = _exceedance_counts(heat_map, mask, default_thresholds(heat_map.dtype).to(heat_map))
+    iou = _iou(inside, everywhere)
+    return iou, 2 * iou / (1 + iou)
 
 
 class Agreement(NamedTuple):
@@ -187,9 +204,7 @@ class BoxedHeatMap:
         if not variance > _SMALL_VARIANCE * float(self._total[2] / self._total[0]):
             # Nearly constant on both sides: the difference of sums is rounding error.
             return self._by_mask(boxes)
-        n_inside, above = inside[0], _at_least(self._total[3:])[1:]
-        intersection = _at_least(inside[3:])[1:]
-        iou = intersection / (above + n_inside - intersection)
+        iou = _iou(_at_least(inside[3:]), _at_least(self._total[3:]))
         return Agreement((mean_in - mean_out) / variance**0.5, float(iou.mean()))
 
     def _no_sums(self) -> Float[Tensor, "sum"]:
@@ -257,6 +272,12 @@ def _exceedance_counts(
         counts += torch.bincount(exceeded.add_(is_in, alpha=levels).int(), minlength=2 * levels)
     outside, within = counts.view(2, levels)
     return _at_least(within), _at_least(outside + within)
+
+
+def _iou(inside: Tensor, everywhere: Tensor) -> Float[Tensor, "threshold"]:
+    """IoU at each threshold, from the pixels that exceed at least 0, 1, ... of them; 0 of nothing with nothing."""
+    intersection, above = inside[1:].double(), everywhere[1:]
+    return intersection / (above + inside[0] - intersection).clamp(min=1)
 
 
 def _at_least(counts: Tensor) -> Tensor:

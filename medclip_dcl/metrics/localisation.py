@@ -10,8 +10,6 @@ from jaxtyping import Bool, Float
 from scipy import ndimage
 from torch import Tensor
 
-from medclip_dcl.metrics.grounding import default_thresholds
-
 
 def pointing_hit(
     heat_map: Float[Tensor, "height width"], mask: Bool[Tensor, "height width"]
@@ -29,31 +27,6 @@ def pointing_hit(
     highest = heat_map.nan_to_num(-torch.inf).max()
     is_top = heat_map >= highest - 1e-6
     return (mask & is_top).sum() / is_top.sum()
-
-
-def overlaps(
-    heat_map: Float[Tensor, "height width"],
-    mask: Bool[Tensor, "height width"],
-    thresholds: Float[Tensor, "threshold"] | None = None,
-) -> tuple[Float[Tensor, "threshold"], Float[Tensor, "threshold"]]:
-    """IoU and Dice of ``heat_map > threshold`` with a mask, at each threshold.
-
-    Args:
-        heat_map: region-sentence cosines; NaN where the model saw nothing (ignored).
-        mask: True inside; both are 0 if the model saw none of its pixels.
-        thresholds: ascending; default -1, -0.95, ..., 1.
-    """
-    mask = mask & ~heat_map.isnan()
-    if thresholds is None:
-        thresholds = default_thresholds(heat_map.dtype)
-    levels = torch.bucketize(heat_map.nan_to_num(-torch.inf), thresholds.to(heat_map))
-    n = len(thresholds) + 1
-    above, both = (
-        torch.bincount(values.flatten(), minlength=n).flip(0).cumsum(0).flip(0)[1:].double()
-        for values in (levels, levels[mask])
-    )
-    inside = mask.sum()
-    return both / (above + inside - both).clamp(min=1), 2 * both / (above + inside).clamp(min=1)
 
 
 def within(

@@ -20,6 +20,7 @@ from torch.nn.functional import embedding, interpolate, normalize
 from torch.utils.checkpoint import checkpoint
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
+from medclip_dcl.pictures.geometry import View
 
 Regions = Float[Tensor, "image region dim"]
 Sentences = Float[Tensor, "sentence dim"]
@@ -62,6 +63,34 @@ def at_image_size(
     """
     mode = {"nearest": "nearest-exact", "bilinear": "bilinear"}[interpolation]
     return interpolate(heat_map[None, None], size=(height, width), mode=mode)[0, 0]
+
+
+def heat_map_in_image(
+    regions: Float[Tensor, "region_row region_column"],
+    view: View,
+    size: tuple[int, int],
+    original: tuple[int, int] | None = None,
+    interpolation: str = "bilinear",
+    smoothing: float = 0.0,
+) -> Float[Tensor, "height width"]:
+    """Heat map of a whole image of `size` (height, width), an `original` or a resized copy of it; NaN outside the view.
+
+    Smoothing is the sigma of a Gaussian in pixels, cut at 4 sigma; 0 for none.
+    """
+    seen = view.of(*size, original)
+    heat_map = at_image_size(regions, seen.height, seen.width, interpolation)
+    if smoothing:
+        from scipy.ndimage import gaussian_filter
+
+        smoothed = gaussian_filter(heat_map.cpu().numpy(), smoothing, mode="nearest")
+        heat_map = torch.from_numpy(smoothed).to(heat_map.device)
+    inside = seen.within(*size)
+    heat_map = heat_map[inside.slices_in(seen)]
+    if heat_map.shape == size:
+        return heat_map
+    whole = heat_map.new_full(size, math.nan)
+    whole[inside.slices] = heat_map
+    return whole
 
 
 class Similarity(nn.Module):

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation import grounding
+from medclip_dcl.evaluation import regions
 from medclip_dcl.evaluation.grounding import Grounding
 from medclip_dcl.evaluation.retrieval import box_features
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -51,7 +51,7 @@ def regions_of(shape: tuple[int, int], geometry: str, seen: int) -> Tensor:
 def test_the_heat_map_lies_on_the_box(
     shape: tuple[int, int], geometry: str, seen: int, size: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grounding, "embed_texts", lambda *_: torch.tensor([[1.0, 0.0]]))
+    monkeypatch.setattr(regions, "embed_texts", lambda *_: torch.tensor([[1.0, 0.0]]))
     height, width = shape
     nothing = pd.DataFrame()
     columns = ["dicom_id", "category", "phrase", "x", "y", "w", "h"]
@@ -64,7 +64,12 @@ def test_the_heat_map_lies_on_the_box(
     )
     callback = Grounding(heat_map_size=size)
     callback.prepare(tables, "test")
-    measured = callback._measure_image(Network(), regions_of(shape, geometry, seen), "a")
+    feature_maps = regions_of(shape, geometry, seen)[None]
+
+    def measure() -> Any:
+        return callback.measure(Network(), feature_maps, ["a"])["a"]["edema"]
+
+    measured = measure()
     if size == "original":
         assert measured["size"] == shape
     else:
@@ -77,12 +82,10 @@ def test_the_heat_map_lies_on_the_box(
     assert measured["boxes"][0].cnr_signed > 3.5
     if geometry != "stretch" and height != width:
         callback._view = View(seen, SIZE)
-        stretched = callback._measure_image(Network(), regions_of(shape, geometry, seen), "a")
-        assert not stretched["boxes"][0].miou > 0.45
+        assert not measure()["boxes"][0].miou > 0.45
         callback._view = tables.view
     # What is drawn is NaN where nothing was seen, and bright in the middle of the box.
-    callback._maps, callback._evaluated_sizes = {"a": measured["maps"]}, {"a": measured["size"]}
-    drawn = callback._shown("a", "edema")
+    drawn = callback._in_image(torch.from_numpy(measured["map"]), measured["size"], shape).numpy()
     assert drawn.shape == measured["size"]
     middle = (BOX[1] + BOX[3] / 2) * drawn.shape[0] / height, (BOX[0] + BOX[2] / 2) * drawn.shape[1] / width
     assert drawn[int(middle[0]), int(middle[1])] > 0.8

@@ -137,6 +137,8 @@ def test_mean_iou_by_hand():
 
 def test_edges_of_boxes_are_rounded_and_clipped():
     assert box_bounds(1.4, -3, 2.3, 5, image_height=4, image_width=6) == Rectangle(0, 2, 1, 4)
+    # Less than a pixel: those that it touches.
+    assert box_bounds(2.2, 0.8, 0.3, 0.4, image_height=4, image_width=6) == Rectangle(0, 2, 2, 3)
 
 
 def by_mask(heat_map: Tensor, boxes: list[Rectangle]) -> tuple[float, float]:

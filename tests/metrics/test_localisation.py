@@ -11,10 +11,10 @@ from pycocotools import mask as coco
 from sklearn.metrics import f1_score, jaccard_score
 
 from medclip_dcl.metrics import default_thresholds
+from medclip_dcl.metrics.grounding import overlaps
 from medclip_dcl.metrics.localisation import (
     filled_runs,
     iou_of_masks,
-    overlaps,
     pointing_hit,
     resized_mask,
     segmentation,

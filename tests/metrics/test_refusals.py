@@ -60,7 +60,7 @@ def thresholds(*values: float):
         (lambda: contrast_to_noise_ratio(MAP, BOX.T), "of one image, found (4, 5) and (5, 4)"),
         *(
             (lambda box=box: box_bounds(*box, image_height=4, image_width=6), NO_PIXEL)
-            for box in ((6, 0, 3, 3), (-5, 0, 4, 2), (2, 2, 0.3, 0.3), (NAN, 0, 2, 2), (0, 0, math.inf, 2))
+            for box in ((6, 0, 3, 3), (-5, 0, 4, 2), (2, 2, 0, 3), (NAN, 0, 2, 2), (0, 0, math.inf, 2))
         ),
         *(
             (
