@@ -21,19 +21,11 @@ LOAD = ("__init__", "inference")
 _NAME = re.compile(r"medclip_dcl(\.\w+)+")
 
 
-def _for_types_alone(tree: ast.AST) -> set[int]:
-    blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If))
-    blocks = (node for node in blocks if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
-    return {id(inner) for node in blocks for statement in node.body for inner in ast.walk(statement)}
-
-
 def imported(file: Path) -> set[str]:
-    """Modules that a file imports or names in a string, except those for type checkers and the table of verbs."""
+    """Modules that a file imports or names in a string, those for type checkers included, except the table of verbs."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
-    left_out, found = _for_types_alone(tree), set()
+    found: set[str] = set()
     for node in ast.walk(tree):
-        if id(node) in left_out:
-            continue
         if isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= (names & MODULES) or {node.module}

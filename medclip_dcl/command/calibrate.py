@@ -23,6 +23,7 @@ from medclip_dcl.common.files import write_parquet
 from medclip_dcl.common.findings import Ensemble, PromptSource, ensemble_used, require_labelled
 from medclip_dcl.common.weight_files import is_exported, read_model
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
+from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.evaluation.classification import scored_cases
 from medclip_dcl.inference.model import ImageTextInference
 from medclip_dcl.metrics.calibration import (
@@ -76,7 +77,8 @@ def calibrate(
         raise UserError(f"--output: expected a file, found the folder {file}; give a .json file")
     earlier = Calibration.read(file) if file.is_file() else None
     source = model if is_export else run.checkpoint_to_test()
-    if "findings" in read_model(source).network:
+    saved = read_model(source)
+    if "findings" in saved.network:
         raise UserError(
             f"{model} holds a classifier: zero-shot scores are calibrated, logits of a classifier are not"
         )
@@ -94,11 +96,13 @@ def calibrate(
     )
     tables = _checked_tables(module, network)
     # On them its probabilities would be too confident.
-    run.require_untrained(module.prepared, tables.images["dicom_id"])
-    if known := run.known_source(module.prepared):
+    lineage = Lineage.of(saved)
+    lineage.require_untrained(module.prepared, tables.images["dicom_id"])
+    answer = lineage.of_set(module.prepared)
+    if answer.elsewhere or not answer.is_known:
         print(
-            f"warning: {model} was trained on images of {known}, and {module.prepared.folder} has images of it: "
-            "probabilities are too confident where validate images are among them",
+            f"warning: {model} was trained on: {answer}; probabilities are too confident where validate images of "
+            f"{module.prepared.folder} are among them",
             file=sys.stderr,
         )
     if prompts is not None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import pandas as pd
 import torch
 import yaml
 from jsonargparse import Namespace
@@ -36,6 +35,7 @@ from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.common.files import digest, write_json
 from medclip_dcl.common.weight_files import SavedModel, read_model
 from medclip_dcl.data.images import shown_images
+from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.evaluation.predictions import PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
@@ -46,7 +46,6 @@ from medclip_dcl.runs.checkpoint_files import LAST, ResumeError
 from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
 from medclip_dcl.runs.run_folder import (
     FIT_FILE,
-    IMAGES_OF,
     UNTRAINED_CHECKPOINT,
     RunFolder,
     RunFolderError,
@@ -270,21 +269,12 @@ class MedclipCLI(LightningCLI):
     def _claim_folder(self, config: Namespace) -> None:
         """Check on every process, before any waits for another; the first process then writes."""
         self._dump_config()
-        prepared, images = self.prepared, None
-        data: dict[str, Any] = {"fingerprint": prepared and prepared.fingerprint}
-        data["source"] = prepared and prepared.info["source"]
-        if prepared is not None and not self.run.saved_config():
-            start = config.ckpt_path or config.model.get("init_args", {}).get("init_from")
-            before = RunFolder.of(start or "")
-            images = self._images_of_training(prepared, before)
-            own = [prepared.info["source"], *prepared.info["options"].get(IMAGES_OF, [])]
-            earlier = before.data().get(IMAGES_OF, [None] if start else [])
+        data: dict[str, Any] = {"fingerprint": self.prepared and self.prepared.fingerprint}
+        images = None
+        if self.prepared is not None and not self.run.saved_config():
             encoder = (config.model.get("init_args", {}).get("image_encoder") or {}).get("init_args", {})
             published = {encoder.get("pretrained"), encoder.get("weights")} - {None, "None", IMAGENET}
-            if published and None not in earlier:
-                earlier = [*earlier, None]
-            is_again = before.data().get("fingerprint") == data["fingerprint"] and earlier[: len(own)] == own
-            data[IMAGES_OF] = earlier if is_again else [*own, *earlier]
+            data, images = Lineage.of(self.source).after(self.prepared, bool(published))
         is_longer = self.run.check(self.config_dump, data, self._completed)
         if self.run.is_finished and not is_longer:
             raise FinishedRun(f"{self.run.folder} is finished: nothing to do; {self.run.advice_to_go_on()}")
@@ -317,13 +307,6 @@ class MedclipCLI(LightningCLI):
             rank_zero_info(f"continuing {self.run.folder} from {resume}{instead}")
             config.ckpt_path, self.continues = str(resume), True
 
-    def _images_of_training(self, prepared: PreparedSet, before: RunFolder) -> pd.DataFrame:
-        """Images of the set, and those on which the weights that training starts from were trained before."""
-        images = prepared.image_digests()
-        held_out = images[images["use"].isin(("validate", "test", "grounding"))]
-        before.require_untrained(prepared, held_out["dicom_id"])
-        return pd.concat([images, before.images().query("use == 'train'")])
-
     def _completed(self, config: dict[str, Any]) -> dict[str, Any]:
         """The folder's saved configuration with the defaults of newer options; one that is no more is refused."""
         parser = self._parser(self.subcommand)
@@ -344,7 +327,7 @@ class MedclipCLI(LightningCLI):
             for warning in other_images(self.source, shown_images(self.datamodule)):
                 rank_zero_warn(warning)
             self.results.trained_on = trained_images(self.source)
-            self.results.run = RunFolder.of(self.source.path)
+            self.results.lineage = Lineage.of(self.source)
             self.source = None  # its tensors need not stay mapped
         if self.exported is not None:
             self.model.network = ImageTextNetwork.from_pretrained(self.exported)

@@ -21,6 +21,8 @@ from medclip_dcl.common.command_line import progress_bar
 from medclip_dcl.common.files import digest, digest_of_file, file_states
 
 IMAGE_FILES = "image_files"
+IMAGE_DIGESTS = ["dicom_id", "subject_id", "use", "digest", "original"]
+"""Columns that identify images; original: height, width and bytes of the original file."""
 _THREADS = 16
 # Seconds of hashing after which its progress is shown.
 _LONG = 2

@@ -21,9 +21,8 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, parse_json, replacing, write_parquet
 from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
-from medclip_dcl.data.identity import IMAGE_FILES, Content, current_content
+from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, current_content
 from medclip_dcl.data.table_checks import REFERENCES, damage, score_problem, some
-from medclip_dcl.runs.saved import IMAGE_DIGESTS
 
 FORMAT_VERSION = PREPARED_SET.version
 

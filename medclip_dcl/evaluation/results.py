@@ -20,6 +20,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_parquet
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.images import EvaluatedImages, shown_images
+from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.data.prepared import OPTIONAL
 from medclip_dcl.evaluation.base import (
@@ -34,7 +35,7 @@ from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.plots import write_figure
 from medclip_dcl.runs.loggers import show_figures
-from medclip_dcl.runs.run_folder import PART, RunFolder
+from medclip_dcl.runs.run_folder import PART
 from medclip_dcl.runs.saved import RESULTS_FILE, RESULTS_FORMAT_VERSION, read_json
 
 UNTRAINED_FILE = "results_untrained.json"
@@ -57,7 +58,7 @@ class ResultsWriter(Callback):
         folder: where the last test was written: the Trainer's `default_root_dir`, or `PART` in it for a test that
             leaves out batches and would replace a complete one.
         exported: folder of the evaluated network, if it does not come from a checkpoint; results.json names it.
-        run: folder of the training of the evaluated network, if it is known.
+        lineage: of the evaluated network, if it is known.
         trained_on: image_size and geometry of the network's training, and image_size_before, that of the weights which
             it started from; as far as known.
     """
@@ -70,7 +71,7 @@ class ResultsWriter(Callback):
         self.share_patient_data = share_patient_data
         self.folder: Path | None = None
         self.exported: Path | None = None
-        self.run: RunFolder | None = None
+        self.lineage: Lineage | None = None
         self.trained_on: dict[str, Any] = {}
         self._started = 0.0
         self._notes: dict[str, list[str]] = {}
@@ -82,17 +83,17 @@ class ResultsWriter(Callback):
             raise UserError(
                 f"trainer.callbacks: section {IMAGES!r} is the table of tested images; name it otherwise"
             )
-        data, trained = trainer_data(trainer), {} if self.run is None else self.run.data()
-        if self.run is None or not isinstance(data, EvaluationData) or self.file_name == UNTRAINED_FILE:
+        data, lineage = trainer_data(trainer), self.lineage
+        if lineage is None or not isinstance(data, EvaluationData) or self.file_name == UNTRAINED_FILE:
             return
         prepared = data.prepared
-        if trained.get("fingerprint", prepared.fingerprint) == prepared.fingerprint:
+        if lineage.fingerprint in (None, prepared.fingerprint):
             return
-        self.run.require_untrained(prepared, data.evaluation("test").images["dicom_id"])
+        lineage.require_untrained(prepared, data.evaluation("test").images["dicom_id"])
         file = _relative(trainer.ckpt_path or self.exported, Path(trainer.default_root_dir))
         self._notes["data"] = [
-            f"{file} was trained on another set ({trained.get('source')}, fingerprint {trained['fingerprint']}) than "
-            f"it was tested on ({prepared.info['source']}, fingerprint {prepared.fingerprint})"
+            f"{file} was trained on another set ({lineage.record.get('source')}, fingerprint {lineage.fingerprint}) "
+            f"than it was tested on ({prepared.info['source']}, fingerprint {prepared.fingerprint})"
         ]
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

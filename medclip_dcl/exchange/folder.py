@@ -7,7 +7,8 @@ from pathlib import Path
 from medclip_dcl.common.errors import UserError, WorseResultError
 from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.common.terms import copy_terms, files_of_terms
-from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
+from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported, read_model
+from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.exchange.card import CARD_FILE, RESULTS, model_card
 from medclip_dcl.exchange.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
 from medclip_dcl.inference.model import ImageTextInference, load
@@ -48,7 +49,8 @@ def export_model(source: Path, folder: Path, address: str | None = None) -> Imag
     for file in (*(folder / name for name in (CARD_FILE, DATA_FILE, *ONNX_FILES)), *files_of_terms(folder)):
         file.unlink(missing_ok=True)
     copy_terms(source, folder)
-    if data := RunFolder(source).data():  # on which sets it was trained
+    saved = read_model(source if is_copy else RunFolder(source).checkpoint_to_test())
+    if data := Lineage.of(saved).record:
         write_json(data, folder / DATA_FILE)
     if card:
         write_text(card, folder / CARD_FILE)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import pandas as pd
 import yaml
@@ -20,18 +20,7 @@ import yaml
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, parse_json, write_json, write_parquet, write_text
 from medclip_dcl.runs.checkpoint_files import checkpoint_of_run, find_readable
-from medclip_dcl.runs.saved import (
-    CONFIG_FILE,
-    IMAGE_DIGESTS,
-    differing_settings,
-    read_config,
-    read_json,
-    read_parquet,
-    setting,
-)
-
-if TYPE_CHECKING:
-    from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.runs.saved import CONFIG_FILE, differing_settings, read_config, read_json, setting
 
 FIT_FILE = "fit.json"
 INITIAL_WEIGHTS_FILE = "initial_weights.json"
@@ -40,9 +29,7 @@ METRICS_FILE = "metrics.csv"
 UNTRAINED_CHECKPOINT = "untrained.ckpt"
 DATA_FILE = "data.json"
 IMAGES_FILE = "data_images.parquet"
-IMAGES_OF = "images_of"
-"""Entry of data.json: name of the set of the training, of sets whose images it has, then those of the trainings before;
-None: the training started from weights of a training that is not known, as those of a published image encoder."""
+"""Names of the sets of the training, and its images: `medclip_dcl.data.lineage`."""
 TESTS = "tests"
 """Folder in a run folder for results that are not those of its own network on its own set."""
 PART = f"{TESTS}/limited"
@@ -67,12 +54,6 @@ class RunFolder:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.checkpoints = self.folder / "checkpoints"
-
-    @classmethod
-    def of(cls, checkpoint: str | Path) -> RunFolder:
-        """The run of a checkpoint; for any other file a folder that holds no run."""
-        path = Path(checkpoint).expanduser().absolute()
-        return cls(path if path.is_dir() else path.parent.parent)
 
     @property
     def is_finished(self) -> bool:
@@ -192,12 +173,9 @@ class RunFolder:
         self._write_config(config)
 
     def data(self) -> dict[str, Any]:
-        """Identity of the set of the training, and `IMAGES_OF`; empty where it is not known."""
+        """Content of data.json; empty where it is not known."""
         file = self.folder / DATA_FILE
-        found = read_json(file, _REMEDY) if file.is_file() else {}
-        if not isinstance(names := found.get(IMAGES_OF, []), list):
-            raise RunFolderError(f"{file}: {IMAGES_OF}: expected a list of sets, found {names!r}; {_REMEDY}")
-        return found
+        return read_json(file, _REMEDY) if file.is_file() else {}
 
     def is_own(self, checkpoint: Path) -> bool:
         """True for a checkpoint of this run's training; for any checkpoint in a folder that holds no run."""
@@ -212,59 +190,6 @@ class RunFolder:
             run = [path.parent.parent.name] if path.parent.name == self.checkpoints.name else []
             parts = [*run, path.stem, digest(str(path).encode())[:6], *parts]
         return self.folder / TESTS / "_".join(parts) if parts else self.folder
-
-    def images(self) -> pd.DataFrame:
-        """Images of the set of the training, as far as they are known, see `PreparedSet.image_digests`."""
-        file = self.folder / IMAGES_FILE
-        return read_parquet(file) if file.is_file() else pd.DataFrame(columns=IMAGE_DIGESTS)
-
-    def require_untrained(self, prepared: PreparedSet, evaluated: Iterable[str]) -> None:
-        """Refuse to evaluate images (dicom_id) that the run was trained on, or other images of these patients."""
-        if self.data().get("fingerprint") == prepared.fingerprint:
-            return
-        known, images = self.images(), prepared.image_digests()
-        trained = known[known["use"] == "train"]
-        is_trained = images["digest"].isin(trained["digest"])
-        people = set(images.loc[is_trained, "subject_id"])
-        # The same originals, prepared in another way. Phantoms of one seed have the same names, and other images.
-        both = images.merge(known, on="dicom_id", suffixes=("", "_there"))
-        same = both[both["original"] == both["original_there"]]
-        if len(same) > len(both) / 2:
-            is_trained |= images["dicom_id"].isin(trained["dicom_id"])
-            if (same["subject_id"] == same["subject_id_there"]).all():
-                people |= set(trained["subject_id"])
-        is_evaluated = images["dicom_id"].isin(list(evaluated))
-        of_people = images[is_evaluated & images["subject_id"].isin(people)]
-        if len(of_people):
-            raise RunFolderError(
-                f"{prepared.folder}: {int((is_evaluated & is_trained).sum()):,} of {int(is_evaluated.sum()):,} images "
-                f"to evaluate are training images of {self.folder}, and {len(of_people):,} are of its training "
-                f"patients (first: {of_people['dicom_id'].iloc[0]}); use a set with the split of the training"
-            )
-
-    def has_trained_on(self, prepared: PreparedSet) -> bool:
-        """True if the training, or one before it, had images of the set, in whatever way these were prepared."""
-        known, images = self.images().query("use == 'train'"), prepared.image_digests()
-        return (
-            self.data().get("fingerprint") == prepared.fingerprint
-            or bool(images["digest"].isin(known["digest"]).any())
-            or len(images.merge(known, on=["dicom_id", "original"])) > 0
-        )
-
-    def known_source(self, prepared: PreparedSet) -> str:
-        """Name of a set whose images the model was trained on and `prepared` has; "" for none.
-
-        Where images of its training are those of the set, `require_untrained` tells them and their patients; copies of
-        another release cannot be told by their files.
-        """
-        source, others = prepared.info["source"], prepared.info["options"].get(IMAGES_OF, [])
-        trained = self.data()
-        names = trained.get(IMAGES_OF, [])
-        if trained.get("fingerprint") == prepared.fingerprint:
-            names = names[1 + len(others) :]  # of the weights that its training started from
-        is_told = len(prepared.image_digests().merge(self.images(), on=["dicom_id", "original"])) > 0
-        here = {*others, *([] if is_told else [source])}
-        return next((name for name in names if name in here), "")
 
     @contextmanager
     def locked(self) -> Iterator[str]:

@@ -17,8 +17,6 @@ CONFIG_FILE = "config.yaml"
 TEST_CONFIG = "test.yaml"
 """In place of `CONFIG_FILE` in the folder of a benchmark's test."""
 RESULTS_FILE = "results.json"
-IMAGE_DIGESTS = ["dicom_id", "subject_id", "use", "digest", "original"]
-"""Columns of data_images.parquet; original: height, width and bytes of the original file."""
 NOT_COMPARED = (
     "checkpoint.dirpath",
     "checkpoint_minutes",

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     failures: list[str] = []
     runs: dict[str, dict[str, TestedRun]] = {}
     trained = {
-        (name, model.name): plan.training_of(model, prepared)
+        (name, model.name): model.lineage.of_set(prepared)
         for name, prepared in sets.items()
         for model in models
     }
@@ -93,14 +93,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             runs.setdefault(name, {})[model.name] = tested
             if geometry := other_geometry(tested.tested):
                 notes.insert(0, f"{model.name} on {name}: {geometry}")
-            if trained[name, model.name].marks:
-                notes.append(
-                    f"{trained[name, model.name].marks} {model.name} on {name}: trained on "
-                    f"{trained[name, model.name].words}"
-                )
+            if marks := plan.marks(trained[name, model.name]):
+                notes.append(f"{marks} {model.name} on {name}: trained on {trained[name, model.name]}")
     if not runs and not failures:  # an earlier page in the folder is not that of this command
         raise UserError("MODEL: expected one that applies to a set of --sets, found none; nothing was tested")
-    unknown = [model.name for model in models if not model.is_training_known]
+    unknown = [model.name for model in models if not model.lineage.is_known]
     if unknown:
         notes.append(f"not known on which images they were trained: {', '.join(unknown)}")
     if runs:

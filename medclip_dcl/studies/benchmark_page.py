@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from medclip_dcl.common.files import write_text
+from medclip_dcl.data.lineage import Answer
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import (
     NOTHING,
@@ -28,7 +29,7 @@ from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size
 from medclip_dcl.statistics.contrasts import ALPHA
 from medclip_dcl.statistics.draws import FEW, N_DRAWS, TestedRun
 from medclip_dcl.statistics.models import CLASSIFICATION, PLACE, SetNumbers
-from medclip_dcl.studies.benchmark_plan import APART, Training
+from medclip_dcl.studies.benchmark_plan import APART, marks
 
 PAGE = "benchmark.html"
 _LOCALISATION = "localisation"
@@ -46,14 +47,14 @@ _LOCALISED = {"signed CNR": ("cnr_signed", 2), "mIoU": ("miou", 3), "IoU": ("iou
 class Benchmark:
     """Tested runs by set and model, their numbers, and lines about them.
 
-    `trained` has (set, model) -> what the model was trained on.
+    `trained` has (set, model) -> images of the set in the model's training.
     """
 
     runs: Mapping[str, Mapping[str, TestedRun]]
     numbers: Mapping[str, SetNumbers]
     table: pd.DataFrame
     baseline: str
-    trained: Mapping[tuple[str, str], Training]
+    trained: Mapping[tuple[str, str], Answer]
     notes: Sequence[str]
     failures: Sequence[str]
 
@@ -169,7 +170,7 @@ def _table(
     used = [numbers[place] for place in places]
 
     def is_apart(model: str) -> bool:
-        return all(APART in trained[x.set, model].marks for x in used if (x.set, model) in trained)
+        return all(trained[x.set, model].train_images for x in used if (x.set, model) in trained)
 
     def rows_of(minus: str, kind: str, models: Sequence[str]) -> list[Row]:
         label = f" − {minus}" if minus else ""
@@ -200,7 +201,7 @@ def _cell(benchmark: Benchmark, model: str, minus: str, one: _Number) -> Cell:
     value, low, high = (None if math.isnan(found[name]) else found[name] for name in ("value", "low", "high"))
     n_patients = None if math.isnan(found["patients"]) else int(found["patients"])
     cell = interval_cell(value, low, high, one.digits, signed if minus else number, n_patients)
-    mark = "*" * (found["p_holm"] <= ALPHA) if minus else benchmark.trained[one.set, model].marks
+    mark = "*" * (found["p_holm"] <= ALPHA) if minus else marks(benchmark.trained[one.set, model])
     return cell._replace(text=cell.text + mark)
 
 
@@ -214,7 +215,7 @@ def _facts(benchmark: Benchmark) -> Table:
             protocol = results["protocol"].get("classification", {})
             facts = {
                 "set": name,
-                "trained on": benchmark.trained[name, model].words,
+                "trained on": str(benchmark.trained[name, model]),
                 "checkpoint": describe_checkpoint(results["checkpoint"]) or NOTHING,
                 "weights": results["checkpoint"]["weights"],
                 "images shown at": describe_image_size(results),

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
@@ -15,8 +16,9 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest_of_file, write_json, write_text
 from medclip_dcl.common.findings import Ensemble, PromptEnsembles, ensemble_used
 from medclip_dcl.common.weight_files import SavedModel, is_exported, kind_of_network, read_model
+from medclip_dcl.data.lineage import Answer, Lineage
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.runs.run_folder import IMAGES_OF, RunFolder
+from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.runs.saved import RESULTS_FILE, TEST_CONFIG, SavedResultsError, read_json
 from medclip_dcl.statistics.draws import TestedRun
 from medclip_dcl.studies.one_run import Run
@@ -46,9 +48,9 @@ class Model:
         """Those of a classifier; none for an image-text model, which takes prompts of any."""
         return list(self.saved.network.get("findings", ()))
 
-    @property
-    def is_training_known(self) -> bool:
-        return None not in RunFolder.of(self.saved.path).data().get(IMAGES_OF, [None])
+    @cached_property
+    def lineage(self) -> Lineage:
+        return Lineage.of(self.saved)
 
     def digest(self) -> str:
         """Changes with the weights or the description."""
@@ -97,24 +99,9 @@ def _name(path: Path) -> str:
     return "_".join(filter(None, [run, path.stem])) if path.stem != "best" else run or path.stem
 
 
-class Training(NamedTuple):
-    """What a model was trained on, seen from a tested set: marks of its numbers, and words."""
-
-    marks: str
-    words: str
-
-
-def training_of(model: Model, prepared: PreparedSet) -> Training:
-    """Train patients of the set, images of it under another name, both, none, or (also) not known."""
-    run = RunFolder.of(model.saved.path)
-    found = {APART: "train patients of this set"} if run.has_trained_on(prepared) else {}
-    if source := run.known_source(prepared):
-        found[KNOWN] = f"images of this set elsewhere ({source})"
-    words = [
-        *found.values(),
-        *([] if model.is_training_known else ["not known" if not found else "others not known"]),
-    ]
-    return Training("".join(found), "; ".join(words) or "no images of this set")
+def marks(answer: Answer) -> str:
+    """Marks of the numbers of a model on a set."""
+    return APART * answer.train_images + KNOWN * bool(answer.elsewhere)
 
 
 def test_of(

@@ -15,6 +15,7 @@ from medclip_dcl.common.devices import device_name
 from medclip_dcl.common.files import write_json
 from medclip_dcl.common.terms import copy_terms_of_model
 from medclip_dcl.common.weight_files import SavedModel
+from medclip_dcl.data.lineage import LINEAGE
 from medclip_dcl.runs.loggers import MetricsFile
 from medclip_dcl.runs.run_folder import INITIAL_WEIGHTS_FILE, UNTRAINED_CHECKPOINT, RunFolder
 
@@ -39,6 +40,7 @@ class RunRecord(Callback):
         rows = counts[0] if counts and trainer.validating else None
         timers = (one for one in trainer.callbacks if isinstance(one, Timer))  # type: ignore[attr-defined]
         whole: Any = trainer.fit_loop.epoch_progress.current
+        checkpoint[LINEAGE] = self.run.data()
         checkpoint[_KEY] = {
             "seconds": self._seconds(),
             "rows": rows,

@@ -161,7 +161,10 @@ def test_an_exported_folder_is_calibrated_beside_its_weights(calibrated, validat
     assert "--data: expected a prepared set, found none" in refused(capsys, str(folder))
     main([str(folder), "--data", str(validate_set), "--sensitivity", "0.8"])
     assert own(load(folder)) == expected and expected.calibrated()
-    assert "exported was trained on images of test, and" in capsys.readouterr().err
+    assert (
+        "exported was trained on: images of this set elsewhere (test); others not known; prob"
+        in capsys.readouterr().err
+    )
     assert {file.name for file in folder.iterdir()} == {*files, CALIBRATION_FILE}, "no patient's scores"
 
 

@@ -262,6 +262,9 @@ def test_a_changed_prepared_set_is_noticed(finished, fit, small_set, tmp_path, c
     run = shutil.copytree(finished, tmp_path / "run")
     now = {"fingerprint": PreparedSet(small_set).fingerprint, "source": "test", "images_of": ["test"]}
     assert json.loads((run / "data.json").read_text()) == now
+    assert torch.load(run / "checkpoints/best.ckpt", weights_only=True)["lineage"] == now, (
+        "also outside its run"
+    )
     (run / "data.json").write_text(json.dumps({"fingerprint": "other"}))
     assert "holds a run on other data: the prepared set has changed since" in refused(capsys, fit(run))
 

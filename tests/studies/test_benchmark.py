@@ -30,7 +30,7 @@ from medclip_dcl.statistics.models import numbers_of_set, require_paired, table_
 from medclip_dcl.studies import benchmark_plan as plan
 from medclip_dcl.studies import one_run
 from medclip_dcl.studies.benchmark import _stop, main
-from medclip_dcl.studies.benchmark_plan import read_models, training_of
+from medclip_dcl.studies.benchmark_plan import read_models
 
 SHARED = ["Edema", "Pneumonia"]
 PROJECTION = "image_encoder.projection.weight"
@@ -189,7 +189,7 @@ def test_page_says_what_was_left_out_and_known(run) -> None:
     assert "set: no prompts, so no zero-shot AUC: Atelectasis, Fracture" in page
     assert "† other on others: trained on images of this set elsewhere (NIH ChestX-ray14)" in page
     assert page.count("this set elsewhere") == 2  # and in the table of what was tested
-    assert "not known on which images they were trained: model, classifier" in page
+    assert "not known on which images they were trained: model, other, classifier" in page
     assert "without Fracture" in page and "signed CNR of phrases" in page
 
 
@@ -291,48 +291,6 @@ def test_a_model_without_any_classification_is_compared(run, tmp_path) -> None:
     assert set(numbers.findings) == {*SHARED, "Fracture"}
     assert "finding_classification/auc" in numbers.by_model["classifier"]
     assert not any("classification" in path for path in numbers.by_model["model"])
-
-
-def test_a_copy_in_another_release_is_marked(models, labelled_set, tmp_path) -> None:
-    """Files of RSNA cannot be told to be NIH's; those of the same release are compared before the test."""
-    trained = shutil.copytree(models["classifier"], tmp_path / "trained")
-    digests = PreparedSet(labelled_set).image_digests().assign(use="train")
-    info = json.loads((labelled_set / "dataset.json").read_text())
-    (trained / "data.json").write_text(json.dumps({"images_of": ["RSNA pneumonia", info["source"]]}))
-    (model,) = read_models([trained], None)
-
-    def training(prepared: PreparedSet) -> tuple[str, str]:
-        return training_of(model, prepared)
-
-    elsewhere = f"images of this set elsewhere ({info['source']})"
-    for images, known in (
-        (digests, ("‡", "train patients of this set")),
-        (digests.assign(digest="0"), ("‡", "train patients of this set")),  # of another size
-        (digests.assign(use="validate"), ("", "no images of this set")),
-        (digests.assign(dicom_id="other", digest="0"), ("†", elsewhere)),
-    ):
-        images.to_parquet(trained / "data_images.parquet")
-        assert training(PreparedSet(labelled_set)) == known
-    assert model.is_training_known
-    # Of the same set, and before that of NIH, whose images it has.
-    names = [info["source"], "NIH ChestX-ray14", "NIH ChestX-ray14"]
-    of_nih = PreparedSet(labelled_set)
-    of_nih.info["options"]["images_of"] = names[1:2]
-    own = "train patients of this set"
-    for before, known in (
-        (names[:2], ("‡", own)),
-        (names, ("‡†", f"{own}; images of this set elsewhere (NIH ChestX-ray14)")),
-        ([*names[:2], None], ("‡", f"{own}; others not known")),
-    ):
-        data = {"fingerprint": of_nih.fingerprint, "images_of": before}
-        (trained / "data.json").write_text(json.dumps(data))
-        assert training(of_nih) == known
-    (trained / "data.json").write_text(json.dumps({"images_of": ["RSNA pneumonia", None]}))
-    assert not model.is_training_known and training(of_nih) == ("", "not known")
-    for damaged in ([], 3, {"images_of": "NIH"}, {"images_of": None}):
-        (trained / "data.json").write_text(json.dumps(damaged))
-        with pytest.raises(UserError, match="data.json: .*expected a (mapping|list of sets), found"):
-            training(of_nih)
 
 
 def classified(findings: dict[str, int], n: int = 60, seed: int = 0) -> TestedRun:

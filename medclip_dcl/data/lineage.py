@@ -1,0 +1,144 @@
+"""Lineage: the images that a model was trained on, in its own training and in those before it.
+
+data.json names the sets and travels with the model: in its run folder, its checkpoints and its exports. The images,
+with file names and patients, stay in the run folder (data_images.parquet). Without them the answer is by set, or "not
+known".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.weight_files import SavedModel
+from medclip_dcl.data.identity import IMAGE_DIGESTS
+from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.runs.run_folder import DATA_FILE, IMAGES_FILE, RunFolder
+from medclip_dcl.runs.saved import read_parquet
+
+IMAGES_OF = "images_of"
+"""Entry of data.json: name of the set of the training, of sets whose images it has, then those of the trainings before.
+
+None stands for images that are not known, as those of a published image encoder."""
+LINEAGE = "lineage"
+"""Entry of a checkpoint with the content of data.json."""
+
+
+class Answer(NamedTuple):
+    """Images of a prepared set in the training of a model.
+
+    Attributes:
+        train_images: True if the training had images of this set, in whatever way these were prepared.
+        elsewhere: name of another set that the model was trained on and that has images of this one; "" for none.
+        is_known: True if all images of the training are known.
+    """
+
+    train_images: bool
+    elsewhere: str
+    is_known: bool
+
+    def __str__(self) -> str:
+        found = ["train patients of this set"] * self.train_images
+        found += [f"images of this set elsewhere ({self.elsewhere})"] * bool(self.elsewhere)
+        if not self.is_known:
+            found.append("others not known" if found else "not known")
+        return "; ".join(found) or "no images of this set"
+
+
+class Lineage:
+    """The images that a model was trained on.
+
+    Args:
+        where: the model, as errors name it.
+        record: content of data.json; empty where it is not known.
+        images: rows of `PreparedSet.image_digests`; None where they are not at hand.
+    """
+
+    def __init__(self, where: Path, record: Mapping[str, Any], images: pd.DataFrame | None = None) -> None:
+        self.where, self.record = where, record
+        self.fingerprint: str | None = record.get("fingerprint")
+        self.sets: list[str | None] = record.get(IMAGES_OF, [None])
+        if not isinstance(self.sets, list):
+            raise UserError(f"{where / DATA_FILE}: {IMAGES_OF}: expected a list of sets, found {self.sets!r}")
+        self.images = pd.DataFrame(columns=IMAGE_DIGESTS) if images is None else images
+        self.is_known = None not in self.sets and (not self.sets or not self.images.empty)
+
+    @classmethod
+    def of(cls, model: SavedModel | None) -> Lineage:
+        """Lineage of a saved model: of its run or exported folder, else of the checkpoint; of None, no images."""
+        if model is None:
+            return cls(Path(), {IMAGES_OF: []})
+        path, own = model.path.absolute(), model.checkpoint.get(LINEAGE) or {}
+        run = RunFolder(path if path.is_dir() else path.parent.parent)
+        is_in_run = path.is_dir() or path.parent == run.checkpoints
+        record = run.data() if is_in_run else {}
+        if own and own != record:  # a checkpoint outside its run
+            return cls(path, own)
+        file = run.folder / IMAGES_FILE
+        return cls(run.folder, record, read_parquet(file) if is_in_run and file.is_file() else None)
+
+    def of_set(self, prepared: PreparedSet) -> Answer:
+        """Say which images of a set the model was trained on."""
+        known, images = self.images.query("use == 'train'"), prepared.image_digests()
+        is_own = self.fingerprint == prepared.fingerprint
+        train_images = (
+            is_own
+            or bool(images["digest"].isin(known["digest"]).any())
+            or len(images.merge(known, on=["dicom_id", "original"])) > 0
+        )
+        # Images of the same release are told by `require_untrained`; copies in another one have other files.
+        source, *others = own_sets(prepared)
+        is_told = len(images.merge(self.images, on=["dicom_id", "original"])) > 0
+        here = {*others, *([] if is_told else [source])}
+        names = self.sets[1 + len(others) :] if is_own else self.sets
+        return Answer(train_images, next((name for name in names if name in here), None) or "", self.is_known)
+
+    def require_untrained(self, prepared: PreparedSet, evaluated: Iterable[str]) -> None:
+        """Refuse to evaluate images (dicom_id) that the model was trained on, or other images of these patients."""
+        if self.fingerprint == prepared.fingerprint:
+            return
+        images, trained = prepared.image_digests(), self.images.query("use == 'train'")
+        is_trained = images["digest"].isin(trained["digest"])
+        people = set(images.loc[is_trained, "subject_id"])
+        # The same originals, prepared in another way. Phantoms of one seed have the same names, and other images.
+        both = images.merge(self.images, on="dicom_id", suffixes=("", "_there"))
+        same = both[both["original"] == both["original_there"]]
+        if len(same) > len(both) / 2:
+            is_trained |= images["dicom_id"].isin(trained["dicom_id"])
+            if (same["subject_id"] == same["subject_id_there"]).all():
+                people |= set(trained["subject_id"])
+        is_evaluated = images["dicom_id"].isin(list(evaluated))
+        of_people = images[is_evaluated & images["subject_id"].isin(people)]
+        if len(of_people):
+            raise UserError(
+                f"{prepared.folder}: {int((is_evaluated & is_trained).sum()):,} of {int(is_evaluated.sum()):,} images "
+                f"to evaluate are training images of {self.where}, and {len(of_people):,} are of its training "
+                f"patients (first: {of_people['dicom_id'].iloc[0]}); use a set with the split of the training"
+            )
+
+    def after(self, prepared: PreparedSet, is_published: bool) -> tuple[dict[str, Any], pd.DataFrame]:
+        """Content of data.json and data_images.parquet of a training on a set that starts from this model.
+
+        Args:
+            prepared: set of the training; held-out images of it that the model was trained on are refused.
+            is_published: True if a part starts from weights whose images are not known.
+        """
+        images = prepared.image_digests()
+        held_out = images[images["use"].isin(("validate", "test", "grounding"))]
+        self.require_untrained(prepared, held_out["dicom_id"])
+        own, sets = own_sets(prepared), self.sets
+        if None not in sets and (is_published or not self.is_known):
+            sets = [*sets, None]
+        is_again = self.fingerprint == prepared.fingerprint and sets[: len(own)] == own
+        record = {"fingerprint": prepared.fingerprint, "source": prepared.info["source"]}
+        record[IMAGES_OF] = sets if is_again else [*own, *sets]
+        return record, pd.concat([images, self.images.query("use == 'train'")])
+
+
+def own_sets(prepared: PreparedSet) -> list[str | None]:
+    """Names of a set and of the sets whose images it has."""
+    return [prepared.info["source"], *prepared.info["options"].get(IMAGES_OF, [])]

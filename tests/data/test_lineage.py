@@ -1,0 +1,150 @@
+"""Images that a model was trained on, by what travels with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.weight_files import SavedModel
+from medclip_dcl.data.lineage import LINEAGE, Lineage
+from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.runs.run_folder import RunFolder
+
+Tables = tuple[pd.DataFrame, pd.DataFrame]
+
+
+def another_split(images: pd.DataFrame, files: pd.DataFrame) -> Tables:
+    return images.replace({"use": {"train": "test", "test": "train"}}), files
+
+
+def another_size(images: pd.DataFrame, files: pd.DataFrame) -> Tables:
+    return another_split(images, files.assign(digest=files["digest"].str[::-1]))
+
+
+def phantom_of_the_seed(images: pd.DataFrame, files: pd.DataFrame) -> Tables:
+    return another_size(images, files.assign(original_bytes=files.index))
+
+
+def further_images(images: pd.DataFrame, files: pd.DataFrame) -> Tables:
+    """The tested images are new ones of a training patient whose earlier images are not in the set."""
+    is_new = images["use"] == "test"
+    files.loc[is_new, "digest"] = "new"
+    images.loc[is_new, "dicom_id"] += "new"
+    images.loc[is_new, "subject_id"] = 100
+    return images.iloc[2:], files
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            another_split,
+            "24 of 24 images to evaluate are training images of .*, and 24 are of its training patients",
+        ),
+        (another_size, "24 of 24 images to evaluate are training images"),
+        (
+            further_images,
+            "0 of 6 images to evaluate are training images of .*, and 6 are of its training patients",
+        ),
+        (phantom_of_the_seed, None),
+    ],
+)
+def test_images_of_the_training_are_not_evaluated(small_set, tmp_path, change, message):
+    folder = Path(shutil.copytree(small_set, tmp_path / "set"))
+    lineage = Lineage(tmp_path / "run", {}, PreparedSet(folder).image_digests())
+    names = ("images", "image_files")
+    tables = change(*(pd.read_parquet(folder / f"{name}.parquet") for name in names))
+    for name, table in zip(names, tables, strict=True):
+        table.to_parquet(folder / f"{name}.parquet", index=False)
+    prepared = PreparedSet(folder)
+    tested = prepared.table("images").query("use == 'test'")["dicom_id"]
+    if message is None:
+        return lineage.require_untrained(prepared, tested)
+    with pytest.raises(UserError, match=message):
+        lineage.require_untrained(prepared, tested)
+
+
+def other_images(folder: Path, to: Path, **info: str) -> PreparedSet:
+    """A set of other images; of the same source unless `info` says otherwise."""
+    shutil.copytree(folder, to)
+    for name, column in (("images", "dicom_id"), ("image_files", "digest")):
+        table = pd.read_parquet(to / f"{name}.parquet")
+        table.assign(**{column: to.name + table[column]}).to_parquet(to / f"{name}.parquet", index=False)
+    described = json.loads((to / "dataset.json").read_text())
+    (to / "dataset.json").write_text(json.dumps({**described, **info}))
+    return PreparedSet(to)
+
+
+OWN, NONE, UNKNOWN = "train patients of this set", "no images of this set", "not known"
+ELSEWHERE = "images of this set elsewhere (test)"
+BY_SET = [f"{OWN}; others not known", f"{ELSEWHERE}; others not known", UNKNOWN]
+
+
+@pytest.mark.parametrize(
+    ("place", "answers"),
+    [
+        ("in its run", [OWN, ELSEWHERE, NONE]),
+        ("outside its run", BY_SET),
+        ("in another run", BY_SET),
+        ("exported", BY_SET),
+        ("converted", [UNKNOWN] * 3),
+        ("started from the export", [BY_SET[1], BY_SET[1], BY_SET[0]]),
+    ],
+)
+def test_answers_of_what_travels(place, answers, small_set, tmp_path) -> None:
+    own, another = PreparedSet(small_set), other_images(small_set, tmp_path / "another")
+    foreign = other_images(small_set, tmp_path / "foreign", source="PadChest")
+    record, images = Lineage.of(None).after(own, False)
+    run, other, folder = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "other"), tmp_path / "folder"
+    run.claim({}, record, images)
+    other.claim({}, *Lineage.of(None).after(foreign, False))
+    folder.mkdir()
+    if place in ("exported", "started from the export"):
+        (folder / "data.json").write_text(json.dumps(record))
+    content: dict[str, Any] = {LINEAGE: record}
+    saved = {
+        "in its run": SavedModel(run.checkpoints / "best.ckpt", {}, content),
+        "outside its run": SavedModel(tmp_path / "copy.ckpt", {}, content),
+        "in another run": SavedModel(other.checkpoints / "copy.ckpt", {}, content),
+    }.get(place, SavedModel(folder))
+    lineage = Lineage.of(saved)
+    if place == "started from the export":
+        lineage = Lineage(tmp_path, *lineage.after(foreign, False))
+    assert [str(lineage.of_set(prepared)) for prepared in (own, another, foreign)] == answers
+
+
+def test_copies_in_another_release(small_set, tmp_path) -> None:
+    """Files of RSNA cannot be told to be NIH's; those of the same release are compared by image."""
+    prepared = PreparedSet(small_set)
+    digests, source = prepared.image_digests().assign(use="train"), prepared.info["source"]
+    record = {"images_of": ["RSNA pneumonia", source]}
+    for images, answer in (
+        (digests, OWN),
+        (digests.assign(digest="0"), OWN),  # of another size
+        (digests.assign(use="validate"), NONE),
+        (digests.assign(dicom_id="other", digest="0"), f"images of this set elsewhere ({source})"),
+    ):
+        assert str(Lineage(tmp_path, record, images).of_set(prepared)) == answer
+    # Of the same set, and before that of NIH, whose images it has.
+    names = [source, "NIH ChestX-ray14", "NIH ChestX-ray14"]
+    prepared.info["options"]["images_of"] = names[1:2]
+    for before, answer in (
+        (names[:2], OWN),
+        (names, f"{OWN}; images of this set elsewhere (NIH ChestX-ray14)"),
+        ([*names[:2], None], f"{OWN}; others not known"),
+    ):
+        own = {"fingerprint": prepared.fingerprint, "images_of": before}
+        assert str(Lineage(tmp_path, own, digests).of_set(prepared)) == answer
+
+
+@pytest.mark.parametrize("damaged", [[], 3, {"images_of": "NIH"}, {"images_of": None}])
+def test_damaged_names_of_sets(damaged, tmp_path) -> None:
+    (tmp_path / "data.json").write_text(json.dumps(damaged))
+    with pytest.raises(UserError, match="data.json: .*expected a (mapping|list of sets), found"):
+        Lineage.of(SavedModel(tmp_path))
