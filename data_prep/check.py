@@ -19,8 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.checks import images
-from data_prep.checks.tables import Tables, read_tables, score_problems, table_problems
+from data_prep import image_checks
 from data_prep.command import worker_processes
 from data_prep.sources import tables
 from data_prep.sources.preparation import count_lines
@@ -53,24 +52,24 @@ PUBLISHED_MS_CXR = {
 def check_set(folder: Path, full: bool = False, pool: Executor | None = None) -> tuple[str, list[str]]:
     """The page about a prepared set, and its problems: the defect, its number of cases, and the first of them."""
     prepared = PreparedSet(folder)
-    found, problems = read_tables(prepared)
+    found, problems = prepared.readable_tables()
     lines = _description(prepared)
     if are_readable := not problems:
-        problems += table_problems(prepared, found)
+        problems += prepared.table_problems(found)
         counts = {**prepared.info["counts"], **tables.count(found)}
         lines += [*count_lines(counts), *_patients(found), *_anchors(found)]
     for kind in ("log_p", "text_embedding"):
         if names := prepared.models(kind):
             lines.append(f"  {kind:<10} {', '.join(names)}")
-    problems += score_problems(prepared)
+    problems += prepared.score_problems()
     lines += ["", *(_beside_published(prepared.info, found) if are_readable else [])]
     try:
         lines += _rejects(prepared.folder / "rejects.csv")
     except (OSError, ValueError, KeyError) as error:
         problems.append(f"rejects.csv cannot be read ({error})")
     if "images" in found:
-        of_files, digests = images.check_files(prepared, found, full, pool)
-        of_copies, warnings = images.find_copies(found["images"], digests)
+        of_files, digests = image_checks.check_files(prepared, found, full, pool)
+        of_copies, warnings = image_checks.find_copies(found["images"], digests)
         problems += of_files + of_copies
         lines += [f"  warning    {warning}" for warning in warnings]
     return "\n".join(lines), problems
@@ -91,7 +90,7 @@ def _description(prepared: PreparedSet) -> list[str]:
     ]
 
 
-def _patients(found: Tables) -> list[str]:
+def _patients(found: Mapping[str, pd.DataFrame]) -> list[str]:
     """Patients of each use."""
     people = found.get("studies", found["images"])
     patients = people.drop_duplicates(["subject_id", "use"])["use"]
@@ -99,7 +98,7 @@ def _patients(found: Tables) -> list[str]:
     return [f"  {'by use':<10} patients: {uses}"]
 
 
-def _anchors(found: Tables) -> list[str]:
+def _anchors(found: Mapping[str, pd.DataFrame]) -> list[str]:
     """rho of the anchors: of the sentences of training reports, once for each report that has them."""
     if "classes" not in found:
         return []
@@ -114,7 +113,7 @@ def _anchors(found: Tables) -> list[str]:
     ]
 
 
-def _beside_published(info: Mapping[str, Any], found: Tables) -> list[str]:
+def _beside_published(info: Mapping[str, Any], found: Mapping[str, pd.DataFrame]) -> list[str]:
     """Counts of the source and the published ones, where the source is MIMIC-CXR."""
     counts = info["counts"]
     if not info["source"].startswith("mimic-cxr") or info.get("phantom"):

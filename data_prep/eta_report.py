@@ -6,7 +6,7 @@ Into SET/eta/ (or --output FOLDER) go
 
 - report.md with quantiles of log p and eta, rank correlations of log p, and the most and least probable sentences. It
   holds report texts: it is patient data where the reports are;
-- eta.png: histograms of log p and eta, and on a phantom, whose truth is known, rho over log p;
+- eta.png: histograms of log p and eta, and on a phantom, whose truth is known, eta over rho;
 - class_probability.yaml, the configuration to train with:
   python -m medclip_dcl fit --config configs/mimic_cxr.yaml --config configs/objective/dcl_lm.yaml \
       --config SET/eta/class_probability.yaml
@@ -33,11 +33,12 @@ from scipy.stats import spearmanr
 from medclip_dcl.common.command_line import option, parse_options, run_command
 from medclip_dcl.common.files import write_bytes, write_text
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.report.charts import draw_eta, draw_truth
+from medclip_dcl.report.report import probable_sentences
 
 SSD = (0.2, 0.35)
 SSD_CONSTANT = 0.05
 MAX_ETA = 0.3
-_QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 # Ratio of the 95% to the 5% quantile of eta below which the sentence hardly matters.
 _MIN_SPREAD = 2.0
 _SHOWN_SENTENCES = 15
@@ -66,10 +67,7 @@ def write_report(settings: Settings) -> None:
     if a is None or k is None:
         a, k, chosen = *SSD, "ssd"
     name = prepared.log_p_file(settings.log_p).stem
-    sentences = scored_sentences(prepared, name)
-    # Training's own rule and rounding, for eta of each distinct sentence and the warning about their median.
-    eta, problem = _training_eta(sentences["log_p"], a, k)
-    sentences["eta"] = eta
+    sentences, problem = scored_sentences(prepared, name, a, k)
     summary = [
         f"eta = {a:.4g} * exp({k:.4g} * log p) ({chosen}), log p from {name}",
         "",
@@ -78,7 +76,7 @@ def write_report(settings: Settings) -> None:
     warnings = _warnings(sentences, problem, chosen)
     text = [f"# eta of {name}", "", *summary, *warnings, "", "![](eta.png)", "", *_examples(sentences)]
     figure = io.BytesIO()
-    _figure(sentences, chosen).savefig(figure, dpi=110)
+    _figure(sentences).savefig(figure, dpi=110)
     print("\n".join([*summary, *warnings]))
     configuration = _constant_yaml(problem, chosen, name) if problem else _yaml(a, k, chosen, name)
     write_text("\n".join(text) + "\n", output / "report.md")
@@ -88,18 +86,18 @@ def write_report(settings: Settings) -> None:
     print(f"written: {output / 'report.md'}, eta.png, class_probability.yaml{constant}")
 
 
-def scored_sentences(prepared: PreparedSet, log_p: str) -> pd.DataFrame:
-    """Sentences of the training reports with their scores.
+def scored_sentences(prepared: PreparedSet, log_p: str, a: float, k: float) -> tuple[pd.DataFrame, str]:
+    """Sentences of the training reports with scores and eta, by training's rule, and the problem of their median eta.
 
     Returns:
-        sentence_id, train_reports (at least 1), n_tokens, log_p, text; on a phantom rho.
+        sentence_id, text, train_reports (at least 1), n_tokens, log_p, eta; on a phantom rho.
     """
-    reports = prepared.table("reports")
-    reports = reports[reports["study_id"].isin(prepared.studies("train"))]
-    counts = reports.groupby("sentence_id")["study_id"].nunique().rename("train_reports").reset_index()
-    if counts.empty:
+    from medclip_dcl.data.eta import training_sentences, with_eta
+    from medclip_dcl.objectives.class_probability import LanguageModelClassProbability, unusual_median
+
+    table = training_sentences(prepared).merge(prepared.log_p(log_p), on="sentence_id", how="left")
+    if table.empty:
         raise PreparedDataError(f"{prepared.folder} has no train reports")
-    table = counts.merge(prepared.log_p(log_p), on="sentence_id", how="left")
     missing = table.loc[table["log_p"].isna(), "sentence_id"]
     if len(missing):
         raise PreparedDataError(
@@ -107,21 +105,10 @@ def scored_sentences(prepared: PreparedSet, log_p: str) -> pd.DataFrame:
             f"sentence_id {missing.iloc[0]}), which training refuses; score the sentences again, or prepare the set "
             "again if they have no tokens"
         )
-    table = table.merge(prepared.table("sentences")[["sentence_id", "text"]], on="sentence_id")
     if prepared.has("classes"):
         table = table.merge(prepared.table("classes")[["sentence_id", "rho"]], on="sentence_id")
-    return table
-
-
-def _training_eta(log_p: pd.Series, a: float, k: float) -> tuple[np.ndarray, str]:
-    """Eta of sentences by the rule of training, and the problem of its median; "" for none."""
-    import torch
-
-    from medclip_dcl.objectives.class_probability import LanguageModelClassProbability, unusual_median
-
-    rule = LanguageModelClassProbability(a, k, MAX_ETA)
-    eta = rule(torch.tensor(log_p.to_numpy()).float()).numpy()
-    return eta, unusual_median(eta)
+    table = with_eta(table, LanguageModelClassProbability(a, k, MAX_ETA))
+    return table, unusual_median(table["eta"].to_numpy())
 
 
 def _of_anchors(sentences: pd.DataFrame, column: str) -> np.ndarray:
@@ -131,15 +118,17 @@ def _of_anchors(sentences: pd.DataFrame, column: str) -> np.ndarray:
 
 def _summary(sentences: pd.DataFrame) -> list[str]:
     """Quantiles of log p and eta, and rank correlations of log p, as Markdown."""
+    from medclip_dcl.data.eta import QUANTILES
+
     lines = [
         f"{sentences['train_reports'].sum():,} anchors: {len(sentences):,} training sentences, once for each report "
         f"that contains them; eta is capped at {MAX_ETA}",
         "",
-        f"| quantile | {' | '.join(f'{share:.0%}' for share in _QUANTILES)} |",
-        "|---" * (len(_QUANTILES) + 1) + "|",
+        f"| quantile | {' | '.join(f'{share:.0%}' for share in QUANTILES)} |",
+        "|---" * (len(QUANTILES) + 1) + "|",
     ]
     for column, title in (("log_p", "log p"), ("eta", "eta")):
-        quantiles = np.quantile(_of_anchors(sentences, column), _QUANTILES)
+        quantiles = np.quantile(_of_anchors(sentences, column), QUANTILES)
         lines.append(f"| {title} | {' | '.join(f'{value:.3g}' for value in quantiles)} |")
     lines += ["", "Spearman correlation of log p over distinct sentences with", ""]
     columns = {
@@ -181,11 +170,9 @@ def _warnings(sentences: pd.DataFrame, problem: str, chosen: str) -> list[str]:
 
 def _examples(sentences: pd.DataFrame) -> list[str]:
     """The most and the least probable sentences, as Markdown."""
-    table = sentences.sort_values(["log_p", "sentence_id"], ascending=[False, True])
     lines = []
-    for title, some in (("Most", table.head(_SHOWN_SENTENCES)), ("Least", table.tail(_SHOWN_SENTENCES))):
-        lines += [f"## {title} probable training sentences", ""]
-        lines += ["| log p | eta | training reports | sentence |", "|---|---|---|---|"]
+    for title, some in probable_sentences(sentences, _SHOWN_SENTENCES).items():
+        lines += [f"## {title}", "", "| log p | eta | training reports | sentence |", "|---|---|---|---|"]
         for row in some.to_dict("records"):
             text = " ".join(str(row["text"]).replace("|", "\\|").split())
             lines.append(f"| {row['log_p']:.2f} | {row['eta']:.3g} | {row['train_reports']} | {text} |")
@@ -193,42 +180,20 @@ def _examples(sentences: pd.DataFrame) -> list[str]:
     return lines
 
 
-def _figure(sentences: pd.DataFrame, chosen: str) -> Figure:
-    """Histograms of log p and eta; on a phantom rho over log p, with eta as a line."""
-    panels = 3 if "rho" in sentences else 2
-    figure = Figure(figsize=(4.5 * panels, 3.8), layout="constrained")
-    axes = figure.subplots(1, panels)
-    log_p, weights = sentences["log_p"].to_numpy(), sentences["train_reports"].to_numpy()
+def _figure(sentences: pd.DataFrame) -> Figure:
+    """Histograms of log p and eta; on a phantom eta over rho."""
+    figure = Figure(figsize=(13.5 if "rho" in sentences else 9, 3.8), layout="constrained")
+    first, *others = figure.subplots(1, 3 if "rho" in sentences else 2)
+    log_p, reports = sentences["log_p"], sentences["train_reports"]
     # A few very improbable sentences would squeeze all others into a corner.
-    left, right = float(np.quantile(_of_anchors(sentences, "log_p"), _NOT_SHOWN)), max(0.0, log_p.max())
-    if left == right:
-        left -= 1.0
-    edges = np.linspace(left, right, 41).tolist()
-    for values, label in ((np.ones(len(log_p)), "distinct sentences"), (weights, "as often as they occur")):
-        axes[0].hist(np.maximum(log_p, left), edges, weights=values / values.sum(), alpha=0.6, label=label)
-    axes[0].set(
-        xlabel="log p (the first bar holds all further left)",
-        ylabel="share",
-        title="log p of training sentences",
-    )
-    axes[0].legend(fontsize=8)
-    axes[1].hist(_of_anchors(sentences, "eta"), 40, color="#3a9d5d")
-    axes[1].set(xlabel=f"eta ({chosen})", ylabel="anchors", title="eta of the anchors")
-    axes[1].locator_params(axis="x", nbins=6)
+    left = float(np.quantile(_of_anchors(sentences, "log_p"), _NOT_SHOWN))
+    for weights, label in ((reports**0, "distinct sentences"), (reports, "as often as they occur")):
+        first.hist(log_p.clip(lower=left), 40, weights=weights / weights.sum(), alpha=0.6, label=label)
+    first.set(xlabel="log p (the first bar holds all further left)", ylabel="share")
+    first.legend(fontsize=8)
+    draw_eta(others[0], sentences["eta"])
     if "rho" in sentences:
-        axes[2].scatter(
-            log_p, sentences["rho"], s=np.clip(weights, 3, 60), alpha=0.25, color="#3b7dd8", lw=0, label="rho"
-        )
-        line = sentences.sort_values("log_p")
-        axes[2].plot(line["log_p"], line["eta"], color="#3a9d5d", label=f"eta ({chosen})")
-        axes[2].set(
-            xlabel=f"log p; {_NOT_SHOWN:.0%} of the anchors lie further left",
-            yscale="log",
-            title="rho, the truth of the phantom",
-            xlim=(left, right),
-            ylim=(max(float(sentences["rho"].min()) / 2, 1e-5), 1.5),
-        )
-        axes[2].legend(fontsize=8)
+        draw_truth(others[1], sentences)
     return figure
 
 

@@ -118,11 +118,15 @@ class Growth(NamedTuple):
 
     def __str__(self) -> str:
         parts: dict[str, Collection[str]] = {
-            "more images are there": self.more,
-            "more rows are in the table": self.more_rows,
-            "changed" if self.more else "images changed": self.changed,
-            "images are no longer chosen": self.unchosen,
-            "images are no longer there, which the set keeps": self.gone,
-            "prepared images are missing or were changed": self.damaged,
+            "further image{s}": self.more,
+            "further row{s} of the table": self.more_rows,
+            "changed image{s}": self.changed,
+            "image{s} no longer chosen": self.unchosen,
+            "image{s} no longer in the source, kept in the set": self.gone,
+            "prepared image{s} missing or changed": self.damaged,
         }
-        return ", ".join(f"{len(names):,} {what}" for what, names in parts.items() if names)
+        return ", ".join(
+            f"{len(names):,} {what.format(s='s' * (len(names) > 1))}"
+            for what, names in parts.items()
+            if names
+        )

@@ -19,7 +19,6 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.checks.tables import score_problems
 from data_prep.command import progress, worker_processes
 from data_prep.sources import images as image_files
 from data_prep.sources import tables
@@ -211,7 +210,7 @@ def _make(
             f"fingerprint {earlier['fingerprint']} is now {info['fingerprint']}: runs and features of before are of "
             "another set"
         )
-        for problem in score_problems(PreparedSet(output)):
+        for problem in PreparedSet(output).score_problems():
             print(problem)
 
 

@@ -22,7 +22,7 @@ from medclip_dcl.common.files import digest, parse_json, replacing, write_parque
 from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
 from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, current_content
-from medclip_dcl.data.table_checks import REFERENCES, damage, score_problem, some
+from medclip_dcl.data.table_checks import REFERENCES, contradictions, damage, score_problem, some
 
 FORMAT_VERSION = PREPARED_SET.version
 
@@ -58,6 +58,7 @@ TABLES: dict[str, dict[str, str]] = {
 set without reports has neither "sentences" nor "reports". A box or mask without a phrase has the phrase ""; counts are
 COCO run lengths, separated by blanks, of a mask of height x width pixels.
 """
+_ALWAYS = ("images", "image_files", "sentences", "reports", "labels", "cases")
 
 OPTIONAL: dict[str, dict[str, str]] = {"images": {"sex": "str", "age": "float64"}, "boxes": {"reader": "str"}}
 """Columns that follow those of `TABLES` where the source has them: sex, a value of `SEXES`; age at the study in years,
@@ -411,6 +412,37 @@ class PreparedSet:
         if problem:
             raise _broken(file, "text_embedding", problem)
         return found
+
+    def readable_tables(self) -> tuple[dict[str, pd.DataFrame], list[str]]:
+        """The readable tables of the right format, and the problems of the others."""
+        tables, problems = {}, []
+        for name in TABLES:
+            if self.has(name) or name in _ALWAYS:
+                try:
+                    tables[name] = self.unchecked_table(name)
+                except PreparedDataError as error:
+                    problems.append(str(error))
+        return tables, problems
+
+    def table_problems(self, tables: Mapping[str, pd.DataFrame]) -> list[str]:
+        """Problems of the tables of a set, all of them readable."""
+        changed = ", ".join(self.content.tables)
+        problems = [f"changed, added or removed after the set was made: {changed}"] if changed else []
+        problems += [problem for name in tables for problem in damage(name, tables)]
+        images, labels = (tables[name].drop_duplicates() for name in ("images", "labels"))
+        cases = case_table(images, labels, self.info["options"].get("cases", "all"))
+        return problems + contradictions(tables, cases)
+
+    def score_problems(self) -> list[str]:
+        """Scores and embeddings that are not readable, or do not cover all sentences."""
+        problems = []
+        for kind, read in (("log_p", self.log_p), ("text_embedding", self.text_embedding)):
+            for name in self.models(kind):
+                try:
+                    read(name)
+                except PreparedDataError as error:
+                    problems.append(str(error))
+        return problems
 
     def models(self, kind: str) -> list[str]:
         """Names of the language models that have a file in the folder "log_p" or "text_embedding"."""

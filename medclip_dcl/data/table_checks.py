@@ -1,6 +1,6 @@
 """Checks of the tables of a prepared set, alone and against each other; a problem is a line without content of reports.
 
-`PreparedSet.table` refuses what `damage` finds; `data_prep.check` lists it with further checks.
+`PreparedSet.table` refuses what `damage` finds; `data_prep.check` lists it with the `contradictions`.
 """
 
 from __future__ import annotations
@@ -71,6 +71,33 @@ def lost(name: str, first: str, column: str, other: str, tables: Mapping[str, pd
     missing = tables[first].loc[~tables[first][column].isin(tables[other][column]), column].unique()
     what = f"that is not in {other}.parquet" if name == first else f"of {first}.parquet without a row"
     return some(f"{name}.parquet: {column} {what}", missing)
+
+
+def contradictions(tables: Mapping[str, pd.DataFrame], cases: pd.DataFrame) -> list[str]:
+    """Problems of readable tables with each other: of patients' uses, of boxes, and of other cases than `cases`."""
+    images, problems = tables["images"], []
+    for name in ("images", "studies"):
+        if name in tables:
+            used = tables[name][tables[name]["use"] != "excluded"]
+            # Patients may be in both test and grounding.
+            uses = used["use"].replace("grounding", "test").groupby(used["subject_id"]).nunique()
+            problems += some(f"{name}.parquet: patients with two uses", uses.index[uses > 1])
+    if "boxes" in tables:
+        phrased = tables["boxes"].loc[tables["boxes"]["phrase"] != "", "dicom_id"]
+        elsewhere = images["dicom_id"].isin(phrased) & (images["use"] != "grounding")
+        what = "images.parquet: images with a box with a phrase whose use is not grounding"
+        problems += some(what, images.loc[elsewhere, "dicom_id"])
+        boxes = tables["boxes"].merge(images[["dicom_id", "height", "width"]], on="dicom_id")
+        # Comparisons with NaN are false. Clipping a corner may leave a rounding error.
+        inside = (boxes[["x", "y"]] >= 0).all(axis=1) & (boxes[["w", "h"]] > 0).all(axis=1)
+        inside &= boxes["x"] + boxes["w"] <= boxes["width"] + 1e-6
+        inside &= boxes["y"] + boxes["h"] <= boxes["height"] + 1e-6
+        what = "boxes.parquet: boxes that are not inside their image"
+        problems += some(what, boxes["dicom_id"][~inside], len(boxes))
+    both = cases.merge(tables["cases"], how="outer", indicator="place")
+    differing = both[both["place"] != "both"].drop_duplicates(["dicom_id", "finding"])
+    what = "cases.parquet: cases that contradict labels.parquet and images.parquet"
+    return problems + some(what, rows(differing, ["dicom_id", "finding"]), len(tables["cases"]))
 
 
 def score_problem(scores: pd.DataFrame) -> str:

@@ -225,15 +225,22 @@ def _class_probability(file: Path) -> dict[str, Any]:
     table = read_parquet(file) if file.is_file() else pd.DataFrame()
     if table.empty:
         return {"eta": None}
-    order = "log_p" if "log_p" in table else "eta"
-    ranked = table.sort_values([order, "sentence_id"], ascending=False, kind="stable")
     return {
         "eta": charts.chart("eta", (4.6, 2.9), charts.draw_eta, table["eta"]),
         "truth": charts.chart("truth", (4.6, 2.9), charts.draw_truth, table) if "rho" in table else None,
         "sentences": {
-            "Most probable sentences": _sentences(ranked.head(_N_SENTENCES)),
-            "Least probable sentences": _sentences(ranked.tail(_N_SENTENCES)[::-1]),
+            title: _sentences(rows) for title, rows in probable_sentences(table, _N_SENTENCES).items()
         },
+    }
+
+
+def probable_sentences(table: pd.DataFrame, number: int) -> dict[str, pd.DataFrame]:
+    """The most and the least probable sentences, each beginning with the most extreme, by their headings."""
+    order = "log_p" if "log_p" in table else "eta"
+    ranked = table.sort_values([order, "sentence_id"], ascending=False, kind="stable")
+    return {
+        "Most probable sentences": ranked.head(number),
+        "Least probable sentences": ranked.tail(number)[::-1],
     }
 
 

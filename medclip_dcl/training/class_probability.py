@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from pathlib import Path
 
 import pandas as pd
-import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
 from medclip_dcl.common.files import write_parquet
-from medclip_dcl.data.examples import column
+from medclip_dcl.data.eta import QUANTILES, training_sentences, with_eta
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.models.image_text import ImageTextModel
@@ -41,31 +39,16 @@ class ClassProbabilityTable(Callback):
 
 def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) -> pd.DataFrame:
     """Eta of every distinct sentence of the training reports, with what it was computed from."""
-    prepared = data.prepared
-    train = prepared.table("images").query("use == 'train'")["study_id"]
-    reports = prepared.table("reports")
-    ids = reports.loc[reports["study_id"].isin(train), "sentence_id"].unique()
-    sentences = prepared.table("sentences")
-    table = sentences[sentences["sentence_id"].isin(ids)].reset_index(drop=True)
-    requires = model.class_probability.requires
-    names = set(requires) | ({"rho", "sentence_share"} if prepared.has("classes") else set())
+    table = training_sentences(data.prepared).drop(columns="train_reports")
+    rule = model.class_probability
+    names = {*rule.requires} | ({"rho", "sentence_share"} if data.prepared.has("classes") else set())
     for name, values in data.sentence_fields(sorted(names)).items():
         table[name] = values.reindex(table["sentence_id"]).to_numpy()
-    fields = {name: column(table[name].to_dict(), range(len(table))) for name in requires}
-    with torch.no_grad():
-        # A copy: a rule with parameters stays where it is trained.
-        eta = copy.deepcopy(model.class_probability).cpu()(**fields)
-    if eta.shape != (len(table),):
-        raise ValueError(
-            f"{type(model.class_probability).__name__} returned a class probability of shape {tuple(eta.shape)}, "
-            f"expected one for each anchor: {(len(table),)}"
-        )
-    table["eta"] = eta.numpy()
-    return table.drop(columns="sentence_embedding", errors="ignore")
+    return with_eta(table, rule).drop(columns="sentence_embedding", errors="ignore")
 
 
 def _report_quantiles(eta: pd.Series, is_of_scores: bool) -> None:
-    quantiles = {f"{q:.0%}": float(eta.quantile(q)) for q in (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)}
+    quantiles = {f"{q:.0%}": float(eta.quantile(q)) for q in QUANTILES}
     rank_zero_info(
         f"eta of {len(eta)} training sentences: "
         + ", ".join(f"{q} {value:.3g}" for q, value in quantiles.items())

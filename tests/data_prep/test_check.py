@@ -16,7 +16,7 @@ from PIL import Image
 
 from data_prep import check as command
 from data_prep.check import check_set
-from data_prep.checks.images import digests, find_copies
+from data_prep.image_checks import digests, find_copies
 from data_prep.mimic_cxr import Settings, prepare
 from medclip_dcl.data.identity import describe
 from medclip_dcl.data.prepared import (

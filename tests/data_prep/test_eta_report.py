@@ -84,7 +84,7 @@ def test_counts_training_reports_not_mentions_nor_images(plain_set: Path) -> Non
     prepared = PreparedSet(plain_set)
     reports = prepared.table("reports").drop_duplicates(["study_id", "sentence_id"])
     expected = reports[reports["study_id"] < 500].groupby("sentence_id").size()
-    found = scored_sentences(prepared, NAME).set_index("sentence_id")
+    found = scored_sentences(prepared, NAME, 0.2, 0.35)[0].set_index("sentence_id")
     assert found["train_reports"].to_dict() == expected.to_dict()
     assert "rho" not in found
 
@@ -97,7 +97,7 @@ def test_command_writes_report_figure_and_configuration(
     printed = capsys.readouterr().out
     assert class_probability(folder / "eta") == {"a": 0.2, "k": 0.35, "max_eta": 0.3}, "SSD's"
     assert (folder / "eta" / "eta.png").read_bytes().startswith(b"\x89PNG")
-    sentences = scored_sentences(PreparedSet(folder), NAME)
+    sentences = scored_sentences(PreparedSet(folder), NAME, 0.2, 0.35)[0]
     log_p = np.repeat(sentences["log_p"], sentences["train_reports"])
     median = f"{0.2 * np.exp(0.35 * np.median(log_p)):.3g}"
     eta = next(line for line in printed.splitlines() if line.startswith("| eta "))
@@ -106,7 +106,7 @@ def test_command_writes_report_figure_and_configuration(
     assert "its number of tokens: undefined (one of the two does not vary)" in printed
     # The reader of the report sees the texts; the terminal, and the configuration, do not.
     report = (folder / "eta" / "report.md").read_text()
-    assert "Secret finding." in report and "## Least probable training sentences" in report
+    assert "Secret finding." in report and "## Least probable sentences" in report
     assert "ecret" not in printed and "ecret" not in (folder / "eta" / "class_probability.yaml").read_text()
     for line in printed.splitlines()[:-1]:
         assert line in report

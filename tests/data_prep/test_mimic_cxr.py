@@ -158,7 +158,7 @@ def test_deleted_or_changed_images_are_made_again(raw: Path, capsys: pytest.Capt
         inverted = opened.point(lambda grey: 255 - grey)
     inverted.save(changed)  # with the comment of before
     prepare(settings(raw))
-    assert "prepared images are missing or were changed\n" in capsys.readouterr().out
+    assert "prepared images missing or changed\n" in capsys.readouterr().out
     assert contents(raw.parent / "set") == before
 
 

@@ -125,11 +125,11 @@ def test_completed_set_is_that_of_the_whole(
     (tmp_path / "aside").rename(kept[1])
     prepare(kind, output)
     said = capsys.readouterr().out
-    assert f"is a finished set; {len(later)} more images are there, 2 changed: --complete adds them" in said
+    assert f"is a finished set; {len(later)} further images, 2 changed images: --complete adds them" in said
     assert content(output) == first
     prepare(kind, output, "--complete")
     said = capsys.readouterr().out
-    assert f"is completed: {len(later)} more images are there, 2 changed\nprepared again: " in said
+    assert f"is completed: {len(later)} further images, 2 changed images\nprepared again: " in said
     assert f"fingerprint {fingerprint} is now {PreparedSet(output).fingerprint}: runs and features" in said
     prepare(kind, whole)
     assert content(output) == content(whole)
@@ -159,11 +159,11 @@ def test_images_that_are_gone_stay(tmp_path: Path, capsys: pytest.CaptureFixture
         file.unlink()
     capsys.readouterr()
     prepare(kind, output)
-    assert "nothing to do (20 images are no longer there, which the set keeps)" in capsys.readouterr().out
+    assert "nothing to do (20 images no longer in the source, kept in the set)" in capsys.readouterr().out
     for file in later:
         file.rename(tmp_path / "raw" / file.name)
     prepare(kind, output, "--complete")
-    assert "20 more images are there, 20 images are no longer there, which" in capsys.readouterr().out
+    assert "20 further images, 20 images no longer in the source, kept" in capsys.readouterr().out
     assert len(uses(output)) == 40 and uses(output).items() >= first.items()
     assert len(PreparedSet(output).table("masks")) == 20 and check_set(output, full=True)[1] == []
     prepare(kind, output, "--complete")
@@ -176,9 +176,7 @@ def test_damaged_set_asks_before_it_grows(tmp_path: Path, capsys: pytest.Capture
     whole = content(output)
     (output / "images/0.jpg").unlink()
     later[0].rename(tmp_path / "raw" / later[0].name)
-    with pytest.raises(
-        PreparedDataError, match="1 more images are there, 1 prepared images are missing or .* --comp"
-    ):
+    with pytest.raises(PreparedDataError, match="1 further image, 1 prepared image missing or .* --comp"):
         prepare(kind, output)
     (tmp_path / "raw" / later[0].name).rename(later[0])
     prepare(kind, output)
@@ -238,7 +236,7 @@ def test_repaired_image_is_added(tmp_path: Path, capsys: pytest.CaptureFixture[s
     (tmp_path / "damaged").unlink()
     shades(kind.files[5], 5)
     prepare(kind, output)
-    assert "a finished set; 1 images changed: --complete" in capsys.readouterr().out
+    assert "a finished set; 1 changed image: --complete" in capsys.readouterr().out
     prepare(kind, output, "--complete")
     assert "5" in uses(output) and (output / "rejects.csv").read_text() == "kind,id,reason\n"
 
@@ -257,7 +255,7 @@ def test_a_table_grows_and_is_not_exchanged(tmp_path: Path, capsys: pytest.Captu
     assert "nothing to do\n" in capsys.readouterr().out and content(output) == first
     table(tmp_path, range(33))
     prepare(kind, output)
-    assert "is a finished set; 3 more rows are in the table: --complete" in capsys.readouterr().out
+    assert "is a finished set; 3 further rows of the table: --complete" in capsys.readouterr().out
     assert content(output) == first
     (output / "log_p").mkdir()
     scores = PreparedSet(output).table("sentences").assign(n_tokens=3, log_p=-1.0)
@@ -287,7 +285,7 @@ def test_rows_between_others_are_further_ones(tmp_path: Path, capsys: pytest.Cap
         table.to_csv(tmp_path / "table.csv", index=False)
         prepare(kind, tmp_path / "set", "--complete")
         assert PreparedSet(tmp_path / "set").info["counts"]["studies"] == 60 + len(further)
-    assert "is completed: 1 more rows are in the table" in capsys.readouterr().out
+    assert "is completed: 1 further row of the table" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -301,7 +299,7 @@ def test_a_patient_limit_chooses_anew(tmp_path: Path, capsys: pytest.CaptureFixt
         file.rename(tmp_path / "raw" / file.name)
     capsys.readouterr()
     prepare(kind, output, "--complete")
-    assert "images are no longer chosen" in capsys.readouterr().out
+    assert "no longer chosen" in capsys.readouterr().out
     prepare(kind, tmp_path / "whole")
     assert content(output) == content(tmp_path / "whole")
     assert check_set(output)[1] == []

@@ -1,1 +1,0 @@
-"""Checks of a prepared set; each returns its problems: the defect, its number of cases, and the first of them."""
