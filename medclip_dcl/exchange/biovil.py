@@ -1,63 +1,51 @@
-"""BioViL (Boecking et al., ECCV 2022) and BioViL-T (Bannur et al., CVPR 2023), from their published weights."""
+"""Convert BioViL (Boecking et al., ECCV 2022) and BioViL-T (Bannur et al., CVPR 2023)."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import WEIGHTS_FILE, load_exactly, read_state_dict, some_of
-from medclip_dcl.networks.bert_folder import load_bert_config
+from medclip_dcl.common.weight_files import load_exactly, some_of
+from medclip_dcl.exchange.transformers_folder import Converted
+from medclip_dcl.networks.bert_folder import folder_weights, load_bert_config
 from medclip_dcl.networks.image_encoder import ResNetRegions, from_torchvision_names, resnet_depth
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import BertSentences
 
-_RESNET = "encoder.encoder."
+RESNET = "encoder.encoder."
+"""Beginning of the names of the image weights' ResNet."""
 _PROJECTOR = "projector.model."
-_LAST = "projection.3.weight"
+_LAST = f"{_PROJECTOR}3.weight"
 _TEXT_PROJECTION = "cls_projection_head."
 # Of BioViL-T: features of the image, then what stands for the difference from a prior image where there is none.
 _TO_STATIC, _NO_PRIOR = "encoder.backbone_to_vit.weight", "encoder.missing_previous_emb"
 _OF_PRIORS = "encoder.vit_pooler."
 
 
-def load_biovil(
-    image_weights: str | Path, text_folder: str | Path, *, final_period: bool = True
-) -> ImageTextNetwork:
-    """Load BioViL in evaluation mode: ResNet-50 regions, CXR-BERT's [CLS], the cosine with the mean of the regions.
+def from_biovil(state: Mapping[str, Tensor], file: Path, text_folder: Path) -> Converted:
+    """Convert image weights: a ResNet's regions, CXR-BERT's [CLS], the cosine with the mean of the regions.
 
-    Images are in [0, 1] without further normalisation, as in its public inference code. That code resizes the shorter
-    side to 512 pixels and crops the middle 480 x 480 (BioViL-T: 448 x 448); here the whole image is stretched to a
-    square (choice, not from the paper: no box falls outside the view). The files do not contain gamma^2; no evaluation
-    depends on it. BioViL-T sees each image as one without a prior.
-
-    Args:
-        image_weights: ``biovil_image_resnet50_proj_size_128.pt``, or ``biovil_t_image_model_proj_size_128.pt``.
-        text_folder: Hugging Face folder of BiomedVLP-CXR-BERT-specialized, or BiomedVLP-BioViL-T.
-        final_period: True ends prompts and phrases with a period, as in `BertSentences`.
+    Images are in [0, 1] without further normalisation, as in the public inference code. The files do not contain
+    gamma^2; no evaluation depends on it. `text_folder` holds BiomedVLP-CXR-BERT-specialized, or BiomedVLP-BioViL-T.
     """
-    file = Path(image_weights)
-    folder = Path(text_folder)
-    state, depth = _image_state(file)
-    dim = int(state[_LAST].shape[0])
+    has_priors = _TO_STATIC in state
+    of_image, depth = _image_state(state, file)
+    dim = len(state[_LAST])
     image_encoder = ResNetRegions(depth=depth, dim=dim, projection="mlp")
-    positions = int(load_bert_config(folder).max_position_embeddings)
-    text_encoder = BertSentences(
-        str(folder), dim=dim, max_tokens=positions, final_period=final_period, projection="mlp"
-    )
-    load_exactly(image_encoder, state, file)
-    saved = folder / WEIGHTS_FILE
-    if not saved.is_file():
-        saved = folder / "pytorch_model.bin"
+    positions = int(load_bert_config(text_folder).max_position_embeddings)
+    text_encoder = BertSentences(str(text_folder), dim=dim, max_tokens=positions, projection="mlp")
+    load_exactly(image_encoder, of_image, file)
     projection = {
         name.removeprefix(_TEXT_PROJECTION): x
-        for name, x in read_state_dict(saved).items()
+        for name, x in folder_weights(text_folder).items()
         if name.startswith(_TEXT_PROJECTION)
     }
-    load_exactly(text_encoder.projection, projection, f"{saved}, {_TEXT_PROJECTION}*")
+    load_exactly(text_encoder.projection, projection, f"{text_folder}, {_TEXT_PROJECTION}*")
     network = ImageTextNetwork(
         image_encoder,
         text_encoder,
@@ -65,35 +53,27 @@ def load_biovil(
         mean=(0.0, 0.0, 0.0),
         std=(1.0, 1.0, 1.0),
     )
-    return network.eval()
-
-
-def is_biovil(file: Path) -> bool:
-    """True for a state dict with the names of BioViL's or BioViL-T's image weights."""
-    return any(name.startswith(_RESNET) for name in read_state_dict(file))
-
-
-def biovil_differences(file: Path) -> list[str]:
-    """Differences of `load_biovil` from the public inference code."""
-    has_priors = _TO_STATIC in read_state_dict(file)
-    crop = (
-        f"the original resizes the shorter side to 512 pixels, bilinearly, and shows the middle "
+    notes = [
+        "the original resizes the shorter side to 512 pixels, bilinearly, and shows the middle "
         f"{448 if has_priors else 480}; here the whole image is stretched to 512 x 512, bicubically"
-    )
-    priors = "prior images are left out with the transformer that compares them: every image is read as a first one"
-    return [crop, priors] if has_priors else [crop]
+    ]
+    if has_priors:
+        notes.append(
+            "prior images are left out with the transformer that compares them: every image is read as a first one"
+        )
+    return network.eval(), notes
 
 
-def _image_state(file: Path) -> tuple[dict[str, Tensor], Literal[18, 34, 50]]:
+def _image_state(state: Mapping[str, Tensor], file: Path) -> tuple[dict[str, Tensor], Literal[18, 34, 50]]:
     """The image weights under the names of `ResNetRegions`, and the depth of the ResNet."""
-    state = _without_priors(read_state_dict(file))
-    of_resnet = [name for name in state if name.startswith(_RESNET)]
-    resnet = {name.removeprefix(_RESNET): state[name] for name in of_resnet}
+    state = _without_priors(state)
+    of_resnet = [name for name in state if name.startswith(RESNET)]
+    resnet = {name.removeprefix(RESNET): state[name] for name in of_resnet}
     depth = resnet_depth(resnet)
-    if depth is None or f"{_PROJECTOR}3.weight" not in state:
+    if depth is None or _LAST not in state:
         raise UserError(
-            f"{file}: expected BioViL's image weights ({_RESNET}* of ResNet-18, -34 or -50, {_PROJECTOR}3.weight), "
-            f"found {some_of(sorted(state))}; give biovil_image_resnet50_proj_size_128.pt or "
+            f"{file}: expected BioViL's image weights ({RESNET}* of ResNet-18, -34 or -50, {_LAST}), found "
+            f"{some_of(sorted(state))}; give biovil_image_resnet50_proj_size_128.pt or "
             "biovil_t_image_model_proj_size_128.pt"
         )
     others = {
@@ -102,7 +82,7 @@ def _image_state(file: Path) -> tuple[dict[str, Tensor], Literal[18, 34, 50]]:
     return {**from_torchvision_names(resnet), **others}, depth
 
 
-def _without_priors(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def _without_priors(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """BioViL-T's image weights as BioViL's, exact for images without a prior; any other state dict as it is.
 
     The projector's first layer sees W_1 (B x) + W_2 c, with the constant c: its weight becomes W_1 B, and W_2 c leaves
@@ -113,10 +93,10 @@ def _without_priors(state: dict[str, Tensor]) -> dict[str, Tensor]:
         return state
     to_static, no_prior = state[_TO_STATIC].double().flatten(1), state[_NO_PRIOR].double().flatten()
     of_static, of_prior = state[first].double().flatten(1).split(len(no_prior), dim=1)
-    kept = {
+    others = {
         name: value
         for name, value in state.items()
         if name not in (_TO_STATIC, _NO_PRIOR) and not name.startswith(_OF_PRIORS)
     }
     weight = (of_static @ to_static)[..., None, None].to(state[first].dtype)
-    return {**kept, first: weight, mean: (state[mean].double() - of_prior @ no_prior).to(state[mean].dtype)}
+    return {**others, first: weight, mean: (state[mean].double() - of_prior @ no_prior).to(state[mean].dtype)}

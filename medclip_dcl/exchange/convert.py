@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
     options = _parser().parse_args(arguments)
-    # Here, so that --help is quick.
+    # Import here to keep --help fast.
     from medclip_dcl.common.files import new_folder, write_text
     from medclip_dcl.common.terms import SOURCE_CARD, copy_terms
 
@@ -58,7 +58,7 @@ def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]
     """The network of SOURCE, and what a user should know; an option that its kind does not take is refused."""
     from medclip_dcl.common.errors import MissingFileError, UserError
     from medclip_dcl.common.weight_files import read_model
-    from medclip_dcl.exchange.biovil import biovil_differences, is_biovil, load_biovil
+    from medclip_dcl.exchange.biovil import RESNET, from_biovil
     from medclip_dcl.exchange.open_clip_weights import OPEN_CLIP_FILE, from_open_clip, from_openai
     from medclip_dcl.exchange.transformers_folder import from_transformers
 
@@ -70,7 +70,7 @@ def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]
             raise UserError(f"--{', --'.join(others)}: no part in the conversion of {source}; leave it out")
 
     if not source.exists():
-        raise MissingFileError(f"SOURCE {source}: no file and no folder; download the model's files first")
+        raise MissingFileError(f"SOURCE: {source} does not exist; download the model's files first")
     if (source / OPEN_CLIP_FILE).is_file():
         take_only("text_encoder")
         return from_open_clip(source, text)
@@ -87,9 +87,9 @@ def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]
                 f"{mean} and {std}; divide those of grey levels by 255"
             )
         return from_openai(state, source, text, mean, std)
-    if is_biovil(source):
+    if any(name.startswith(RESNET) for name in state):
         take_only("text_encoder")
-        return load_biovil(source, text), biovil_differences(source)
+        return from_biovil(state, source, text)
     raise UserError(
         f"{source}: expected a CLIP with a vision transformer (visual.proj) or BioViL's image weights, found "
         f"{', '.join(sorted(state)[:8])}; this architecture has no counterpart here"

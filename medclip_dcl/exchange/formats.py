@@ -15,8 +15,8 @@ from medclip_dcl.common.terms import copy_terms_of_model
 from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly, read_model, write_safetensors
 from medclip_dcl.exchange.card import CARD_FILE
 from medclip_dcl.exchange.encoders import plain_tokenizer
-from medclip_dcl.exchange.names import OPEN_CLIP, TRANSFORMERS, backwards, renamed, to_openai_names
 from medclip_dcl.exchange.open_clip_weights import GEOMETRIES, OPEN_CLIP_FILE, OPEN_CLIP_WEIGHTS, POOLINGS
+from medclip_dcl.exchange.tensor_names import OPEN_CLIP, TRANSFORMERS, backwards, renamed, to_openai_names
 from medclip_dcl.exchange.transformers_folder import FAMILIES
 from medclip_dcl.inference.model import load
 from medclip_dcl.networks.bert_folder import silent

@@ -1,10 +1,7 @@
-"""open_clip's layout and OpenAI's state dicts: a CLIP of their own, or a model of timm with a BERT."""
+"""Convert open_clip's folders and OpenAI's state dicts: a CLIP of their own, or a model of timm with a BERT."""
 
 from __future__ import annotations
 
-import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.common.weight_files import CONFIG_FILE, check_sizes, read_state_dict, shapes_of
-from medclip_dcl.exchange.names import OPEN_CLIP, from_openai_names
+from medclip_dcl.exchange.tensor_names import OPEN_CLIP, from_openai_names
 from medclip_dcl.exchange.transformers_folder import Converted, Shown, assembled, dual_encoder
 from medclip_dcl.networks.bert_folder import read_folder_json
 from medclip_dcl.networks.pretrained_regions import per_channel
@@ -68,11 +65,11 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
     """
     file = folder / OPEN_CLIP_FILE
     content = read_folder_json(file)
-    model = _section(content, "model_cfg", file)
-    vision, text = (_section(model, part, file) for part in _KNOWN)
-    for part, found in (("vision_cfg", vision), ("text_cfg", text)):
-        others = sorted(name for name, value in found.items() if value and name not in _KNOWN[part])
-        if others := [name for name in others if found[name] not in _DEFAULTS.get(name, ())]:
+    model = _section(content, "model_cfg")
+    vision, text = (_section(model, part) for part in _KNOWN)
+    for part, settings in (("vision_cfg", vision), ("text_cfg", text)):
+        others = sorted(name for name, value in settings.items() if value and name not in _KNOWN[part])
+        if others := [name for name in others if settings[name] not in _DEFAULTS.get(name, ())]:
             raise UserError(
                 f"{file}: model_cfg.{part}: expected {', '.join(sorted(_KNOWN[part]))} alone, found "
                 f"{', '.join(others)}; this architecture has no counterpart here"
@@ -84,17 +81,13 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
     sides = {*size} if isinstance(size := vision.get("image_size", 224), list) else {size}
     if len(sides) > 1:
         raise UserError(f"{file}: model_cfg.vision_cfg.image_size: expected equal sides, found {size}")
-    shown = _shown(sides.pop(), _section(content, "preprocess_cfg", file))
+    shown = _shown(sides.pop(), _section(content, "preprocess_cfg"))
     if "timm_model_name" not in vision and "hf_model_name" not in text:
-        width = len(state["visual.conv1.weight"])
-        head_width, n_heads = vision.get("head_width", _WIDTH_OF_HEAD), text.get("heads", 8)
-        if not all(isinstance(x, int) and x > 0 for x in (head_width, n_heads)):
-            raise UserError(
-                f"{file}: head_width and heads: expected whole numbers above 0, found {head_width!r} and {n_heads!r}"
-            )
-        heads = (width // head_width, n_heads)
+        state = from_openai_names(state, weights)
+        width = len(state["vision_model.embeddings.class_embedding"])
+        heads = (width // vision.get("head_width", _WIDTH_OF_HEAD), text.get("heads", 8))
         activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
-        return _cleaned(_of_clip(state, weights, text_folder or folder, shown, heads, activation))
+        return _of_clip(state, text_folder or folder, shown, heads, activation)
     if not ("timm_model_name" in vision and "hf_model_name" in text):
         raise UserError(
             f"{file}: expected a vision tower of timm with a text model of transformers, or neither"
@@ -104,44 +97,27 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
             f"--text_encoder: expected the folder of {text['hf_model_name']} with its config.json and tokenizer, "
             "found none"
         )
-    return _cleaned(_of_timm_and_bert(model, state, text_folder, shown))
+    return _of_timm_and_bert(int(model["embed_dim"]), vision, text, state, text_folder, shown)
 
 
 def from_openai(
     state: Mapping[str, Tensor], file: Path, text_folder: Path, mean: list[float], std: list[float]
 ) -> Converted:
     """Convert the state dict of an OpenAI's CLIP, such as CheXzero's; `file` names it in errors."""
-    # As open_clip names a text tower of its own class.
-    state = {name.removeprefix("text."): value.float() for name, value in state.items()}
-    width, _, patch, _ = state["visual.conv1.weight"].shape
-    side = patch * round((len(state["visual.positional_embedding"]) - 1) ** 0.5)
-    heads = (width // _WIDTH_OF_HEAD, len(state["ln_final.weight"]) // _WIDTH_OF_HEAD)
+    state = from_openai_names({name: value.float() for name, value in state.items()}, file)
+    width, _, patch, _ = state["vision_model.embeddings.patch_embedding.weight"].shape
+    side = patch * round((len(state["vision_model.embeddings.position_embedding.weight"]) - 1) ** 0.5)
+    heads = (width // _WIDTH_OF_HEAD, len(state["text_model.final_layer_norm.weight"]) // _WIDTH_OF_HEAD)
     notes = [
         f"a state dict names no activation, heads and geometry: taken are OpenAI's, QuickGELU, {_WIDTH_OF_HEAD} "
         "channels a head and the middle square; CheXzero pads images: set geometry to pad in config.json"
     ]
-    shown = Shown(side, "shortest", mean, std, notes)
-    return _cleaned(_of_clip(state, file, text_folder, shown, heads, "quick_gelu"))
+    return _of_clip(state, text_folder, Shown(side, "shortest", mean, std, notes), heads, "quick_gelu")
 
 
-def _section(content: Mapping[str, Any], name: str, file: Path) -> dict[str, Any]:
+def _section(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A part of open_clip_config.json, in which null stands for the default."""
-    found = content.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise UserError(f"{file}: {name}: expected a mapping, found {type(found).__name__}; copy it again")
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _cleaned(converted: Converted) -> Converted:
-    """A network whose tokenizer cleans texts as open_clip does, as far as a tokenizer can."""
-    network, notes = converted
-    tokenizer = network.text_encoder.tokenizer
-    own = tokenizer.normalizer or normalizers.Sequence([])
-    if own.normalize_str(" &amp;lt;\t1 ") != "< 1":  # a tokenizer of `export` does so already
-        replace = [normalizers.Replace(name, character) for name, character in _ENTITIES.items()]
-        blanks = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
-        tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *replace * 2, *blanks, own])
-    return network, [*notes, _NOT_CLEANED]
+    return {key: value for key, value in (content.get(name) or {}).items() if value is not None}
 
 
 def _shown(size: int, settings: Mapping[str, Any]) -> Shown:
@@ -157,15 +133,9 @@ def _shown(size: int, settings: Mapping[str, Any]) -> Shown:
 
 
 def _of_clip(
-    own: Mapping[str, Tensor],
-    source: Path,
-    tokenizer: Path,
-    shown: Shown,
-    heads: tuple[int, int],
-    activation: str,
+    state: Mapping[str, Tensor], tokenizer: Path, shown: Shown, heads: tuple[int, int], activation: str
 ) -> Converted:
-    """A CLIP from a state dict in OpenAI's names; `heads` of its attention, in images and texts."""
-    state = from_openai_names(own, source)
+    """Convert the tensors of a CLIPModel, which show all settings but `heads` (images, texts) and `activation`."""
     vocabulary, _ = state["text_model.embeddings.token_embedding.weight"].shape
     config: dict[str, Any] = {
         "model_type": "clip",
@@ -193,26 +163,18 @@ def _of_clip(
             "hidden_act": activation,
             "projection_dim": config["projection_dim"],
         }
-    if not any((tokenizer / name).is_file() for name in ("tokenizer.json", "vocab.json")):
-        raise UserError(
-            f"{tokenizer}: expected CLIP's tokenizer (tokenizer.json, or vocab.json and merges.txt), found none; give "
-            "its folder as --text_encoder"
-        )
-    with tempfile.TemporaryDirectory() as work:
-        for file in (*tokenizer.glob("*.json"), *tokenizer.glob("*.txt")):
-            shutil.copyfile(file, Path(work) / file.name)
-        (Path(work) / CONFIG_FILE).write_text(json.dumps(config), encoding="utf-8")
-        try:
-            return dual_encoder(Path(work), state, shown)
-        except UserError as error:
-            raise UserError(str(error).replace(work, str(tokenizer))) from error
+    return _cleaned(dual_encoder(tokenizer, config, state, shown))
 
 
 def _of_timm_and_bert(
-    model: Mapping[str, Any], state: Mapping[str, Tensor], text_folder: Path, shown: Shown
+    dim: int,
+    vision: Mapping[str, Any],
+    text: Mapping[str, Any],
+    state: Mapping[str, Tensor],
+    text_folder: Path,
+    shown: Shown,
 ) -> Converted:
-    """BiomedCLIP and its like: a model of timm with a projection, and a BERT with one or two layers behind it."""
-    vision, text, dim = model["vision_cfg"], model["text_cfg"], int(model["embed_dim"])
+    """Convert BiomedCLIP and its like: a model of timm with a projection, and a BERT with one or two layers behind."""
     arguments = {"global_pool": pool} if (pool := vision.get("timm_pool", "avg")) else {}
     if "visual.trunk.pos_embed" in state:  # a ViT, built for one size
         arguments["img_size"] = shown.size
@@ -223,27 +185,37 @@ def _of_timm_and_bert(
         global_vector=True,
         architecture={"name": vision["timm_model_name"], "model_args": arguments},
     )
-    check_sizes(read_folder_json(text_folder / CONFIG_FILE), shapes_of(state), text_folder)
+    raw = read_folder_json(text_folder / CONFIG_FILE)
+    check_sizes(raw, shapes_of(state), text_folder)
     is_linear = text.get("hf_proj_type") == "linear"
     check_choice("text_cfg.hf_pooler_type", pooler := text.get("hf_pooler_type", "mean_pooler"), POOLINGS)
-    pooling = POOLINGS[pooler]
     text_encoder = TransformersSentences.untrained(
         text_folder,
+        raw,
         shown.notes,
         dim=dim,
         max_tokens=int(text.get("context_length", 77)),
         final_period=False,
-        pooling=pooling,
+        pooling=POOLINGS[pooler],
         projection="linear" if is_linear else "gelu",
     )
     # The projections here have biases, and files may have an unused pooler, and a buffer of older versions.
-    biases = {"visual.head.proj.bias": torch.zeros(dim)}
-    if is_linear:
-        biases["text.proj.bias"] = torch.zeros(dim)
-    unused = (
-        ("position_ids",)
-        if pooling == "pooler"
-        else ("position_ids", "pooler.dense.weight", "pooler.dense.bias")
-    )
-    state = biases | {name: value for name, value in state.items() if not name.endswith(unused)}
-    return assembled(image_encoder, text_encoder, state, OPEN_CLIP, shown)
+    biases = ("visual.head.proj.bias", *["text.proj.bias"] * is_linear)
+    unused = ("position_ids", *["pooler.dense.weight", "pooler.dense.bias"] * (pooler != "cls_pooler"))
+    state = {
+        **dict.fromkeys(biases, torch.zeros(dim)),
+        **{name: value for name, value in state.items() if not name.endswith(unused)},
+    }
+    return _cleaned(assembled(image_encoder, text_encoder, state, OPEN_CLIP, shown))
+
+
+def _cleaned(converted: Converted) -> Converted:
+    """A network whose tokenizer cleans texts as open_clip does, as far as a tokenizer can."""
+    network, notes = converted
+    tokenizer = network.text_encoder.tokenizer
+    own = tokenizer.normalizer or normalizers.Sequence([])
+    if own.normalize_str(" &amp;lt;\t1 ") != "< 1":  # a tokenizer of `export` does so already
+        replace = [normalizers.Replace(name, character) for name, character in _ENTITIES.items()]
+        blanks = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+        tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), *replace * 2, *blanks, own])
+    return network, [*notes, _NOT_CLEANED]

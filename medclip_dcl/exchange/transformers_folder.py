@@ -1,4 +1,4 @@
-"""A CLIP or SigLIP in transformers' layout as an `ImageTextNetwork`."""
+"""Convert a CLIP or SigLIP in transformers' layout."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import AutoImageProcessor, CLIPModel, SiglipModel
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly
-from medclip_dcl.exchange.names import TRANSFORMERS, renamed
-from medclip_dcl.networks.bert_folder import load_from_folder, read_folder_json
+from medclip_dcl.common.weight_files import CONFIG_FILE, check_sizes, load_exactly, shapes_of
+from medclip_dcl.exchange.tensor_names import TRANSFORMERS, renamed
+from medclip_dcl.networks.bert_folder import folder_weights, read_folder_json
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.library_folder import library_config
@@ -22,10 +22,10 @@ from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 
-BICUBIC = 3
-"""PIL's number, by which transformers names the filter of a resize."""
 FAMILIES: dict[str, Any] = {"clip": CLIPModel, "siglip": SiglipModel}
 """`model_type` of config.json -> class."""
+_BICUBIC = (3, "bicubic")
+"""PIL's number and name, by which transformers names the filter of a resize."""
 _MAX_GAMMA2 = 100.0
 # Settings of image processors that are read, or that change no grey picture.
 _KNOWN = {
@@ -37,7 +37,7 @@ _KNOWN = {
 
 @dataclass
 class Shown:
-    """Images as a network sees them: side in pixels, geometry, normalisation; notes of what the original does else."""
+    """Images as a network sees them: side in pixels, geometry, normalisation; notes on what the original does else."""
 
     size: int
     geometry: str
@@ -52,31 +52,29 @@ Converted = tuple[ImageTextNetwork, list[str]]
 
 def from_transformers(folder: Path) -> Converted:
     """Convert a folder with config.json, weights, preprocessor_config.json and the tokenizer's files."""
-    file = folder / CONFIG_FILE
-    raw = read_folder_json(file)
+    raw = read_folder_json(folder / CONFIG_FILE)
     if raw.get("model_type") not in FAMILIES:
         raise UserError(
-            f"{file}: model_type: expected {' or '.join(FAMILIES)}, found {raw.get('model_type')!r}; give the folder "
-            "of a CLIPModel or a SiglipModel, a folder of open_clip, or a state dict of OpenAI's CLIP"
+            f"{folder / CONFIG_FILE}: model_type: expected {' or '.join(FAMILIES)}, found {raw.get('model_type')!r}; "
+            "give the folder of a CLIPModel or a SiglipModel, a folder of open_clip, or a state dict of OpenAI's CLIP"
         )
-    whole = load_from_folder(
-        *(FAMILIES[raw["model_type"]], folder, library_config(raw, str(file))),
-        is_ignored=lambda name: name.endswith("position_ids"),
-        remedy="copy it again",
-    )
-    return dual_encoder(folder, whole.state_dict(), _shown_by_processor(folder))
+    state = folder_weights(folder)
+    state = {name: value for name, value in state.items() if not name.endswith("position_ids")}
+    return dual_encoder(folder, raw, state, _shown_by_processor(folder, raw))
 
 
-def dual_encoder(folder: Path, state: Mapping[str, Tensor], shown: Shown) -> Converted:
-    """Convert the state dict of a CLIPModel or SiglipModel; `folder` has its config.json and tokenizer."""
-    raw = read_folder_json(folder / CONFIG_FILE)
+def dual_encoder(
+    folder: Path, raw: Mapping[str, Any], state: Mapping[str, Tensor], shown: Shown
+) -> Converted:
+    """Convert the tensors of a CLIPModel or SiglipModel whose config.json is `raw`; `folder` has the tokenizer."""
     config = library_config(raw, str(folder / CONFIG_FILE))
+    check_sizes(config.to_dict(), shapes_of(state), folder)
     is_clip = config.model_type == "clip"
     dim = config.projection_dim if is_clip else config.vision_config.hidden_size
     options: dict[str, Any] = {"dim": dim, "projection": "pretrained"}
     text = config.text_config
     text_encoder = TransformersSentences.untrained(
-        folder, shown.notes, max_tokens=text.max_position_embeddings, final_period=False, **options
+        folder, raw, shown.notes, max_tokens=text.max_position_embeddings, final_period=False, **options
     )
     end = text.eos_token_id
     # CLIP's vector of a text is that of its end, or of its largest token (older files, eos_token_id 2).
@@ -87,7 +85,7 @@ def dual_encoder(folder: Path, state: Mapping[str, Tensor], shown: Shown) -> Con
             "give the tokenizer of these weights"
         )
     image_encoder = TransformersRegions(
-        architecture=raw, global_vector=True, mean=shown.mean, std=shown.std, **options
+        architecture=dict(raw), global_vector=True, mean=shown.mean, std=shown.std, **options
     )
     return assembled(image_encoder, text_encoder, state, TRANSFORMERS, shown)
 
@@ -117,10 +115,13 @@ def assembled(
     return network.eval(), notes
 
 
-def _shown_by_processor(folder: Path) -> Shown:
-    """What transformers' image processor of a folder does, in the geometry that comes nearest to it."""
+def _shown_by_processor(folder: Path, raw: Mapping[str, Any]) -> Shown:
+    """The geometry that comes nearest to the image processor of a folder, and its normalisation."""
+    config = library_config(raw, str(folder / CONFIG_FILE))
     try:
-        processor = AutoImageProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        processor = AutoImageProcessor.from_pretrained(
+            folder, config=config, local_files_only=True, trust_remote_code=False
+        )
     except Exception as error:  # each processor checks its settings in its own way
         raise UserError(
             f"{folder}: expected preprocessor_config.json of a known image processor, found none that can be read "
@@ -151,7 +152,7 @@ def _shown_by_processor(folder: Path) -> Shown:
         "the original does not resize images; here they are fitted to the square": not is_resized,
         "the original pads images; here they are fitted to the square without": settings.get("do_pad"),
         f"the original resizes by filter {filter_} of PIL, here by its bicubic one": (
-            is_resized and filter_ not in (BICUBIC, "bicubic")
+            is_resized and filter_ not in _BICUBIC
         ),
     }
     mean, std = normalisation(settings, folder)

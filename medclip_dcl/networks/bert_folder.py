@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import torch
 from tokenizers import Encoding
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
@@ -35,6 +35,7 @@ from medclip_dcl.common.weight_files import (
     WRAPPER,
     check_numbers,
     check_sizes,
+    read_state_dict,
     shapes_of,
     some_of,
 )
@@ -45,6 +46,7 @@ Pretrained = TypeVar("Pretrained", bound=nn.Module)
 # Downloaded from a repository, and the weights in PyTorch's format only where there are no safetensors.
 _FILES = ("*.json", "vocab.txt", "merges.txt", "*.model", "model*.safetensors")
 _TORCH_FILES = ("pytorch_model*.bin",)
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _ADAPTER_FILE = "adapter_config.json"
 
 NAMES_OF_CODE = ("auto_map", "attn_implementation", "_attn_implementation", "use_kernels", "kernel_config")
@@ -229,7 +231,22 @@ def load_from_folder(
 
 
 def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the weights that transformers would read from a folder; none of those that are damaged.
+    """Names and shapes of the weights that transformers would read from a folder; none of those that are damaged."""
+    return {name: shape for file in _weight_files(folder) for name, shape in shapes_of(file).items()}
+
+
+def folder_weights(folder: Path) -> dict[str, Tensor]:
+    """The weights that transformers would read from a folder, in float32, under the names in its files."""
+    files = _weight_files(folder)
+    if not files:
+        raise ModelFolderError(
+            f"{folder}: expected weights, {' or '.join(_WEIGHTS)}, found none; copy them into it"
+        )
+    return {name: value.float() for file in files for name, value in read_state_dict(file).items()}
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """Files of weights in the first format that a folder has.
 
     Raises:
         ModelFolderError: its index names files elsewhere, or it holds an adapter of a model elsewhere.
@@ -239,19 +256,19 @@ def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             f"{folder}: expected the weights of a whole model, found an adapter ({_ADAPTER_FILE}); merge it into its "
             "model first: PeftModel.merge_and_unload().save_pretrained(FOLDER)"
         )
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        index, names = folder / f"{name}.index.json", {name}
-        if not (folder / name).is_file() and index.is_file():
+    for name in _WEIGHTS:
+        index = folder / f"{name}.index.json"
+        if (folder / name).is_file():
+            return [folder / name]
+        if index.is_file():
             named = read_folder_json(index).get("weight_map")
-            names = {*map(str, named.values())} if isinstance(named, dict) else set()
-            if wrong := sorted(x for x in names if Path(x).name != x):
+            names = sorted({*map(str, named.values())}) if isinstance(named, dict) else []
+            if wrong := [x for x in names if Path(x).name != x]:
                 raise ModelFolderError(
                     f"{index}: expected names of files beside it, found {wrong[0]!r}; do not use it"
                 )
-        for shard in names if not shapes else ():
-            shapes |= shapes_of(folder / shard)
-    return shapes
+            return [folder / x for x in names]
+    return []
 
 
 def weights_fingerprint(model: nn.Module) -> str:

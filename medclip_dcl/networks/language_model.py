@@ -53,7 +53,7 @@ def load_language_model(folder: str | Path) -> tuple[PreTrainedModel, PreTrained
     if kind is None or config.is_encoder_decoder or is_masked_decoder:
         expected = f"an encoder or a causal language model of transformers {transformers.__version__}"
         raise unknown_family(raw, source, expected, "give another, or install a version that has it")
-    tokenizer = load_library_tokenizer(folder, config)
+    tokenizer = load_library_tokenizer(folder, raw)
     if tokenizer.mask_token_id is None and not is_causal(kind):
         raise ModelFolderError(
             f"{folder}: tokenizer does not fit the weights: it has no mask token; take both from the same model"

@@ -17,6 +17,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.weight_files import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import (
     EMBEDDING_ROWS_MULTIPLE,
     NOT_SETTINGS,
@@ -142,21 +143,24 @@ def load_library_model(
 
 
 def load_library_tokenizer(
-    folder: Path, config: PreTrainedConfig, notes: list[str] | None = None
+    folder: Path, raw: Mapping[str, Any], notes: list[str] | None = None
 ) -> PreTrainedTokenizerFast:
     """tokenizer.json with the special tokens of transformers' own class, which must split texts alike.
 
-    Without that file, the tokenizer of that class. `notes`: as in `one_tokenizer`.
+    Without that file, the tokenizer of that class. `raw`: content of its config.json; `notes`: as in `one_tokenizer`.
     """
     if not any(any(folder.glob(name)) for name in _VOCABULARIES):  # transformers would build an empty one
         raise ModelFolderError(
             f"{folder}: no tokenizer: none of {', '.join(_VOCABULARIES)} is there; copy the tokenizer's files"
         )
+    config = library_config(raw, str(folder / CONFIG_FILE))
     try:
-        own = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        own = AutoTokenizer.from_pretrained(
+            folder, config=config, local_files_only=True, trust_remote_code=False
+        )
         backend = _backend(own, folder / TOKENIZER_FILE)
     except Exception as error:  # a tokenizer's files are read in many ways
-        _, files = named_class(folder)
+        _, files = named_class(folder, raw)
         remedy = f"give a folder with {TOKENIZER_FILE}, which save_pretrained of its AutoTokenizer writes"
         if files and (folder / TOKENIZER_FILE).is_file():
             remedy = (
@@ -167,8 +171,8 @@ def load_library_tokenizer(
         reason = " ".join(str(error).split())[:300]
         raise ModelFolderError(f"{folder}: the tokenizer cannot be read ({reason}); {remedy}") from error
     if type(own).__name__ != _SIGLIP:
-        backend = one_tokenizer(backend, folder, notes, own)
-    known, rows = backend.get_vocab(), config.vocab_size
+        backend = one_tokenizer(backend, folder, raw, notes, own)
+    known, rows = backend.get_vocab(), config.get_text_config().vocab_size
     n_tokens = 1 + max(known.values())
     share = _EMBEDDING_ROWS_SHARE if rows % 64 else _ROUND_ROWS_SHARE
     if not 0 <= rows - n_tokens < max(EMBEDDING_ROWS_MULTIPLE, share * rows):

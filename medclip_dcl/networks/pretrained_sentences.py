@@ -138,7 +138,7 @@ class TransformersSentences(TransformerEncoder):
         described |= of_trained
         folder = None if pretrained is None or trained is not None else resolve_folder(pretrained)
         if folder is not None:
-            config, described = _described(folder)
+            config, described = _described(folder, read_folder_json(folder / CONFIG_FILE))
         else:
             config = _text_config(dict(described["architecture"]), "text_encoder.architecture")
         splitter = Tokenizer.from_str(str(described["tokenizer"]))
@@ -172,12 +172,14 @@ class TransformersSentences(TransformerEncoder):
             self.take_transformer(trained)
 
     @classmethod
-    def untrained(cls, folder: Path, notes: list[str], **options: Any) -> TransformersSentences:
-        """One with random weights, of a folder's configuration and tokenizer; `options` are the constructor's.
+    def untrained(
+        cls, folder: Path, raw: Mapping[str, Any], notes: list[str], **options: Any
+    ) -> TransformersSentences:
+        """One with random weights, of the content of a config.json and a folder's tokenizer.
 
-        `notes`: as in `one_tokenizer`.
+        `notes`: as in `one_tokenizer`; `options`: the constructor's.
         """
-        return cls(**_described(folder, notes)[1], **options)
+        return cls(**_described(folder, raw, notes)[1], **options)
 
     @property
     def transformer(self) -> nn.Module:
@@ -255,10 +257,12 @@ class TransformersSentences(TransformerEncoder):
         return load_library_model(CLIPTextModelWithProjection, folder, config, advice).text_projection
 
 
-def _described(folder: Path, notes: list[str] | None = None) -> tuple[PreTrainedConfig, dict[str, Any]]:
+def _described(
+    folder: Path, raw: Mapping[str, Any], notes: list[str] | None = None
+) -> tuple[PreTrainedConfig, dict[str, Any]]:
     """Configuration of a folder's model, and the arguments that describe model and tokenizer."""
-    config = _text_config(read_folder_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
-    tokenizer = load_library_tokenizer(folder, config, notes)
+    config = _text_config(raw, str(folder / CONFIG_FILE))
+    tokenizer = load_library_tokenizer(folder, raw, notes)
     if config.model_type == _SIGLIP and tokenizer.padding_side != "right":
         raise ModelFolderError(
             f"{folder}: padding_side: expected right for a SigLIP, found {tokenizer.padding_side}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from medclip_dcl.common.weight_files import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import (
     EMBEDDING_ROWS_MULTIPLE,
     ModelFolderError,
-    load_bert_config,
+    bert_config,
     read_folder_json,
     silent,
 )
@@ -45,7 +46,8 @@ def load_tokenizer(folder: str | Path) -> BertTokenizer:
         raise ModelFolderError(
             f"{folder}: the tokenizer cannot be read ({error!r}); copy its files again"
         ) from error
-    config = load_bert_config(folder)
+    raw = read_folder_json(folder / CONFIG_FILE)
+    config = bert_config(raw, str(folder / CONFIG_FILE))
     vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
     special = [tokenizer.pad_token, tokenizer.unk_token, tokenizer.cls_token, tokenizer.sep_token]
     missing = [token for token in (*special, tokenizer.mask_token) if token not in vocabulary]
@@ -63,21 +65,25 @@ def load_tokenizer(folder: str | Path) -> BertTokenizer:
         raise ModelFolderError(
             f"{folder}: tokenizer does not fit the weights: {problem}; take both from the same model"
         )
-    one_tokenizer(tokenizer.backend_tokenizer, folder)
+    one_tokenizer(tokenizer.backend_tokenizer, folder, raw)
     return tokenizer
 
 
 def one_tokenizer(
-    backend: Tokenizer, folder: Path, notes: list[str] | None = None, own: Any = None
+    backend: Tokenizer,
+    folder: Path,
+    raw: Mapping[str, Any],
+    notes: list[str] | None = None,
+    own: Any = None,
 ) -> Tokenizer:
     """The tokenizer of a folder's files if the class that the folder names splits texts alike.
 
-    A folder that names no class, or remote code, has one statement alone.
+    A folder that names no class, or remote code, has one statement alone. `raw`: content of its config.json.
 
     Where they differ, an error says so; with `notes`, of a model that transformers alone has trained, the tokenizer of
     the class is taken, and the notes say so. `own`: what `AutoTokenizer` makes of the folder; None: it is read here.
     """
-    name, files = named_class(folder)
+    name, files = named_class(folder, raw)
     if not name:
         return backend
     reason = "which is written in Python"
@@ -125,14 +131,14 @@ def _normalizer(folder: Path) -> dict[str, Any]:
     return {names.get(name, name): found[name] for name in (*names, "strip_accents") if name in found}
 
 
-def named_class(folder: Path) -> tuple[str, str]:
+def named_class(folder: Path, raw: Mapping[str, Any]) -> tuple[str, str]:
     """The class of transformers that a folder names for its tokenizer, and the files that do.
 
     Empty where none does, or where they name remote code.
     """
     found, files = "", list[str]()
-    for file in (CONFIG_FILE, _SETTINGS_FILE):
-        settings = read_folder_json(folder / file) if (folder / file).is_file() else {}
+    own = read_folder_json(folder / _SETTINGS_FILE) if (folder / _SETTINGS_FILE).is_file() else {}
+    for file, settings in ((CONFIG_FILE, raw), (_SETTINGS_FILE, own)):
         code = settings.get("auto_map") or ()
         if code and (file == _SETTINGS_FILE or "AutoTokenizer" in code):
             return "", ""

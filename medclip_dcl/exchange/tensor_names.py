@@ -63,19 +63,20 @@ def backwards(table: Mapping[str, str]) -> dict[str, str]:
 def renamed(
     state: Mapping[str, Tensor], beginnings: Mapping[str, str], like: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Tensors whose names begin so, under the other beginnings; others are left out.
+    """Tensors with one of these beginnings, under the other one; all others are left out.
 
     Axes of length 1 are those of `like`: a projection is a matrix or a convolution of 1 x 1, a scale a scalar or not.
     """
-    found = {
+    tensors = {
         f"{new}{name.removeprefix(old)}": value
         for old, new in beginnings.items()
         for name, value in state.items()
         if name.startswith(old)
     }
-    shapes = {name: value.shape for name, value in (like or {}).items() if name in found}
-    fits = {name for name, shape in shapes.items() if _long(shape) == _long(found[name].shape)}
-    return found | {name: found[name].reshape(shapes[name]) for name in fits}
+    for name, value in (like or {}).items():
+        if name in tensors and _long(value.shape) == _long(tensors[name].shape):
+            tensors[name] = tensors[name].reshape(value.shape)
+    return tensors
 
 
 def _long(shape: torch.Size) -> list[int]:
