@@ -23,7 +23,8 @@ from medclip_dcl.evaluation.base import (
     subject_ids,
 )
 from medclip_dcl.metrics import summaries
-from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
+from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.pictures.plots import roc_figure
 

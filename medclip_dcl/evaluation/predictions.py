@@ -23,7 +23,7 @@ from medclip_dcl.evaluation.base import embed_anew, embed_texts, evaluation_data
 from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.networks.image_text import Encoded
+from medclip_dcl.networks.base import Encoded
 from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.runs.run_folder import PART
 

@@ -31,8 +31,8 @@ from medclip_dcl.evaluation.base import (
     evaluation_data,
     is_part,
 )
+from medclip_dcl.networks.base import ImageNetwork
 from medclip_dcl.networks.bert_folder import weights_fingerprint
-from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.plots import write_figure
 from medclip_dcl.runs.loggers import show_figures
 from medclip_dcl.runs.run_folder import PART
@@ -185,9 +185,9 @@ class ResultsWriter(Callback):
 
 
 def _settings(network: Any) -> dict[str, Any]:
-    """Digests of the settings of an image-text network's parts, which a calibration must share."""
+    """Digests of the settings of a network's parts, which a calibration must share."""
     try:
-        return {"settings": network.settings_fingerprint()} if isinstance(network, ImageTextNetwork) else {}
+        return {"settings": network.settings_fingerprint()} if isinstance(network, ImageNetwork) else {}
     except (
         NotImplementedError
     ):  # parts of a user that do not describe themselves: no checkpoint, no calibration

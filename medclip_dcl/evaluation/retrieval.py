@@ -27,7 +27,8 @@ from medclip_dcl.evaluation.grounding import NO_BOXES
 from medclip_dcl.evaluation.regions import boxes_by_case, image_sizes
 from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summaries
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS
-from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
+from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.plots import rank_figure
 

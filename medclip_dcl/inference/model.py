@@ -30,7 +30,8 @@ from medclip_dcl.common.findings import CHEX5, Ensemble, PromptSource, read_prom
 from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 from medclip_dcl.inference.heat_maps import HeatMaps
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, differences
-from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
+from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import cosine_heat_maps
 from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.pictures.inputs import ImageLike, Images, as_grey, each_image, network_input

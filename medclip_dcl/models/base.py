@@ -194,6 +194,7 @@ class ImageModel(NetworkModel):
             sides["data.crop_size"] = images.crop_size
         self.network.image_encoder.check_sides(sides)
         self.network.image_size, self.network.geometry = images.image_size, images.geometry
+        self.network.prepared_size = images.prepared_size
         if stage == "fit":
             self.network.crop_size = images.crop_size
 

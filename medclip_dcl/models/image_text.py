@@ -21,8 +21,9 @@ from medclip_dcl.models.base import Batch, ImageModel, described_part
 from medclip_dcl.models.gradient_cache import in_parts
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.networks.adapters import LoRA, add_adapters, check_adaptable, has_adapters, merge_adapters
+from medclip_dcl.networks.base import Encoded
 from medclip_dcl.networks.image_encoder import RegionEncoder
-from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import PARTS
 from medclip_dcl.networks.similarity import Similarity
 from medclip_dcl.networks.text_encoder import SentenceEncoder
@@ -226,7 +227,6 @@ class ImageTextModel(ImageModel):
                 "at the border would reach beyond the image and heat maps would be shifted"
             )
         super().use_images(images, stage)
-        self.network.prepared_size = images.prepared_size
         self._encoded_by = images.encoded_by
 
     def on_fit_start(self) -> None:

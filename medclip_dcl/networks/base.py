@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError, check_choice
-from medclip_dcl.pictures.geometry import GEOMETRIES
+from medclip_dcl.common.files import digest, write_text
+from medclip_dcl.common.parts import class_path
+from medclip_dcl.common.weight_files import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    SavedModel,
+    load_exactly,
+    read_model,
+    write_safetensors,
+)
+from medclip_dcl.networks.adapters import merged_state
+from medclip_dcl.networks.bert_folder import weights_fingerprint
+from medclip_dcl.networks.image_encoder import RegionEncoder
+from medclip_dcl.pictures.geometry import GEOMETRIES, View
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
-"""Normalisation of the channels that torchvision's weights expect (choice, not from the paper)."""
+Network = TypeVar("Network", bound="ImageNetwork")
+
+_IMAGE_ARGUMENTS = ("image_size", "mean", "std", "geometry", "prepared_size", "crop_size")
 
 
 def check_side(setting: str, value: object) -> None:
@@ -32,27 +47,89 @@ class DescribedNetwork(nn.Module):
         raise NotImplementedError
 
 
+class Encoded(NamedTuple):
+    """Images as a network encodes them: vectors of regions in their places, and global vectors if any."""
+
+    feature_map: Float[Tensor, "image dim region_row region_column"]
+    global_vector: Float[Tensor, "image dim"] | None = None
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> Encoded:
+        """Both tensors, changed alike."""
+        vector = self.global_vector
+        return Encoded(change(self.feature_map), None if vector is None else change(vector))
+
+
 class ImageNetwork(DescribedNetwork):
-    """A network of radiographs that describes the images that it was trained with."""
+    """A network of radiographs that describes the images that it was trained with: one of two kinds of model.
+
+    Attributes:
+        parts: names of its parts, which describe themselves.
+    """
 
     mean: Tensor
     std: Tensor
+    image_encoder: RegionEncoder
+    parts: ClassVar[tuple[str, ...]] = ("image_encoder",)
 
     def __init__(
         self,
+        image_encoder: RegionEncoder,
         image_size: int,
-        mean: Sequence[float],
-        std: Sequence[float],
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
         geometry: str,
+        prepared_size: int | None,
         crop_size: int | None,
     ) -> None:
         super().__init__()
         check_choice("geometry", geometry, GEOMETRIES)
         check_side("image_size", image_size)
+        if prepared_size is not None:
+            check_side("prepared_size", prepared_size)
         self.image_size, self.crop_size, self.geometry = image_size, crop_size, geometry
+        self.prepared_size = prepared_size
         self.register_buffer("mean", torch.zeros(3, 1, 1), persistent=False)
         self.register_buffer("std", torch.ones(3, 1, 1), persistent=False)
-        self.set_normalisation(mean, std)
+        self.set_normalisation(mean or image_encoder.mean, std or image_encoder.std)
+        self.image_encoder = image_encoder
+
+    @property
+    def view(self) -> View:
+        """The part of an image that the network sees in evaluation."""
+        return View(self.image_size, self.image_size, self.geometry, self.prepared_size)
+
+    @property
+    def scale(self) -> float:
+        """Factor from scores to logits."""
+        return 1.0
+
+    def encode(self, images: Float[Tensor, "image 3 height width"]) -> Encoded:
+        """Encode images in [0, 1]."""
+        raise NotImplementedError
+
+    def image_vectors(self, encoded: Encoded) -> Float[Tensor, "image dim"]:
+        """One vector of each image: the global one, or the mean of the regions."""
+        if encoded.global_vector is not None:
+            return encoded.global_vector
+        return encoded.feature_map.flatten(2).mean(2)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Identity of the scores that this network gives: all that its forward pass uses."""
+        return {
+            "weights": weights_fingerprint(self),
+            **{name: getattr(self, name) for name in ("image_size", "geometry", "prepared_size")},
+            "settings": self.settings_fingerprint(),
+        }
+
+    def settings_fingerprint(self) -> dict[str, str]:
+        """Digest of the settings of each part that its tensors do not show, alike in all versions of the libraries."""
+        parts = {name: getattr(self, name) for name in self.parts}
+        used = {name: [class_path(type(part)), part.forward_settings()] for name, part in parts.items()}
+        used["image_encoder"].append(self._normalisation())
+        return {name: digest(json.dumps(one, sort_keys=True).encode()) for name, one in used.items()}
+
+    def _normalisation(self) -> dict[str, Any]:
+        return {"mean": self.mean.tolist(), "std": self.std.tolist()}
 
     def set_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
         """Set mean and deviation of the channels, which no state dict holds."""
@@ -73,9 +150,44 @@ class ImageNetwork(DescribedNetwork):
             "mean": self.mean.flatten().tolist(),
             "std": self.std.flatten().tolist(),
             "geometry": self.geometry,
+            "prepared_size": self.prepared_size,
             "crop_size": self.crop_size,
         }
 
     @staticmethod
     def image_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: config[name] for name in ("image_size", "mean", "std", "geometry", "crop_size")}
+        return {name: config[name] for name in _IMAGE_ARGUMENTS}
+
+    @classmethod
+    def from_config(cls: type[Network], config: dict[str, Any]) -> Network:
+        """A network with random weights from `config`."""
+        raise NotImplementedError
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write config.json and model.safetensors, from which `from_pretrained` loads without the original files."""
+        folder = Path(folder)
+        write_safetensors(merged_state(self), folder / WEIGHTS_FILE)
+        write_text(json.dumps(self.config(), indent=2, sort_keys=True) + "\n", folder / CONFIG_FILE)
+
+    @classmethod
+    def from_pretrained(cls: type[Network], source: str | Path) -> Network:
+        """Load a network from a folder of `save_pretrained` or a checkpoint of `fit`, in evaluation mode.
+
+        Raises:
+            MissingFileError: nothing there, or the folder is incomplete.
+            UserError: a description of another version or kind, or that builds no network; weights that do not fit.
+        """
+        return cls.of_saved(read_model(source))
+
+    @classmethod
+    def of_saved(cls: type[Network], saved: SavedModel) -> Network:
+        """`from_pretrained` of a file or folder that is read already."""
+        described = saved.require_network()
+        try:
+            network = cls.from_config(described)
+        # Torch, transformers and tokenizers raise almost anything for values that they do not know.
+        except Exception as error:
+            reason = str(error) if isinstance(error, UserError) else repr(error)
+            raise UserError(f"{saved.path}: {' '.join(reason.split())[:300]}") from error
+        load_exactly(network, saved.tensors(), saved.path)
+        return network.eval()

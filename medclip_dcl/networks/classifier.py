@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,16 +11,19 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import digest
 from medclip_dcl.common.formats import NETWORK, VERSION_KEY
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import require_kind
 from medclip_dcl.metrics.linear_probe import standardisation
-from medclip_dcl.networks.base import ImageNetwork
+from medclip_dcl.networks.base import Encoded, ImageNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder
 
 
 class FindingNetwork(ImageNetwork):
-    """A logit for each finding, linear in the mean of the image's features over its regions, or their global vector.
+    """A classifier: a logit for each finding, linear in the image's features.
+
+    These are their mean over the regions, or their global vector.
 
     The features are those before the projection into the common space, on which linear probes of contrastive models do
     better (Chen et al., SimCLR, ICML 2020, section 4.2), shifted and scaled by `feature_mean` and `feature_std`, which
@@ -41,28 +45,30 @@ class FindingNetwork(ImageNetwork):
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
         geometry: str = "stretch",
+        prepared_size: int | None = None,
         crop_size: int | None = None,
     ) -> None:
-        super().__init__(
-            image_size, mean or image_encoder.mean, std or image_encoder.std, geometry, crop_size
-        )
+        super().__init__(image_encoder, image_size, mean, std, geometry, prepared_size, crop_size)
         if not findings or len(set(findings)) < len(findings):
             raise UserError(
                 f"model.findings: expected distinct names, found {findings}; null takes CheX5's five"
             )
         self.findings = tuple(findings)
-        self.image_encoder = image_encoder
         self.head = nn.Linear(image_encoder.feature_dim, len(self.findings))
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.register_buffer("feature_mean", torch.zeros(image_encoder.feature_dim))
         self.register_buffer("feature_std", torch.ones(image_encoder.feature_dim))
 
+    def encode(self, images: Float[Tensor, "image 3 height width"]) -> Encoded:
+        """Features of the encoder before its projection; images in [0, 1]."""
+        if self.image_encoder.has_global_vector:
+            return Encoded(*self.image_encoder.features_and_global(self.normalised(images)))
+        return Encoded(self.image_encoder.features(self.normalised(images)))
+
     def features(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image channel"]:
         """Mean over the regions of the encoder's features, or their global vector; images in [0, 1]."""
-        if self.image_encoder.has_global_vector:
-            return self.image_encoder.features_and_global(self.normalised(images))[1]
-        return self.image_encoder.features(self.normalised(images)).flatten(2).mean(2)
+        return self.image_vectors(self.encode(images))
 
     def classify(self, features: Float[Tensor, "image channel"]) -> Float[Tensor, "image finding"]:
         return self.head((features - self.feature_mean) / self.feature_std)
@@ -70,6 +76,9 @@ class FindingNetwork(ImageNetwork):
     def forward(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image finding"]:
         """Logits of every finding; above 0 if the finding is more likely than not."""
         return self.classify(self.features(images))
+
+    def settings_fingerprint(self) -> dict[str, str]:
+        return super().settings_fingerprint() | {"findings": digest(json.dumps(self.findings).encode())}
 
     @property
     def is_standardised(self) -> bool:

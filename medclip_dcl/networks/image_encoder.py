@@ -15,13 +15,15 @@ from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import compare_state_dicts, read_state_dict
-from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD
 
 Images: TypeAlias = Float[Tensor, "image 3 height width"]
 Features: TypeAlias = Float[Tensor, "image channel region_row region_column"]
 Regions: TypeAlias = Float[Tensor, "image dim region_row region_column"]
 
 IMAGENET = "imagenet"
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+"""Normalisation of the channels that torchvision's weights expect (choice, not from the paper)."""
 BACKBONE = {"conv1": 0, "bn1": 1, "layer1": 4, "layer2": 5, "layer3": 6, "layer4": 7}
 """Parts of torchvision's ResNet -> their indices in `ResNetRegions.backbone`."""
 CLASSIFIER = ("fc.weight", "fc.bias")

@@ -2,54 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import digest, write_text
 from medclip_dcl.common.formats import NETWORK, VERSION_KEY
-from medclip_dcl.common.parts import build_part, class_path, part_config
-from medclip_dcl.common.weight_files import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    load_exactly,
-    read_model,
-    require_kind,
-    write_safetensors,
-)
-from medclip_dcl.networks.adapters import merged_state
-from medclip_dcl.networks.base import ImageNetwork, check_side
-from medclip_dcl.networks.bert_folder import settings_fingerprint, weights_fingerprint
+from medclip_dcl.common.parts import build_part, part_config
+from medclip_dcl.common.weight_files import require_kind
+from medclip_dcl.networks.base import Encoded, ImageNetwork
+from medclip_dcl.networks.bert_folder import settings_fingerprint
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.similarity import LSENonLocal, Similarity
 from medclip_dcl.networks.text_encoder import SentenceEncoder
-from medclip_dcl.pictures.geometry import View
 
 _ELEMENTS_PER_CHUNK = 2**24
 """Region-sentence cosines computed at a time; bounds the memory whatever the number of sentences."""
 
 
-class Encoded(NamedTuple):
-    """Images in the common space, not normalised to length 1: regions in their places, and global vectors if any."""
-
-    feature_map: Float[Tensor, "image dim region_row region_column"]
-    global_vector: Float[Tensor, "image dim"] | None = None
-
-    def each(self, change: Callable[[Tensor], Tensor]) -> Encoded:
-        """Both tensors, changed alike."""
-        vector = self.global_vector
-        return Encoded(change(self.feature_map), None if vector is None else change(vector))
-
-
 class ImageTextNetwork(ImageNetwork):
-    """Image regions and sentences in one space, and the logits of their pairs.
+    """Image regions and sentences in one space, and the logits of their pairs: an image-text model.
 
     Args:
         image_encoder: images to a map of region embeddings.
@@ -67,6 +43,8 @@ class ImageTextNetwork(ImageNetwork):
             does not use the global vector of the image encoder.
     """
 
+    parts: ClassVar[tuple[str, ...]] = ("image_encoder", "text_encoder", "similarity")
+
     def __init__(
         self,
         image_encoder: RegionEncoder,
@@ -79,10 +57,7 @@ class ImageTextNetwork(ImageNetwork):
         prepared_size: int | None = None,
         crop_size: int | None = None,
     ) -> None:
-        super().__init__(
-            image_size, mean or image_encoder.mean, std or image_encoder.std, geometry, crop_size
-        )
-        self.image_encoder = image_encoder
+        super().__init__(image_encoder, image_size, mean, std, geometry, prepared_size, crop_size)
         self.text_encoder = text_encoder
         self.similarity = LSENonLocal(dim=image_encoder.dim) if similarity is None else similarity
         sizes = {"image_encoder": image_encoder.dim, "text_encoder": text_encoder.dim}
@@ -94,36 +69,10 @@ class ImageTextNetwork(ImageNetwork):
                 f"image_encoder.global_vector: {type(self.similarity).__name__} compares regions alone; set it to "
                 "false, or similarity to medclip_dcl.networks.GlobalCosine"
             )
-        if prepared_size is not None:
-            check_side("prepared_size", prepared_size)
-        self.prepared_size = prepared_size
 
     @property
     def stride(self) -> int:
         return self.image_encoder.stride
-
-    @property
-    def view(self) -> View:
-        """The part of an image that the network sees in evaluation."""
-        return View(self.image_size, self.image_size, self.geometry, self.prepared_size)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Identity of the scores that this network gives: all that its forward pass uses."""
-        return {
-            "weights": weights_fingerprint(self),
-            **{name: getattr(self, name) for name in ("image_size", "geometry", "prepared_size")},
-            "settings": self.settings_fingerprint(),
-        }
-
-    def settings_fingerprint(self) -> dict[str, str]:
-        """Digest of the settings of each part that its tensors do not show, alike in all versions of the libraries."""
-        parts = {name: getattr(self, name) for name in ("image_encoder", "text_encoder", "similarity")}
-        used = {name: [class_path(type(part)), part.forward_settings()] for name, part in parts.items()}
-        used["image_encoder"].append(self._normalisation())
-        return {name: digest(json.dumps(one, sort_keys=True).encode()) for name, one in used.items()}
-
-    def _normalisation(self) -> dict[str, Any]:
-        return {"mean": self.mean.tolist(), "std": self.std.tolist()}
 
     def encoders_fingerprint(self) -> dict[str, str]:
         """Identity of what each encoder computes before its projection: its weights and settings."""
@@ -160,6 +109,11 @@ class ImageTextNetwork(ImageNetwork):
             return Encoded(self.feature_map(images))
         return self.project(self.image_features(images))
 
+    @property
+    def scale(self) -> float:
+        """gamma^2."""
+        return self.similarity.gamma2.item()
+
     def logits(
         self, encoded: Encoded, sentences: Float[Tensor, "sentence dim"]
     ) -> Float[Tensor, "sentence image"]:
@@ -175,12 +129,6 @@ class ImageTextNetwork(ImageNetwork):
         rows = max(1, _ELEMENTS_PER_CHUNK // max(1, count * math.prod(grid)))
         parts = [self.logits(encoded, part) for part in sentences.split(rows)]
         return (torch.cat(parts) / self.similarity.gamma2).float().cpu()
-
-    def image_vectors(self, encoded: Encoded) -> Float[Tensor, "image dim"]:
-        """One vector of each image: the global one, or the mean of the regions."""
-        if encoded.global_vector is not None:
-            return encoded.global_vector
-        return self.regions(encoded.feature_map).mean(1)
 
     def feature_map(
         self, images: Float[Tensor, "image 3 height width"]
@@ -237,7 +185,6 @@ class ImageTextNetwork(ImageNetwork):
             "text_encoder": part_config(self.text_encoder),
             "similarity": part_config(self.similarity),
             **self.image_config(),
-            "prepared_size": self.prepared_size,
         }
 
     @classmethod
@@ -248,33 +195,7 @@ class ImageTextNetwork(ImageNetwork):
             build_part(config["text_encoder"], SentenceEncoder),
             build_part(config["similarity"], Similarity),
             **cls.image_arguments(config),
-            prepared_size=config["prepared_size"],
         )
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write config.json and model.safetensors, from which `from_pretrained` loads without the original files."""
-        folder = Path(folder)
-        write_safetensors(merged_state(self), folder / WEIGHTS_FILE)
-        write_text(json.dumps(self.config(), indent=2, sort_keys=True) + "\n", folder / CONFIG_FILE)
-
-    @classmethod
-    def from_pretrained(cls, source: str | Path) -> ImageTextNetwork:
-        """Load a network from a folder of `save_pretrained` or a checkpoint of `fit`, in evaluation mode.
-
-        Raises:
-            MissingFileError: nothing there, or the folder is incomplete.
-            UserError: a description of another version or kind, or that builds no network; weights that do not fit.
-        """
-        saved = read_model(source)
-        described = saved.require_network()
-        try:
-            network = cls.from_config(described)
-        # Torch, transformers and tokenizers raise almost anything for values that they do not know.
-        except Exception as error:
-            reason = str(error) if isinstance(error, UserError) else repr(error)
-            raise UserError(f"{saved.path}: {' '.join(reason.split())[:300]}") from error
-        load_exactly(network, saved.tensors(), saved.path)
-        return network.eval()
 
 
 def pad_tokens(

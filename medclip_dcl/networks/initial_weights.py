@@ -14,11 +14,12 @@ from transformers import BertConfig
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.parts import part_config
 from medclip_dcl.common.weight_files import compare_state_dicts, read_model, read_settings
-from medclip_dcl.networks.base import IMAGENET_MEAN, IMAGENET_STD
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import (
     BACKBONE,
     CLASSIFIER,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
     as_torchvision_resnet,
     from_torchvision_names,
 )

@@ -19,7 +19,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5, read_prompts
 from medclip_dcl.inference.model import UNKNOWN_TEXT, EncodedImage, ImageTextInference
 from medclip_dcl.metrics.calibration import Calibration
-from medclip_dcl.networks.image_text import Encoded
+from medclip_dcl.networks.base import Encoded
 from medclip_dcl.pictures.image_file import read_grey
 
 SHOWN_SIDE = 1024

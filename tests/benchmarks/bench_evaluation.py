@@ -40,8 +40,9 @@ from medclip_dcl.metrics import (
     mean_iou,
     retrieval_ranks,
 )
+from medclip_dcl.networks.base import Encoded
 from medclip_dcl.networks.image_encoder import ResNetRegions
-from medclip_dcl.networks.image_text import Encoded, ImageTextNetwork
+from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import at_image_size
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 
