@@ -20,10 +20,10 @@ SET_ELSEWHERE = {
     "BertSentences": {"bert", "tokenizer"},
     "TransformersSentences": {"architecture", "tokenizer", "pad_token_id"},
     "ImageTextModel": {"class_probability"},
-    "ImageOnlyModel": {"objective"},
+    "UnimodalModel": {"objective"},
     "TransformersRegions": {"architecture"},
 }
-IMAGE_ONLY = ("image_only/digits", "image_only/cifar10", "image_only/stl10")
+UNIMODAL = ("unimodal/digits", "unimodal/cifar10", "unimodal/stl10")
 
 
 def classes(node: Any) -> Iterator[tuple[type, set[str]]]:
@@ -40,7 +40,7 @@ def classes(node: Any) -> Iterator[tuple[type, set[str]]]:
 
 
 def test_explaining_configurations_name_every_argument_of_their_classes():
-    for name in ("mimic_cxr", "vision_transformer", "language_model", "text_encoder", *IMAGE_ONLY):
+    for name in ("mimic_cxr", "vision_transformer", "language_model", "text_encoder", *UNIMODAL):
         for kind, given in classes(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text())):
             expected = set(inspect.signature(kind).parameters)
             assert given == expected - SET_ELSEWHERE.get(kind.__name__, set()), (name, kind)
@@ -53,7 +53,7 @@ def test_mimic_cxr_explains_every_key_and_line(capsys):
         main(["fit", "--config", str(file), "--print_config"])
     assert set(configured) == set(yaml.safe_load(capsys.readouterr().out)) - OF_COMMANDS
     assert set(configured["checkpoint"]) == {"monitor", "mode"}
-    for name in ("mimic_cxr", "vision_transformer", "text_encoder", *IMAGE_ONLY):
+    for name in ("mimic_cxr", "vision_transformer", "text_encoder", *UNIMODAL):
         for line in (CONFIGS / f"{name}.yaml").read_text().splitlines():
             is_value = ": " in line.split("#")[0] and "class_path" not in line
             assert not is_value or "#" in line, f"{name}: no explanation: {line}"

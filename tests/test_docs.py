@@ -122,7 +122,7 @@ def workplace(small_set, tmp_path_factory) -> Path:
         "hospital": ("mimic_cxr.yaml", "objective/infonce.yaml"),
         "heads_infonce": ("mimic_cxr.yaml", "heads.yaml", "objective/infonce.yaml"),
         "probe": ("finetune.yaml", "linear_probe.yaml"),
-        "digits": ("image_only/digits.yaml", "image_only/objective/dcl_true.yaml"),
+        "digits": ("unimodal/digits.yaml", "unimodal/objective/dcl_true.yaml"),
     }
     for name, files in runs.items():
         (folder / "runs" / name).mkdir(parents=True, exist_ok=True)

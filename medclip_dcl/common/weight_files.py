@@ -120,7 +120,7 @@ class SavedModel:
         """The configuration of the network."""
         if "image_encoder" not in self.network:
             raise UserError(
-                f"{self.path} is not a checkpoint of an image-text model, a classifier or a model of images alone: it "
+                f"{self.path} is not a checkpoint of an image-text model, a classifier or a unimodal model: it "
                 "has no description of its network"
             )
         return self.network
@@ -197,7 +197,7 @@ def kind_of_network(network: Mapping[str, Any]) -> str:
     """Kind of the model whose network is described, as the models name it."""
     if "findings" in network:
         return "a classifier"
-    return "a model of images alone" if "projection_dim" in network else "an image-text model"
+    return "a unimodal model" if "projection_dim" in network else "an image-text model"
 
 
 def require_kind(network: Mapping[str, Any], kind: str) -> None:

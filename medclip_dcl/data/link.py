@@ -154,7 +154,7 @@ class LabelledData:
 
 @dataclass(frozen=True)
 class ViewsProvided:
-    """Images provided to a model of images alone: channels, side in pixels, classes by class_id, images in a batch."""
+    """Images provided to a unimodal model: channels, side in pixels, classes by class_id, images in a batch."""
 
     channels: int
     image_size: int

@@ -46,7 +46,7 @@ class IndividualTemperatures(AnchorLoss):
 
     An anchor is a sentence's text or a training image (choice: equal sentences share a temperature); g of a sentence
     that a batch has several times is the mean over them. The paper's text was not at hand: equations and the defaults
-    that are not marked as choices follow its authors' public code for images alone.
+    that are not marked as choices follow its authors' unimodal public code.
 
     Args:
         temperature: initial tau (1/14, the inverse of the other losses' gamma^2: choice).

@@ -68,7 +68,7 @@ def render(folder: Path) -> str:
     runs = {}
     for name, suffix in ((_TRAINED, ""), (_UNTRAINED, "_untrained")):
         run = TestedRun(folder, suffix)
-        run.refuse_images_alone()
+        run.refuse_unimodal()
         if run.results is not None:
             runs[name] = run
     results = {name: run.tested for name, run in runs.items()}

@@ -39,8 +39,8 @@ NOT_COMPARED = (
     "untrained",
 )
 """Settings of the place, the hardware and the tests of a run, which may change when it continues."""
-IMAGES_ALONE = "image_only"
-"""Section of results.json of runs of images alone."""
+UNIMODAL = "unimodal"
+"""Section of results.json of unimodal runs."""
 
 
 class SavedResultsError(UserError):
@@ -91,12 +91,12 @@ class SavedRun:
             self._tables[name] = read_parquet(file) if file.is_file() else None
         return self._tables[name]
 
-    def refuse_images_alone(self) -> None:
+    def refuse_unimodal(self) -> None:
         """Refuse a run that the reports and tables of radiographs do not know."""
-        if self.results is not None and IMAGES_ALONE in self.results["metrics"]:
+        if self.results is not None and UNIMODAL in self.results["metrics"]:
             raise SavedResultsError(
-                f"{self.folder} is a run of images alone: its numbers are in {self.file.name}, those of each test "
-                f"image in predictions{self.suffix}/{IMAGES_ALONE}.parquet"
+                f"{self.folder} is a unimodal run: its numbers are in {self.file.name}, those of each test "
+                f"image in predictions{self.suffix}/{UNIMODAL}.parquet"
             )
 
 

@@ -38,7 +38,7 @@ PATHS = {
     "report_retrieval": tuple(
         f"{part}/{x}" for part in ("image_report", "image_report/tolerant", "image_sentence") for x in _RANKS
     ),
-    "image_only": ("knn/accuracy", "mean_classifier/*", "average_k/*", "linear_probe*/*/accuracy"),
+    "unimodal": ("knn/accuracy", "mean_classifier/*", "average_k/*", "linear_probe*/*/accuracy"),
     "validate": (
         *_CASES,
         *["loss", "retrieval_recall", "medr", "image_to_text_medr", "text_to_image_medr", "knn_accuracy"],

@@ -1,19 +1,19 @@
-"""The papers' experiments with images alone: data, networks, objectives, evaluation."""
+"""The papers' unimodal experiments: data, networks, objectives, evaluation."""
 
 from medclip_dcl.unimodal.curl import Blocks as Blocks
 from medclip_dcl.unimodal.curl import KNegatives as KNegatives
 from medclip_dcl.unimodal.curl import block_loss as block_loss
 from medclip_dcl.unimodal.curl import k_negative_loss as k_negative_loss
 from medclip_dcl.unimodal.curl import margin_loss as margin_loss
-from medclip_dcl.unimodal.data import ImageOnlyDataModule as ImageOnlyDataModule
+from medclip_dcl.unimodal.data import UnimodalDataModule as UnimodalDataModule
 from medclip_dcl.unimodal.encoders import SmallConvNet as SmallConvNet
 from medclip_dcl.unimodal.encoders import SmallImageEncoder as SmallImageEncoder
 from medclip_dcl.unimodal.encoders import SmallImageResNet as SmallImageResNet
-from medclip_dcl.unimodal.evaluation import ImageOnlyEvaluation as ImageOnlyEvaluation
+from medclip_dcl.unimodal.evaluation import UnimodalEvaluation as UnimodalEvaluation
 from medclip_dcl.unimodal.mean_classifier import average_k_metrics as average_k_metrics
 from medclip_dcl.unimodal.mean_classifier import class_means as class_means
-from medclip_dcl.unimodal.model import ImageOnlyModel as ImageOnlyModel
-from medclip_dcl.unimodal.network import ImageOnlyNetwork as ImageOnlyNetwork
+from medclip_dcl.unimodal.model import UnimodalModel as UnimodalModel
+from medclip_dcl.unimodal.network import UnimodalNetwork as UnimodalNetwork
 from medclip_dcl.unimodal.simclr import SimCLR as SimCLR
 from medclip_dcl.unimodal.simclr import simclr_loss as simclr_loss
 from medclip_dcl.unimodal.views import ViewsObjective as ViewsObjective

@@ -29,7 +29,7 @@ from medclip_dcl.unimodal.augmentation import Augmentation, resized_crops, unifo
 _AUGMENTATION = Augmentation()
 
 
-class ImageOnlyDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
+class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
     """Views of small labelled images for contrastive learning without text, and the images as they are to evaluate it.
 
     A training batch is a dict: images (view, image, channel, side, side) in [0, 1]; index (image,), the position among

@@ -1,4 +1,4 @@
-"""Evaluation of features of images alone: linear probes, nearest neighbours, the mean classifier."""
+"""Evaluation of unimodal features: linear probes, nearest neighbours, the mean classifier."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PROBE = {"weight_decay": 1e-6, "batch_size": 128}
 """Of Adam, as SSD's; and of its steps (choice)."""
 
 
-class ImageOnlyEvaluation(Evaluation):
+class UnimodalEvaluation(Evaluation):
     """Accuracy of classifiers on the frozen features of the encoder, before the projection.
 
     On validation: ``validate/knn_accuracy``, each training image classified by its nearest neighbours among the others.
@@ -57,7 +57,7 @@ class ImageOnlyEvaluation(Evaluation):
             figure 4).
     """
 
-    section = "image_only"
+    section = "unimodal"
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ImageOnlyEvaluation(Evaluation):
     ) -> None:
         super().__init__()
         check_min(
-            "ImageOnlyEvaluation",
+            "UnimodalEvaluation",
             {
                 "label_draws": (label_draws, 1),
                 "label_seed": (label_seed, 0),
@@ -84,11 +84,11 @@ class ImageOnlyEvaluation(Evaluation):
         )
         if not label_fractions or not all(0 < fraction <= 1 for fraction in label_fractions):
             raise UserError(
-                f"ImageOnlyEvaluation.label_fractions: expected shares in (0, 1], found {list(label_fractions)}"
+                f"UnimodalEvaluation.label_fractions: expected shares in (0, 1], found {list(label_fractions)}"
             )
         if not (probe_learning_rate > 0 and temperature > 0):
             raise UserError(
-                "ImageOnlyEvaluation: expected probe_learning_rate and temperature above 0, found "
+                "UnimodalEvaluation: expected probe_learning_rate and temperature above 0, found "
                 f"{probe_learning_rate} and {temperature}"
             )
         self.label_fractions = sorted({float(x) for x in label_fractions}, reverse=True)
@@ -293,6 +293,6 @@ class _Images(NamedTuple):
 
 
 def _dataset(trainer: Trainer) -> dict[str, Any]:
-    """Description of the images, as `ImageOnlyDataModule` gives it."""
+    """Description of the images, as `UnimodalDataModule` gives it."""
     data: Any = trainer_data(trainer)
     return data.dataset()

@@ -1,4 +1,4 @@
-"""ImageOnlyModel: contrastive training on several views of each image, without text (SimCLR)."""
+"""UnimodalModel: contrastive training on several views of each image, without text (SimCLR)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.data.link import ViewsProvided, ViewsRequirements
 from medclip_dcl.models.base import NetworkModel
 from medclip_dcl.unimodal.encoders import SmallImageEncoder
-from medclip_dcl.unimodal.network import ImageOnlyNetwork
+from medclip_dcl.unimodal.network import UnimodalNetwork
 from medclip_dcl.unimodal.views import ViewsObjective
 
 
-class ImageOnlyModel(NetworkModel):
+class UnimodalModel(NetworkModel):
     """Contrastive training of an encoder of images: the views of an image are alike, those of others are not.
 
-    Validation and test steps give the encoder's features, not the projection's, to `ImageOnlyEvaluation`. In a training
+    Validation and test steps give the encoder's features, not the projection's, to `UnimodalEvaluation`. In a training
     step all views of all images pass the network at once, so that BatchNorm sees them together; with several processes
     each normalises its own unless `trainer.sync_batchnorm` is set.
 
@@ -33,8 +33,8 @@ class ImageOnlyModel(NetworkModel):
         weight_decay: of Adam, on all parameters (SSD: 1e-6).
     """
 
-    network: ImageOnlyNetwork
-    kind = "a model of images alone"
+    network: UnimodalNetwork
+    kind = "a unimodal model"
     tests_untrained = True
     parts = ("image_encoder", "projection_dim", "hidden", "batch_norm")
 
@@ -50,7 +50,7 @@ class ImageOnlyModel(NetworkModel):
     ) -> None:
         super().__init__()
         check_options({"learning_rate": learning_rate}, {"weight_decay": weight_decay})
-        self.network = ImageOnlyNetwork(image_encoder, projection_dim, hidden, batch_norm)
+        self.network = UnimodalNetwork(image_encoder, projection_dim, hidden, batch_norm)
         self.objective = objective
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
 

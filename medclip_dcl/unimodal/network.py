@@ -1,4 +1,4 @@
-"""The network of images alone: an encoder and a projection in one nn.Module that describes and rebuilds itself."""
+"""Unimodal network: an encoder and a projection in one nn.Module that describes and rebuilds itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from medclip_dcl.networks.base import DescribedNetwork
 from medclip_dcl.unimodal.encoders import SmallImageEncoder
 
 
-class ImageOnlyNetwork(DescribedNetwork):
+class UnimodalNetwork(DescribedNetwork):
     """Features of images, and their projection into the space of the contrastive loss (SimCLR).
 
     Args:
@@ -68,10 +68,10 @@ class ImageOnlyNetwork(DescribedNetwork):
         }
 
     @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ImageOnlyNetwork:
+    def from_config(cls, config: dict[str, Any]) -> UnimodalNetwork:
         """Build a network from the result of `config`."""
         config = dict(config)
-        NETWORK.check(config, "this network of images alone")
+        NETWORK.check(config, "this unimodal network")
         return cls(
             build_part(config["image_encoder"], SmallImageEncoder),
             config["projection_dim"],
@@ -80,7 +80,7 @@ class ImageOnlyNetwork(DescribedNetwork):
         )
 
     @classmethod
-    def from_pretrained(cls, source: str | Path) -> ImageOnlyNetwork:
+    def from_pretrained(cls, source: str | Path) -> UnimodalNetwork:
         """Load the network of a checkpoint of `fit`, in evaluation mode."""
         saved = read_model(source)
         network = cls.from_config(saved.require_network())

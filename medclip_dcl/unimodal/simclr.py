@@ -1,4 +1,4 @@
-"""Image-only contrastive loss of views (SimCLR), debiased or unbiased."""
+"""Unimodal contrastive loss of views (SimCLR), debiased or unbiased."""
 
 from __future__ import annotations
 

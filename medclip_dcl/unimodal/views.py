@@ -1,4 +1,4 @@
-"""Objectives of images alone: the loss of several augmented views of each image of a batch."""
+"""Unimodal objectives: the loss of several augmented views of each image of a batch."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ from medclip_dcl.common.devices import device_name
 from tests.command.small_runs import small
 from tests.models.test_resuming import CASES, Case, Kill, run
 from tests.small import PatchRegions
-from tests.unimodal.test_evaluation import words as images_alone
+from tests.unimodal.test_evaluation import words as unimodal_words
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("undrawn")]
 
-KINDS = ("image_text", "image_only")
+KINDS = ("image_text", "unimodal")
 WITHOUT_GRADIENT = ("image_encoder.map.0.bias", "attention.self.key.bias")
 """Parameters that change no output, before a BatchNorm and in a softmax: AdamW makes steps of their rounding errors."""
 
@@ -32,7 +32,7 @@ def trained(small_set: Path, small_bert: Path, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("trained")
     on_cpu = ["--trainer.accelerator", "cpu", "--trainer.precision", "32-true"]
     main(["fit", *small(folder / "image_text", small_set, small_bert, *on_cpu, resnet=True)])
-    main(["fit", *images_alone(folder / "image_only", *on_cpu)])
+    main(["fit", *unimodal_words(folder / "unimodal", *on_cpu)])
     return folder
 
 
@@ -65,7 +65,7 @@ def test_evaluation_is_that_of_the_cpu(kind, accelerator, trained, tmp_path):
     found, of_device = evaluated(trained / kind, tmp_path / "device", accelerator)
     assert_close(found, expected, kind)
     assert of_device.keys() == of_cpu.keys() and len(of_cpu)
-    for name in of_cpu.keys() - {"embedding_map", "image_only_map"}:  # t-SNE multiplies the last digits
+    for name in of_cpu.keys() - {"embedding_map", "unimodal_map"}:  # t-SNE multiplies the last digits
         pd.testing.assert_frame_equal(of_device[name], of_cpu[name], rtol=0, atol=1e-4, obj=name)
 
 
@@ -121,14 +121,14 @@ def test_run_of_device_loads_on_the_cpu(device, accelerator, small_set, small_be
     assert abs(model.embed_texts("No pneumothorax.")).max() > 0.05
 
 
-def test_images_alone_are_trained_as_on_the_cpu(accelerator, trained, tmp_path):
+def test_unimodal_models_are_trained_as_on_the_cpu(accelerator, trained, tmp_path):
     main(
         [
             "fit",
-            *images_alone(tmp_path, "--trainer.accelerator", accelerator, "--trainer.precision", "32-true"),
+            *unimodal_words(tmp_path, "--trainer.accelerator", accelerator, "--trainer.precision", "32-true"),
         ]
     )
-    expected, found = (pd.read_csv(x / "metrics.csv") for x in (trained / "image_only", tmp_path))
+    expected, found = (pd.read_csv(x / "metrics.csv") for x in (trained / "unimodal", tmp_path))
     pd.testing.assert_series_equal(found["train/loss"], expected["train/loss"], rtol=1e-3)
 
 

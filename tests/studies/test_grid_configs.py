@@ -9,7 +9,7 @@ import pytest
 
 from medclip_dcl.studies.grid import merged
 from medclip_dcl.studies.grid_plan import check_cells, read_experiment
-from medclip_dcl.unimodal.data import ImageOnlyDataModule
+from medclip_dcl.unimodal.data import UnimodalDataModule
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs/experiments").glob("*.yaml"))
@@ -59,7 +59,7 @@ def test_levels_train_as_many_steps(name, axis, least, most):
     for level in experiment.axes[axis]:
         settings = merged((*experiment.arguments, *level.arguments))
         options = {k: v for k, v in settings["data"]["init_args"].items() if k != "augmentation"}
-        data = ImageOnlyDataModule(**options)
+        data = UnimodalDataModule(**options)
         data.load("test")
         steps = len(data.chosen.train) // data.batch_size * settings["trainer"]["max_epochs"]
         assert least <= steps <= most, level.name

@@ -145,7 +145,7 @@ def test_another_experiments_results_are_not_overwritten(tmp_path):
 
 
 def test_callbacks_under_changed_arguments_count(tmp_path):
-    evaluation = "medclip_dcl.unimodal.ImageOnlyEvaluation"
+    evaluation = "medclip_dcl.unimodal.UnimodalEvaluation"
     own = [{"class_path": evaluation, "init_args": {"embedding_map": True}}]
     file = write_grid(tmp_path, settings=SETTINGS | {"trainer.callbacks": own}, **NO_FIGURES)
     base = tmp_path / "configs/base.yaml"

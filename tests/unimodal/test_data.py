@@ -13,7 +13,7 @@ from torchvision.transforms.v2 import functional as tv
 from medclip_dcl.data.link import ViewsProvided, ViewsRequirements
 from medclip_dcl.unimodal.arrays import ImageArrays, read_digits
 from medclip_dcl.unimodal.augmentation import uniform_numbers
-from medclip_dcl.unimodal.data import ImageOnlyDataModule
+from medclip_dcl.unimodal.data import UnimodalDataModule
 from tests.unimodal.test_arrays import write_stl10
 
 ALL = ("class_id", "rho", "lowest_rho", "highest_rho")
@@ -33,14 +33,14 @@ def stl10(tmp_path_factory) -> str:
 
 def module(
     n_views: int = 2, fields: tuple[str, ...] = ALL, stage: str = "fit", **options: Any
-) -> ImageOnlyDataModule:
-    found = ImageOnlyDataModule(**options)
+) -> UnimodalDataModule:
+    found = UnimodalDataModule(**options)
     found.connect(ViewsRequirements(n_views, fields))
     found.load(stage)
     return found
 
 
-def batches(data: ImageOnlyDataModule, loader: str = "train", epoch: int = 0) -> list[Batch]:
+def batches(data: UnimodalDataModule, loader: str = "train", epoch: int = 0) -> list[Batch]:
     """Batches as the model gets them."""
     loading = getattr(data, f"{loader}_dataloader")()
     if loader == "train":
@@ -52,7 +52,7 @@ def joined(parts: list[Batch], name: str) -> Tensor:
     return torch.cat([part[name] for part in parts], dim=1 if parts[0][name].ndim == 5 else 0)
 
 
-def counts(data: ImageOnlyDataModule) -> list[int]:
+def counts(data: UnimodalDataModule) -> list[int]:
     return data.chosen.train_labels.bincount(minlength=len(data.chosen.classes)).tolist()
 
 

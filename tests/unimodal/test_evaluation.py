@@ -1,4 +1,4 @@
-"""Images alone by the command line: training, the evaluation of features, its results, and what is refused."""
+"""Unimodal training by the command line: training, the evaluation of features, its results, and what is refused."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.report.report import render
 from medclip_dcl.runs.saved import SavedResultsError
-from medclip_dcl.unimodal.data import ImageOnlyDataModule
-from medclip_dcl.unimodal.network import ImageOnlyNetwork
+from medclip_dcl.unimodal.data import UnimodalDataModule
+from medclip_dcl.unimodal.network import UnimodalNetwork
 
-CONFIGS = Path(__file__).resolve().parents[2] / "configs/image_only"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs/unimodal"
 CLASSES = ["0", "3", "5", "6"]
 
 
@@ -42,7 +42,7 @@ def words(run: Path, *more: str, **evaluation: Any) -> list[str]:
         "embedding_map": True,
     }
     callback = {
-        "class_path": "medclip_dcl.unimodal.ImageOnlyEvaluation",
+        "class_path": "medclip_dcl.unimodal.UnimodalEvaluation",
         "init_args": {**options, "probe_learning_rate": 0.02, **evaluation},
     }
     own = run.parent / f"{run.name}.yaml"
@@ -72,7 +72,7 @@ def small_maps():
 
 @pytest.fixture(scope="module")
 def tested(small_maps, undrawn, tmp_path_factory) -> Path:
-    run = tmp_path_factory.mktemp("images_alone") / "run"
+    run = tmp_path_factory.mktemp("unimodal") / "run"
     main(["fit", *words(run)])
     main(["test", "--config", str(run / "config.yaml")])
     return run
@@ -86,8 +86,8 @@ def results(tested) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def features(tested) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Features and classes of training and test images, computed apart from the datamodule's loaders."""
-    network = ImageOnlyNetwork.from_pretrained(tested / "checkpoints/last.ckpt")
-    module = ImageOnlyDataModule(classes=CLASSES, fraction=0.5)
+    network = UnimodalNetwork.from_pretrained(tested / "checkpoints/last.ckpt")
+    module = UnimodalDataModule(classes=CLASSES, fraction=0.5)
     module.load("test")
     images = module.chosen
     with torch.no_grad():
@@ -102,15 +102,14 @@ def test_a_run_leaves_what_is_documented(tested, results):
         "untrained.ckpt",
     }
     assert {x.name for x in (tested / "predictions").iterdir()} == {
-        "image_only.parquet",
+        "unimodal.parquet",
         "embedding_map.parquet",
     }
     assert results["checkpoint"]["file"] == "checkpoints/last.ckpt"
     assert results["dataset"]["classes"] == CLASSES and results["dataset"]["selected"] == ["5", "6"]
     kept = results["dataset"]["train_images"]
     assert (
-        kept["5"] < 0.6 * kept["0"]
-        and sum(kept.values()) == results["counts"]["image_only"]["training_images"]
+        kept["5"] < 0.6 * kept["0"] and sum(kept.values()) == results["counts"]["unimodal"]["training_images"]
     )
     untrained = json.loads((tested / "results_untrained.json").read_text(encoding="utf-8"))
     assert untrained["dataset"] == results["dataset"] and untrained["protocol"] == results["protocol"]
@@ -125,7 +124,7 @@ def test_nearest_neighbours_are_scikit_learns(tested, results, features):
     train, train_labels, test, test_labels = features
     neighbours = KNeighborsClassifier(7, weights=lambda x: np.exp((1 - x**2 / 2) / 0.5))
     neighbours.fit(normalize(train).numpy(), train_labels.numpy())
-    found = results["metrics"]["image_only"]["knn"]["accuracy"]
+    found = results["metrics"]["unimodal"]["knn"]["accuracy"]
     assert found == pytest.approx(neighbours.score(normalize(test).numpy(), test_labels.numpy()), abs=1e-9)
     own = [
         KNeighborsClassifier(7, weights=lambda x: np.exp((1 - x**2 / 2) / 0.5))
@@ -142,12 +141,12 @@ def test_linear_probes_are_near_logistic_regression(results, features):
     train, train_labels, test, test_labels = features
     shift, scale = train.mean(0), train.std(0, correction=0)
     reference = LogisticRegression(max_iter=1000).fit(((train - shift) / scale).numpy(), train_labels.numpy())
-    found = results["metrics"]["image_only"]["linear_probe"]
+    found = results["metrics"]["unimodal"]["linear_probe"]
     expected = reference.score(((test - shift) / scale).numpy(), test_labels.numpy())
     assert found["1.0"]["accuracy"] == pytest.approx(expected, abs=0.04) and expected > 0.8
     assert len(found["1.0"]["by_draw"]) == 1 and len(set(found["0.2"]["by_draw"])) > 1
     assert found["0.2"]["accuracy"] == pytest.approx(np.mean(found["0.2"]["by_draw"]))
-    assert results["counts"]["image_only"]["labels"]["0.2"] == pytest.approx(0.2 * len(train), abs=2)
+    assert results["counts"]["unimodal"]["labels"]["0.2"] == pytest.approx(0.2 * len(train), abs=2)
 
 
 def test_the_mean_classifier_is_a_loop(results, features):
@@ -156,7 +155,7 @@ def test_the_mean_classifier_is_a_loop(results, features):
     scores = test.double() @ means.T
     is_right = scores.argmax(1) == test_labels
     by_class = [is_right[test_labels == c].double().mean().item() for c in range(4)]
-    found = results["metrics"]["image_only"]
+    found = results["metrics"]["unimodal"]
     assert found["mean_classifier"]["accuracy"] == pytest.approx(np.mean(by_class), abs=1e-6)
     # Three rivals of four classes: the task of all.
     assert found["average_k"]["3"] == pytest.approx(found["mean_classifier"], abs=1e-9)
@@ -170,8 +169,8 @@ def test_the_mean_classifier_is_a_loop(results, features):
 
 
 def test_predictions_hold_the_accuracies(tested, results, features):
-    rows = pd.read_parquet(tested / "predictions/image_only.parquet")
-    found = results["metrics"]["image_only"]
+    rows = pd.read_parquet(tested / "predictions/unimodal.parquet")
+    found = results["metrics"]["unimodal"]
     train_labels, test_labels = features[1], features[3]
     assert rows["class"].tolist() == [CLASSES[c] for c in test_labels]
     assert rows["index"].tolist() == list(range(len(train_labels), len(train_labels) + len(test_labels)))
@@ -200,10 +199,10 @@ def test_testing_again_gives_the_same_results(tested, results, tmp_path):
     assert not (run / "results_untrained.json").exists()
 
 
-def test_reports_refuse_a_run_of_images_alone(tested):
-    with pytest.raises(SavedResultsError, match="is a run of images alone.*predictions/image_only.parquet"):
+def test_reports_refuse_a_unimodal_run(tested):
+    with pytest.raises(SavedResultsError, match="is a unimodal run.*predictions/unimodal.parquet"):
         render(tested)
-    with pytest.raises(UserError, match="found a model of images alone"):
+    with pytest.raises(UserError, match="found a unimodal model"):
         load(tested)
 
 
@@ -211,20 +210,20 @@ def test_a_test_limited_to_some_batches_says_so(tested, tmp_path, capsys):
     run = shutil.copytree(tested, tmp_path / "run")
     options = ["--config", str(run / "config.yaml"), "--run_folder", str(run), "--untrained", "false"]
     for batches, is_evaluated, note in [
-        (1, False, "image_only: 297 of 361 train images were not evaluated"),
-        (9, True, "image_only: 26 of 241 test images were not evaluated"),
+        (1, False, "unimodal: 297 of 361 train images were not evaluated"),
+        (9, True, "unimodal: 26 of 241 test images were not evaluated"),
     ]:
         main(["test", *options, "--trainer.limit_test_batches", str(batches)])
         found = json.loads((run / "tests" / "limited" / "results.json").read_text(encoding="utf-8"))
-        assert bool(found["metrics"]["image_only"]) == is_evaluated
-        assert found["notes"]["image_only"][0].startswith(note)
+        assert bool(found["metrics"]["unimodal"]) == is_evaluated
+        assert found["notes"]["unimodal"][0].startswith(note)
 
 
 @pytest.mark.parametrize(
     "more, evaluation, message",
     [
         ((), {"average_k": [4]}, "found 0 for k 4 and 4 classes"),
-        ((), {"k": 0}, "ImageOnlyEvaluation.k: expected at least 1, found 0"),
+        ((), {"k": 0}, "UnimodalEvaluation.k: expected at least 1, found 0"),
         (
             ("--model.init_args.image_encoder.init_args.channels", "3"),
             {},
@@ -254,9 +253,9 @@ def test_a_checkpoint_of_another_kind_is_refused(tested, tmp_path):
     source = read_model(tested / "checkpoints/last.ckpt")
     radiographs = Namespace(class_path="medclip_dcl.models.Classifier", init_args=Namespace())
     with pytest.raises(
-        UserError, match=r"is of a model of images alone, this configuration of a classifier \(.*\)$"
+        UserError, match=r"is of a unimodal model, this configuration of a classifier \(.*\)$"
     ):
         take_network_from(source, radiographs)
-    other = Namespace(class_path="medclip_dcl.unimodal.ImageOnlyModel", init_args=Namespace(hidden=3))
+    other = Namespace(class_path="medclip_dcl.unimodal.UnimodalModel", init_args=Namespace(hidden=3))
     take_network_from(source, other)
     assert other.init_args.hidden is None and other.init_args.image_encoder.init_args.width == 6

@@ -1,4 +1,4 @@
-"""The model of images alone: initial weights, steps, checkpoints, resuming, two processes."""
+"""The unimodal model: initial weights, steps, checkpoints, resuming, two processes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.training.finite import FiniteCheck, NonFiniteError
 from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, LastEpoch
 from medclip_dcl.training.record import RunRecord
-from medclip_dcl.unimodal.data import ImageOnlyDataModule
+from medclip_dcl.unimodal.data import UnimodalDataModule
 from medclip_dcl.unimodal.encoders import SmallConvNet, SmallImageEncoder
-from medclip_dcl.unimodal.evaluation import ImageOnlyEvaluation, _Images
-from medclip_dcl.unimodal.model import ImageOnlyModel
+from medclip_dcl.unimodal.evaluation import UnimodalEvaluation, _Images
+from medclip_dcl.unimodal.model import UnimodalModel
 from medclip_dcl.unimodal.simclr import SimCLR
 from tests.models.test_resuming import Kill, Killed, assert_same
 
-CONFIGS = Path(__file__).parents[2] / "configs/image_only"
+CONFIGS = Path(__file__).parents[2] / "configs/unimodal"
 OBJECTIVES = sorted(path.stem for path in (CONFIGS / "objective").glob("*.yaml"))
 
 
@@ -38,12 +38,12 @@ def true_eta() -> SimCLR:
     return SimCLR(KnownClassProbability(max_eta=0.9))
 
 
-def model(**options: Any) -> ImageOnlyModel:
+def model(**options: Any) -> UnimodalModel:
     torch.manual_seed(3)
-    return ImageOnlyModel(SmallConvNet(4), true_eta(), **{"projection_dim": 8, **options})
+    return UnimodalModel(SmallConvNet(4), true_eta(), **{"projection_dim": 8, **options})
 
 
-def data(**options: Any) -> ImageOnlyDataModule:
+def data(**options: Any) -> UnimodalDataModule:
     """Three classes of digits: 361 training images, of which two classes are thinned."""
     few: dict[str, Any] = {
         "classes": ["1", "5", "8"],
@@ -51,13 +51,13 @@ def data(**options: Any) -> ImageOnlyDataModule:
         "batch_size": 40,
         "monitor_images": 50,
     }
-    return ImageOnlyDataModule(**{**few, **options})
+    return UnimodalDataModule(**{**few, **options})
 
 
 # Initial weights
 
 
-def configured(objective: str) -> ImageOnlyModel:
+def configured(objective: str) -> UnimodalModel:
     """The model of the digits' configuration with an objective's, built as the command line does, under one seed."""
     settings: dict[str, Any] = {}
     for name in ("digits", f"objective/{objective}"):
@@ -118,7 +118,7 @@ def test_a_broken_loss_names_the_images(tmp_path):
 # Checkpoints and resuming
 
 
-def train(folder: Path, one: ImageOnlyModel, images: ImageOnlyDataModule, *stops: Callback) -> None:
+def train(folder: Path, one: UnimodalModel, images: UnimodalDataModule, *stops: Callback) -> None:
     """Fit into a run folder as the command line does, from its last checkpoint if there is one."""
     found = find_readable(folder / "checkpoints")
     trainer = Trainer(
@@ -126,7 +126,7 @@ def train(folder: Path, one: ImageOnlyModel, images: ImageOnlyDataModule, *stops
         default_root_dir=folder,
         logger=[MetricsFile(folder)],
         plugins=[AtomicCheckpointIO()],
-        callbacks=[*stops, ImageOnlyEvaluation(k=5), RunRecord(RunFolder(folder)), LastEpoch()],
+        callbacks=[*stops, UnimodalEvaluation(k=5), RunRecord(RunFolder(folder)), LastEpoch()],
         log_every_n_steps=1,
         num_sanity_val_steps=0,
         check_val_every_n_epoch=2,
@@ -174,7 +174,7 @@ def test_weights_of_another_network_are_refused(whole, changed, message):
     checkpoint = torch.load(whole / "checkpoints/last.ckpt", weights_only=True)
     with pytest.raises(UserError, match=message):
         model(**changed).on_load_checkpoint(checkpoint)
-    with pytest.raises(UserError, match="not of a model of images alone$"):
+    with pytest.raises(UserError, match="not of a unimodal model$"):
         model().on_load_checkpoint({"network": {"image_encoder": {}}})
     with pytest.raises(UserError, match="not of an image-text model; to start from its weights, give it as"):
         ImageTextModel.on_load_checkpoint(_Unbuilt(), checkpoint)
@@ -209,7 +209,7 @@ class Patches(SmallImageEncoder):
 def step(batch: dict[str, Tensor], world: int = 1) -> dict[str, Tensor]:
     """Loss, and parameters after a step; gradients are averaged as DistributedDataParallel does."""
     torch.manual_seed(5)
-    one = ImageOnlyModel(Patches(), true_eta(), 4).double()
+    one = UnimodalModel(Patches(), true_eta(), 4).double()
     optimizer = torch.optim.Adam(one.parameters(), lr=0.01)
     loss, _ = one._loss(batch)
     loss.backward()
@@ -230,7 +230,7 @@ def evaluated() -> dict[str, Tensor]:
 
 
 def gathered(outputs: dict[str, Tensor]) -> _Images:
-    callback = ImageOnlyEvaluation()
+    callback = UnimodalEvaluation()
     for some in torch.arange(len(outputs["index"])).split(3):
         callback._parts.append(_Images(*(values[some] for values in outputs.values())))
     return callback._gathered()
@@ -243,14 +243,14 @@ def steps_of_two_processes(rank: int, folder: Path) -> None:
     found = step(batch, world=2)
     part = slice(0, 5) if rank == 0 else slice(5, 13)
     images = gathered({name: values[part] for name, values in evaluated().items()})
-    torch.save({"step": found, "images": images._asdict()}, folder / f"image_only{rank}.pt")
+    torch.save({"step": found, "images": images._asdict()}, folder / f"unimodal{rank}.pt")
 
 
 def assert_steps_are_those_of_one_process(folder: Path) -> None:
     expected, images = step(views()), gathered(evaluated())._asdict()
     assert images["place"].tolist() == list(range(11)) and images["is_test"].sum() == 4
     for rank in range(2):
-        found = torch.load(folder / f"image_only{rank}.pt", weights_only=True)
+        found = torch.load(folder / f"unimodal{rank}.pt", weights_only=True)
         for name, value in expected.items():
             torch.testing.assert_close(found["step"][name], value, rtol=1e-12, atol=1e-14, msg=name)
         assert_same(found["images"], images)

@@ -1,4 +1,4 @@
-"""The network of images alone: its projection, its description, its weights."""
+"""The unimodal network: its projection, its description, its weights."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.unimodal.encoders import SmallConvNet
-from medclip_dcl.unimodal.network import ImageOnlyNetwork
+from medclip_dcl.unimodal.network import UnimodalNetwork
 
 IMAGES = torch.rand(5, 1, 8, 8)
 
 
 def test_projection_has_two_layers_as_configured():
-    network: Any = ImageOnlyNetwork(SmallConvNet(2), projection_dim=3, hidden=7)
+    network: Any = UnimodalNetwork(SmallConvNet(2), projection_dim=3, hidden=7)
     first, _, last = network.projection
     hidden = (network.features(IMAGES) @ first.weight.T + first.bias).clamp(min=0)
     torch.testing.assert_close(network(IMAGES), hidden @ last.weight.T + last.bias)
@@ -25,7 +25,7 @@ def test_projection_has_two_layers_as_configured():
 
 
 def test_batch_norm_replaces_the_bias_before_relu():
-    network: Any = ImageOnlyNetwork(SmallConvNet(2), 3, batch_norm=True)
+    network: Any = UnimodalNetwork(SmallConvNet(2), 3, batch_norm=True)
     kinds = [type(layer) for layer in network.projection]
     assert kinds == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
     assert network.projection[0].bias is None and network.projection[3].bias is not None
@@ -33,13 +33,13 @@ def test_batch_norm_replaces_the_bias_before_relu():
 
 @pytest.mark.parametrize("options", [(3, 7, True), (3, None, False), (None, None, False)])
 def test_a_checkpoint_rebuilds_the_network(options, tmp_path):
-    network = ImageOnlyNetwork(SmallConvNet(2), *options)
+    network = UnimodalNetwork(SmallConvNet(2), *options)
     network(IMAGES)  # moves BatchNorm's statistics
     state = {f"network.{name}": value for name, value in network.state_dict().items()}
     torch.save(
         {"format_version": 2, "network": network.config(), "state_dict": state}, tmp_path / "last.ckpt"
     )
-    again = ImageOnlyNetwork.from_pretrained(tmp_path / "last.ckpt")
+    again = UnimodalNetwork.from_pretrained(tmp_path / "last.ckpt")
     assert not again.training and again.config() == network.config()
     assert torch.equal(again(IMAGES), network.eval()(IMAGES))
     torch.save(
@@ -47,11 +47,11 @@ def test_a_checkpoint_rebuilds_the_network(options, tmp_path):
         tmp_path / "less.ckpt",
     )
     with pytest.raises(UserError, match="missing.*layers.0.weight"):
-        ImageOnlyNetwork.from_pretrained(tmp_path / "less.ckpt")
+        UnimodalNetwork.from_pretrained(tmp_path / "less.ckpt")
 
 
 def test_networks_of_other_kinds_are_refused_by_name():
-    with pytest.raises(UserError, match="expected an image-text model, found a model of images alone"):
-        ImageTextNetwork.from_config(ImageOnlyNetwork(SmallConvNet(2)).config())
-    with pytest.raises(UserError, match="this network of images alone: expected .* version"):
-        ImageOnlyNetwork.from_config({"findings": ["Edema"]})
+    with pytest.raises(UserError, match="expected an image-text model, found a unimodal model"):
+        ImageTextNetwork.from_config(UnimodalNetwork(SmallConvNet(2)).config())
+    with pytest.raises(UserError, match="this unimodal network: expected .* version"):
+        UnimodalNetwork.from_config({"findings": ["Edema"]})

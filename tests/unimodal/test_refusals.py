@@ -1,4 +1,4 @@
-"""Settings of images alone that are refused, each in one line that names setting and value."""
+"""Unimodal settings that are refused, each in one line that names setting and value."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.data.link import ViewsRequirements
 from medclip_dcl.unimodal import (
     Blocks,
-    ImageOnlyDataModule,
-    ImageOnlyEvaluation,
-    ImageOnlyModel,
-    ImageOnlyNetwork,
     KNegatives,
     SimCLR,
     SmallConvNet,
     SmallImageResNet,
+    UnimodalDataModule,
+    UnimodalEvaluation,
+    UnimodalModel,
+    UnimodalNetwork,
     average_k_metrics,
     k_negative_loss,
     margin_loss,
@@ -32,13 +32,13 @@ VIEWS = torch.ones(2, 3)
 
 
 def data(fields: tuple[str, ...] = (), **options: Any) -> None:
-    found = ImageOnlyDataModule(**options)
+    found = UnimodalDataModule(**options)
     found.connect(ViewsRequirements(2, fields))
     found.load("fit")
 
 
 def model(**options: Any) -> None:
-    ImageOnlyModel(SmallConvNet(4), SimCLR(), **options)
+    UnimodalModel(SmallConvNet(4), SimCLR(), **options)
 
 
 def many_tasks() -> None:
@@ -67,7 +67,7 @@ def many_tasks() -> None:
         (data, {"fields": ("rho", "log_p")}, ["requires log_p of an image", "class_id, rho, lowest_rho"]),
         (model, {"learning_rate": 0.0}, ["learning_rate: expected a finite number above 0"]),
         (model, {"weight_decay": -1.0}, ["weight_decay: expected a finite number at least 0"]),
-        (ImageOnlyNetwork, {"image_encoder": SmallConvNet(2), "hidden": -1}, ["model.hidden", "found -1"]),
+        (UnimodalNetwork, {"image_encoder": SmallConvNet(2), "hidden": -1}, ["model.hidden", "found -1"]),
         (SmallImageResNet, {"width": 0}, ["image_encoder.width", "found 0"]),
         (SmallConvNet, {"channels": 0}, ["image_encoder.channels", "found 0"]),
         (SimCLR, {"gamma2": 0.0}, ["gamma2 above 0", "found 0.0 and 1"]),
@@ -75,8 +75,8 @@ def many_tasks() -> None:
         (SimCLR, {"n_positives": 2}, ["class_probability for n_positives 2"]),
         (KNegatives, {"k": 0}, ["size and k of at least 1, found 1 and 0"]),
         (Blocks, {"size": 0}, ["size and k of at least 1, found 0 and 1"]),
-        (ImageOnlyEvaluation, {"label_fractions": [0.5, 0.0]}, ["label_fractions", "(0, 1]", "[0.5, 0.0]"]),
-        (ImageOnlyEvaluation, {"temperature": 0.0}, ["probe_learning_rate and temperature above 0", "0.001 and 0.0"]),
+        (UnimodalEvaluation, {"label_fractions": [0.5, 0.0]}, ["label_fractions", "(0, 1]", "[0.5, 0.0]"]),
+        (UnimodalEvaluation, {"temperature": 0.0}, ["probe_learning_rate and temperature above 0", "0.001 and 0.0"]),
         (many_tasks, {}, ["average_k", "17,310,309,456,440 for k 9 and 100 classes"]),
         (margin_loss, {"margins": torch.ones(2, 1), "loss": "Hinge"}, ["loss", "hinge", "'Hinge'"]),
         (simclr_loss, {"first": VIEWS, "second": VIEWS, "class_probability": 1.0}, ["class_probability", "[0, 1)"]),

@@ -1,4 +1,4 @@
-"""Objectives of images alone against loops and `simclr_loss`, their configurations, and two processes against one."""
+"""Unimodal objectives against loops and `simclr_loss`, their configurations, and two processes against one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from medclip_dcl.unimodal.curl import Blocks, KNegatives
 from medclip_dcl.unimodal.simclr import SimCLR, simclr_loss
 from medclip_dcl.unimodal.views import ViewsObjective
 
-CONFIGS = sorted((Path(__file__).parents[2] / "configs/image_only/objective").glob("*.yaml"))
+CONFIGS = sorted((Path(__file__).parents[2] / "configs/unimodal/objective").glob("*.yaml"))
 
 
 class Learned(ClassProbability):
