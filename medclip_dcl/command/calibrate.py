@@ -20,6 +20,7 @@ from medclip_dcl.common.command_line import add_import_option, one_line_errors, 
 from medclip_dcl.common.devices import usable_device, without_tf32
 from medclip_dcl.common.errors import MissingFileError, UserError, WorseResultError
 from medclip_dcl.common.files import write_parquet
+from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptSource, ensemble_used, require_labelled
 from medclip_dcl.common.weight_files import is_exported, read_model
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
@@ -35,7 +36,6 @@ from medclip_dcl.metrics.calibration import (
 )
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.zero_shot import ZeroShot
-from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.runs.saved import read_config, read_parquet, setting, settings_of_callback
 
 SCORES_FILE = "predictions/validate_classification.parquet"
@@ -62,7 +62,7 @@ def calibrate(
     """
     check_target(target)
     without_tf32()
-    usable, run = usable_device(device), RunFolder(model)
+    usable = usable_device(device)
     is_export, config = is_exported(model), read_config(model)
     if config is None and not is_export:  # other prompts than the run's would be calibrated
         raise MissingFileError(f"{model}: expected a run folder or an exported folder, found no config.yaml")
@@ -76,8 +76,7 @@ def calibrate(
     if file.is_dir():
         raise UserError(f"--output: expected a file, found the folder {file}; give a .json file")
     earlier = Calibration.read(file) if file.is_file() else None
-    source = model if is_export else run.checkpoint_to_test()
-    saved = read_model(source)
+    saved = read_model(source := find_model(model).path)
     if "findings" in saved.network:
         raise UserError(
             f"{model} holds a classifier: zero-shot scores are calibrated, logits of a classifier are not"

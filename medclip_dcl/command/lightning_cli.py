@@ -33,6 +33,7 @@ from medclip_dcl.command.output import plain_output
 from medclip_dcl.common.devices import best_precision, without_tf32
 from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.common.files import digest, write_json
+from medclip_dcl.common.find_model import LAST, find_model
 from medclip_dcl.common.weight_files import SavedModel, read_model
 from medclip_dcl.data.images import shown_images
 from medclip_dcl.data.lineage import Lineage
@@ -42,7 +43,7 @@ from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, Results
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_encoder import IMAGENET
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.runs.checkpoint_files import LAST, ResumeError
+from medclip_dcl.runs.checkpoint_files import ResumeError
 from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
 from medclip_dcl.runs.run_folder import (
     FIT_FILE,
@@ -199,13 +200,22 @@ class MedclipCLI(LightningCLI):
         is_phantom = self.prepared is not None and self.prepared.is_phantom
         check_loggers(config.trainer.logger, config.share_patient_data or is_phantom)
         if self.subcommand == "fit":
+            if config.ckpt_path and Path(config.ckpt_path).expanduser().is_dir():
+                raise UserError(
+                    f"--ckpt_path: expected a checkpoint, found the folder {config.ckpt_path}; --run_folder continues "
+                    "a run, --model.init_args.init_from starts from its weights"
+                )
             complete_selection(config.checkpoint)
             if has_set:
                 self._fill_image_sizes(config)
             if not config.trainer.fast_dev_run:
                 self._claim_folder(config)
         else:
-            config.ckpt_path = config.ckpt_path or str(self.run.checkpoint_to_test())
+            if config.ckpt_path is None and not self.run.checkpoints.is_dir():
+                raise RunFolderError(
+                    f"{self.run.folder} holds no checkpoints; train first, or give --ckpt_path MODEL"
+                )
+            config.ckpt_path = str(find_model(config.ckpt_path or self.run.folder).path)
         if self.subcommand in ("test", "predict"):
             config.trainer.default_root_dir = str(self._folder_of_results(config))
         # After config.yaml is written, which keeps relative paths: a run folder may move.
@@ -262,8 +272,8 @@ class MedclipCLI(LightningCLI):
             fill_image_sizes(config, saved.get("data", {}).get("init_args", {}))
             return
         path = config.ckpt_path or config.model.get("init_args", Namespace()).get("init_from")
-        if path is not None and Path(path).expanduser().exists():  # one that is missing is named later
-            self.source = read_model(path)
+        if path is not None:
+            self.source = read_model(find_model(path).path)
         fill_image_sizes(config, {} if self.source is None else self.source.network)
 
     def _claim_folder(self, config: Namespace) -> None:

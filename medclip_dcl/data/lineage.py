@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.find_model import FoundModel
 from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.data.identity import IMAGE_DIGESTS
 from medclip_dcl.data.prepared import PreparedSet
@@ -72,14 +73,12 @@ class Lineage:
         """Lineage of a saved model: of its run or exported folder, else of the checkpoint; of None, no images."""
         if model is None:
             return cls(Path(), {IMAGES_OF: []})
-        path, own = model.path.absolute(), model.checkpoint.get(LINEAGE) or {}
-        run = RunFolder(path if path.is_dir() else path.parent.parent)
-        is_in_run = path.is_dir() or path.parent == run.checkpoints
-        record = run.data() if is_in_run else {}
-        if own and own != record:  # a checkpoint outside its run
-            return cls(path, own)
-        file = run.folder / IMAGES_FILE
-        return cls(run.folder, record, read_parquet(file) if is_in_run and file.is_file() else None)
+        folder, own = FoundModel(model.path).folder, model.checkpoint.get(LINEAGE) or {}
+        record = RunFolder(folder).data() if folder else {}
+        if folder is None or (own and own != record):  # a checkpoint outside its run
+            return cls(model.path, own)
+        file = folder / IMAGES_FILE
+        return cls(folder, record, read_parquet(file) if file.is_file() else None)
 
     def of_set(self, prepared: PreparedSet) -> Answer:
         """Say which images of a set the model was trained on."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from medclip_dcl.common.errors import UserError, WorseResultError
 from medclip_dcl.common.files import write_json, write_text
+from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.terms import copy_terms, files_of_terms
 from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported, read_model
 from medclip_dcl.data.lineage import Lineage
@@ -14,43 +15,40 @@ from medclip_dcl.exchange.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FIL
 from medclip_dcl.inference.model import ImageTextInference, load
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.runs.run_folder import DATA_FILE, RunFolder
+from medclip_dcl.runs.run_folder import DATA_FILE
 
 ONNX_FILES = (IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE)
 FILES = (CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE, CARD_FILE, DATA_FILE, *ONNX_FILES)
 """All files that an exported folder may hold, beside those of `TERMS`."""
 
 
-def export_model(source: Path, folder: Path, address: str | None = None) -> ImageTextNetwork:
-    """Write the exported folder of a run, or of another exported folder, and return the network.
+def export_model(
+    source: str | Path, folder: Path, address: str | None = None, calibration: str | Path | None = None
+) -> ImageTextNetwork:
+    """Write the exported folder of a model, and return the network.
 
-    Of a run, its best checkpoint by validation, else the last, with a card made from the run folder. Of an exported
-    folder, its files as they are but for ONNX. An earlier export at `folder` is replaced, ONNX files included.
-    `address` stands in the example of the card; the folder's name by default.
+    The card is made from the checkpoint's run folder. Of an exported folder, its files are copied but for ONNX. An
+    earlier export at `folder` is replaced, ONNX files included. `address` stands in the example of the card; the
+    folder's name by default. `calibration`: as in `load`.
     """
-    is_copy = is_exported(source)
-    if not is_copy and not (source / "checkpoints").is_dir():
-        raise UserError(
-            f"{source} is neither a run folder (with checkpoints/) nor an exported folder; give the --run_folder of "
-            "`python -m medclip_dcl fit`"
-        )
+    found = find_model(source)
+    home = found.folder or found.path
     _check_free(folder)
-    model = load(source)
-    if source.resolve() == folder.resolve():
+    model = load(found.path, calibration=calibration)
+    if home.resolve() == folder.resolve():
         return model.network
     # Before anything is written: a card that cannot be made leaves the folder as it was.
-    if is_copy:
-        card = _card_of(source)
+    if found.path.is_dir():
+        card = _card_of(home)
     else:
-        card = model_card(source, model.network, address or folder.resolve().name, model.calibration)
+        card = model_card(home, model.network, address or folder.resolve().name, model.calibration)
     _require_better(folder, model, card)
     # First, and at once or not at all: weights that do not fit on the disk leave the folder as it was, too.
     model.save_pretrained(folder)
     for file in (*(folder / name for name in (CARD_FILE, DATA_FILE, *ONNX_FILES)), *files_of_terms(folder)):
         file.unlink(missing_ok=True)
-    copy_terms(source, folder)
-    saved = read_model(source if is_copy else RunFolder(source).checkpoint_to_test())
-    if data := Lineage.of(saved).record:
+    copy_terms(found.folder, folder)
+    if data := Lineage.of(read_model(found.path)).record:
         write_json(data, folder / DATA_FILE)
     if card:
         write_text(card, folder / CARD_FILE)

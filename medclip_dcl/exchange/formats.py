@@ -9,22 +9,21 @@ import torch
 from torch import Tensor
 from transformers import CLIPImageProcessor
 
-from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import new_folder, write_json, write_text
-from medclip_dcl.common.terms import copy_terms_of_model
+from medclip_dcl.common.find_model import find_model
+from medclip_dcl.common.terms import copy_terms
 from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly, read_model, write_safetensors
 from medclip_dcl.exchange.card import CARD_FILE
 from medclip_dcl.exchange.encoders import plain_tokenizer
 from medclip_dcl.exchange.open_clip_weights import GEOMETRIES, OPEN_CLIP_FILE, OPEN_CLIP_WEIGHTS, POOLINGS
 from medclip_dcl.exchange.tensor_names import OPEN_CLIP, TRANSFORMERS, backwards, renamed, to_openai_names
 from medclip_dcl.exchange.transformers_folder import FAMILIES
-from medclip_dcl.inference.model import load
 from medclip_dcl.networks.bert_folder import silent
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.pretrained_regions import TransformersRegions
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.timm_regions import TimmRegions
-from medclip_dcl.runs.checkpoint_files import checkpoint_of_run
 
 _TOWERS = (
     "{0}_vision_model with projection pretrained, {0}_text_model with projection pretrained, GlobalCosine"
@@ -43,14 +42,11 @@ def export_layout(source: Path, folder: Path, layout: str) -> list[str]:
     Position embeddings are interpolated to the network's image size, and those behind `max_tokens` are left out.
     Returns what a user of the library should know, line by line.
     """
-    if not source.exists():
-        raise MissingFileError(
-            f"no file and no folder {source}; give a run, a checkpoint or an exported folder"
-        )
+    found = find_model(source)
     with new_folder(folder, "FOLDER") as temporary:
-        network = load(source).network
+        network = ImageTextNetwork.from_pretrained(found.path)
         kind = _architecture(network, layout)
-        bias = _bias(source) if kind == _SIGLIP else 0.0
+        bias = _bias(found.path) if kind == _SIGLIP else 0.0
         notes = _notes(network, layout, kind, bias)
         tokenizer = plain_tokenizer(cast(TransformersSentences, network.text_encoder))
         if kind == _BIOMED_CLIP:
@@ -66,7 +62,7 @@ def export_layout(source: Path, folder: Path, layout: str) -> list[str]:
         if kind == _SIGLIP:  # it sees its padding
             tokenizer.model_input_names = ["input_ids"]
         tokenizer.save_pretrained(temporary)
-        terms = copy_terms_of_model(source, temporary)
+        terms = copy_terms(found.folder, temporary)
         write_text(_card(folder.resolve().name, layout, notes, terms), temporary / CARD_FILE)
     return notes
 
@@ -110,7 +106,7 @@ def _notes(network: ImageTextNetwork, layout: str, kind: str, bias: float | None
 
 def _bias(source: Path) -> float | None:
     """The bias that SigmoidLoss learned, of a run or a checkpoint."""
-    saved = read_model(checkpoint_of_run(source / "checkpoints") or source)
+    saved = read_model(source)
     loss = (saved.checkpoint.get("objective") or {}).get("loss") or {}
     is_sigmoid = str(loss.get("class_path")).endswith(".SigmoidLoss")
     return float(saved.state["objective.loss.bias"]) if is_sigmoid else None

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,9 +24,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.common.devices import usable_device
-from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import CHEX5, Ensemble, PromptSource, read_prompts
-from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported
 from medclip_dcl.inference.heat_maps import HeatMaps
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, differences
 from medclip_dcl.networks.base import Encoded
@@ -35,7 +34,6 @@ from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import cosine_heat_maps
 from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.pictures.inputs import ImageLike, Images, as_grey, each_image, network_input
-from medclip_dcl.runs.checkpoint_files import checkpoint_of_run
 
 if TYPE_CHECKING:
     from medclip_dcl.pictures.figure import ShownFigure
@@ -52,73 +50,46 @@ BATCH_SIZE = 16
 
 
 def load(
-    source: str | Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+    source: str | Path,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    calibration: str | Path | None = None,
 ) -> ImageTextInference:
-    """Load a model from a run, a training checkpoint, an exported folder, or a Hugging Face repository.
+    """Load a model: a run folder, a checkpoint, an exported folder or a Hugging Face repository (owner/name).
 
     Args:
-        source: a run folder (its best checkpoint by validation, else the last), a .ckpt file of `fit`, a folder of
-            `save_pretrained`, or a repository id.
+        source: see `medclip_dcl.common.find_model`.
         device: of the model.
         dtype: of the encoders' arithmetic; with bfloat16 or float16 (autocast) the weights stay in float32, and so do
             similarities and heat maps.
+        calibration: file of ``python -m medclip_dcl.command.calibrate --output``; None: that of the run or of the
+            exported folder, if it fits.
 
     Raises:
-        MissingFileError: nothing at `source`, and no such repository can be reached.
-        UserError: not a model of medclip_dcl, weights that do not fit, or a device that cannot be used.
+        MissingFileError: no such model.
+        UserError: not a model of medclip_dcl, weights or a calibration that do not fit, or a device that cannot be
+            used.
     """
-    path = folder = Path(os.path.expanduser(source))
-    if (path / "checkpoints").is_dir() and not is_exported(path):
-        path = _checkpoint_of_run(path)
-    device = usable_device(device)
-    if not path.exists():
-        path = folder = _download(str(source))
-    network = ImageTextNetwork.from_pretrained(path)
-    calibration = _own_calibration(folder / CALIBRATION_FILE, network)
-    return ImageTextInference(network.to(device), dtype, calibration)
+    device, found = usable_device(device), find_model(source)
+    network = ImageTextNetwork.from_pretrained(found.path)
+    file = Path(calibration).expanduser() if calibration else found.folder and found.folder / CALIBRATION_FILE
+    fitted = Calibration.read(file) if file and (calibration or file.is_file()) else None
+    if fitted and (differing := _differing(fitted, network)):
+        problem = f"{file} was fitted to another model or by an earlier version of this program ({differing} differ)"
+        again = "calibrate again: python -m medclip_dcl.command.calibrate MODEL"
+        if calibration:
+            raise UserError(f"{problem}; {again}")
+        warnings.warn(f"{problem} and is left out; {again}", stacklevel=2)
+        fitted = None
+    return ImageTextInference(network.to(device), dtype, fitted)
 
 
-def _own_calibration(file: Path, network: ImageTextNetwork) -> Calibration | None:
-    """The calibration in a file, if there is one and it was fitted to this network."""
-    if not file.is_file():
-        return None
-    calibration, own = Calibration.read(file), network.fingerprint()
+def _differing(calibration: Calibration, network: ImageTextNetwork) -> str:
+    """Names of what differs between a calibration's model and a network; "" if it was fitted to the network."""
+    found = differences(calibration.fingerprint, fingerprint := network.fingerprint())
     has_scale = math.isclose(calibration.scale, network.similarity.gamma2.item(), rel_tol=1e-4)
-    if calibration.fingerprint == own and has_scale:
-        return calibration
-    differing = ", ".join(differences(calibration.fingerprint, own)) or "gamma^2"
-    warnings.warn(
-        f"{file} was fitted to another model than the one that is loaded, or by an earlier version of this program, "
-        f"and is left out (they differ in {differing}); calibrate again: python -m medclip_dcl.command.calibrate "
-        "MODEL",
-        stacklevel=3,
-    )
-    return None
-
-
-def _checkpoint_of_run(folder: Path) -> Path:
-    file = checkpoint_of_run(folder / "checkpoints")
-    if file is None:
-        raise MissingFileError(
-            f"{folder / 'checkpoints'} holds neither best.ckpt nor last.ckpt; wait for the run's first checkpoint, or "
-            "give a .ckpt file"
-        )
-    if file.name != "best.ckpt":
-        warnings.warn(f"{folder} has no best.ckpt by validation yet: loading {file}", stacklevel=3)
-    return file
-
-
-def _download(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(repository, allow_patterns=[CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE])
-        )
-    except (OSError, ValueError) as error:
-        raise MissingFileError(
-            f"no file or folder {repository}, and no Hugging Face repository of that name could be downloaded"
-        ) from error
+    is_same = calibration.fingerprint == fingerprint and has_scale
+    return "" if is_same else ", ".join(found) or "gamma^2"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Shaped
 from scipy.special import expit
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import parse_json, write_text
 from medclip_dcl.common.findings import Ensemble, PromptSource, ensemble_used, read_prompts
 from medclip_dcl.common.formats import CALIBRATION, VERSION_KEY
@@ -182,6 +182,8 @@ class Calibration:
                 pair = read_prompts({name: (found.pop("negative"), found.pop("positive"))})[name]
                 findings[name] = FindingCalibration(*pair, **found)
             return cls(findings=findings, **content)
+        except FileNotFoundError as error:
+            raise MissingFileError(f"no file {file}; give one of `calibrate --output FILE`") from error
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{file} is not a calibration of medclip_dcl ({error!r}); delete it and {_AGAIN}"

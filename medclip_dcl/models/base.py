@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from medclip_dcl.common.devices import widest_float
 from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
 from medclip_dcl.common.parts import Part, build_part, part_config
 from medclip_dcl.common.weight_files import SavedModel, load_exactly, read_model
@@ -236,7 +237,7 @@ def _is_same(there: Any, here: Any) -> bool:
 
 def described_part(name: str, base: type[Part], init_from: str | None) -> Part:
     """A part of a network as `init_from` describes it, with weights of its own."""
-    described = None if init_from is None else read_model(init_from).network.get(name)
+    described = None if init_from is None else read_model(find_model(init_from).path).network.get(name)
     if described is None:
         source = "" if init_from is None else f" ({init_from} does not describe it)"
         raise UserError(

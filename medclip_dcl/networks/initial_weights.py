@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import BertConfig
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.parts import part_config
 from medclip_dcl.common.weight_files import compare_state_dicts, read_model, read_settings
 from medclip_dcl.networks.classifier import FindingNetwork
@@ -144,7 +145,7 @@ class _Source:
 
 
 def _read(source: str | Path) -> _Source:
-    saved = read_model(source)
+    saved = read_model(find_model(source).path)
     path = str(saved.path)
     if not (saved.network or saved.checkpoint):
         resnet = as_torchvision_resnet(saved.state, path)

@@ -1,4 +1,4 @@
-"""Checkpoint files of a run: which there are, keeping two, finding one that can be read. Without Lightning."""
+"""Checkpoint files of a run: keeping two, finding one that can be read. Without Lightning."""
 
 from __future__ import annotations
 
@@ -9,17 +9,8 @@ from pathlib import Path
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import link, sync_folder
+from medclip_dcl.common.find_model import BEST, LAST
 from medclip_dcl.common.weight_files import read_torch_file
-
-BEST, LAST = "best.ckpt", "last.ckpt"
-"""Checkpoints of a run: the one that validation selected, if any, and the last."""
-
-
-def checkpoint_of_run(checkpoints: Path) -> Path | None:
-    """The best checkpoint by validation in a run's folder of checkpoints, else the last; None if there is neither."""
-    files = (checkpoints / name for name in (BEST, LAST))
-    return next((file for file in files if file.is_file()), None)
-
 
 PREVIOUS, UNREADABLE, NEW = "previous.ckpt", "unreadable.ckpt", "new.ckpt"
 

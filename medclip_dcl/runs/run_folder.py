@@ -19,7 +19,7 @@ import yaml
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, parse_json, write_json, write_parquet, write_text
-from medclip_dcl.runs.checkpoint_files import checkpoint_of_run, find_readable
+from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.saved import CONFIG_FILE, differing_settings, read_config, read_json, setting
 
 FIT_FILE = "fit.json"
@@ -125,7 +125,7 @@ class RunFolder:
     def _advice_to_start_anew(self, saved: Mapping[str, Any]) -> str:
         start = "choose another --run_folder"
         if "init_from" in (setting(saved, "model.init_args") or {}):
-            start += f" and start from its weights by --model.init_args.init_from {self.checkpoint_to_test()}"
+            start += f" and start from its weights by --model.init_args.init_from {self.folder}"
         return start
 
     def end(self) -> dict[str, Any]:
@@ -259,16 +259,6 @@ class RunFolder:
     def checkpoint_to_resume(self) -> Path | None:
         """The last readable checkpoint; None if there is none yet."""
         return find_readable(self.checkpoints)
-
-    def checkpoint_to_test(self) -> Path:
-        """The best checkpoint by validation, else the last."""
-        file = checkpoint_of_run(self.checkpoints)
-        if file is None:
-            raise RunFolderError(
-                f"{self.checkpoints} holds no checkpoint; train first (python -m medclip_dcl fit --run_folder "
-                f"{self.folder} ...) or give --ckpt_path"
-            )
-        return file
 
 
 def _length(config: Mapping[str, Any]) -> dict[str, float]:

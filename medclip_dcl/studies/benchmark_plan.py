@@ -14,11 +14,11 @@ import yaml
 from medclip_dcl.common.command_line import available_cores, digests_of_imports
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest_of_file, write_json, write_text
+from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptEnsembles, ensemble_used
-from medclip_dcl.common.weight_files import SavedModel, is_exported, kind_of_network, read_model
+from medclip_dcl.common.weight_files import SavedModel, kind_of_network, read_model
 from medclip_dcl.data.lineage import Answer, Lineage
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.runs.saved import RESULTS_FILE, TEST_CONFIG, SavedResultsError, read_json
 from medclip_dcl.statistics.draws import TestedRun
 from medclip_dcl.studies.one_run import Run
@@ -63,8 +63,7 @@ def read_models(paths: Sequence[Path], names: Sequence[str] | None) -> list[Mode
     """Models of run folders (the best checkpoint by validation, else the last), checkpoints and exported folders."""
     found = []
     for path in paths:
-        is_run = path.is_dir() and not is_exported(path)
-        saved = read_model(RunFolder(path).checkpoint_to_test() if is_run else path)
+        saved = read_model(find_model(path).path)
         kind = kind_of_network(saved.require_network())
         if kind not in (_CLASSIFIER, _IMAGE_TEXT):
             raise UserError(f"MODEL {path}: expected an image-text model or a classifier, found {kind}")

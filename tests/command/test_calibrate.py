@@ -292,7 +292,7 @@ def test_a_calibration_of_an_earlier_version_is_left_out(copy):
     content = json.loads((copy / "calibration.json").read_text())
     del content["fingerprint"]["settings"]
     (copy / "calibration.json").write_text(json.dumps(content))
-    with pytest.warns(UserWarning, match="by an earlier version .* is left out .* calibrate again"):
+    with pytest.warns(UserWarning, match="by an earlier version .* and is left out; calibrate again"):
         assert load(copy).calibration is None
 
 

@@ -135,7 +135,7 @@ ANOTHER = "already holds another run: its config.yaml differs in model.init_args
     ("more", "named"),
     [
         (["--trainer.max_epochs", "1"], ["trainer.max_epochs", "larger --trainer.max_epochs (it had 2)"]),
-        (["--model.init_args.beta2", "0.9"], [ANOTHER, "init_from", "best.ckpt", "max_epochs (it had 2)"]),
+        (["--model.init_args.beta2", "0.9"], [ANOTHER, "init_from", "max_epochs (it had 2)"]),
     ],
 )
 def test_another_run_in_a_finished_folder_is_advised(more, named, finished, fit, capsys):
@@ -227,7 +227,7 @@ def test_folders_that_do_not_fit_are_refused(small_set, small_bert, tmp_path, ca
     shutil.rmtree(broken / "log_p")
     for command, run, data, more, words in (
         ("fit", tmp_path, small_set, [], "holds results but no config.yaml; choose another --run_folder"),
-        ("test", new, small_set, [], "holds no checkpoint; train first"),
+        ("test", new, small_set, [], "holds no checkpoints; train first"),
         ("fit", new, broken, [], "has no sentence scores; create scores with"),
         ("fit", new, small_set, ["--data.init_args.image_size", "50"], "multiple of the image encoder's"),
     ):

@@ -145,10 +145,6 @@ def test_other_folders_are_left_alone(run, exported, tmp_path, capsys):
         message = capsys.readouterr().err
         assert stopped.value.code == 2 and named in message and message.count("\n") == 1
     assert (tmp_path / "project/README.md").read_text() == "precious"
-    for source in (tmp_path / "nowhere", tmp_path / "project"):
-        with pytest.raises(ValueError, match="is neither a run folder .* nor an exported folder"):
-            export_model(source, tmp_path / "new")
-    assert not (tmp_path / "new").exists()
     with pytest.raises(SystemExit):
         main([str(run), str(tmp_path / "new"), "--public"])
     assert "--public needs --push_to_hub" in capsys.readouterr().err

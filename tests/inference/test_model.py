@@ -151,26 +151,6 @@ def test_images_are_fitted_as_they_were_for_training(model, geometry, tmp_path):
         assert np.abs(network_input(as_grey(job.source), model.network.view) - trained).mean() > 10
 
 
-def test_run_folder_loads_best_checkpoint_else_last(model, grey, tmp_path):
-    checkpoints = tmp_path / "run/checkpoints"
-    checkpoints.mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match="holds neither best.ckpt nor last.ckpt"):
-        load(tmp_path / "run")
-    config, weights = model.network.config(), model.network.state_dict()
-    for name, gain in (("last", 1.0), ("best", 3.0)):
-        state = {f"network.{key}": value * gain for key, value in weights.items()}
-        content = {"format_version": 2, "network": config, "state_dict": state}
-        torch.save(content, checkpoints / f"{name}.ckpt")
-        if name == "last":
-            with pytest.warns(UserWarning, match="no best.ckpt .* loading .*last.ckpt"):
-                assert load(tmp_path / "run").network.similarity.gamma2.item() == pytest.approx(14.0)
-    assert load(tmp_path / "run").network.similarity.gamma2.item() == pytest.approx(100.0)
-    content = {"format_version": 2, "network": {**config, "findings": []}, "state_dict": {}}
-    torch.save(content, checkpoints / "best.ckpt")
-    with pytest.raises(ValueError, match="expected an image-text model, found a classifier"):
-        load(tmp_path / "run")
-
-
 def test_batches_of_all_sizes_equal_one_by_one(model):
     generator = np.random.default_rng(1)
     sizes = [(90, 70), (64, 64), (31, 200), (90, 70), (64, 64)]
@@ -333,17 +313,6 @@ def test_files_that_are_not_models_are_refused(tmp_path, content, words):
     assert "weights_only" not in str(caught.value), "torch's advice is to load it unsafely"
 
 
-def test_a_repository_that_cannot_be_reached(monkeypatch):
-    def offline(*args, **kwargs):
-        raise OSError("offline")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    with pytest.raises(
-        FileNotFoundError, match="no file or folder nobody/nothing, and no Hugging Face repository"
-    ):
-        load("nobody/nothing")
-
-
 def test_a_repository_keeps_its_calibration(model, tmp_path, monkeypatch):
     """As the Hub's: the files that are asked for, and no others, are copied."""
     repository = tmp_path / "repository"
@@ -354,7 +323,7 @@ def test_a_repository_keeps_its_calibration(model, tmp_path, monkeypatch):
         copy = tmp_path / "cache"
         copy.mkdir()
         for file in repository.iterdir():
-            if file.name in allow_patterns:
+            if any(map(file.match, allow_patterns)):
                 shutil.copy(file, copy)
         return str(copy)
 
