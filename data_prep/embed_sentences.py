@@ -8,8 +8,7 @@ embeddings, [CLS] of the last hidden state or the mean over all tokens, in float
 of the encoder's weights and "-mean" for that pooling. Existing embeddings are not computed again, and the same command
 continues after a kill.
 
-The objectives by text similarity read them. The command prints quantiles of the similarity between reports of different
-studies, to choose a threshold by; data_prep.text_similarity prints what a threshold finds.
+The objectives by text similarity read them; data_prep.text_similarity prints what their thresholds find.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from jaxtyping import Float
 
 from data_prep.scores import language_model
@@ -38,7 +36,6 @@ from medclip_dcl.common.command_line import option, parse_options, run_command, 
 from medclip_dcl.data.prepared import (
     PreparedSet,
     TextEmbedding,
-    report_embedding,
     seal_of_texts,
     write_text_embedding,
 )
@@ -52,10 +49,6 @@ if TYPE_CHECKING:
 _MEANING = "medclip_dcl_embedded"
 # Tokens in a batch, by device.
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
-_PAIRS = 20_000
-# Smallest difference of the first and the last quantile; a BERT-sized network with random weights has .002.
-_MIN_SPREAD = 0.01
-_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,11 +70,9 @@ class Settings(language_model.Settings):
 
 
 def embed_sentences(settings: Settings) -> Path:
-    """Write the embeddings of one model unless they exist, and return their file; print quantiles of similarity."""
+    """Write the embeddings of one model unless they exist, and return their file."""
     prepared = PreparedSet(settings.data)
     sentences = prepared.table("sentences").sort_values("sentence_id", ignore_index=True)
-    reports = prepared.table("reports")
-    reports = reports[reports["study_id"].isin(prepared.studies("train"))]
     device = choose_device(settings.device)
     # Heavy imports come after the cheap checks.
     from medclip_dcl.networks.bert_folder import load_bert, resolve_folder
@@ -103,19 +94,18 @@ def embed_sentences(settings: Settings) -> Path:
     ids = sentences["sentence_id"].to_numpy()
     if has_results(file, ids, _MEANING, meaning):
         print(f"{file} holds the embeddings of all {len(ids):,} sentences by this model: nothing to do")
-        embedding = prepared.text_embedding(file.stem)
     else:
         require_writable(file.parent)
         kept = journal(file, {"sentences": meaning, "batch_tokens": budget, "device": device})
         rows = RowFile(file.with_name(f".{file.stem}.rows.progress.npy"), pieces.n_distinct, kept)
         values = _embedded(network, pieces, budget, rows, settings.pooling)[pieces.row]
-        embedding = TextEmbedding(ids, values)
-        write_text_embedding(embedding, file, {_MEANING: meaning, **seal_of_texts(sentences)})
+        write_text_embedding(
+            TextEmbedding(ids, values), file, {_MEANING: meaning, **seal_of_texts(sentences)}
+        )
         print(f"{file}: {len(ids):,} sentences, {values.shape[1]} dimensions", flush=True)
         if count := int(pieces.is_truncated.sum()):
             print(f"  {count:,} sentences were too long for the model: only their beginning was embedded")
     remove_progress(file)
-    print(_similarity_summary(embedding, reports))
     return file
 
 
@@ -153,45 +143,6 @@ def embed_batches(
             pooled = hidden[:, 0] if pooling == "cls" else hidden.mean(dim=1)
             found = pooled.float().cpu().numpy()
         yield found
-
-
-def report_cosines(
-    embedding: TextEmbedding, reports: pd.DataFrame, pairs: int = _PAIRS
-) -> Float[np.ndarray, " pair"]:
-    """Cosines between the report embeddings of random pairs of different studies; none if there is only one study.
-
-    Pairs are drawn with replacement from the studies of `reports`, rows of the table "reports".
-    """
-    studies = np.unique(reports["study_id"].to_numpy())
-    if len(studies) < 2:
-        return np.empty(0, dtype=np.float32)
-    generator = np.random.default_rng(0)
-    first = generator.integers(len(studies), size=pairs)
-    second = (first + generator.integers(1, len(studies), size=pairs)) % len(studies)
-    drawn = np.unique([first, second])
-    found = report_embedding(embedding, reports[reports["study_id"].isin(studies[drawn])])
-    unit = found.embedding / np.linalg.norm(found.embedding, axis=1, keepdims=True)
-    row_of = np.searchsorted(drawn, np.stack([first, second]))
-    return np.einsum("pd,pd->p", unit[row_of[0]], unit[row_of[1]])
-
-
-def _similarity_summary(embedding: TextEmbedding, reports: pd.DataFrame) -> str:
-    """Quantiles to choose a threshold on the similarity of reports by."""
-    cosines = report_cosines(embedding, reports)
-    if not len(cosines):
-        return "fewer than two training reports: no similarities to choose a threshold by"
-    found = np.quantile(cosines, _QUANTILES)
-    quantiles = ", ".join(f"{share:.0%} {value:.4f}" for share, value in zip(_QUANTILES, found, strict=True))
-    lines = [
-        f"cosine of the reports of {len(cosines):,} random pairs of training studies, quantiles: {quantiles}",
-        "  a report's embedding is the mean of its sentences'; with a threshold at the 95% quantile "
-        "one pair in 20 counts as similar",
-    ]
-    if found[-1] - found[0] < _MIN_SPREAD:
-        lines.append(
-            "  reports hardly differ by these embeddings, as with a [CLS] that no task has trained: see --pooling"
-        )
-    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -149,29 +149,17 @@ def _scored(
     """Values of the whole plan, on every process; batches of earlier runs are not computed again."""
     import torch
 
-    from medclip_dcl.scoring import score_batches, scoring_progress
+    from medclip_dcl.scoring import restored, score_left
 
-    values = plan.empty_values()
-    done: set[int] = set()
-    if fabric.is_global_zero:
-        for entry in earlier_entries(file, work):
-            values[plan.places(entry["batch"])] = entry["values"]
-            done.add(entry["batch"])
+    values, left = restored(plan, earlier_entries(file, work) if fabric.is_global_zero else ())
     # No process writes before the first one has read.
-    done = fabric.broadcast(done)
-    if done:
-        fabric.print(
-            f"continuing: {len(done):,} of {len(plan.batches):,} batches were done before", flush=True
-        )
-    left = [number for number in range(len(plan.batches)) if number not in done]
+    left = fabric.broadcast(left)
+    if n_done := len(plan.batches) - len(left):
+        fabric.print(f"continuing: {n_done:,} of {len(plan.batches):,} batches were done before", flush=True)
     mine = left[fabric.global_rank :: fabric.world_size]
     who = f" (rank 0 of {fabric.world_size})" if fabric.world_size > 1 else ""
     kept = journal(file, work, fabric.global_rank)
-    with scoring_progress(plan, mine, f"scoring{who}", fabric.is_global_zero) as report:
-        for number, found in score_batches(network, plan, mine, dtype=dtype):
-            values[plan.places(number)] = found
-            kept.add([{"batch": number, "values": found.tolist()}])
-            report(number)
+    score_left(network, plan, values, mine, dtype=dtype, kept=kept, who=who, is_shown=fabric.is_global_zero)
     if who:
         fabric.print("rank 0 has done its share; it waits for the others", flush=True)
     shared = torch.from_numpy(np.nan_to_num(values, nan=-np.inf, neginf=-np.inf)).to(fabric.device)

@@ -6,7 +6,8 @@ SET needs sentence embeddings (data_prep.embed_sentences). The anchors are the s
 its own image; the candidates are other training images. First table: the share of candidates that `NearTexts` counts as
 fitting at each threshold, all sentences of their reports compared, and the number in a batch that has all of these
 (data.sentences: all) or one drawn of each report (data.sentences: one). Second table: the target probability that
-`SoftTargets` gives, at each temperature, to the own image and to the others of a batch. Choose by them.
+`SoftTargets` gives, at each temperature, to the own image and to the others of a batch. Choose by them, and by the
+quantiles of the similarity between reports of different studies.
 
 On a phantom, whose truth is known, both say how often that is right: precision and recall of a threshold, precision of
 what it finds further than equal sentences do; targets of others that fit and that do not. Nothing is written.
@@ -28,6 +29,9 @@ from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, report_emb
 
 THRESHOLDS = (0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99)
 TEMPERATURES = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+_QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
+# Smallest difference of the first and the last quantile; a BERT-sized network with random weights has .002.
+_MIN_SPREAD = 0.01
 # FaNe's threshold, on its normalised similarity.
 _FANE = 0.95
 
@@ -192,6 +196,14 @@ def summary(texts: Texts, batch_size: int) -> str:
     if texts.fits is not None:
         fits, is_other = texts.fits[texts.sentence], texts.is_other
         lines.append(f"of the other images {fits[is_other].mean():.0%} truly fit a sentence (phantom)")
+    if (is_other := texts.study[:, None] != texts.study).any():
+        found = np.quantile((texts.reports @ texts.reports.T)[is_other], _QUANTILES)
+        named = (f"{share:.0%} {value:.4f}" for share, value in zip(_QUANTILES, found, strict=True))
+        lines.append(f"cosine of the reports of two studies, quantiles: {', '.join(named)}")
+        if found[-1] - found[0] < _MIN_SPREAD:
+            lines.append(
+                "  they hardly differ, as with a [CLS] that no task has trained: embed with --pooling mean"
+            )
     lines += ["", "near_texts:", near_texts_table(texts, batch_size).to_string(index=False)]
     for name, vectors in (("reports", texts.reports), ("sentences", texts.sentences[texts.sentence])):
         offset = float((vectors @ _unit(vectors.mean(0, keepdims=True))[0]).mean())

@@ -4,18 +4,20 @@ from medclip_dcl.scoring.plan import ScoringPlan
 from medclip_dcl.scoring.score import (
     default_token_budget,
     pseudo_log_likelihood,
+    restored,
     score_batches,
+    score_left,
     score_summary,
     scoring_plan,
-    scoring_progress,
 )
 
 __all__ = [
     "ScoringPlan",
     "default_token_budget",
     "pseudo_log_likelihood",
+    "restored",
     "score_batches",
+    "score_left",
     "score_summary",
     "scoring_plan",
-    "scoring_progress",
 ]

@@ -19,7 +19,7 @@ from medclip_dcl.common.files import encoding_of, kind_of_file, parse_json, writ
 from medclip_dcl.common.journal import Journal
 from medclip_dcl.networks.bert_folder import resolve_folder, settings_fingerprint
 from medclip_dcl.networks.language_model import load_language_model
-from medclip_dcl.scoring.score import score_batches, score_summary, scoring_plan, scoring_progress
+from medclip_dcl.scoring.score import restored, score_left, score_summary, scoring_plan
 
 _TABLES = (".csv", ".parquet")
 _READ = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -45,16 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     progress = output.with_name(f".{output.name}.progress.jsonl")
     kept = Journal(progress, meaning, "give the options of before, or remove it")
-    values = plan.empty_values()
-    for entry in kept.entries:
-        values[plan.places(entry["batch"])] = entry["values"]
-    done = {entry["batch"] for entry in kept.entries}
-    left = [number for number in range(len(plan.batches)) if number not in done]
-    with scoring_progress(plan, left, "scoring", True) as report:
-        for number, found in score_batches(model, plan, left, dtype=getattr(torch, options.dtype)):
-            values[plan.places(number)] = found
-            kept.add([{"batch": number, "values": found.tolist()}])
-            report(number)
+    values, left = restored(plan, kept.entries)
+    score_left(model, plan, values, left, dtype=getattr(torch, options.dtype), kept=kept)
     scores = plan.table(values).drop(columns="text")
     _write(plan.token_table(values) if options.per_token else pd.concat([table, scores], axis=1), output)
     kept.remove()

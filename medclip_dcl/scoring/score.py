@@ -11,7 +11,7 @@ import copy
 import functools
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -26,6 +26,7 @@ from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFa
 
 from medclip_dcl.common.command_line import progress_bar
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.journal import Journal
 from medclip_dcl.networks.language_model import is_causal
 from medclip_dcl.networks.library_folder import longest_sentence
 from medclip_dcl.scoring.masked_bert import MaskedBert, masked_bert
@@ -115,12 +116,8 @@ def pseudo_log_likelihood(
         mask_every=mask_every,
         truncate=truncate,
     )
-    values = plan.empty_values()
-    numbers = range(len(plan.batches))
-    with scoring_progress(plan, numbers, "scoring", progress) as report:
-        for number, found in score_batches(model, plan, numbers, dtype=dtype):
-            values[plan.places(number)] = found
-            report(number)
+    values, left = restored(plan, ())
+    score_left(model, plan, values, left, dtype=dtype, is_shown=progress)
     return plan.table(values)
 
 
@@ -301,21 +298,43 @@ def _checked(plan: ScoringPlan, number: int, wait: Callable[[], np.ndarray]) -> 
     return number, found
 
 
-@contextmanager
-def scoring_progress(
-    plan: ScoringPlan, numbers: Sequence[int], what: str, is_shown: bool
-) -> Iterator[Callable[[int], None]]:
-    """Progress bar over the batches of these numbers; yields a function to call with each that is finished.
+def restored(plan: ScoringPlan, entries: Iterable[Mapping[str, Any]]) -> tuple[np.ndarray, list[int]]:
+    """Values of a plan by a journal's entries, and the numbers of the batches that are left."""
+    values, done = plan.empty_values(), set()
+    for entry in entries:
+        values[plan.places(entry["batch"])] = entry["values"]
+        done.add(entry["batch"])
+    return values, [number for number in range(len(plan.batches)) if number not in done]
 
-    It counts the tokens that go through the model, quadratic in a sentence's length, so that the time left is right.
+
+def score_left(
+    model: PreTrainedModel,
+    plan: ScoringPlan,
+    values: np.ndarray,
+    left: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    kept: Journal | None = None,
+    who: str = "",
+    is_shown: bool = True,
+) -> None:
+    """Fill in the values of the batches that are left; a journal keeps them for `restored`.
+
+    The progress bar counts the tokens that go through the model, quadratic in a sentence's length.
     """
-
-    def work(number: int) -> int:
-        return plan.work(plan.batches[number])
-
-    total, is_hidden = sum(map(work, numbers)), not (is_shown and len(numbers))
-    with progress_bar(desc=what, total=total, unit=" tokens", unit_scale=True, disable=is_hidden) as bar:
-        yield lambda number: bar.update(work(number))
+    work = {number: plan.work(plan.batches[number]) for number in left}
+    shown = {
+        "desc": f"scoring{who}",
+        "unit": " tokens",
+        "unit_scale": True,
+        "disable": not (is_shown and work),
+    }
+    with progress_bar(total=sum(work.values()), **shown) as bar:
+        for number, found in score_batches(model, plan, left, dtype=dtype):
+            values[plan.places(number)] = found
+            if kept is not None:
+                kept.add([{"batch": number, "values": found.tolist()}])
+            bar.update(work[number])
 
 
 @contextmanager

@@ -94,7 +94,7 @@ def test_second_run_does_nothing(
     before = file.stat().st_mtime_ns
     moved = model.with_name("elsewhere") / "small_bert"
     shutil.copytree(model, moved)
-    monkeypatch.setattr("medclip_dcl.scoring.score_batches", None)
+    monkeypatch.setattr("medclip_dcl.scoring.score.score_batches", None)
     main(["--data", str(prepared), "--model", f"{moved}{os.sep}"])
     assert file.stat().st_mtime_ns == before
     assert capsys.readouterr().out.rstrip().endswith("nothing to do")
@@ -162,9 +162,9 @@ class Stopped(Exception):
 
 def stop_after(batches: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """From now on scoring ends with an exception after so many batches; the numbers of those that were scored."""
-    import medclip_dcl.scoring
+    import medclip_dcl.scoring.score
 
-    original = medclip_dcl.scoring.score_batches
+    original = medclip_dcl.scoring.score.score_batches
     scored: list[int] = []
 
     def some(*args, **options):
@@ -174,7 +174,7 @@ def stop_after(batches: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
             scored.append(number)
             yield number, values
 
-    monkeypatch.setattr("medclip_dcl.scoring.score_batches", some)
+    monkeypatch.setattr("medclip_dcl.scoring.score.score_batches", some)
     return scored
 
 
@@ -223,19 +223,19 @@ def test_a_run_beside_another_that_finishes_first(
     prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other one removes the journal while this one writes there."""
-    import medclip_dcl.scoring
+    import medclip_dcl.scoring.score
 
-    original = medclip_dcl.scoring.score_batches
+    original = medclip_dcl.scoring.score.score_batches
     files: list[Path] = []
 
     def meets_another(*args, **options):
         for number, values in original(*args, **options):
             yield number, values
             if not files:
-                monkeypatch.setattr("medclip_dcl.scoring.score_batches", original)
+                monkeypatch.setattr("medclip_dcl.scoring.score.score_batches", original)
                 files.append(score(prepared, model, "--token_budget", "14"))
 
-    monkeypatch.setattr("medclip_dcl.scoring.score_batches", meets_another)
+    monkeypatch.setattr("medclip_dcl.scoring.score.score_batches", meets_another)
     main(["--data", str(prepared), "--model", str(model), "--device", "cpu", "--token_budget", "14"])
     assert [path.name for path in (prepared / "log_p").iterdir()] == [files[0].name]
     assert pd.read_parquet(files[0])["log_p"].notna().all()
@@ -246,12 +246,12 @@ def watched_process(rank: int, seen: Path, arguments: list[str]) -> None:
 
     Writes which batches it scored, and how long it would wait for the other.
     """
-    import medclip_dcl.scoring
+    import medclip_dcl.scoring.score
 
     os.environ |= {"LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "TORCHELASTIC_RUN_ID": "test"}
     numbers: list[int] = []
     days: list[int] = []
-    score_batches, init = medclip_dcl.scoring.score_batches, torch.distributed.init_process_group
+    score_batches, init = medclip_dcl.scoring.score.score_batches, torch.distributed.init_process_group
 
     def watched(model, plan, own, **options):
         for number, values in score_batches(model, plan, own, **options):
@@ -262,7 +262,7 @@ def watched_process(rank: int, seen: Path, arguments: list[str]) -> None:
         days.append(options["timeout"].days)
         return init(*args, **options)
 
-    setattr(medclip_dcl.scoring, "score_batches", watched)  # noqa: B010
+    setattr(medclip_dcl.scoring.score, "score_batches", watched)  # noqa: B010
     setattr(torch.distributed, "init_process_group", waiting)  # noqa: B010
     with (seen / f"{rank}.txt").open("w") as file, redirect_stdout(file):
         main(arguments)
@@ -272,12 +272,12 @@ def watched_process(rank: int, seen: Path, arguments: list[str]) -> None:
 def test_two_processes_share_what_is_left(
     prepared: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import medclip_dcl.scoring
+    import medclip_dcl.scoring.score
 
     file = score(prepared, model, "--token_budget", "14")
     expected = file.read_bytes()
     file.unlink()
-    original = medclip_dcl.scoring.score_batches
+    original = medclip_dcl.scoring.score.score_batches
     batches: list[int] = []
 
     # As if the second of two processes had been faster, and all had been killed.
@@ -287,7 +287,7 @@ def test_two_processes_share_what_is_left(
         raise Stopped
 
     with monkeypatch.context() as patch:
-        patch.setattr("medclip_dcl.scoring.score_batches", odd)
+        patch.setattr("medclip_dcl.scoring.score.score_batches", odd)
         with pytest.raises(Stopped):
             score(prepared, model, "--token_budget", "14")
     seen = tmp_path / "seen"
@@ -361,7 +361,7 @@ def test_only_what_changes_scores_makes_work(
 def test_unwritable_set_is_named_before_work(
     prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("medclip_dcl.scoring.score_batches", None)
+    monkeypatch.setattr("medclip_dcl.scoring.score.score_batches", None)
     (prepared / "log_p").touch()
     with pytest.raises(FileExistsError, match="log_p"):
         main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import shutil
 
@@ -15,6 +16,7 @@ from data_prep.text_similarity import (
     near_texts_table,
     read_texts,
     soft_targets_table,
+    summary,
 )
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
 
@@ -92,7 +94,7 @@ def test_the_mass_of_soft_targets_is_the_loop(embedded_set, truth):
     assert table.columns[2:].tolist() == ["others that fit", "others that do not"]
 
 
-def test_without_truth_the_tables_say_what_is_found(embedded_set, tmp_path, capsys):
+def test_without_truth_the_tables_say_what_is_found(embedded_set, truth, tmp_path, capsys):
     folder = shutil.copytree(embedded_set, tmp_path / "set")
     for name in ("classes", "image_classes"):
         (folder / f"{name}.parquet").unlink()
@@ -101,6 +103,11 @@ def test_without_truth_the_tables_say_what_is_found(embedded_set, tmp_path, caps
     assert "37 sentences of 20 training images" in said and "in a batch" in said
     assert "precision" not in said and "fit a sentence" not in said and "others" in said
     assert said.count("is a cosine of") == 2
+    images, _, vectors = truth
+    means = [vectors[list(said)].mean(0) for _, said, _ in images]
+    pairs = [(a, b) for a, b in itertools.permutations(range(len(means)), 2) if images[a][0] != images[b][0]]
+    expected = np.quantile([cosine(means[a], means[b]) for a, b in pairs], 0.05)
+    assert f"quantiles: 5% {expected:.4f}" in summary(read_texts(Settings(data=embedded_set)), 64)
 
 
 def test_refusals(embedded_set, small_set, tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import medclip_dcl.scoring.__main__ as command
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.language_model import load_language_model
-from medclip_dcl.scoring import pseudo_log_likelihood
+from medclip_dcl.scoring import pseudo_log_likelihood, score
 from tests.scoring.families import TEXTS, write
 
 ODD = [*TEXTS, 'a "quoted"\rline, with commas']
@@ -94,7 +94,7 @@ def test_a_killed_command_goes_on(model: Path, tmp_path: Path, monkeypatch: pyte
     file, output = tmp_path / "texts.txt", tmp_path / "scores.parquet"
     file.write_text("\n".join(TEXTS), encoding="utf-8")
     expected = run(file, model, tmp_path / "whole.parquet")
-    original, asked = command.score_batches, []
+    original, asked = score.score_batches, []
 
     def some(network, plan, numbers, **options):
         asked.append(list(numbers))
@@ -103,7 +103,7 @@ def test_a_killed_command_goes_on(model: Path, tmp_path: Path, monkeypatch: pyte
                 raise KeyboardInterrupt
             yield found
 
-    monkeypatch.setattr(command, "score_batches", some)
+    monkeypatch.setattr(score, "score_batches", some)
     with pytest.raises(KeyboardInterrupt):
         run(file, model, output)
     assert not output.is_file()

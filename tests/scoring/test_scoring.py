@@ -23,7 +23,7 @@ from medclip_dcl.scoring import (
     ScoringPlan,
     pseudo_log_likelihood,
     score_batches,
-    scoring_progress,
+    score_left,
 )
 from medclip_dcl.scoring.masked_bert import SharedMaskedBert
 from medclip_dcl.scoring.whole_model import MaskedCopies
@@ -456,6 +456,5 @@ def test_progress_on_standard_error_shows_no_text(
     assert "11.0/11.0" in captured.err
     plan = ScoringPlan(tokenizer, ["heart size"], positions=POSITIONS, token_budget=64)
     for is_shown, numbers in ((True, []), (False, [0])):
-        with scoring_progress(plan, numbers, "scoring", is_shown):
-            pass
+        score_left(model, plan, plan.empty_values(), numbers, is_shown=is_shown)
     assert capsys.readouterr().err == ""
