@@ -43,15 +43,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if (folder / "README.md").is_file() and SOURCE_CARD not in terms:
             shutil.copyfile(folder / "README.md", temporary / SOURCE_CARD)
             terms.append(SOURCE_CARD)
-        card = [
-            f"# Converted model\n\nConverted from {source.name} by medclip_dcl. Research only, not for clinical use.\n",
-            "- Terms and model card of the source, which hold for this copy: "
-            + (", ".join(terms) or "none was found beside the source: look where you downloaded it"),
-            *(f"- {note}" for note in notes),
-        ]
-        write_text("\n".join(card) + "\n", temporary / "README.md")
+        card = plain_card("Converted model", f"Converted from {source.name} by medclip_dcl.", terms, notes)
+        write_text(card, temporary / "README.md")
     print(*notes, f"next: python -m medclip_dcl.studies.benchmark {output} --sets SET ...", sep="\n")
     print(f"prepare each SET with --geometry {network.geometry}, which is that of this model")
+
+
+def plain_card(title: str, origin: str, terms: list[str], notes: list[str]) -> str:
+    """README.md of a folder of somebody else's weights."""
+    named = ", ".join(terms) or "none was found beside the source: look where you downloaded it"
+    return (
+        f"# {title}\n\n{origin} Research only, not for clinical use.\n\n"
+        f"- Terms and model card of the source, which hold for this copy: {named}\n"
+        + "".join(f"- {note}\n" for note in notes)
+    )
 
 
 def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]]:

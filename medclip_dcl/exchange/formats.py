@@ -15,6 +15,7 @@ from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.terms import copy_terms
 from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly, read_model, write_safetensors
 from medclip_dcl.exchange.card import CARD_FILE
+from medclip_dcl.exchange.convert import plain_card
 from medclip_dcl.exchange.encoders import plain_tokenizer
 from medclip_dcl.exchange.open_clip_weights import GEOMETRIES, OPEN_CLIP_FILE, OPEN_CLIP_WEIGHTS, POOLINGS
 from medclip_dcl.exchange.tensor_names import OPEN_CLIP, TRANSFORMERS, backwards, renamed, to_openai_names
@@ -25,15 +26,21 @@ from medclip_dcl.networks.pretrained_regions import TransformersRegions
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.timm_regions import TimmRegions
 
-_TOWERS = (
-    "{0}_vision_model with projection pretrained, {0}_text_model with projection pretrained, GlobalCosine"
+_CLIP, _SIGLIP = (
+    f"{x}_vision_model with projection pretrained, {x}_text_model with projection pretrained, GlobalCosine"
+    for x in ("clip", "siglip")
 )
-_CLIP, _SIGLIP = _TOWERS.format("clip"), _TOWERS.format("siglip")
 _BIOMED_CLIP = "TimmRegions with projection linear, bert with projection gelu, GlobalCosine"
 LAYOUTS = {"transformers": (_CLIP, _SIGLIP), "open_clip": (_CLIP, _BIOMED_CLIP)}
 """Library -> architectures that it has a counterpart of."""
-_EPSILON = 1e-5
-"""open_clip's, of each LayerNorm."""
+
+
+_HOW = {
+    "transformers": "The model's class and its processor in transformers load this folder by `from_pretrained`.",
+    "open_clip": "Load it by `open_clip.create_model_and_transforms('local-dir:{0}')` and "
+    "`open_clip.get_tokenizer('local-dir:{0}')`. In a repository of the Hugging Face Hub, `hf_tokenizer_name` in "
+    f"{OPEN_CLIP_FILE} must be the repository's id.",
+}
 
 
 def export_layout(source: Path, folder: Path, layout: str) -> list[str]:
@@ -62,8 +69,9 @@ def export_layout(source: Path, folder: Path, layout: str) -> list[str]:
         if kind == _SIGLIP:  # it sees its padding
             tokenizer.model_input_names = ["input_ids"]
         tokenizer.save_pretrained(temporary)
-        terms = copy_terms(found.folder, temporary)
-        write_text(_card(folder.resolve().name, layout, notes, terms), temporary / CARD_FILE)
+        terms, name = copy_terms(found.folder, temporary), folder.resolve().name
+        origin = f"Written by medclip_dcl in the layout of {layout}. {_HOW[layout].format(name)}"
+        write_text(plain_card(name, origin, terms, notes), temporary / CARD_FILE)
     return notes
 
 
@@ -180,8 +188,8 @@ def _clip_of_open_clip(network: ImageTextNetwork) -> tuple[dict[str, Tensor], di
     for name, value, known in (
         ("vision_config.hidden_act", vision.hidden_act, ("gelu", "quick_gelu")),
         ("text_config.hidden_act", text.hidden_act, (vision.hidden_act,)),
-        ("vision_config.layer_norm_eps", vision.layer_norm_eps, (_EPSILON,)),
-        ("text_config.layer_norm_eps", text.layer_norm_eps, (_EPSILON,)),
+        ("vision_config.layer_norm_eps", vision.layer_norm_eps, (1e-5,)),
+        ("text_config.layer_norm_eps", text.layer_norm_eps, (1e-5,)),
         ("text_config.eos_token_id", text.eos_token_id, (2, last)),
     ):
         if value not in known:
@@ -234,19 +242,3 @@ def _timm_and_bert(network: ImageTextNetwork, folder: Path) -> tuple[dict[str, T
     vision = {"timm_model_name": image.name, "timm_pool": "", "timm_proj": "linear", "timm_proj_bias": True}
     words = {"hf_proj_type": "mlp", "hf_pooler_type": poolers[text.pooling]}
     return state, {"vision_cfg": vision, "text_cfg": {**words, "context_length": text.max_tokens}}
-
-
-def _card(name: str, layout: str, notes: list[str], terms: list[str]) -> str:
-    how = {
-        "transformers": "The model's class and its processor in transformers load this folder by `from_pretrained`.",
-        "open_clip": f"Load it by `open_clip.create_model_and_transforms('local-dir:{name}')` and "
-        f"`open_clip.get_tokenizer('local-dir:{name}')`. In a repository of the Hugging Face Hub, "
-        f"`hf_tokenizer_name` in {OPEN_CLIP_FILE} must be the repository's id.",
-    }[layout]
-    named = ", ".join(terms) or "see the model that it was made from"
-    origin = f"Written by medclip_dcl in the layout of {layout}. Research only, not for clinical use."
-    lines = [
-        f"# {name}\n\n{origin}\n{how}\n",
-        f"- Terms of the published weights that it derives from: {named}",
-    ]
-    return "\n".join([*lines, *(f"- Note: {note}" for note in notes)]) + "\n"

@@ -94,12 +94,8 @@ def test_biovil_t_is_equal_without_priors(text_folder, tmp_path):
     state["encoder.vit_pooler.norm_post.weight"] = torch.randn(2 * width)
     state["projector.model.0.weight"] = torch.randn(DIM, 2 * width, 1, 1)
     torch.save(state, tmp_path / "image.pt")
-    main(
-        [
-            *(str(tmp_path / "image.pt"), "--text_encoder", str(text_folder)),
-            *("--output", str(tmp_path / "output")),
-        ]
-    )
+    options = ["--text_encoder", str(text_folder), "--output", str(tmp_path / "output")]
+    main([str(tmp_path / "image.pt"), *options])
     network: Any = load(tmp_path / "output").network
     images = torch.rand(2, 3, 64, 96)
     features = conv2d(network.image_encoder.features(images), state["encoder.backbone_to_vit.weight"])
