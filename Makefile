@@ -42,21 +42,21 @@ demo: $(DEMO)/report.html
 	@echo "open $(DEMO)/report.html"
 
 $(RAW)/phantom_truth/phantom.json: | $(INSTALLED)
-	$(RUN) -m data_prep.phantom --output $(RAW) --studies 2600 --seed 0 --size 256
+	$(RUN) -m medclip_dcl phantom --output $(RAW) --studies 2600 --seed 0 --size 256
 
 $(SET)/dataset.json: $(RAW)/phantom_truth/phantom.json
-	$(RUN) -m data_prep.mimic_cxr --source $(RAW) --output $(SET) --ms_cxr $(RAW)/MS_CXR_Local_Alignment_v1.0.0.json \
+	$(RUN) -m medclip_dcl prepare mimic-cxr --source $(RAW) --output $(SET) --ms_cxr $(RAW)/MS_CXR_Local_Alignment_v1.0.0.json \
 	    --patients $(RAW)/patients.csv.gz
 
 $(LM)/fit.json: $(SET)/dataset.json
 	$(RUN) -m medclip_dcl fit --config configs/language_model_small.yaml --run_folder $(LM) --data.init_args.folder $(SET)
 
 $(SET)/log_p/.scored: $(LM)/fit.json
-	$(RUN) -m data_prep.score_sentences --data $(SET) --model $(LM)/language_model
+	$(RUN) -m medclip_dcl score --data $(SET) --model $(LM)/language_model
 	touch $@
 
 $(SET)/eta/class_probability.yaml: $(SET)/log_p/.scored
-	$(RUN) -m data_prep.eta_report --data $(SET)
+	$(RUN) -m medclip_dcl eta --data $(SET)
 
 $(DEMO)/fit.json: $(SET)/eta/class_probability.yaml
 	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/objective/dcl_lm.yaml \
@@ -66,10 +66,10 @@ $(DEMO)/results.json: $(DEMO)/fit.json
 	$(RUN) -m medclip_dcl test --config $(DEMO)/config.yaml
 
 $(DEMO)/calibration.json: $(DEMO)/fit.json
-	$(RUN) -m medclip_dcl.command.calibrate $(DEMO)
+	$(RUN) -m medclip_dcl calibrate $(DEMO)
 
 $(DEMO)/report.html: $(DEMO)/results.json $(DEMO)/calibration.json
-	$(RUN) -m medclip_dcl.report $(DEMO)
+	$(RUN) -m medclip_dcl report $(DEMO)
 
 # Each release has a set and runs of its own: the page of one must not be shown for another.
 NIH ?= data/nih_release
@@ -88,10 +88,10 @@ nih: $(NIH_RUNS)/benchmark/benchmark.html
 	@echo "open $<"
 
 $(NIH_SET)/dataset.json: | $(INSTALLED)
-	$(RUN) -m data_prep.public nih $(NIH_OPTIONS) --output $(@D)
+	$(RUN) -m medclip_dcl prepare public nih $(NIH_OPTIONS) --output $(@D)
 
 $(NIH_SET)_templated/dataset.json: $(NIH_SET)/dataset.json
-	$(RUN) -m data_prep.public nih $(NIH_OPTIONS) --output $(@D) --templates configs/prompts/public.yaml
+	$(RUN) -m medclip_dcl prepare public nih $(NIH_OPTIONS) --output $(@D) --templates configs/prompts/public.yaml
 
 $(NIH_RUNS)/random/fit.json: $(NIH_SET)/dataset.json
 	$(RUN) -m medclip_dcl fit $(NIH_CLASSIFIER) --config configs/nih/random.yaml --data.init_args.folder $(NIH_SET) \
@@ -106,7 +106,7 @@ $(NIH_RUNS)/image_text/fit.json: $(NIH_SET)_templated/dataset.json $(DEMO)/fit.j
 	    --data.init_args.folder $(NIH_SET)_templated --run_folder $(@D)
 
 $(NIH_RUNS)/benchmark/benchmark.html: $(NIH_MODELS:%=$(NIH_RUNS)/%/fit.json)
-	$(RUN) -m medclip_dcl.studies.benchmark $(NIH_MODELS:%=$(NIH_RUNS)/%) $(DEMO) --sets $(NIH_SET) --output $(@D)
+	$(RUN) -m medclip_dcl benchmark $(NIH_MODELS:%=$(NIH_RUNS)/%) $(DEMO) --sets $(NIH_SET) --output $(@D)
 
 # A phantom for each mean share of false negatives, with findings that are rare in training, and encoders trained on it.
 STUDY := data/phantoms
@@ -114,16 +114,16 @@ SHARES := 0.1 0.43 0.6
 
 study: $(SHARES:%=$(STUDY)/%/set/features/warm/features.json)
 	for name in table1_search table1 table1_settings table1_whole table1_whole_both; do \
-	    $(RUN) -m medclip_dcl.studies.study configs/experiments/$$name.yaml --workers 2 || exit; done
+	    $(RUN) -m medclip_dcl study configs/experiments/$$name.yaml --workers 2 || exit; done
 
 .SECONDARY:
 
 $(STUDY)/%/raw/phantom_truth/phantom.json: | $(INSTALLED)
-	$(RUN) -m data_prep.phantom --output $(STUDY)/$*/raw --studies 2600 --seed 0 --size 256 --false_negatives $* \
+	$(RUN) -m medclip_dcl phantom --output $(STUDY)/$*/raw --studies 2600 --seed 0 --size 256 --false_negatives $* \
 	    --rare_findings 0.005
 
 $(STUDY)/%/set/dataset.json: $(STUDY)/%/raw/phantom_truth/phantom.json
-	$(RUN) -m data_prep.mimic_cxr --source $(STUDY)/$*/raw --output $(STUDY)/$*/set \
+	$(RUN) -m medclip_dcl prepare mimic-cxr --source $(STUDY)/$*/raw --output $(STUDY)/$*/set \
 	    --ms_cxr $(STUDY)/$*/raw/MS_CXR_Local_Alignment_v1.0.0.json
 
 $(STUDY)/%/language_model/fit.json: $(STUDY)/%/set/dataset.json
@@ -133,8 +133,8 @@ $(STUDY)/%/language_model/fit.json: $(STUDY)/%/set/dataset.json
 # Means over tokens, as measured in docs/objectives.md: reports that are near by the [CLS] of so small a model fit no more
 # often than chance.
 $(STUDY)/%/set/.texts: $(STUDY)/%/language_model/fit.json
-	$(RUN) -m data_prep.score_sentences --data $(@D) --model $(<D)/language_model
-	$(RUN) -m data_prep.embed_sentences --data $(@D) --model $(<D)/language_model --pooling mean
+	$(RUN) -m medclip_dcl score --data $(@D) --model $(<D)/language_model
+	$(RUN) -m medclip_dcl embed --data $(@D) --model $(<D)/language_model --pooling mean
 	touch $@
 
 $(STUDY)/%/warm/fit.json: $(STUDY)/%/set/.texts
@@ -143,7 +143,7 @@ $(STUDY)/%/warm/fit.json: $(STUDY)/%/set/.texts
 	    --model.init_args.text_encoder.init_args.pretrained $(STUDY)/$*/language_model/language_model
 
 $(STUDY)/%/set/features/warm/features.json: $(STUDY)/%/warm/fit.json
-	$(RUN) -m data_prep.encode --data $(STUDY)/$*/set --model $(<D) --name warm
+	$(RUN) -m medclip_dcl encode --data $(STUDY)/$*/set --model $(<D) --name warm
 
 # They compare with the CPU's values bit for bit.
 test test-slow: export CUDA_VISIBLE_DEVICES :=

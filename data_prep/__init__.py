@@ -1,4 +1,4 @@
-"""Commands that prepare data: each stage is `python -m data_prep.NAME`."""
+"""Commands that prepare data, score sentences and encode sets."""
 
 from medclip_dcl.common.processes import let_threads_of_a_command_sleep
 

@@ -1,6 +1,6 @@
 """Verify a prepared data set and summarise it, with the published counts for comparison.
 
-    python -m data_prep.check --data SET [--full]
+    medclip-dcl check --data SET [--full]
 
 Every table is checked against the format, the digests in dataset.json and the other tables; every image file must be
 as it was written, by its size and time. Identical images are a warning across patients, a problem across uses: those
@@ -157,7 +157,7 @@ class Settings:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`: print the page and the problems; status 1 if there are any."""
-    settings = parse_options(Settings, "data_prep.check", __doc__, arguments)
+    settings = parse_options(Settings, "check", __doc__, arguments)
     with worker_processes(settings.workers) as pool:
         page, problems = check_set(settings.data, settings.full, pool)
     print(f"{page}\n")

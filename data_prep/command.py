@@ -1,4 +1,4 @@
-"""Shared by every `python -m data_prep.NAME`: options, errors without a traceback, a progress bar, workers."""
+"""Progress bars and worker processes of the commands."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Embed every distinct sentence of a prepared set by the initial, frozen text encoder.
 
-    python -m data_prep.embed_sentences --data SET --model FOLDER
+    medclip-dcl embed --data SET --model FOLDER
 
 FOLDER is a Hugging Face folder or repository id of a BERT (no head is needed), the initial text encoder. The
 embeddings, [CLS] of the last hidden state or the mean over all tokens, in float32, go to
@@ -8,7 +8,7 @@ embeddings, [CLS] of the last hidden state or the mean over all tokens, in float
 of the encoder's weights and "-mean" for that pooling. Existing embeddings are not computed again, and the same command
 continues after a kill.
 
-The objectives by text similarity read them; data_prep.text_similarity prints what their thresholds find.
+The objectives by text similarity read them; medclip-dcl similar prints what their thresholds find.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Encode every image and sentence of a prepared set once, by the frozen encoders of an image-text model.
 
-    python -m data_prep.encode --data SET --model SOURCE
+    medclip-dcl encode --data SET --model SOURCE
 
 SOURCE is a run folder, a checkpoint or an exported folder. The features go to ``SET/features/NAME/``: those of images
 before the projection, in the view of evaluation, in float16; pooled sentence states in float32; and ``features.json``,
@@ -193,7 +193,7 @@ def _name(model: str, encoders: dict[str, str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    encode(parse_options(Settings, "data_prep.encode", __doc__, arguments, has_own_classes=True))
+    encode(parse_options(Settings, "encode", __doc__, arguments, has_own_classes=True))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Describe what a language model's sentence scores give: eta(x) = a * p_LM(x)^k of the training reports' sentences.
 
-    python -m data_prep.eta_report --data SET
+    medclip-dcl eta --data SET
 
 Into SET/eta/ (or --output FOLDER) go
 
@@ -8,7 +8,7 @@ Into SET/eta/ (or --output FOLDER) go
   holds report texts: it is patient data where the reports are;
 - eta.png: histograms of log p and eta, and on a phantom, whose truth is known, eta over rho;
 - class_probability.yaml, the configuration to train with:
-  python -m medclip_dcl fit --config configs/mimic_cxr.yaml --config configs/objective/dcl_lm.yaml \
+  medclip-dcl fit --config configs/mimic_cxr.yaml --config configs/objective/dcl_lm.yaml \
       --config SET/eta/class_probability.yaml
   It holds SSD's (a, k), or --a and --k. If training would warn that these do not fit the scores, it holds SSD's
   constant eta instead, and the command says so.
@@ -199,7 +199,7 @@ def _figure(sentences: pd.DataFrame) -> Figure:
 
 def _constant_yaml(problem: str, chosen: str, name: str) -> str:
     return f"""\
-# SSD's constant eta, by data_prep.eta_report, instead of eta(x) = a * p_LM(x)^k of the scores {json.dumps(name)}:
+# SSD's constant eta, by medclip-dcl eta, instead of eta(x) = a * p_LM(x)^k of the scores {json.dumps(name)}:
 # with (a, k) by "{chosen}" {problem}.
 model:
   init_args:
@@ -216,7 +216,7 @@ def _yaml(a: float, k: float, chosen: str, name: str) -> str:
         "given": "(a, k) as given by --a and --k",
     }[chosen]
     return f"""\
-# eta(x) = a * p_LM(x)^k by data_prep.eta_report: {origin}.
+# eta(x) = a * p_LM(x)^k by medclip-dcl eta: {origin}.
 model:
   init_args:
     class_probability:
@@ -233,7 +233,7 @@ data:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    write_report(parse_options(Settings, "data_prep.eta_report", __doc__, arguments))
+    write_report(parse_options(Settings, "eta", __doc__, arguments))
 
 
 if __name__ == "__main__":

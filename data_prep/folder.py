@@ -1,6 +1,6 @@
 """Prepare a folder of images with a table, as a hospital exports them.
 
-    python -m data_prep.folder --table FILE.csv --output SET [--images DIR]
+    medclip-dcl prepare folder --table FILE.csv --output SET [--images DIR]
 
 FILE.csv (or .csv.gz) has a header and one row for each image, in these columns, which options may name otherwise:
 
@@ -461,7 +461,7 @@ def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    prepare(parse_options(Settings, "data_prep.folder", __doc__, arguments))
+    prepare(parse_options(Settings, "prepare folder", __doc__, arguments))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Prepare MIMIC-CXR-JPG, or anything in its layout (the digital phantom), for training and evaluation.
 
-    python -m data_prep.mimic_cxr --source RAW --output SET [--reports PLACE] [--ms_cxr FILE] [--patients FILE]
+    medclip-dcl prepare mimic-cxr --source RAW --output SET [--reports PLACE] [--ms_cxr FILE] [--patients FILE]
 
 RAW holds the tables ``mimic-cxr-2.0.0-{metadata,split,chexpert}.csv.gz`` and ``files/``; the reports lie in
 ``RAW/files``, in ``RAW/mimic-cxr-reports/files``, in ``RAW/mimic-cxr-reports.zip`` (read without unpacking) or in
@@ -194,7 +194,7 @@ def _read(settings: Settings, release: Release, radiologist: Path | None) -> Sou
 
 
 def _release_counts(images: pd.DataFrame, boxes: pd.DataFrame | None) -> dict[str, Any]:
-    """Counts of the whole release; `data_prep.check` compares them with the published ones."""
+    """Counts of the whole release; `medclip-dcl check` compares them with the published ones."""
     counts: dict[str, Any] = {
         "release": {
             "images": len(images),
@@ -259,7 +259,7 @@ def _note_unused_boxes(settings: Settings) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
     description = "Prepare MIMIC-CXR-JPG (or the digital phantom)."
-    prepare(parse_options(Settings, "data_prep.mimic_cxr", description, arguments))
+    prepare(parse_options(Settings, "prepare mimic-cxr", description, arguments))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Prepare Open-i, the chest X-rays of Indiana University: 3,955 reports, 7,470 images.
 
-    python -m data_prep.openi --source RAW --output SET [--images DIR] [--projections FILE] [--labels FILE]
+    medclip-dcl prepare openi --source RAW --output SET [--images DIR] [--projections FILE] [--labels FILE]
 
 RAW is one of the collection's two public forms, or a folder that holds it:
 
@@ -11,10 +11,10 @@ RAW is one of the collection's two public forms, or a folder that holds it:
 
 The XML files do not name the frontal images: --projections takes Kaggle's file for that, --all_views takes every
 image. Images that are not there are left out, however many, with their names in ``rejects.csv``; with --text_only all
-of them are, and the set serves language models and scores (see `data_prep.folder`). A report is a patient, since the
-collection names none; patients are drawn for train, validate and test. There are no CheXpert labels; --labels takes
-``negbio_gold_14_labels.csv``: the seven findings and No Finding that mean the same as CheXpert's, where 0 stands for
-"not positive", mentioned or not.
+of them are, and the set serves language models and scores (see `medclip-dcl prepare folder`). A report is a patient,
+since the collection names none; patients are drawn for train, validate and test. There are no CheXpert labels; --labels
+takes ``negbio_gold_14_labels.csv``: the seven findings and No Finding that mean the same as CheXpert's, where 0 stands
+for "not positive", mentioned or not.
 """
 
 from __future__ import annotations
@@ -334,7 +334,7 @@ def _key(name: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    prepare(parse_options(Settings, "data_prep.openi", __doc__, arguments))
+    prepare(parse_options(Settings, "prepare openi", __doc__, arguments))
 
 
 if __name__ == "__main__":

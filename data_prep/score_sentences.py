@@ -1,10 +1,10 @@
 """Score every distinct sentence of a prepared set by a masked language model, or a causal one.
 
-    python -m data_prep.score_sentences --data SET --model FOLDER
-    torchrun --nproc_per_node 4 -m data_prep.score_sentences --data SET --model FOLDER
+    medclip-dcl score --data SET --model FOLDER
+    torchrun --nproc_per_node 4 -m medclip_dcl score --data SET --model FOLDER
 
 FOLDER is a Hugging Face folder or repository id with a masked-language-model head: CXR-BERT, what
-`python -m medclip_dcl fit --config configs/language_model.yaml` exported, RoBERTa, ModernBERT, DeBERTa or another of
+`medclip-dcl fit --config configs/language_model.yaml` exported, RoBERTa, ModernBERT, DeBERTa or another of
 transformers; or a causal language model, such as GPT-2. The scores (pseudo-log-likelihood, of a causal model the
 likelihood, natural logarithm) go to ``SET/log_p/NAME.parquet`` with the columns sentence_id, n_tokens, log_p; NAME is
 the folder's name, a fingerprint of the weights and the options that change the scores. Existing scores are not computed
@@ -14,6 +14,7 @@ again. The same command continues after a kill; the result is the same, byte for
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -194,7 +195,13 @@ def _processes(device: str) -> Iterator[Fabric]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    score_sentences(parse_options(Settings, "data_prep.score_sentences", __doc__, arguments))
+    words = sys.argv[1:] if arguments is None else arguments
+    if words and not words[0].startswith("-"):
+        from medclip_dcl.scoring.__main__ import main as score_file
+
+        score_file(words)
+        return
+    score_sentences(parse_options(Settings, "score", __doc__, arguments))
 
 
 if __name__ == "__main__":

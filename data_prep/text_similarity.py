@@ -1,8 +1,8 @@
 """Print what the similarity of texts finds: images counted as fitting a sentence, and the mass of soft targets.
 
-    python -m data_prep.text_similarity --data SET
+    medclip-dcl similar --data SET
 
-SET needs sentence embeddings (data_prep.embed_sentences). The anchors are the sentences of training reports, each with
+SET needs sentence embeddings (medclip-dcl embed). The anchors are the sentences of training reports, each with
 its own image; the candidates are other training images. First table: the share of candidates that `NearTexts` counts as
 fitting at each threshold, all sentences of their reports compared, and the number in a batch that has all of these
 (data.sentences: all) or one drawn of each report (data.sentences: one). Second table: the target probability that
@@ -220,7 +220,7 @@ def summary(texts: Texts, batch_size: int) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    settings = parse_options(Settings, "data_prep.text_similarity", __doc__, arguments)
+    settings = parse_options(Settings, "similar", __doc__, arguments)
     print(summary(read_texts(settings), settings.batch_size))
 
 

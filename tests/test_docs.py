@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import configparser
-import importlib
 import inspect
 import re
 import shlex
@@ -20,7 +19,7 @@ from PIL import Image
 from pytorch_lightning import Trainer
 from pytorch_lightning.cli import LightningCLI
 
-from medclip_dcl.command import cli
+from medclip_dcl.__main__ import main
 from medclip_dcl.exchange.encoders import export_image_encoder
 from medclip_dcl.inference.model import ImageTextInference
 from medclip_dcl.networks.image_encoder import ResNetRegions
@@ -80,7 +79,7 @@ def commands() -> dict[str, list[str]]:
             words = shlex.split(line, comments=True)
             if words and words[0] not in ("for", "done"):
                 found.setdefault(" ".join(words), words)
-    for span in spans(r"python -m [\w.]+ (?!fit, )[^`]+"):
+    for span in spans(r"medclip-dcl [\w.]+ (?!fit, |[\w-]+`)[^`]+"):
         found.setdefault(span, shlex.split(span))
     return found
 
@@ -137,9 +136,8 @@ def workplace(small_set, tmp_path_factory) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI's args parameter")
-@pytest.mark.parametrize("name", [name for name, words in COMMANDS.items() if words[:2] == ["python", "-m"]])
+@pytest.mark.parametrize("name", [name for name, words in COMMANDS.items() if words[0] == "medclip-dcl"])
 def test_documented_commands_are_accepted_by_their_parsers(name, workplace, monkeypatch):
-    module, *arguments = COMMANDS[name][2:]
     monkeypatch.chdir(workplace)
     monkeypatch.syspath_prepend(workplace)
     for parser in (argparse.ArgumentParser, jsonargparse.ArgumentParser, LightningCLI):
@@ -151,11 +149,8 @@ def test_documented_commands_are_accepted_by_their_parsers(name, workplace, monk
             raise Parsed
 
         monkeypatch.setattr(parser, method, stopped)
-    if (ROOT / module.replace(".", "/") / "__main__.py").is_file() and module != "medclip_dcl":
-        module = {"medclip_dcl.report": "medclip_dcl.report.report"}.get(module, f"{module}.__main__")
-    run = cli.main if module == "medclip_dcl" else importlib.import_module(module).main
     with pytest.raises(Parsed):
-        run(arguments)
+        main(COMMANDS[name][1:])
 
 
 def test_each_nih_release_has_its_own_page(tmp_path):
@@ -165,7 +160,7 @@ def test_each_nih_release_has_its_own_page(tmp_path):
     for folder in ("data/nih_release", "/nowhere/nih", f"{tmp_path}/an other's", f"{tmp_path}/an other's/"):
         words = ["make", "--dry-run", "--no-print-directory", "nih", f"NIH={folder}"]
         said = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-        sets = [shlex.split(line) for line in said.splitlines() if "data_prep.public" in line]
+        sets = [shlex.split(line) for line in said.splitlines() if "prepare public" in line]
         assert {words[words.index("--source") + 1] for words in sets} == {folder}
         pages.append(said.splitlines()[-1])
         name = pages[-1].split("/")[1]
@@ -178,7 +173,7 @@ def test_each_nih_release_has_its_own_page(tmp_path):
 
 
 def test_documented_make_targets_installs_and_batch_files_exist():
-    others = {" ".join(words): words for words in COMMANDS.values() if words[:2] != ["python", "-m"]}
+    others = {" ".join(words): words for words in COMMANDS.values() if words[0] != "medclip-dcl"}
     assert {"make demo", "make test", "pip install -e ."} <= set(others)
     for command, words in others.items():
         if words[0] == "make":

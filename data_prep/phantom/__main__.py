@@ -1,6 +1,6 @@
 """Write a digital phantom: stylised chest radiographs with reports, labels, boxes and the truth about them.
 
-    python -m data_prep.phantom --output RAW --studies N --seed N
+    medclip-dcl phantom --output RAW --studies N --seed N
 
 RAW gets the raw layout of MIMIC-CXR-JPG 2.0.0 and MS-CXR v1.0.0. No patients are in it. The same options give the same
 files; a finished folder is left alone, an unfinished one is completed.
@@ -16,7 +16,7 @@ from medclip_dcl.common.command_line import parse_options, run_command
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
-    settings = parse_options(Settings, "data_prep.phantom", __doc__, arguments)
+    settings = parse_options(Settings, "phantom", __doc__, arguments)
     from data_prep.phantom.release import write_phantom
 
     if write_phantom(settings.output, settings, settings.workers):

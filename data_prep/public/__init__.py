@@ -1,1 +1,1 @@
-"""Readers of public sets with labels and without reports, for ``python -m data_prep.public``."""
+"""Readers of public sets with labels and without reports, for ``medclip-dcl prepare public``."""

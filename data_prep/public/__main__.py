@@ -1,6 +1,6 @@
 """Prepare a public set with labels, boxes or masks, and without reports.
 
-    python -m data_prep.public NAME --source FOLDER --output SET
+    medclip-dcl prepare public NAME --source FOLDER --output SET
 
 NAME is one of those below, FOLDER the unpacked release in any arrangement of its folders (docs/public_sets.md). A part
 of the images is enough: the others are counted. The same command continues after a kill.
@@ -203,9 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """The command line, see `--help`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     name = words.pop(0) if words and not words[0].startswith("-") else ""
-    settings = parse_options(
-        Settings, "data_prep.public NAME", f"{__doc__}\nNAME: {', '.join(READERS)}", words
-    )
+    settings = parse_options(Settings, "prepare public NAME", f"{__doc__}\nNAME: {', '.join(READERS)}", words)
     if name not in READERS:
         raise ReleaseError(
             f"NAME: expected one of {', '.join(READERS)}, found {name!r}{nearest(name, READERS)}"

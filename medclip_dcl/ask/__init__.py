@@ -1,1 +1,1 @@
-"""Ask a trained model about image files from the shell: ``python -m medclip_dcl.ask``."""
+"""Ask a trained model about image files from the shell: ``medclip-dcl ask``."""

@@ -1,4 +1,4 @@
-"""Ask a trained model from the shell: ``python -m medclip_dcl.ask --model M IMAGE... --text "..." --output FOLDER``."""
+"""Ask a trained model from the shell: ``medclip-dcl ask --model M IMAGE... --text "..." --output FOLDER``."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m {_PROGRAM}",
+        prog="medclip-dcl ask",
         description="Ask a trained model about radiographs (JPEG, PNG, TIFF, DICOM): heat maps and similarities of"
         " texts, or zero-shot scores of findings.",
     )

@@ -1,4 +1,4 @@
-"""The two tasks of `python -m medclip_dcl.ask`: heat maps of texts, and a table of zero-shot scores."""
+"""The two tasks of `medclip-dcl ask`: heat maps of texts, and a table of zero-shot scores."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The program behind ``python -m medclip_dcl``: commands, checks of configurations, output."""
+"""The program behind ``medclip-dcl``: commands, checks of configurations, output."""

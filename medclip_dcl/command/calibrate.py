@@ -1,4 +1,4 @@
-"""Calibrate a model: ``python -m medclip_dcl.command.calibrate MODEL`` writes MODEL/calibration.json.
+"""Calibrate a model: ``medclip-dcl calibrate MODEL`` writes MODEL/calibration.json.
 
 MODEL is a run or an exported folder. The scores are those of ``load(MODEL).classify`` on validate images (they differ
 by up to 0.015 where the loaders decode a JPEG at half its size or less). A run keeps them for other thresholds, in
@@ -209,7 +209,7 @@ def summary(found: Calibration) -> str:
     [(name, share)] = found.target.items()
     lines = [
         f"thresholds for a {name} of {share:g}, numbers on the {found.data['patients']} validate patients "
-        "themselves, as everywhere optimistic; `python -m medclip_dcl.report RUN` shows them on test patients"
+        "themselves, as everywhere optimistic; `medclip-dcl report RUN` shows them on test patients"
     ]
     for finding, one in found.findings.items():
         if one.method is None:
@@ -228,7 +228,7 @@ def summary(found: Calibration) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; a mistake of the user is one line and status 2."""
     parser = argparse.ArgumentParser(
-        prog="python -m medclip_dcl.command.calibrate",
+        prog="medclip-dcl calibrate",
         description="Fit calibrated probabilities and thresholds of zero-shot findings on validate patients; writes "
         f"MODEL/{CALIBRATION_FILE}.",
     )

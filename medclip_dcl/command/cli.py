@@ -1,4 +1,4 @@
-"""The command line: ``python -m medclip_dcl fit | validate | test | predict``.
+"""The command line: ``medclip-dcl fit | validate | test | predict``.
 
 A run folder holds one run: `fit` continues an unfinished run, leaves a finished one alone and refuses another's
 folder. `test` evaluates the untrained network beside the trained one.

@@ -1,4 +1,4 @@
-"""LightningCLI with run folders, behind ``python -m medclip_dcl``."""
+"""LightningCLI with run folders, behind ``medclip-dcl``."""
 
 from __future__ import annotations
 

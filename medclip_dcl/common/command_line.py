@@ -151,7 +151,7 @@ def parse_options(
 ) -> Item:
     """Parse the options that the fields of a settings dataclass declare; ``--import`` where a model is loaded."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m {program}",
+        prog=f"medclip-dcl {program}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

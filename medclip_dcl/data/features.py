@@ -1,4 +1,4 @@
-"""Features of frozen encoders, computed once by `data_prep.encode`: the folder features/NAME of a prepared set.
+"""Features of frozen encoders, computed once by `medclip-dcl encode`: the folder features/NAME of a prepared set.
 
 Files: `images.npy`, float16 (image, channel, row, column), before the projection, in the order of images.parquet, with
 the global vector in a further last row where the encoder has one (`ImageTextNetwork.image_features`);
@@ -25,7 +25,7 @@ from medclip_dcl.pictures.geometry import View
 
 FOLDER = "features"
 IMAGES_FILE, SENTENCES_FILE, INFO_FILE = "images.npy", "sentences.npy", "features.json"
-MADE_BY = "python -m data_prep.encode --data SET --model SOURCE"
+MADE_BY = "medclip-dcl encode --data SET --model SOURCE"
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             for the whole image, from which no box can fall (choice: SSD does not say).
         test_reports: most reports that `test` retrieves; of more, so many studies are drawn, the same in every run.
         features: which features of a frozen model's encoders are served in place of images and tokens, a folder in
-            features/ (`data_prep.encode`); null: none. They are those of the image as evaluation sees it, so that
+            features/ (`medclip-dcl encode`); null: none. They are those of the image as evaluation sees it, so that
             nothing varies: crop_size must be image_size or null, brightness and contrast 0, views 1; and batch_size is
             as cheap as contrastive_batch, which must be null.
     """
@@ -225,7 +225,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         if others:
             raise UserError(
                 f"data.features {self.features_name} are of other images, with {', '.join(others)}; set the data's "
-                "options to these, or encode anew: python -m data_prep.encode"
+                "options to these, or encode anew: medclip-dcl encode"
             )
 
     def _reported(self, use: str) -> Reported:
@@ -347,7 +347,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
                 raise PreparedDataError(
                     f"{self.folder} has nothing to test on: no image of the test split has a report or a label, and "
                     "there is no box; prepare it again with test patients (a column split, or --split_shares, of "
-                    "data_prep.folder; the split file of MIMIC-CXR)"
+                    "medclip-dcl prepare folder; the split file of MIMIC-CXR)"
                 )
         evaluated = set(measured["dicom_id"]) | set(reported["dicom_id"])
         validate = set(images.loc[images["use"] == "validate", "dicom_id"])

@@ -48,7 +48,7 @@ class Images:
             return load_grey(file, self.size)
         except OSError as error:
             raise PreparedDataError(
-                f"prepared image {file} cannot be read ({error}); delete it and run the data_prep command that made "
+                f"prepared image {file} cannot be read ({error}); delete it and run the command that made "
                 "the set again"
             ) from error
 

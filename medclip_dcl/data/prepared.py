@@ -1,4 +1,4 @@
-"""The format of a prepared data set: one folder that `data_prep` writes and everything later reads.
+"""The format of a prepared data set: one folder that ``medclip-dcl prepare`` writes and everything later reads.
 
 `TABLES` lists the tables; dataset.json has the format version, the source, the options, counts, and the digests and the
 fingerprint of the content (`medclip_dcl.data.identity`).
@@ -67,13 +67,13 @@ NaN where it is unknown; the reader who drew a box."""
 SEXES = ("F", "M", "unknown")
 
 _MADE_BY = {
-    "boxes": "python -m data_prep.mimic_cxr with --ms_cxr FILE, or data_prep.public",
-    "masks": "python -m data_prep.public",
-    "classes": "python -m data_prep.mimic_cxr on a phantom release (only there the truth is known)",
-    "image_classes": "python -m data_prep.mimic_cxr on a phantom release (only there the truth is known)",
-    "studies": "python -m data_prep.folder on a table without images",
-    "log_p": "python -m data_prep.score_sentences --data SET --model FOLDER",
-    "text_embedding": "python -m data_prep.embed_sentences --data SET --model FOLDER",
+    "boxes": "medclip-dcl prepare mimic-cxr with --ms_cxr FILE, or medclip-dcl prepare public",
+    "masks": "medclip-dcl prepare public",
+    "classes": "medclip-dcl prepare mimic-cxr on a phantom release (only there the truth is known)",
+    "image_classes": "medclip-dcl prepare mimic-cxr on a phantom release (only there the truth is known)",
+    "studies": "medclip-dcl prepare folder on a table without images",
+    "log_p": "medclip-dcl score --data SET --model FOLDER",
+    "text_embedding": "medclip-dcl embed --data SET --model FOLDER",
 }
 # Folder with one file for each language model -> what the files hold.
 _BY_MODEL = {"log_p": "sentence scores", "text_embedding": "sentence embeddings"}
@@ -163,7 +163,7 @@ def _read_table(file: Path, table: str) -> pd.DataFrame:
 
 
 def _command_for(table: str) -> str:
-    return _MADE_BY.get(table, "python -m data_prep.mimic_cxr (or folder, openi, public: what made the set)")
+    return _MADE_BY.get(table, "medclip-dcl prepare mimic-cxr (or folder, openi, public: what made the set)")
 
 
 def write_table(frame: pd.DataFrame, file: Path, table: str) -> None:
@@ -275,7 +275,7 @@ class PreparedSet:
             state = unfinished if self.folder.is_dir() else "does not exist"
             raise PreparedDataError(
                 f"prepared data set {self.folder} {state}; make it with: "
-                f"python -m data_prep.mimic_cxr --source RAW --output {self.folder} (or folder, openi, public)"
+                f"medclip-dcl prepare mimic-cxr --source RAW --output {self.folder} (or folder, openi, public)"
             )
         try:
             info = parse_json(file.read_text(encoding="utf-8"))
@@ -303,7 +303,7 @@ class PreparedSet:
             return ""
         return (
             f"{some(f'{self.folder} was changed after it was prepared', changed)[0]}: it counts as another set, of "
-            f"fingerprint {self.fingerprint}; python -m data_prep.check --data {self.folder} looks for damage"
+            f"fingerprint {self.fingerprint}; medclip-dcl check --data {self.folder} looks for damage"
         )
 
     def image_digests(self) -> pd.DataFrame:
@@ -340,7 +340,7 @@ class PreparedSet:
             if problems:
                 raise PreparedDataError(
                     f"{self.folder}: {'; '.join(problems)}; correct the table, or prepare the set again into a new "
-                    f"folder (all problems: python -m data_prep.check --data {self.folder})"
+                    f"folder (all problems: medclip-dcl check --data {self.folder})"
                 )
             self._sound.add(table)
         return self._tables[table]
@@ -491,5 +491,5 @@ class PreparedSet:
         if both := self.patients_in_training_and_evaluation:
             raise PreparedDataError(
                 f"{self.folder}: {len(both)} patients are both in training and in evaluation (first: {both[0]}); "
-                "run the data_prep command that made the set again"
+                "run the command that made the set again"
             )

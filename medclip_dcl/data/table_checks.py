@@ -1,6 +1,6 @@
 """Checks of the tables of a prepared set, alone and against each other; a problem is a line without content of reports.
 
-`PreparedSet.table` refuses what `damage` finds; `data_prep.check` lists it with the `contradictions`.
+`PreparedSet.table` refuses what `damage` finds; `medclip-dcl check` lists it with the `contradictions`.
 """
 
 from __future__ import annotations

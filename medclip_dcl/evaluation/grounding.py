@@ -26,7 +26,7 @@ COLUMNS = (
 
 NO_BOXES = (
     "the set has no boxes with phrases: grounding, and retrieval of boxes and phrases, are not measured (these boxes "
-    "come with data_prep.mimic_cxr --ms_cxr FILE)"
+    "come with medclip-dcl prepare mimic-cxr --ms_cxr FILE)"
 )
 
 

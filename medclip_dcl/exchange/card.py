@@ -76,8 +76,8 @@ def model_card(
         f"create it with: {test}": not dataset,
         "config.yaml: objective and settings of the training; restore the file in the run folder": not config,
         "fit.json: training has not finished; continue it with: "
-        f"python -m medclip_dcl fit --config {folder / 'config.yaml'}": not fit_file.is_file(),
-        f"{CALIBRATION_FILE}: {reason}; create it with: python -m medclip_dcl.command.calibrate {folder}": (
+        f"medclip-dcl fit --config {folder / 'config.yaml'}": not fit_file.is_file(),
+        f"{CALIBRATION_FILE}: {reason}; create it with: medclip-dcl calibrate {folder}": (
             calibration is None
         ),
         f"predictions/images.parquet: no numbers by view, sex and age; create it with: {test}": (

@@ -60,7 +60,7 @@ _SIZES = (
 )
 """Settings of a library's model that the card names."""
 _TERMS = {
-    "phantom": "No patient data: the images and reports are drawn and made up by `data_prep.phantom`, under the MIT"
+    "phantom": "No patient data: the images and reports are drawn and made up by `medclip-dcl phantom`, under the MIT"
     " license of the software. Weights that training started from keep their own terms.",
     "mimic-cxr": "The data have the layout of MIMIC-CXR. Where they are MIMIC-CXR, the [PhysioNet Credentialed Health"
     " Data License 1.5.0](https://physionet.org/content/mimic-cxr/view-license/2.0.0/) applies: weights and vocabulary"

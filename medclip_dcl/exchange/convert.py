@@ -1,6 +1,6 @@
 """Make an exported folder of a published image-text model, which `load` and every command take.
 
-    python -m medclip_dcl.exchange.convert SOURCE --output FOLDER
+    medclip-dcl convert SOURCE --output FOLDER
 
 SOURCE is one of
     a folder of transformers' CLIPModel or SiglipModel (MedSigLIP, XrayCLIP), with preprocessor and tokenizer
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             terms.append(SOURCE_CARD)
         card = plain_card("Converted model", f"Converted from {source.name} by medclip_dcl.", terms, notes)
         write_text(card, temporary / "README.md")
-    print(*notes, f"next: python -m medclip_dcl.studies.benchmark {output} --sets SET ...", sep="\n")
+    print(*notes, f"next: medclip-dcl benchmark {output} --sets SET ...", sep="\n")
     print(f"prepare each SET with --geometry {network.geometry}, which is that of this model")
 
 
@@ -103,7 +103,7 @@ def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m medclip_dcl.exchange.convert",
+        prog="medclip-dcl convert",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

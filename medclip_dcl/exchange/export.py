@@ -1,4 +1,4 @@
-"""Export a run: ``python -m medclip_dcl.exchange.export RUN FOLDER``.
+"""Export a run: ``medclip-dcl export RUN FOLDER``.
 
 FOLDER then holds config.json (with the tokenizer) and model.safetensors, which `medclip_dcl.load` reads,
 calibration.json if the run has one, data.json (on which sets it was trained), and README.md, a model card made from the
@@ -21,7 +21,7 @@ from medclip_dcl.common.command_line import add_import_option, one_line_errors
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the export; a mistake of the user is one line and status 2."""
     parser = argparse.ArgumentParser(
-        prog="python -m medclip_dcl.exchange.export",
+        prog="medclip-dcl export",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

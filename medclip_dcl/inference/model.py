@@ -62,7 +62,7 @@ def load(
         device: of the model.
         dtype: of the encoders' arithmetic; with bfloat16 or float16 (autocast) the weights stay in float32, and so do
             similarities and heat maps.
-        calibration: file of ``python -m medclip_dcl.command.calibrate --output``; None: that of the run or of the
+        calibration: file of ``medclip-dcl calibrate --output``; None: that of the run or of the
             exported folder, if it fits.
 
     Raises:
@@ -76,7 +76,7 @@ def load(
     fitted = Calibration.read(file) if file and (calibration or file.is_file()) else None
     if fitted and (differing := _differing(fitted, network)):
         problem = f"{file} was fitted to another model or by an earlier version of this program ({differing} differ)"
-        again = "calibrate again: python -m medclip_dcl.command.calibrate MODEL"
+        again = "calibrate again: medclip-dcl calibrate MODEL"
         if calibration:
             raise UserError(f"{problem}; {again}")
         warnings.warn(f"{problem} and is left out; {again}", stacklevel=2)
@@ -114,7 +114,7 @@ class ImageTextInference:
     Args:
         network: in evaluation mode.
         dtype: of the encoders' arithmetic, see `load`.
-        calibration: fitted to this network by ``python -m medclip_dcl.command.calibrate``; None for none. Its
+        calibration: fitted to this network by ``medclip-dcl calibrate``; None for none. Its
             `findings` hold the thresholds.
 
     Raises, in all methods:
@@ -280,9 +280,7 @@ class ImageTextInference:
 
     def require_calibration(self) -> Calibration:
         if self.calibration is None:
-            raise UserError(
-                "this model has no calibration: run python -m medclip_dcl.command.calibrate MODEL, and load again"
-            )
+            raise UserError("this model has no calibration: run medclip-dcl calibrate MODEL, and load again")
         return self.calibration
 
     def _inputs(self, images: Images, batch_size: int) -> Iterator[UInt8[np.ndarray, "image side side"]]:

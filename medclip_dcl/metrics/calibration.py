@@ -31,7 +31,7 @@ ISOTONIC_PATIENTS = 500
 """Likewise for an isotonic fit, which overfits some hundred cases (choice)."""
 TARGETS = ("sensitivity", "specificity")
 
-_AGAIN = "calibrate again: python -m medclip_dcl.command.calibrate MODEL"
+_AGAIN = "calibrate again: medclip-dcl calibrate MODEL"
 _ROUNDING = 1e-9
 _MAX_SCALE = 1e9
 """Of a temperature, its inverse and an offset; beyond, all images have one probability (choice)."""

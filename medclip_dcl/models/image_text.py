@@ -268,7 +268,7 @@ class ImageTextModel(ImageModel):
             raise UserError(
                 f"data.features are of another {' and '.join(others)} than this model's (its weights before the "
                 "projection, tokenizer or pooling differ): start from the model that was encoded "
-                "(model.init_args.init_from), encode this one (python -m data_prep.encode), or set data.features: null"
+                "(model.init_args.init_from), encode this one (medclip-dcl encode), or set data.features: null"
             )
 
     on_test_start = on_predict_start = _check_weights

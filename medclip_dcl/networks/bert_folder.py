@@ -163,7 +163,7 @@ def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
 def _load(kind: type[Bert], folder: Path, ignored: tuple[str, ...], **arguments: Any) -> Bert:
     remedy = (
         "give the folder of a BERT; with a masked-language-model head, if that is missing, as of "
-        "microsoft/BiomedVLP-CXR-BERT-general or of `python -m medclip_dcl fit --config configs/language_model.yaml`"
+        "microsoft/BiomedVLP-CXR-BERT-general or of `medclip-dcl fit --config configs/language_model.yaml`"
     )
 
     return load_from_folder(

@@ -146,7 +146,7 @@ class ResNetRegions(ProjectedRegions):
         dim: size of the projected regions.
         weights: initial weights: null for random ones, "imagenet" for torchvision's (downloaded once by
             torchvision), or the path of a torchvision state dict (.pth or .safetensors, also of
-            `python -m medclip_dcl.exchange.export --image_encoder`). ImageNet is a choice, not from the paper.
+            `medclip-dcl export --image_encoder`). ImageNet is a choice, not from the paper.
         projection: "linear" maps each region linearly, as SSD does; "mlp" is BioViL's projection (Boecking et al.,
             ECCV 2022): 1 x 1 convolution to `dim`, BatchNorm, ReLU, 1 x 1 convolution, with the names and biases of
             its published weights (``projector.model.{0,1,3}``: no bias before BatchNorm).

@@ -99,7 +99,7 @@ class ConstantClassProbability(ClassProbability):
 class LanguageModelClassProbability(ClassProbability):
     """eta_LM(x) = a * p_LM(x)^k from the sentence's masked-LM pseudo-likelihood (Wang et al., MLHC 2023, section 2.4).
 
-    (0.2, 0.35), from SSD's grid search (section 3.2), suit the scores of CXR-BERT; `data_prep.eta_report` says what
+    (0.2, 0.35), from SSD's grid search (section 3.2), suit the scores of CXR-BERT; `medclip-dcl eta` says what
     eta they give with those of another language model, or that its scores do not predict eta.
 
     Args:

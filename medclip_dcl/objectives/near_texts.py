@@ -27,7 +27,7 @@ class NearTexts(Described):
 
     Args:
         threshold: least cosine of frozen text embeddings, exclusive, in [-1, 1]. FaNe's published code has 0.95 after
-            a normalisation; `data_prep.text_similarity` prints what a threshold finds in a data set (0.95: choice).
+            a normalisation; `medclip-dcl similar` prints what a threshold finds in a data set (0.95: choice).
         compare: "sentences": the sentence with each sentence of the other image that is in the batch, as `same_text`
             does for equal ones (choice). "reports": the sentence's own report with that of the other image (FaNe).
     """
@@ -52,7 +52,7 @@ class NearTexts(Described):
         share = share_above(self.threshold, fields[name])
         message = (
             f"near_texts.threshold: {self.threshold} takes {share:.0%} of the pairs of {self.compare} for near; choose "
-            "a higher one by: python -m data_prep.text_similarity --data SET"
+            "a higher one by: medclip-dcl similar --data SET"
         )
         if share > _MAX:
             raise UserError(message)

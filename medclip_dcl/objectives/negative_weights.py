@@ -173,7 +173,7 @@ class RemoveByTextSimilarity(_TextSimilarity):
 
     Args:
         threshold: greatest cosine of the report embeddings that is kept, in [-1, 1]. SSD searched a grid and
-            does not report the result (0.9: choice); `data_prep.embed_sentences` prints the cosines' quantiles.
+            does not report the result (0.9: choice); `medclip-dcl embed` prints the cosines' quantiles.
     """
 
     def __init__(self, threshold: float = 0.9) -> None:
@@ -187,7 +187,7 @@ class RemoveByTextSimilarity(_TextSimilarity):
         share = share_above(self.threshold, fields["text_embedding"])
         message = (
             f"negative_weights.threshold: {self.threshold} removes {share:.0%} of the pairs of reports; choose from "
-            "the quantiles that data_prep.embed_sentences prints"
+            "the quantiles that medclip-dcl embed prints"
         )
         if share == 1.0:
             raise UserError(message)

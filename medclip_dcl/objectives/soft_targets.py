@@ -22,7 +22,7 @@ class SoftTargets(AnchorLoss):
     towards 0 gives InfoNCE, where an anchor has one positive.
 
     Args:
-        temperature: of the targets, above 0 (0.05: choice). `data_prep.text_similarity` prints what a temperature
+        temperature: of the targets, above 0 (0.05: choice). `medclip-dcl similar` prints what a temperature
             leaves to an anchor's own image.
     """
 

@@ -1,4 +1,4 @@
-"""Serve the page on this machine: ``python -m medclip_dcl.page --model runs/demo``."""
+"""Serve the page on this machine: ``medclip-dcl page --model runs/demo``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _listening(port: int) -> socket.socket:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the page; a mistake of the user is one line and status 2."""
     description = "Serve a page on this machine that draws heat maps of sentences over an image."
-    options = parse_options(Options, "medclip_dcl.page", description, arguments, has_own_classes=True)
+    options = parse_options(Options, "page", description, arguments, has_own_classes=True)
     try:
         with one_line_errors("medclip_dcl.page: error"):
             serve(options.model, options.port)

@@ -1,4 +1,4 @@
-"""``python -m medclip_dcl.report RUN``."""
+"""``medclip-dcl report RUN``."""
 
 from medclip_dcl.report.report import main
 

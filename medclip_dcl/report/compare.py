@@ -1,4 +1,4 @@
-"""Comparison of runs: ``python -m medclip_dcl.report.compare RUN1 RUN2 ...``.
+"""Comparison of runs: ``medclip-dcl compare RUN1 RUN2 ...``.
 
 Tables in the shape of SSD's tables 1, 3, 4 and 5 with bootstrap intervals or, of several seeds, means with t intervals.
 The files hold numbers, names of runs and the protocol, no text of a report.
@@ -394,7 +394,7 @@ def _json(comparison: Comparison, settings: Table) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the comparison; a mistake of the user is one line and status 2."""
     parser = argparse.ArgumentParser(
-        prog="python -m medclip_dcl.report.compare",
+        prog="medclip-dcl compare",
         description="Compare tested runs in the shape of SSD's tables 1, 3, 4 and 5, with bootstrap intervals by"
         f" patient; writes {', '.join(FILES)} and prints the Markdown.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,

@@ -59,8 +59,8 @@ def section(run: TestedRun) -> dict[str, Any] | None:
     assert cases is not None
     if differing := _differing(calibration, results):
         return {
-            "reason": f"{CALIBRATION_FILE} does not belong to this test: {differing}; calibrate again (python -m "
-            f"medclip_dcl.command.calibrate {run.folder}), and test again where other images or prompts are wanted"
+            "reason": f"{CALIBRATION_FILE} does not belong to this test: {differing}; calibrate again (medclip-dcl "
+            f"calibrate {run.folder}), and test again where other images or prompts are wanted"
         }
     fitted, notes = [], []
     for finding, one in calibration.findings.items():

@@ -1,4 +1,4 @@
-"""Report of a run: ``python -m medclip_dcl.report RUN`` writes RUN/report.html from the run folder alone.
+"""Report of a run: ``medclip-dcl report RUN`` writes RUN/report.html from the run folder alone.
 
 The page opens without network, and lists missing pieces of the run folder, each with the command that makes it.
 """
@@ -63,7 +63,7 @@ def render(folder: Path) -> str:
     if not is_trained_here and not (folder / "results.json").exists():
         raise SavedResultsError(
             f"{folder}: expected a run folder with config.yaml, metrics.csv, results.json or checkpoints/, found none "
-            "of them; give the folder that was the --run_folder of `python -m medclip_dcl fit`"
+            "of them; give the folder that was the --run_folder of `medclip-dcl fit`"
         )
     runs = {}
     for name, suffix in ((_TRAINED, ""), (_UNTRAINED, "_untrained")):
@@ -108,7 +108,7 @@ def render(folder: Path) -> str:
 
 def _missing(run: Path, results: Mapping[str, Any], content: Mapping[str, Any]) -> list[str]:
     """Files that the run folder lacks, and the commands that make them."""
-    test, fit = command_of_test(run), "python -m medclip_dcl fit"
+    test, fit = command_of_test(run), "medclip-dcl fit"
     is_image_text, is_trained_here = not content["is_classifier"], content["is_trained_here"]
     is_grounded = any(tables.is_measured(found, "grounding") for found in results.values())
     curves = (
@@ -271,7 +271,7 @@ def _data_uri(file: Path) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the report; a mistake of the user is one line and status 2."""
     parser = argparse.ArgumentParser(
-        prog="python -m medclip_dcl.report", description="Write RUN/report.html from the run folder alone."
+        prog="medclip-dcl report", description="Write RUN/report.html from the run folder alone."
     )
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, e.g. runs/demo")
     run = parser.parse_args(arguments).run

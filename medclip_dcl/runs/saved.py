@@ -223,4 +223,4 @@ def describe_checkpoint(checkpoint: Mapping[str, Any]) -> str | None:
 def command_of_test(run: Path) -> str:
     """The command that writes the results of a run."""
     name = TEST_CONFIG if (run / TEST_CONFIG).is_file() else CONFIG_FILE
-    return f"python -m medclip_dcl test --config {run / name} --run_folder {run}"
+    return f"medclip-dcl test --config {run / name} --run_folder {run}"

@@ -1,4 +1,4 @@
-"""Score the sentences of a file: ``python -m medclip_dcl.scoring FILE --model FOLDER --output FILE``."""
+"""Score the sentences of a file: ``medclip-dcl score FILE --model FOLDER --output FILE``."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m medclip_dcl.scoring",
+        prog="medclip-dcl score",
         description="Score sentences by a language model: exact pseudo-log-likelihood under a masked one (BERT, "
         "RoBERTa, DistilBERT, ELECTRA's generator, DeBERTa, ModernBERT, ...), likelihood under a causal one (GPT-2, "
         "...); natural logarithm. The same command continues after a kill. No text is printed.",

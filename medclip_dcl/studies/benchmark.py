@@ -1,6 +1,6 @@
 """Test models on prepared sets by one protocol, and compare them on one page.
 
-    python -m medclip_dcl.studies.benchmark MODEL... --sets SET... --output FOLDER
+    medclip-dcl benchmark MODEL... --sets SET... --output FOLDER
 
 Tests that are finished are kept: the same command continues after a kill, and one with a further model or set tests
 only that. Writes benchmark.html and benchmark.csv of the models and sets of the command.
@@ -118,7 +118,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m medclip_dcl.studies.benchmark",
+        prog="medclip-dcl benchmark",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -107,7 +107,7 @@ def _run_commands(run: Run, commands: Sequence[str], modules: Sequence[str]) -> 
         own = run.arguments if command == commands[0] else (f"--config={run.folder / CONFIG_FILE}",)
         arguments = [command, *own, f"--run_folder={run.folder}", "--trainer.enable_progress_bar=false"]
         arguments += [f"--import={module}" for module in modules]
-        print(f"python -m medclip_dcl {shlex.join(arguments)}", flush=True)
+        print(f"medclip-dcl {shlex.join(arguments)}", flush=True)
         try:
             main(arguments, are_typed=False)  # the experiment file holds them
         except SystemExit as end:

@@ -1,4 +1,4 @@
-"""``python -m medclip_dcl.studies.study FILE.yaml``: run, continue and report a grid of runs."""
+"""``medclip-dcl study FILE.yaml``: run, continue and report a grid of runs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m {_PROGRAM}",
+        prog="medclip-dcl study",
         description="Run the grid of an experiment file: what is finished is kept, what was killed continues. Writes "
         "results.parquet, report.html, tables.md, plots/ and what is chosen into the experiment's folder.",
     )

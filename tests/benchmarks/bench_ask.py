@@ -1,4 +1,4 @@
-"""Benchmark `python -m medclip_dcl.ask`: cold start to a heat map, scores a second, memory; by hand.
+"""Benchmark `medclip-dcl ask`: cold start to a heat map, scores a second, memory; by hand.
 
     python tests/benchmarks/bench_ask.py --model runs/demo --images FOLDER
 
@@ -59,7 +59,7 @@ def process_seconds(*words: str) -> tuple[float, float]:
 
 def cold_start(model: str, image: Path, rounds: int, folder: Path) -> list[str]:
     """From the start of Python to a written heat map, beyond `import torch`."""
-    asked = ("-m", "medclip_dcl.ask", "--model", model, str(image), "--text", "Cardiomegaly.")
+    asked = ("-m", "medclip_dcl", "ask", "--model", model, str(image), "--text", "Cardiomegaly.")
     found = [
         (
             process_seconds("-c", "import torch"),

@@ -1,4 +1,4 @@
-"""Speed of `data_prep.public nih` on the real images of NIH, against the bare loop: decode with PIL and resize.
+"""Speed of `medclip-dcl prepare public nih` on real images, against the bare loop: decode with PIL and resize.
 
     python tests/benchmarks/bench_public.py [--images 1860] [--png 1860] [--rounds 5]
 
@@ -9,7 +9,7 @@ RESULTS.md.
 
 - bare loop: PIL's decoder and antialiased resize to 512 x 512.
 - with a JPEG encoder: the same, and the JPEG of quality 95 in memory, which no preparation can do without.
-- command: all of `data_prep.public nih`, from the official tables of 112,120 rows to the finished set.
+- command: all of `medclip-dcl prepare public nih`, from the official tables of 112,120 rows to the finished set.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def test_a_calibration_of_other_weights_is_left_out(copy, validate_set):
     torch.save(content, file)
     with pytest.warns(UserWarning, match="calibration.json was fitted to another model .* calibrate again"):
         model = load(copy)
-    with pytest.raises(ValueError, match="this model has no calibration: run python -m"):
+    with pytest.raises(ValueError, match="this model has no calibration: run medclip-dcl calibrate"):
         model.classify([], calibrated=True)
     assert model.classify([]).shape == (0, 5)
     main([str(copy), "--data", str(validate_set)])

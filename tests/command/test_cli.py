@@ -215,7 +215,7 @@ def test_a_run_shorter_than_every_interval(fit, tmp_path, info):
     *_, best, following = info()
     assert best.startswith("best checkpoint: epoch 1 of 1 (3 steps), validate/loss ")
     of_run = f"--config {run}/config.yaml --run_folder {run} --import tests.small"
-    assert following == f"next: python -m medclip_dcl test {of_run}"
+    assert following == f"next: medclip-dcl test {of_run}"
     metrics = pd.read_csv(run / "metrics.csv")
     assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == [2]
     assert metrics["validate/loss"].count() == 1 and metrics["train/images_per_second"].count() == 1

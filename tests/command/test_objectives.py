@@ -86,7 +86,7 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
             ["--model.init_args.negative_weights.init_args.threshold", "1.5"],
             "threshold: expected a cosine",
         ),
-        ("remove_text", [], "has no sentence embeddings; create embeddings with: python -m data_prep.embed_"),
+        ("remove_text", [], "has no sentence embeddings; create embeddings with: medclip-dcl embed"),
         ("near_sentences", ["--model.init_args.same_text", "negative"], "near_texts finds images that fit"),
         (
             "infonce",

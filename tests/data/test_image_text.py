@@ -233,7 +233,8 @@ def test_reports_are_served_after_cases_and_boxes(small_set, small_bert, tmp_pat
         "images",
     )
     with pytest.raises(
-        PreparedDataError, match="nothing to test on: no image of the test split has .*data_prep.folder"
+        PreparedDataError,
+        match="nothing to test on: no image of the test split has .*medclip-dcl prepare folder",
     ):
         datamodule(folder, small_bert).evaluation("test")
 

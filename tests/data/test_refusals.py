@@ -181,11 +181,11 @@ def table(name: str) -> Callable[[PreparedSet], object]:
         (write("dataset.json", b"[]"), PreparedSet.log_p, "expected a prepared data set .*, found version none"),
         (info(format_version=99), PreparedSet.log_p, "format version 3, found version 99; .* prepare"),
         (delete("boxes.parquet"), table("boxes"), "no table boxes.parquet; create it with: .*--ms_cxr FILE"),
-        (write("labels.parquet", b"PAR1"), table("labels"), "labels.parquet: .*; make it again: python -m data_prep"),
+        (write("labels.parquet", b"PAR1"), table("labels"), "labels.parquet: .*; make it again: medclip-dcl prepare"),
         (edit("sentences.parquet", lambda t: t.drop(columns="n_reports")), table("sentences"),
-         r"sentences\.parquet: table sentences: expected the columns .*n_reports.*; make it again: python -m data_"),
+         r"sentences\.parquet: table sentences: expected the columns .*n_reports.*; make it again: medclip-dcl"),
         (edit(SCORES, lambda t: t.drop(columns="n_tokens")), PreparedSet.log_p,
-         r"small-0123\.parquet: table log_p: .*; make it again: python -m data_prep\.score_sentences"),
+         r"small-0123\.parquet: table log_p: .*; make it again: medclip-dcl score"),
         (edit("images.parquet", lambda t: pd.concat([t, t.iloc[[2]]])), table("images"),
          r"images\.parquet: duplicate dicom_id: 1 .first: 00000002-0.*; correct the table, or prepare the set again"),
         (edit("images.parquet", lambda t: t.replace({"use": {"test": "tset"}})), table("images"),
@@ -203,19 +203,19 @@ def table(name: str) -> Callable[[PreparedSet], object]:
          r"image_classes\.parquet: class_id below 0: \d+ .first: -1"),
         (OTHER_SCORES, PreparedSet.log_p, r"several sentence scores \(there: other-9, small-0123\); name one"),
         (OTHER_SCORES, lambda s: s.log_p("x"), r"no sentence scores named x in log_p \(there: other-9, small-0123\)"),
-        (delete("log_p"), PreparedSet.log_p, "has no sentence scores; create scores with: .*score_sentences"),
+        (delete("log_p"), PreparedSet.log_p, "has no sentence scores; create scores with: .*medclip-dcl score"),
         (edit(SCORES, lambda t: t.iloc[3:]), PreparedSet.log_p, "3 of 9 sentences have no row; correct the file"),
         (log_p({2: np.inf, 4: -np.inf}), PreparedSet.log_p, "logarithms .* 2 of 9 rows .* 2, log_p inf"),
-        (log_p({3: 3.0}), PreparedSet.log_p, "needs its sign changed.* 1 of 9 rows .* 3, log_p 3.; .*score_sentences"),
+        (log_p({3: 3.0}), PreparedSet.log_p, "sign changed.* 1 of 9 rows .* 3, log_p 3.; .*medclip-dcl score"),
         (edit(SCORES, lambda t: pd.concat([t, t.iloc[4:6].assign(log_p=-1.0)], ignore_index=True)), PreparedSet.log_p,
          "expected one row for each sentence, .* 2 of 11 rows .* 4, log_p -1"),
         (sealed_embeddings, PreparedSet.text_embedding,
-         "bert-1.parquet: expected embeddings of the set's sentences, .* changed since; .* data_prep.embed_sentences"),
-        (sealed("log_p"), PreparedSet.log_p, "scores and texts as they were scored, .*score_sentences"),
-        (sealed("text"), PreparedSet.log_p, "scores and texts as they were scored, .*score_sentences"),
+         "bert-1.parquet: expected embeddings of the set's sentences, .* changed since; .* medclip-dcl embed"),
+        (sealed("log_p"), PreparedSet.log_p, "scores and texts as they were scored, .*medclip-dcl score"),
+        (sealed("text"), PreparedSet.log_p, "scores and texts as they were scored, .*medclip-dcl score"),
         (two(embeddings(VECTORS), embeddings(VECTORS, name="b")), PreparedSet.text_embedding,
          r"several sentence embeddings .*b, bert-1\); name one \(the option text_embedding\), or"),
-        (embeddings(VECTORS[:7]), PreparedSet.text_embedding, "2 of 9 sentences have no row; .*embed_"),
+        (embeddings(VECTORS[:7]), PreparedSet.text_embedding, "2 of 9 sentences have no row; .*medclip-dcl embed"),
         (embeddings(BROKEN), PreparedSet.text_embedding, r"finite embeddings, .* 2 of 9 rows \(first: .* 3\)"),
         (two(embeddings(VECTORS), lambda x: pq.write_table(NULLS, x / "text_embedding/bert-1.parquet")),
          PreparedSet.text_embedding, "cannot reshape"),
@@ -255,7 +255,7 @@ EQUAL_VIEWS: dict[str, Any] = {"views": 2, "crop_size": 40, "brightness": 0.0, "
 @pytest.mark.parametrize(
     ("damage", "use", "message"),
     [
-        (delete("log_p"), fit("log_p"), "no sentence scores; .*data_prep.score_sentences"),
+        (delete("log_p"), fit("log_p"), "no sentence scores; .*medclip-dcl score"),
         (delete("classes.parquet"), fit("rho"), "no table classes.parquet; .*phantom"),
         (delete("labels.parquet"), fit("labels"), "no table labels.parquet"),
         (NO_LABELS, fit("labels"), "no CheXpert label for any of 24 images"),
@@ -263,14 +263,14 @@ EQUAL_VIEWS: dict[str, Any] = {"views": 2, "crop_size": 40, "brightness": 0.0, "
         (edit("images.parquet", lambda t: t[t["use"] != "validate"]), fit(), "has no validate images"),
         (edit("reports.parquet", lambda t: t[t["study_id"] < 5024]), fit(), "no validate images with a sentence of a"),
         (lambda folder: None, fit(**EQUAL_VIEWS), "data.views 2: all views of an image would be equal"),
-        (delete("labels.parquet"), fit_classifier, "create it with: python -m data_prep.mimic_cxr"),
+        (delete("labels.parquet"), fit_classifier, "create it with: medclip-dcl prepare mimic-cxr"),
         (NO_LABELS, fit_classifier, "model.findings: .* does not label 'Pneumonia'; it labels no finding"),
         (moved("test"), fit_classifier, "1 patients are both in training and in evaluation .first: 100."),
         (NO_LABELS, lambda folder, _: labelled_datamodule(folder).evaluation("test"),
          "no labelled test images to evaluate a classifier of Pneumonia,"),
         (lambda folder: None, lambda folder, _: labelled_datamodule(folder, frozen=True).setup("fit"),
          "set data.crop_size: null, data.brightness: 0 and data.contrast: 0"),
-        (shutil.rmtree, fit(), "does not exist; make it with: python -m data_prep.mimic_cxr"),
+        (shutil.rmtree, fit(), "does not exist; make it with: medclip-dcl prepare mimic-cxr"),
     ],
 )  # fmt: skip
 def test_damage_is_found_before_training(damage, use, message, copy, small_bert):
@@ -284,9 +284,7 @@ def test_a_damaged_image_is_named(copy, small_bert):
     write(f"images/{path}", b"\xff\xd8 truncated")(copy)
     data = datamodule(copy, small_bert)
     data.setup("fit")
-    with pytest.raises(
-        PreparedDataError, match=f"prepared image .*{path} cannot be read .* run the data_prep"
-    ):
+    with pytest.raises(PreparedDataError, match=f"prepared image .*{path} cannot be read .* run the command"):
         batches(data.train_dataloader())
 
 

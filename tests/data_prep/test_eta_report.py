@@ -127,7 +127,7 @@ def test_a_and_k_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     main(["--data", str(folder), "--a", "0.25", "--k", "0.01"])
     assert class_probability(folder / "eta") == {"a": 0.25, "k": 0.01, "max_eta": 0.3}
     written = (folder / "eta" / "class_probability.yaml").read_text()
-    assert "eta_report: (a, k) as given by --a and --k." in written
+    assert "medclip-dcl eta: (a, k) as given by --a and --k." in written
     said = capsys.readouterr().out
     assert "eta = 0.25 * exp(0.01 * log p) (given)" in said
     assert "for nine of ten anchors: almost a constant class probability" in said
@@ -156,9 +156,7 @@ def test_unusual_eta_gives_a_constant(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_training_warns_by_the_same_rule(recwarn: pytest.WarningsRecorder) -> None:
     _report_quantiles(pd.Series([0.1, 0.5, 0.6, 1e-4, 1e-5, 1e-5, 1e-4]), True)
     assert not recwarn
-    with pytest.warns(
-        UserWarning, match=r"lies outside .*data_prep\.eta_report says whether .*dcl_005\.yaml"
-    ):
+    with pytest.warns(UserWarning, match=r"lies outside .*medclip-dcl eta says whether .*dcl_005\.yaml"):
         _report_quantiles(pd.Series([0.3, 1e-5, 9.9e-5]), True)
     # The truth has no (a, k).
     with pytest.warns(UserWarning, match=r"lies outside .*floor$"):

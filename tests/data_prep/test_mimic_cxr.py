@@ -830,10 +830,10 @@ def test_error_is_one_line_and_needs_no_torch(raw: Path) -> None:
     (raw / "mimic-cxr-2.0.0-split.csv.gz").unlink()
     code = (
         "import runpy, sys\n"
-        "try: runpy.run_module('data_prep.mimic_cxr', run_name='__main__')\n"
+        "try: runpy.run_module('medclip_dcl', run_name='__main__')\n"
         "finally: print(sorted({'torch', 'transformers', 'pytorch_lightning'} & set(sys.modules)))"
     )
-    arguments = ["--source", str(raw), "--output", str(raw.parent / "set")]
+    arguments = ["prepare", "mimic-cxr", "--source", str(raw), "--output", str(raw.parent / "set")]
     result = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, timeout=60
     )

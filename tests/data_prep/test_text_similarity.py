@@ -111,7 +111,7 @@ def test_without_truth_the_tables_say_what_is_found(embedded_set, truth, tmp_pat
 
 
 def test_refusals(embedded_set, small_set, tmp_path):
-    with pytest.raises(PreparedDataError, match=r"has no sentence embeddings; .* data_prep.embed_sentences"):
+    with pytest.raises(PreparedDataError, match=r"has no sentence embeddings; .* medclip-dcl embed"):
         main(["--data", str(small_set)])
     folder = shutil.copytree(embedded_set, tmp_path / "set")
     images = pd.read_parquet(folder / "images.parquet")

@@ -781,7 +781,7 @@ def test_nothing_to_evaluate_is_said_and_not_fatal(tmp_path):
     )
     trainer = trainer_for(tmp_path, *all_callbacks())
     with pytest.warns(
-        UserWarning, match="the set has no boxes with phrases: .*data_prep.mimic_cxr --ms_cxr FILE"
+        UserWarning, match="the set has no boxes with phrases: .*medclip-dcl prepare mimic-cxr --ms_cxr FILE"
     ):
         (logged,) = trainer.test(ColourModel(), datamodule=data, verbose=False)
     results = json.loads((tmp_path / "results.json").read_text())

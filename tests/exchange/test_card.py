@@ -136,7 +136,7 @@ def test_settings_of_the_card_are_those_of_configurations():
 
 def test_the_card_holds_no_report_text_or_path(run, card):
     assert "SECRET" not in card and str(run.parent) not in card and "/home" not in card
-    assert "python -m medclip_dcl.command.calibrate mine" in card
+    assert "medclip-dcl calibrate mine" in card
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_data_are_the_trainings_not_the_tests(changed, network, tmp_path):
 
 
 def test_what_is_missing_is_said_with_its_command(changed, network):
-    test = "python -m medclip_dcl test --config mine/config.yaml --run_folder mine"
+    test = "medclip-dcl test --config mine/config.yaml --run_folder mine"
     edit(changed / "results.json", lambda found: found["checkpoint"].update(weights="others"))
     card = model_card(changed, network, "x")
     assert (
@@ -200,7 +200,7 @@ def test_what_is_missing_is_said_with_its_command(changed, network):
         f"results.json: the model has not been tested; create it with: {test}",
         "the description of the training data",
         "config.yaml: objective and settings",
-        "fit.json: training has not finished; continue it with: python -m medclip_dcl fit --config mine/config.yaml",
+        "fit.json: training has not finished; continue it with: medclip-dcl fit --config mine/config.yaml",
         "calibration.json: no probabilities and thresholds",
     ):
         assert line in missing
@@ -290,7 +290,7 @@ def test_subgroups_are_shown_where_there_are_any(changed, network, monkeypatch):
     card = model_card(changed, network, "x")
     missing = card.split("## Missing")[1]
     assert (
-        "predictions/images.parquet: no numbers by view, sex and age; create it with: python -m medclip_dcl test"
+        "predictions/images.parquet: no numbers by view, sex and age; create it with: medclip-dcl test"
         in missing
     )
 

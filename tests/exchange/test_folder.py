@@ -1,4 +1,4 @@
-"""`python -m medclip_dcl.exchange.export`: what it writes, replaces and refuses; exports that cannot be loaded."""
+"""`medclip-dcl export`: what it writes, replaces and refuses; exports that cannot be loaded."""
 
 from __future__ import annotations
 
@@ -114,9 +114,7 @@ def test_a_killed_export_is_completed(run, tmp_path, monkeypatch):
         patch.setattr(ImageTextNetwork, "save_pretrained", killed_after_weights)
         with pytest.raises(KeyboardInterrupt):
             export_model(run, tmp_path / "exported")
-    with pytest.raises(
-        FileNotFoundError, match=r"config.json is missing; .*-m medclip_dcl.exchange.export RUN"
-    ):
+    with pytest.raises(FileNotFoundError, match=r"config.json is missing; .*medclip-dcl export RUN"):
         load(tmp_path / "exported")
     export_model(run, tmp_path / "exported")
     load(tmp_path / "exported")

@@ -1,4 +1,4 @@
-"""Sentence scores of `data_prep.score_sentences` on the device, against float32 on the CPU."""
+"""Sentence scores of `medclip-dcl score` on the device, against float32 on the CPU."""
 
 from __future__ import annotations
 

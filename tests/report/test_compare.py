@@ -387,7 +387,7 @@ def _other_patients(run):
         (
             lambda run: (run / "results_untrained.json").unlink(),
             "a b --untrained",
-            "b/results_untrained.json is missing; create it with: python -m medclip_dcl test",
+            "b/results_untrained.json is missing; create it with: medclip-dcl test",
         ),
         (None, "a b --output a/results.json", "--output: expected a folder, found the file a/results.json"),
         (None, "a --names untrained", "found 'untrained'"),

@@ -219,7 +219,7 @@ def test_text_of_reports_and_configuration_is_escaped(page):
 def test_probable_sentences_are_listed_in_order(page):
     most, least = page.tables[8], page.tables[9]
     assert [row[0] for row in most[1:4]] == ["Sentence number 0.", "Sentence number 1.", "Sentence number 2."]
-    # The other page, of data_prep.eta_report, counts the training reports.
+    # The other page, of medclip-dcl eta, counts the training reports.
     assert most[0][1] == "reports (whole set)"
     assert most[1][1:] == ["1,000", "-2.00", "0.0993"]
     assert [row[0] for row in least[1:3]] == ["Sentence number 39.", "Sentence number 38."]
@@ -350,9 +350,9 @@ def test_an_exported_models_test_asks_for_no_training(tmp_path):
 @pytest.mark.parametrize(
     ("removed", "message"),
     [
-        ("results.json", "the run has not been tested; create it with: python -m medclip_dcl test --config"),
+        ("results.json", "the run has not been tested; create it with: medclip-dcl test --config"),
         ("results_untrained.json", "no row of the untrained network"),
-        ("metrics.csv", "no training curves; create it with: python -m medclip_dcl fit"),
+        ("metrics.csv", "no training curves; create it with: medclip-dcl fit"),
         ("class_probability.parquet", "no η by sentence"),
         ("config.yaml", "config.yaml: the configuration of the run"),
         ("fit.json", "training has not finished"),

@@ -1,4 +1,4 @@
-"""`python -m medclip_dcl.scoring`: tables of scores of files, without a text on the screen."""
+"""`medclip-dcl score`: tables of scores of files, without a text on the screen."""
 
 from __future__ import annotations
 

@@ -58,7 +58,15 @@ def test_repeated_kills_give_table_of_one_run(small_bert, tmp_path):
 
     def start(output: Path) -> subprocess.Popen[bytes]:
         options = ["--classify", "--batch_size", "3", "--workers", "2", "--output", str(output)]
-        words = [sys.executable, "-m", "medclip_dcl.ask", "--model", str(tmp_path / "model"), str(tmp_path)]
+        words = [
+            sys.executable,
+            "-m",
+            "medclip_dcl",
+            "ask",
+            "--model",
+            str(tmp_path / "model"),
+            str(tmp_path),
+        ]
         return subprocess.Popen(
             [*words, *options],
             cwd=ROOT,

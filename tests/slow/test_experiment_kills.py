@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 def start(file: Path, *more: str) -> subprocess.Popen[str]:
     """The command with two workers in a process group of its own."""
-    program = [sys.executable, "-m", "medclip_dcl.studies.study", str(file)]
+    program = [sys.executable, "-m", "medclip_dcl", "study", str(file)]
     return subprocess.Popen(
         [*program, "--workers", "2", "--import", MODULE, *more],
         cwd=ROOT,

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 def run(*arguments: str) -> int:
     """Run a command; returns the greatest resident memory in bytes of it and its workers together."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", *arguments]
+    command = [sys.executable, "-m", "medclip_dcl", *arguments]
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     peak = 0
     while process.poll() is None:
@@ -62,7 +62,7 @@ def resident(group: int) -> int:
 def phantom(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Small pictures and reports, of which the releases are made."""
     folder = tmp_path_factory.mktemp("phantom") / "raw"
-    run("data_prep.phantom", "--output", str(folder), "--studies", "200", "--seed", "3", "--size", "64")
+    run("phantom", "--output", str(folder), "--studies", "200", "--seed", "3", "--size", "64")
     return folder
 
 
@@ -113,7 +113,7 @@ def test_twenty_thousand_studies_take_little_memory(phantom: Path, tmp_path: Pat
         raw.mkdir()
         write_release(phantom, raw, studies)
         options = ["--size", "64", "--workers", "2"]
-        peaks[studies] = run("data_prep.mimic_cxr", "--source", str(raw), "--output", str(folder), *options)
+        peaks[studies] = run("prepare", "mimic-cxr", "--source", str(raw), "--output", str(folder), *options)
         assert PreparedSet(folder).info["counts"]["studies"] == studies
     print(", ".join(f"{n:,} studies: {peak / GIGABYTE:.2f} GiB" for n, peak in peaks.items()))
     assert peaks[20_000] < 2e9

@@ -55,7 +55,7 @@ def test_it_runs_with_the_oldest_versions(tmp_path, small_set, small_bert):
     assert "limit_test_batches: 1\n" in shown and "monitor: validate/loss" in shown
     run("-m", "medclip_dcl", "fit", *small(tmp_path / "run", small_set, small_bert, resnet=True))
     run("-m", "medclip_dcl", "test", "--config", str(tmp_path / "run/config.yaml"))
-    run("-m", "medclip_dcl.report", str(tmp_path / "run"))
+    run("-m", "medclip_dcl", "report", str(tmp_path / "run"))
     assert (tmp_path / "run/report.html").is_file()
     # Of this project's parts, and of transformers' encoders, whose configurations have other entries.
     script = (

@@ -264,7 +264,7 @@ def _other_values(run: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda run: (run / "results.json").unlink(), "create it with: python -m medclip_dcl test --config"),
+        (lambda run: (run / "results.json").unlink(), "create it with: medclip-dcl test --config"),
         (lambda run: (run / "predictions/grounding.parquet").unlink(), "grounding.parquet is missing"),
         (lambda run: (run / "predictions/grounding.parquet").write_text("x"), "not a readable Parquet file"),
         (_drop_column, "has no column miou; test the run again"),

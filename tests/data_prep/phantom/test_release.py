@@ -266,7 +266,7 @@ def test_phantom_is_alike_for_any_workers(small: Path, tmp_path: Path) -> None:
     options = {"--output": tmp_path / "again", "--workers": 2}
     options |= {"--studies": SMALL.studies, "--seed": SMALL.seed, "--size": SMALL.size}
     words = [str(word) for pair in options.items() for word in pair]
-    subprocess.run([sys.executable, "-m", "data_prep.phantom", *words], check=True)
+    subprocess.run([sys.executable, "-m", "medclip_dcl", "phantom", *words], check=True)
     assert _contents(tmp_path / "again") == _contents(small)
 
 
