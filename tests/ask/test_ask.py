@@ -121,7 +121,7 @@ def test_calibrated_table_has_probabilities_and_threshold_sides(small_bert, file
     calibration = platt_calibration(load(folder).network, 0.02, 0.1, 0.5, ["Edema"])
     asked = ["--model", folder, files / "a.jpg", files / "lost.jpg", "--classify", "--calibrated"]
     table = tmp_path / "scores.csv"
-    assert "command.calibrate" in refused(capsys, *asked, "--output", table)
+    assert "medclip-dcl calibrate" in refused(capsys, *asked, "--output", table)
     calibration.write(folder / "calibration.json")
     run(*asked, "--output", table)
     found = pd.read_csv(table, index_col="image")
