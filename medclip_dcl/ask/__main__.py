@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; a mistake of the user is one line and status 2."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    options.calibrated |= options.calibration is not None
     if (options.prompts or options.calibrated or options.ensemble) and not options.classify:
         parser.error(
             "--prompts, --ensemble and --calibrated belong to --classify; leave them out with --text"
@@ -70,6 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="with --classify: probabilities, and whether they reach the threshold, by the model's calibration.json",
     )
+    words = "calibrate --output: with --classify: as --calibrated, by this file in place of the model's"
+    add("--calibration", type=Path, metavar="FILE", help=words)
     add("--prompts", metavar="FILE", help="YAML file of finding: [negative, positive] for --classify")
     words = "several prompts a side: the mean of scores (default) or of embeddings; with --calibrated as calibrated"
     add("--ensemble", choices=get_args(Ensemble), help=words)

@@ -215,7 +215,7 @@ def _load(options: argparse.Namespace) -> ImageTextInference:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     without_tf32()  # as a calibration was fitted
-    return load(options.model, device=device, dtype=getattr(torch, options.dtype))
+    return load(options.model, device, getattr(torch, options.dtype), options.calibration)
 
 
 def _require_writable(output: Path, folder: Path) -> None:

@@ -1,8 +1,9 @@
 """Calibrate a model: ``medclip-dcl calibrate MODEL`` writes MODEL/calibration.json.
 
-MODEL is a run or an exported folder. The scores are those of ``load(MODEL).classify`` on validate images (they differ
-by up to 0.015 where the loaders decode a JPEG at half its size or less). A run keeps them for other thresholds, in
-predictions/validate_classification.parquet; an exported folder, which may be shared, keeps nothing of single patients.
+Of a checkpoint in a run the file is the run's; of one in no run and of a repository, --output names it. The scores are
+those of ``load(MODEL).classify`` on validate images (they differ by up to 0.015 where the loaders decode a JPEG at half
+its size or less). A run keeps them for other thresholds, in predictions/validate_classification.parquet; an exported
+folder, which may be shared, keeps nothing of single patients.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ import torch
 
 from medclip_dcl.common.command_line import add_import_option, one_line_errors, progress_bar
 from medclip_dcl.common.devices import usable_device, without_tf32
-from medclip_dcl.common.errors import MissingFileError, UserError, WorseResultError
+from medclip_dcl.common.errors import UserError, WorseResultError
 from medclip_dcl.common.files import write_parquet
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptSource, ensemble_used, require_labelled
-from medclip_dcl.common.weight_files import is_exported, read_model
+from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.evaluation.classification import scored_cases
@@ -47,7 +48,7 @@ _SCORES_OF = "scores_of"
 
 
 def calibrate(
-    model: Path,
+    model: str | Path,
     target: Mapping[str, float] = TARGET,
     data: str | Path | None = None,
     prompts: PromptSource | None = None,
@@ -55,33 +56,36 @@ def calibrate(
     output: Path | None = None,
     ensemble: Ensemble | None = None,
 ) -> Calibration:
-    """Fit the calibration of a run or of an exported folder on validate patients, and write it.
+    """Fit the calibration of a model on validate patients, and write it.
 
-    A file that calibrates more findings stays. Set, prompts, ensemble and file that are None are the run's; an exported
-    folder names no set, and its prompts are CheX5's. Computed in float32.
+    A file that calibrates more findings stays. Set, prompts, ensemble and file that are None are those of the model's
+    run; other models name no set, and their prompts are CheX5's. Computed in float32.
     """
     check_target(target)
     without_tf32()
     usable = usable_device(device)
-    is_export, config = is_exported(model), read_config(model)
-    if config is None and not is_export:  # other prompts than the run's would be calibrated
-        raise MissingFileError(f"{model}: expected a run folder or an exported folder, found no config.yaml")
+    found = find_model(model)
+    config = read_config(found.run) if found.run else None
     options = setting(config, "data.init_args") or {}
     folder = data or options.get("folder")
     if folder is None:
         raise UserError(
             f"--data: expected a prepared set, found none, and {model} names none; give --data SET"
         )
-    file = output or model / CALIBRATION_FILE
+    home = None if found.is_downloaded else found.folder
+    if (file := output or (home and home / CALIBRATION_FILE)) is None:
+        raise UserError(
+            f"--output: expected a file, as {model} has neither run nor folder here; give --output FILE"
+        )
     if file.is_dir():
         raise UserError(f"--output: expected a file, found the folder {file}; give a .json file")
     earlier = Calibration.read(file) if file.is_file() else None
-    saved = read_model(source := find_model(model).path)
+    saved = read_model(found.path)
     if "findings" in saved.network:
         raise UserError(
             f"{model} holds a classifier: zero-shot scores are calibrated, logits of a classifier are not"
         )
-    network = ImageTextNetwork.from_pretrained(source).to(usable)
+    network = ImageTextNetwork.from_pretrained(found.path).to(usable)
     of_test = settings_of_callback(config, "ZeroShotClassification")
     prompts = prompts or (config or {}).get("prompts") or of_test.get("prompts")
     ensemble = ensemble or (config or {}).get("ensemble") or of_test.get("ensemble", "scores")
@@ -106,7 +110,7 @@ def calibrate(
         )
     if prompts is not None:
         require_labelled(zero_shot.prompts, tables.labelled, "prompts")
-    cases = _kept_scores(model / SCORES_FILE, network, module, tables, zero_shot)
+    cases = _kept_scores(found.run and found.run / SCORES_FILE, network, module, tables, zero_shot)
     scale = network.similarity.gamma2.item()
     logits = scale * (cases["score_positive"] - cases["score_negative"]).to_numpy()
     findings = {}
@@ -115,7 +119,7 @@ def calibrate(
         labels, patients = (cases.loc[rows, name].to_numpy() for name in ("label", "subject_id"))
         findings[finding] = fit_finding(logits[rows], labels == 1, patients, target, pair)
     info = module.prepared.info
-    found = Calibration(
+    fitted = Calibration(
         fingerprint=network.fingerprint(),
         scale=scale,
         target=dict(target),
@@ -130,11 +134,15 @@ def calibrate(
         findings=findings,
         ensemble=zero_shot.ensemble,
     )
-    calibrated = earlier.calibrated() if earlier and earlier.fingerprint == found.fingerprint else []
+    calibrated = earlier.calibrated() if earlier and earlier.fingerprint == fitted.fingerprint else []
     if lost := [name for name in calibrated if name in findings and findings[name].method is None]:
         raise WorseResultError(
             f"{file} is kept: it calibrates {', '.join(lost)}, which {module.prepared.folder} does not "
             f"({findings[lost[0]].reason}); write to another file by --output FILE, or delete this one"
+        )
+    if earlier and earlier.fingerprint != fitted.fingerprint and not output and Path(model).is_file():
+        raise WorseResultError(
+            f"{file} is kept: it is of another checkpoint; give --output FILE, or delete this one"
         )
     if all(one.method is None for one in findings.values()):
         reasons = "; ".join(f"{name}: {one.reason}" for name, one in findings.items())
@@ -142,10 +150,11 @@ def calibrate(
             f"{file} is not written: {module.prepared.folder} calibrates no finding ({reasons}); give a set with more "
             "validate patients by --data"
         )
-    found.write(file)
-    if output is None and not is_export:
-        write_parquet(cases, model / SCORES_FILE)
-    return found
+    fitted.write(file)
+    if output is None and found.run:
+        write_parquet(cases, found.run / SCORES_FILE)
+    print(f"written: {file}")
+    return fitted
 
 
 def _checked_tables(module: ImageTextDataModule, network: ImageTextNetwork) -> EvaluationTables:
@@ -172,7 +181,7 @@ def _checked_tables(module: ImageTextDataModule, network: ImageTextNetwork) -> E
 
 
 def _kept_scores(
-    file: Path,
+    file: Path | None,
     network: ImageTextNetwork,
     module: ImageTextDataModule,
     tables: EvaluationTables,
@@ -185,7 +194,7 @@ def _kept_scores(
         "prompts": {finding: [list(texts) for texts in pair] for finding, pair in zero_shot.prompts.items()},
         "ensemble": ensemble_used(zero_shot.prompts, zero_shot.ensemble),
     }
-    if file.is_file():
+    if file and file.is_file():
         kept = read_parquet(file)
         if kept.attrs.get(_SCORES_OF) == scores_of:
             return kept
@@ -233,7 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"MODEL/{CALIBRATION_FILE}.",
     )
     add = parser.add_argument
-    add("model", type=Path, metavar="MODEL", help="run folder of an image-text model, or exported folder")
+    add("model", metavar="MODEL", help="run folder, checkpoint, exported folder or Hugging Face repository")
     targets = parser.add_mutually_exclusive_group()
     for name, words in (
         ("sensitivity", "find this share of the positive cases"),
@@ -249,7 +258,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     words = "several prompts a side: the mean of scores or of embeddings; default: as in the run's test, else scores"
     add("--ensemble", choices=get_args(Ensemble), help=words)
-    add("--output", type=Path, metavar="FILE", help=f"file to write; default: MODEL/{CALIBRATION_FILE}")
+    add(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help=f"file to write; default: {CALIBRATION_FILE} of the run or folder",
+    )
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
     add_import_option(parser)
     options = parser.parse_args(arguments)
@@ -260,7 +274,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.ensemble,
         )
     print(summary(found))
-    print(options.output or options.model / CALIBRATION_FILE)
 
 
 if __name__ == "__main__":

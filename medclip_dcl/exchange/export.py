@@ -1,11 +1,11 @@
-"""Export a run: ``medclip-dcl export RUN FOLDER``.
+"""Export a model: ``medclip-dcl export MODEL FOLDER``.
 
 FOLDER then holds config.json (with the tokenizer) and model.safetensors, which `medclip_dcl.load` reads,
-calibration.json if the run has one, data.json (on which sets it was trained), and README.md, a model card made from the
-run folder. RUN may also be an exported folder, to add ONNX files or to upload it.
+calibration.json if the model has one, data.json (on which sets it was trained), and README.md, a model card made from
+the run folder. MODEL may be FOLDER itself, to add ONNX files or to upload it.
 
 With --format, FOLDER is instead one that transformers (CLIP, SigLIP) or open_clip (CLIP, a BERT with a ViT of timm)
-loads without medclip_dcl; RUN may then also be a checkpoint.
+loads without medclip_dcl.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN", help="run folder (its best checkpoint), or an exported folder")
+    add("model", metavar="MODEL", help="run folder, checkpoint, exported folder or Hugging Face repository")
     add("folder", type=Path, metavar="FOLDER", help="folder to write")
+    words = "file of calibrate --output, in place of the model's"
+    add("--calibration", type=Path, metavar="FILE", help=words)
     words = "write FOLDER, a new one, in this library's layout, of a CLIP or a SigLIP"
     add("--format", choices=("transformers", "open_clip"), help=words)
     words = "also write the text encoder as a folder for transformers, with its projection"
@@ -59,11 +61,11 @@ def _export(options: argparse.Namespace) -> None:
     from medclip_dcl.exchange.onnx_files import export_onnx
 
     if options.format:
-        for note in export_layout(options.run, options.folder, options.format):
+        for note in export_layout(options.model, options.folder, options.format):
             print(f"note: {note}")
         print(f"model for {options.format}: {options.folder}")
     else:
-        network = export_model(options.run, options.folder, options.push_to_hub)
+        network = export_model(options.model, options.folder, options.push_to_hub, options.calibration)
         print(f"model: {options.folder}")
         if options.text_encoder:
             export_text_encoder(network, options.text_encoder)

@@ -43,7 +43,7 @@ _HOW = {
 }
 
 
-def export_layout(source: Path, folder: Path, layout: str) -> list[str]:
+def export_layout(source: str | Path, folder: Path, layout: str) -> list[str]:
     """Write the model of a run, checkpoint or exported folder in a library's layout, into a new folder.
 
     Position embeddings are interpolated to the network's image size, and those behind `max_tokens` are left out.

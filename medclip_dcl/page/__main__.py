@@ -21,10 +21,13 @@ class Options:
     """Options of the command line."""
 
     model: str = option("run folder, checkpoint, exported folder, or Hugging Face repository id")
+    calibration: Path | None = option(
+        "of calibrate --output; default: the model's", None, type=Path, metavar="FILE"
+    )
     port: int = option(f"of {ADDRESS}, default {PORT}; 0 takes a free one", PORT, type=whole_number(0, 65535))
 
 
-def serve(model: str, port: int) -> None:
+def serve(model: str, port: int, calibration: Path | None = None) -> None:
     """Load a model and serve its page on 127.0.0.1 until interrupted."""
     try:
         import uvicorn
@@ -37,7 +40,7 @@ def serve(model: str, port: int) -> None:
     # Before the model is loaded, and held from here on.
     with _listening(port) as listening:
         print(f"loading {model}", flush=True)
-        app = make_app(load(model), Path(model).resolve().name)
+        app = make_app(load(model, calibration=calibration), Path(model).resolve().name)
         # Requests are not logged: nothing of a patient reaches a terminal or a file.
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
         address = f"http://{ADDRESS}:{listening.getsockname()[1]}"
@@ -60,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_options(Options, "page", description, arguments, has_own_classes=True)
     try:
         with one_line_errors("medclip_dcl.page: error"):
-            serve(options.model, options.port)
+            serve(options.model, options.port, options.calibration)
     except KeyboardInterrupt:
         print("stopped")
 

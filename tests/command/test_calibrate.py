@@ -168,6 +168,28 @@ def test_an_exported_folder_is_calibrated_beside_its_weights(calibrated, validat
     assert {file.name for file in folder.iterdir()} == {*files, CALIBRATION_FILE}, "no patient's scores"
 
 
+def test_a_checkpoint_has_the_calibration_of_its_run_or_a_file(copy, validate_set, tmp_path, capsys):
+    checkpoint, data = copy / "checkpoints/best.ckpt", ["--data", str(validate_set), "--sensitivity", "0.8"]
+    expected, before = own(load(copy)), (copy / CALIBRATION_FILE).read_bytes()
+    assert own(load(checkpoint)) == expected
+    alone = shutil.copy(checkpoint, tmp_path / "alone.ckpt")
+    assert load(alone).calibration is None
+    assert "--output: expected a file, as" in refused(capsys, str(alone), *data)
+    main([str(alone), *data, "--output", str(tmp_path / "alone.json")])
+    assert own(load(alone, calibration=tmp_path / "alone.json")) == expected
+    with pytest.raises(FileNotFoundError, match="no file .*gone.json"):
+        load(alone, calibration=tmp_path / "gone.json")
+    content = torch.load(checkpoint, weights_only=True)
+    content["state_dict"]["network.similarity.log_gamma2"] += 0.5
+    torch.save(content, other := copy / "checkpoints/other.ckpt")
+    with pytest.raises(ValueError, match="was fitted to another model"):
+        load(other, calibration=tmp_path / "alone.json")
+    with pytest.raises(SystemExit):
+        main([str(other), *data])
+    assert "it is of another checkpoint; give --output" in capsys.readouterr().err
+    assert (copy / CALIBRATION_FILE).read_bytes() == before
+
+
 def test_a_calibration_of_other_weights_is_left_out(copy, validate_set):
     file = copy / "checkpoints/best.ckpt"
     content = torch.load(file, weights_only=True)
@@ -229,9 +251,6 @@ def refused(capsys, *arguments: str) -> str:
 
 def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp_path, capsys):
     run, data = str(copy), ["--data", str(validate_set)]
-    assert "expected a run folder or an exported folder, found no config.yaml" in refused(
-        capsys, str(tmp_path)
-    )
     assert "found {'sensitivity': 95.0}" in refused(capsys, run, *data, "--sensitivity", "95")
     assert "--output: expected a file, found the folder" in refused(capsys, run, *data, "--output", run)
     assert "device gpu cannot be used" in refused(capsys, run, *data, "--device", "gpu")

@@ -570,7 +570,7 @@ def test_initial_weights_of_another_run_may_go(finished, small_set, small_bert, 
             "set what differs: image_encoder.init_args.bias: True (configured: False)",
         ),
         (["--model.init_args.init_parts", "[eyes]"], "init_parts: expected some of"),
-        (["--model.init_args.init_from", "nowhere.ckpt"], "init_from: no file and no folder nowhere.ckpt"),
+        (["--model.init_args.init_from", "nowhere.ckpt"], "no file or folder nowhere.ckpt"),
     ],
 )
 def test_unfitting_weights_are_refused_before_training(options, fit, message, finished, tmp_path, capsys):
