@@ -18,7 +18,7 @@ from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
 if TYPE_CHECKING:
-    from medclip_dcl.inference.model import ImageTextInference
+    from medclip_dcl.inference.model import LoadedModel
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -171,7 +171,7 @@ def exported(small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="session")
-def model(exported: Path) -> ImageTextInference:
+def model(exported: Path) -> LoadedModel:
     from medclip_dcl import load
 
     return load(exported)

@@ -21,7 +21,7 @@ from pytorch_lightning.cli import LightningCLI
 
 from medclip_dcl.__main__ import main
 from medclip_dcl.exchange.encoders import export_image_encoder
-from medclip_dcl.inference.model import ImageTextInference
+from medclip_dcl.inference.model import LoadedModel
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
@@ -214,7 +214,7 @@ def calibrated(model, tmp_path_factory) -> Path:
     """The exported network with a calibration of the five findings."""
     network, folder = model.network, tmp_path_factory.mktemp("calibrated") / "model"
     calibration = platt_calibration(network)
-    ImageTextInference(network, calibration=calibration).save_pretrained(folder)
+    LoadedModel(network, calibration=calibration).save_pretrained(folder)
     return folder
 
 

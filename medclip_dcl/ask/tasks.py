@@ -1,4 +1,4 @@
-"""The two tasks of `medclip-dcl ask`: heat maps of texts, and a table of zero-shot scores."""
+"""The two tasks of `medclip-dcl ask`: heat maps of texts, and a table of findings' scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import stat
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,7 @@ from medclip_dcl.common.command_line import digests_of_imports, progress_bar
 from medclip_dcl.common.devices import without_tf32
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import read_text, replacing, write_text
-from medclip_dcl.common.findings import CHEX5, Ensemble, PromptEnsembles, ensemble_used, read_prompts
-from medclip_dcl.inference.model import UNKNOWN_TEXT, ImageTextInference, load
+from medclip_dcl.inference.model import UNKNOWN_TEXT, FindingScorer, LoadedModel, load
 from medclip_dcl.metrics.calibration import Calibration
 from medclip_dcl.pictures.inputs import doubts
 
@@ -75,14 +74,14 @@ def draw_heat_maps(options: argparse.Namespace) -> None:
 
 
 def _ask_image(
-    model: ImageTextInference, image: str, grey: Image.Image, number: int, options: argparse.Namespace
+    model: LoadedModel, image: str, grey: Image.Image, number: int, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
     """Draw the texts' heat maps over one image; its rows of scores.csv."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         maps = model.heat_maps(grey, options.text)
     low, high = maps.limits
-    are_unknown = model.network.text_encoder.are_unknown(options.text)
+    are_unknown = model.image_text.text_encoder.are_unknown(options.text)
     stem = re.sub(r"[\x00-\x1f\x7f]", "_", shown(Path(image).stem)).encode()[:_MAX_BYTES]
     for place, text in enumerate(options.text):
         words = re.sub(r"[^a-z0-9]+", "_", text.lower())[:_MAX_LETTERS].strip("_")
@@ -106,16 +105,15 @@ def _ask_image(
 
 
 def classify_files(options: argparse.Namespace) -> None:
-    """Write one table of zero-shot scores; finished rows of a killed command are kept."""
+    """Write one table of scores of findings; finished rows of a killed command are kept."""
     if options.output.suffix not in SUFFIXES or options.output.is_dir():
         raise UserError(f"--output {options.output}: scores are written to a file, .csv or .parquet")
-    prompts = read_prompts(CHEX5 if options.prompts is None else options.prompts, "--prompts")
-    if taken := sorted({IMAGE, ERROR, WARNING} & prompts.keys()):
-        raise UserError(f"--prompts {options.prompts}: a finding cannot be called {taken[0]!r}; rename it")
     images = _images(options)
     _require_writable(options.output, options.output.parent)
     model = _load(options)
-    view, calibration = model.network.view, model.require_calibration() if options.calibrated else None
+    scorer = model.scorer(options.prompts, options.ensemble, options.calibrated)
+    if taken := sorted({IMAGE, ERROR, WARNING} & {*scorer.findings}):
+        raise UserError(f"--prompts {options.prompts}: a finding cannot be called {taken[0]!r}; rename it")
     # Inputs besides the images that determine the scores.
     identity = model.network.fingerprint()
     meaning: dict[str, Any] = {
@@ -125,15 +123,11 @@ def classify_files(options: argparse.Namespace) -> None:
         "dtype": options.dtype,
         "code of --import": digests_of_imports(options.imported),
     }
-    columns = list(prompts)
+    columns, calibration = scorer.findings, model.require_calibration() if options.calibrated else None
     if calibration is not None:
-        prompts = calibration.prompts(options.prompts, options.ensemble)
-        columns = [*prompts, *(f"{finding}{POSITIVE}" for finding in prompts)]
+        columns = [*columns, *(f"{finding}{POSITIVE}" for finding in columns)]
         meaning["calibration"] = json.loads(calibration.to_json())
-    meaning["prompts"] = {finding: [list(texts) for texts in pair] for finding, pair in prompts.items()}
-    ensemble = "scores" if calibration is None else calibration.ensemble
-    ensemble = options.ensemble or ensemble
-    meaning["ensemble"] = ensemble_used(prompts, ensemble)
+    meaning |= {} if scorer.zero_shot is None else scorer.zero_shot.identity()
     with _writing(options.output):
         table = ScoreTable(options.output, columns, meaning)
     with table:
@@ -142,12 +136,11 @@ def classify_files(options: argparse.Namespace) -> None:
         if not missing and table.is_written:
             print(f"{options.output} is finished: {len(images):,} images", file=sys.stderr)
             return
-        score = _scorer(model, prompts, ensemble, calibration)
         done = len(images) - len(missing)
         with progress_bar(total=len(images), initial=done, desc="classify", unit=" images") as bar:
-            for files in read_in_batches(missing, view, options.batch_size, options.workers):
+            for files in read_in_batches(missing, model.network.view, options.batch_size, options.workers):
                 squares = [file.square for file in files if file.square is not None]
-                scores = iter(score(np.stack(squares)) if squares else ())
+                scores = iter(_scores(model, scorer, np.stack(squares), calibration) if squares else ())
                 rows = [
                     dict.fromkeys(columns)
                     | (next(scores) if file.square is not None else {})
@@ -169,24 +162,23 @@ def classify_files(options: argparse.Namespace) -> None:
     print(f"written: {options.output} ({', '.join([f'{len(images):,} images', *notes])})", file=sys.stderr)
 
 
-def _scorer(
-    model: ImageTextInference, prompts: PromptEnsembles, ensemble: Ensemble, calibration: Calibration | None
-) -> Callable[[UInt8[np.ndarray, "image side side"]], list[Row]]:
-    """A function from a batch of network inputs to a row of scores for each image."""
-    differences = model.scorer(prompts, ensemble)
-
-    def score(inputs: UInt8[np.ndarray, "image side side"]) -> list[Row]:
-        table = pd.DataFrame(differences(inputs).astype("float64"), columns=list(prompts))
-        if calibration is not None:
-            table = calibration.probabilities(table)
-            for finding in prompts:
-                threshold = calibration.findings[finding].threshold
-                is_positive = None if threshold is None else (table[finding] >= threshold).astype(float)
-                table[f"{finding}{POSITIVE}"] = is_positive
-        rows = table.round(_DIGITS).astype(object)
-        return rows.where(rows.notna(), None).to_dict("records")  # type: ignore[return-value]
-
-    return score
+def _scores(
+    model: LoadedModel,
+    scorer: FindingScorer,
+    inputs: UInt8[np.ndarray, "image side side"],
+    calibration: Calibration | None,
+) -> list[Row]:
+    """A row of scores, or of probabilities and sides of the threshold, for each image of a batch."""
+    scores = scorer.score(model.encode_inputs(inputs)).astype("float64")
+    table = pd.DataFrame(scores, columns=scorer.findings)
+    if calibration is not None:
+        table = calibration.probabilities(table)
+        for finding in scorer.findings:
+            threshold = calibration.findings[finding].threshold
+            is_positive = None if threshold is None else (table[finding] >= threshold).astype(float)
+            table[f"{finding}{POSITIVE}"] = is_positive
+    rows = table.round(_DIGITS).astype(object)
+    return rows.where(rows.notna(), None).to_dict("records")  # type: ignore[return-value]
 
 
 def _images(options: argparse.Namespace) -> list[str]:
@@ -210,7 +202,7 @@ def _images(options: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _load(options: argparse.Namespace) -> ImageTextInference:
+def _load(options: argparse.Namespace) -> LoadedModel:
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"

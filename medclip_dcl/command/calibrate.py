@@ -27,7 +27,6 @@ from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.evaluation.classification import scored_cases
-from medclip_dcl.inference.model import ImageTextInference
 from medclip_dcl.metrics.calibration import (
     CALIBRATION_FILE,
     TARGETS,
@@ -199,11 +198,12 @@ def _kept_scores(
         if kept.attrs.get(_SCORES_OF) == scores_of:
             return kept
     values: dict[str, Any] = {}
-    score = ImageTextInference(network).sides_of_encoded(zero_shot)
+    sentences = network.embed_texts(zero_shot.texts)
     for batch in progress_bar(iterable=module.predict_dataloader(), desc="validate images", unit=" batch"):
         with torch.inference_mode():
             encoded = network.encode(batch["images"].to(network.mean.device))
-        values |= zip(batch["dicom_id"], score(encoded).tolist(), strict=True)
+            scores = zero_shot.scores(network, encoded, sentences)
+        values |= zip(batch["dicom_id"], scores.tolist(), strict=True)
     cases = scored_cases(tables.cases, list(zero_shot.prompts), values, tables)
     if cases.empty:
         raise UserError(

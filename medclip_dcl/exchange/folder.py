@@ -12,7 +12,7 @@ from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_export
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.exchange.card import CARD_FILE, RESULTS, model_card
 from medclip_dcl.exchange.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
-from medclip_dcl.inference.model import ImageTextInference, load
+from medclip_dcl.inference.model import LoadedModel, load
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.run_folder import DATA_FILE
@@ -55,7 +55,7 @@ def export_model(
     return model.network
 
 
-def _require_better(folder: Path, model: ImageTextInference, card: str) -> None:
+def _require_better(folder: Path, model: LoadedModel, card: str) -> None:
     """Refuse to replace an export of the same weights that has a calibration or results which the new one lacks."""
     own, earlier, file = model.network.fingerprint(), _card_of(folder), folder / CALIBRATION_FILE
     lost = ["results"] if own["weights"] in earlier and RESULTS in earlier and RESULTS not in card else []

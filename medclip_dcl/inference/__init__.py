@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from medclip_dcl.common.lazy import lazy
 
 if TYPE_CHECKING:
-    from medclip_dcl.inference.model import ImageTextInference as ImageTextInference
+    from medclip_dcl.inference.model import LoadedModel as LoadedModel
     from medclip_dcl.inference.model import load as load
 
 _MODULES = {
-    "ImageTextInference": "model",
+    "LoadedModel": "model",
     "load": "model",
 }
 

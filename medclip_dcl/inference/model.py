@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -26,10 +26,12 @@ from torch.nn.functional import normalize
 from medclip_dcl.common.devices import usable_device
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
-from medclip_dcl.common.findings import CHEX5, Ensemble, PromptSource, read_prompts
+from medclip_dcl.common.findings import Ensemble, PromptSource
+from medclip_dcl.common.weight_files import kind_of_network, read_model
 from medclip_dcl.inference.heat_maps import HeatMaps
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, differences
 from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import cosine_heat_maps
 from medclip_dcl.networks.zero_shot import ZeroShot
@@ -37,8 +39,6 @@ from medclip_dcl.pictures.inputs import ImageLike, Images, as_grey, each_image, 
 
 if TYPE_CHECKING:
     from medclip_dcl.pictures.figure import ShownFigure
-
-Scorer: TypeAlias = "Callable[[np.ndarray], np.ndarray]"
 
 UNKNOWN_TEXT = (
     "holds no word, or hardly one, that the text encoder knows: others like it have nearly its map and score"
@@ -54,7 +54,7 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     calibration: str | Path | None = None,
-) -> ImageTextInference:
+) -> LoadedModel:
     """Load a model: a run folder, a checkpoint, an exported folder or a Hugging Face repository (owner/name).
 
     Args:
@@ -71,7 +71,9 @@ def load(
             used.
     """
     device, found = usable_device(device), find_model(source)
-    network = ImageTextNetwork.from_pretrained(found.path)
+    saved = read_model(found.path)
+    kind = FindingNetwork if kind_of_network(saved.require_network()) == "a classifier" else ImageTextNetwork
+    network: ImageTextNetwork | FindingNetwork = kind.of_saved(saved)
     file = Path(calibration).expanduser() if calibration else found.folder and found.folder / CALIBRATION_FILE
     fitted = Calibration.read(file) if file and (calibration or file.is_file()) else None
     if fitted and (differing := _differing(fitted, network)):
@@ -81,13 +83,13 @@ def load(
             raise UserError(f"{problem}; {again}")
         warnings.warn(f"{problem} and is left out; {again}", stacklevel=2)
         fitted = None
-    return ImageTextInference(network.to(device), dtype, fitted)
+    return LoadedModel(network.to(device), dtype, fitted, str(source))
 
 
-def _differing(calibration: Calibration, network: ImageTextNetwork) -> str:
+def _differing(calibration: Calibration, network: ImageTextNetwork | FindingNetwork) -> str:
     """Names of what differs between a calibration's model and a network; "" if it was fitted to the network."""
     found = differences(calibration.fingerprint, fingerprint := network.fingerprint())
-    has_scale = math.isclose(calibration.scale, network.similarity.gamma2.item(), rel_tol=1e-4)
+    has_scale = math.isclose(calibration.scale, network.scale, rel_tol=1e-4)
     is_same = calibration.fingerprint == fingerprint and has_scale
     return "" if is_same else ", ".join(found) or "gamma^2"
 
@@ -104,16 +106,29 @@ class EncodedImage:
     global_vector: Float[Tensor, "1 dim"] | None = None
 
 
-class ImageTextInference:
-    """A trained image-text network applied to paths (also of DICOM files), PIL images or uint8 arrays.
+@dataclass(frozen=True)
+class FindingScorer:
+    """Scores of encoded images, a column for each finding: of `zero_shot`, or without it a classifier's logits."""
+
+    findings: list[str]
+    score: Callable[[Encoded], Float[np.ndarray, "image finding"]]
+    zero_shot: ZeroShot | None = None
+
+
+class LoadedModel:
+    """A trained model applied to paths (also of DICOM files), PIL images or uint8 arrays.
+
+    It holds one of two kinds of network. A classifier has no text encoder: it has `classify`, with a logit for each of
+    its own findings, and `embed_images`; methods that take texts raise a UserError.
 
     Methods take one or several images (any iterable, read `batch_size` at a time). Images are converted to grey and
     fitted to the network's evaluation size like its training images (`medclip_dcl.pictures.geometry`); with geometry
     "shortest" the model sees the middle square. An image of one grey level gets its result and a ConstantImageWarning.
 
     Args:
-        network: in evaluation mode.
+        network: an ImageTextNetwork or a FindingNetwork, in evaluation mode.
         dtype: of the encoders' arithmetic, see `load`.
+        name: of the model in an error.
         calibration: fitted to this network by ``medclip-dcl calibrate``; None for none. Its
             `findings` hold the thresholds.
 
@@ -127,12 +142,27 @@ class ImageTextInference:
 
     def __init__(
         self,
-        network: ImageTextNetwork,
+        network: ImageTextNetwork | FindingNetwork,
         dtype: torch.dtype = torch.float32,
         calibration: Calibration | None = None,
+        name: str = "this model",
     ) -> None:
-        self.network = network.eval()
-        self.dtype, self.calibration = dtype, calibration
+        self.network: Any = network.eval()
+        self.dtype, self.calibration, self.name = dtype, calibration, name
+
+    @property
+    def image_text(self) -> ImageTextNetwork:
+        """The network of an image-text model.
+
+        Raises:
+            UserError: the model is a classifier.
+        """
+        if isinstance(self.network, ImageTextNetwork):
+            return self.network
+        raise UserError(
+            f"{self.name} holds a classifier: it has no text encoder; ask for its own findings, by classify "
+            f"(--classify): {', '.join(self.network.findings)}"
+        )
 
     def similarity(
         self, images: Images, texts: str | Sequence[str], batch_size: int = BATCH_SIZE
@@ -140,7 +170,8 @@ class ImageTextInference:
         """Similarity of every image with every text, in [-1, 1] (the logits divided by gamma^2)."""
         sentences = self._sentences(texts)
         parts = [
-            self._similarity(self._encoded(inputs), sentences) for inputs in self._inputs(images, batch_size)
+            self._similarity(self.encode_inputs(inputs), sentences)
+            for inputs in self._inputs(images, batch_size)
         ]
         return np.concatenate([np.empty((0, len(sentences)), np.float32), *parts])
 
@@ -165,7 +196,7 @@ class ImageTextInference:
     def encode_image(self, image: ImageLike) -> EncodedImage:
         """Encode an image once, for several calls of `heat_maps`."""
         grey = as_grey(image)
-        return EncodedImage(grey, *self._encoded(np.stack([network_input(grey, self.network.view)])))
+        return EncodedImage(grey, *self.encode_inputs(np.stack([network_input(grey, self.network.view)])))
 
     def show(self, image: ImageLike, text: str) -> ShownFigure:
         """A figure of the image and the text's heat map over it; shows itself as the last line of a notebook's cell."""
@@ -186,14 +217,15 @@ class ImageTextInference:
         batch_size: int = BATCH_SIZE,
         ensemble: Ensemble | None = None,
     ) -> pd.DataFrame:
-        """Zero-shot scores: similarity with the positive minus that with the negative prompt.
+        """Zero-shot scores, similarity with the positive minus that with the negative prompt; or a classifier's logits.
 
-        Above 0 the positive prompt fits better. The differences are not probabilities and not calibrated.
+        Above 0 the positive prompt fits better, or the finding is more likely than not. These are not probabilities.
 
         Args:
             images: one or several.
             prompts: finding -> (negative, positive), each a prompt or several; or a YAML file of them
-                (configs/prompts/chexpert14.yaml). None: CheX5's, or with `calibrated` those of the calibration.
+                (configs/prompts/chexpert14.yaml). None: CheX5's, or with `calibrated` those of the calibration. A
+                classifier takes none.
             calibrated: return probabilities; NaN for a finding that had too few cases to calibrate.
             batch_size: images at a time.
             ensemble: of several prompts a side: "scores" averages their scores, "embeddings" their normalised
@@ -213,54 +245,56 @@ class ImageTextInference:
                 index.append(str(image) if isinstance(image, (str, Path)) else place)
                 yield image
 
-        calibration = self.require_calibration() if calibrated else None
-        if calibration:
-            pairs, ensemble = calibration.prompts(prompts, ensemble), calibration.ensemble
-        else:
-            pairs = read_prompts(CHEX5 if prompts is None else prompts)
-        parts = list(map(self.scorer(pairs, ensemble or "scores"), self._inputs(named(), batch_size)))
-        differences = np.concatenate([np.empty((0, len(pairs)), np.float32), *parts])
-        table = pd.DataFrame(differences, index=index, columns=list(pairs))
-        return calibration.probabilities(table) if calibration else table
+        scorer = self.scorer(prompts, ensemble, calibrated)
+        parts = [scorer.score(self.encode_inputs(inputs)) for inputs in self._inputs(named(), batch_size)]
+        scores = np.concatenate([np.empty((0, len(scorer.findings)), np.float32), *parts])
+        table = pd.DataFrame(scores, index=index, columns=scorer.findings)
+        return self.require_calibration().probabilities(table) if calibrated else table
 
-    def scorer(self, prompts: PromptSource = CHEX5, ensemble: Ensemble = "scores") -> Scorer:
-        """A function with the scores of `classify` for images that were read elsewhere; prompts are encoded once.
+    def scorer(
+        self, prompts: PromptSource | None = None, ensemble: Ensemble | None = None, calibrated: bool = False
+    ) -> FindingScorer:
+        """The scores of `classify`, for images that are encoded elsewhere; prompts are encoded once.
 
-        It maps a batch of `medclip_dcl.pictures.inputs.network_input` to differences (image, finding).
+        With `calibrated` they are those that the model's calibration turns into probabilities.
         """
-        score = self.scorer_of_encoded(prompts, ensemble)
-        return lambda inputs: score(self._encoded(inputs))
-
-    def scorer_of_encoded(
-        self, prompts: PromptSource = CHEX5, ensemble: Ensemble = "scores"
-    ) -> Callable[[Encoded], np.ndarray]:
-        """`scorer` of images that are encoded already."""
-        score = self.sides_of_encoded(ZeroShot(prompts, ensemble))
-
-        def difference(encoded: Encoded) -> Float[np.ndarray, "image finding"]:
-            negative, positive = score(encoded).unbind(dim=1)
-            return (positive - negative).numpy()
-
-        return difference
-
-    def sides_of_encoded(self, zero_shot: ZeroShot) -> Callable[[Encoded], Float[Tensor, "image 2 finding"]]:
-        """`ZeroShot.scores` of images that are encoded already; prompts are encoded once."""
+        if calibrated:
+            calibration = self.require_calibration()
+            pairs = calibration.prompts(prompts, ensemble)
+        if isinstance(network := self.network, FindingNetwork):
+            if prompts is not None or ensemble is not None:
+                raise UserError(
+                    f"prompts, ensemble: {self.name} holds a classifier, which scores findings of its own "
+                    f"({', '.join(network.findings)}); leave them out"
+                )
+            return FindingScorer(
+                list(network.findings),
+                lambda encoded: self._finite(lambda: network.classify(network.image_vectors(encoded))),
+            )
+        if calibrated:
+            prompts, ensemble = pairs, calibration.ensemble
+        zero_shot = ZeroShot(prompts, ensemble or "scores")
         sentences = self._sentences(zero_shot.texts, zero_shot.owners)
-        return torch.inference_mode()(
-            lambda encoded: self._finite(zero_shot.scores(self.network, encoded, sentences))
+        return FindingScorer(
+            list(zero_shot.prompts),
+            lambda encoded: self._finite(lambda: zero_shot.differences(network, encoded, sentences)),
+            zero_shot,
         )
 
     @torch.inference_mode()
     def embed_images(self, images: Images, batch_size: int = BATCH_SIZE) -> Float[np.ndarray, "image dim"]:
         """Global vector of each image, or the mean of its projected regions, of length 1.
 
+        A classifier's are not projected: its features before they are standardised.
         Its cosine with a sentence differs from `similarity` if that depends on single regions (LSE+NL).
         """
         parts = [
-            normalize(self.network.image_vectors(self._encoded(inputs)), dim=-1).cpu().numpy()
+            normalize(self.network.image_vectors(self.encode_inputs(inputs)), dim=-1).cpu().numpy()
             for inputs in self._inputs(images, batch_size)
         ]
-        return np.concatenate([np.empty((0, self.network.image_encoder.dim), np.float32), *parts])
+        encoder = self.network.image_encoder
+        dim = encoder.feature_dim if isinstance(self.network, FindingNetwork) else encoder.dim
+        return np.concatenate([np.empty((0, dim), np.float32), *parts])
 
     @torch.inference_mode()
     def embed_texts(self, texts: str | Sequence[str]) -> Float[np.ndarray, "text dim"]:
@@ -268,7 +302,7 @@ class ImageTextInference:
         return normalize(self._sentences(texts), dim=-1).cpu().numpy()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Export config.json (with the tokenizer), model.safetensors and calibration.json (if any) for `load`.
+        """Export config.json (with any tokenizer), model.safetensors and calibration.json (if any) for `load`.
 
         Vocabulary and weights derive from the training reports: share the folder only as their terms allow.
         """
@@ -291,19 +325,21 @@ class ImageTextInference:
         while batch := list(islice(squares, batch_size)):
             yield np.stack(batch)
 
-    @torch.inference_mode()
     def _similarity(
         self, encoded: Encoded, sentences: Float[Tensor, "text dim"]
     ) -> Float[np.ndarray, "image text"]:
-        return self._finite(self.network.scores(encoded, sentences)).T.numpy()
-
-    def _finite(self, scores: Tensor) -> Tensor:
-        if not scores.isfinite().all():
-            raise UserError(f"scores are not finite in {self.dtype}; use float32, or another checkpoint")
-        return scores
+        return self._finite(lambda: self.image_text.scores(encoded, sentences).T)
 
     @torch.inference_mode()
-    def _encoded(self, inputs: UInt8[np.ndarray, "image side side"]) -> Encoded:
+    def _finite(self, compute: Callable[[], Tensor]) -> Float[np.ndarray, "image column"]:
+        scores = compute()
+        if not scores.isfinite().all():
+            raise UserError(f"scores are not finite in {self.dtype}; use float32, or another checkpoint")
+        return scores.cpu().numpy()
+
+    @torch.inference_mode()
+    def encode_inputs(self, inputs: UInt8[np.ndarray, "image side side"]) -> Encoded:
+        """Encode images that `medclip_dcl.pictures.inputs.network_input` made."""
         grey = torch.from_numpy(inputs).to(self.network.mean.device)
         with self._arithmetic():
             found = self.network.encode((grey.float() / 255)[:, None].expand(-1, 3, -1, -1))
@@ -314,7 +350,7 @@ class ImageTextInference:
         self, texts: str | Sequence[str], owners: Sequence[str] | None = None
     ) -> Float[Tensor, "text dim"]:
         """Sentence embeddings; `owners` name the texts in an error, which does not quote them."""
-        listed, encoder = _texts(texts), self.network.text_encoder
+        listed, encoder = _texts(texts), self.image_text.text_encoder
         names = owners or [f"the text at position {place}" for place in range(len(listed))]
         for name, text, is_cut in zip(names, listed, encoder.are_truncated(listed), strict=True):
             if is_cut:
@@ -326,7 +362,7 @@ class ImageTextInference:
             if is_unknown:
                 warnings.warn(f"{name} {UNKNOWN_TEXT}", UserWarning, stacklevel=3)
         with self._arithmetic():
-            return self.network.embed_texts(listed).float()
+            return self.image_text.embed_texts(listed).float()
 
     def _arithmetic(self) -> torch.autocast:
         device = self.network.mean.device.type

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from medclip_dcl.common.errors import check_choice
-from medclip_dcl.common.findings import CHEX5, Ensemble, PromptSource, read_prompts
+from medclip_dcl.common.findings import CHEX5, Ensemble, PromptSource, ensemble_used, read_prompts
 from medclip_dcl.networks.base import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import mean_directions
@@ -38,13 +38,19 @@ class ZeroShot:
         self.owners = [f"a prompt of {finding}" for finding, texts in sides for _ in texts]
         """Name of each text in an error."""
 
+    def identity(self) -> dict[str, Any]:
+        """Prompts and ensemble in plain values (JSON); the ensemble is None where each side is one prompt."""
+        return {
+            "prompts": {finding: [list(texts) for texts in pair] for finding, pair in self.prompts.items()},
+            "ensemble": ensemble_used(self.prompts, self.ensemble),
+        }
+
     def scores(
         self, network: ImageTextNetwork, encoded: Encoded, prompts: Float[Tensor, "prompt dim"]
     ) -> Float[Tensor, "image 2 finding"]:
         """Scores in [-1, 1] of images with each finding's negative and positive side, on the CPU.
 
-        `prompts` are the sentence embeddings of `texts`. A finding's score is positive minus negative, its logit
-        gamma^2 times that.
+        `prompts` are the sentence embeddings of `texts`.
         """
         if self.ensemble == "embeddings":
             by_side = network.scores(encoded, mean_directions(prompts, self._sizes))
@@ -52,3 +58,10 @@ class ZeroShot:
             by_prompt = network.scores(encoded, prompts).split(self._sizes)
             by_side = torch.stack([part.mean(dim=0) for part in by_prompt])
         return by_side.T.unflatten(1, (2, -1))
+
+    def differences(
+        self, network: ImageTextNetwork, encoded: Encoded, prompts: Float[Tensor, "prompt dim"]
+    ) -> Float[Tensor, "image finding"]:
+        """Zero-shot scores, positive minus negative; times `network.scale` they are logits."""
+        negative, positive = self.scores(network, encoded, prompts).unbind(dim=1)
+        return positive - negative

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.inference.heat_maps import limits
-from medclip_dcl.inference.model import ImageTextInference
+from medclip_dcl.inference.model import LoadedModel
 from medclip_dcl.page.viewer import MAX_SENTENCES, ForgottenImageError, Viewer
 from medclip_dcl.pictures.figure import PANEL_INCHES, draw_heat_maps
 from medclip_dcl.pictures.inputs import doubts
@@ -59,7 +59,7 @@ _EXAMPLES = (
 """Radiographs of the phantom: file, name, sentence."""
 
 
-def make_app(model: ImageTextInference, name: str) -> Starlette:
+def make_app(model: LoadedModel, name: str) -> Starlette:
     """The page of a model, which serves everybody who opens the page."""
     viewer = Viewer(model)
     page = jinja2.Template(

@@ -16,8 +16,7 @@ from jaxtyping import Float
 from PIL import Image
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.findings import CHEX5, read_prompts
-from medclip_dcl.inference.model import UNKNOWN_TEXT, EncodedImage, ImageTextInference
+from medclip_dcl.inference.model import UNKNOWN_TEXT, EncodedImage, LoadedModel
 from medclip_dcl.metrics.calibration import Calibration
 from medclip_dcl.networks.base import Encoded
 from medclip_dcl.pictures.image_file import read_grey
@@ -36,9 +35,9 @@ class ForgottenImageError(UserError):
 
 
 class FindingScore(NamedTuple):
-    """Similarity of a finding's positive minus its negative prompt, and what a calibration makes of it."""
+    """Zero-shot score or logit of a finding, and its probability and threshold where it is calibrated."""
 
-    difference: float
+    score: float
     probability: float | None = None
     threshold: float | None = None
 
@@ -49,7 +48,7 @@ class Viewer:
     Methods may be called from several threads; the model works for one at a time.
     """
 
-    def __init__(self, model: ImageTextInference) -> None:
+    def __init__(self, model: LoadedModel) -> None:
         self.model = model
         self._images: OrderedDict[str, EncodedImage] = OrderedDict()
         self._images_lock, self._model_lock = threading.Lock(), threading.Lock()
@@ -86,21 +85,16 @@ class Viewer:
 
     def _scores(self, encoded: EncodedImage) -> dict[str, FindingScore]:
         calibration = self.calibration
-        if calibration is None:
-            prompts, ensemble = read_prompts(CHEX5), Calibration.ensemble
-        else:
-            shown = {name: one for name, one in calibration.findings.items() if name not in self.unlabelled}
-            prompts, ensemble = {name: one.prompts for name, one in shown.items()}, calibration.ensemble
-        score = self.model.scorer_of_encoded(prompts, ensemble)
-        differences = score(Encoded(encoded.feature_map, encoded.global_vector))
-        table = pd.DataFrame(differences, columns=list(prompts))
-        scores = {str(finding): FindingScore(float(x)) for finding, x in table.iloc[0].items()}
+        scorer = self.model.scorer(calibrated=calibration is not None)
+        scores = scorer.score(Encoded(encoded.feature_map, encoded.global_vector))
+        table = pd.DataFrame(scores, columns=scorer.findings).drop(columns=self.unlabelled)
+        found = {str(finding): FindingScore(float(x)) for finding, x in table.iloc[0].items()}
         if calibration is not None:
             for finding, probability in calibration.probabilities(table).iloc[0].dropna().items():
                 name = str(finding)
                 threshold = calibration.findings[name].threshold
-                scores[name] = FindingScore(scores[name].difference, float(probability), threshold)
-        return scores
+                found[name] = FindingScore(found[name].score, float(probability), threshold)
+        return found
 
     def forget(self, token: str) -> None:
         """Remove an image from memory, if it is there."""
@@ -125,14 +119,14 @@ class Viewer:
 
     def note(self, sentence: str) -> str:
         """A warning about a sentence that the model can read; "" for none."""
-        is_unknown = self.model.network.text_encoder.are_unknown([sentence])[0]
+        is_unknown = self.model.image_text.text_encoder.are_unknown([sentence])[0]
         return f"The sentence {UNKNOWN_TEXT}. " if is_unknown else ""
 
     def problem(self, sentence: str) -> str | None:
         """Why the model cannot read a sentence, and what to do: it is empty, or longer than the model reads."""
         if not sentence.strip():
             return "Type a sentence of a report, such as: Small left pleural effusion."
-        if self.model.network.text_encoder.are_truncated([sentence])[0]:
+        if self.model.image_text.text_encoder.are_truncated([sentence])[0]:
             return (
                 "The sentence is longer than the model reads. Shorten it, or compare its parts as sentences of their "
                 "own."

@@ -19,7 +19,7 @@ from medclip_dcl.command.cli import main as medclip_dcl
 from medclip_dcl.common.files import write_parquet
 from medclip_dcl.common.findings import CHEX5, Ensemble
 from medclip_dcl.data.prepared import PreparedSet, write_table
-from medclip_dcl.inference.model import ImageTextInference
+from medclip_dcl.inference.model import LoadedModel
 from medclip_dcl.metrics import summaries
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -80,7 +80,7 @@ def copy(calibrated, tmp_path) -> Path:
     return shutil.copytree(calibrated, tmp_path / "a")
 
 
-def own(model: ImageTextInference) -> Calibration:
+def own(model: LoadedModel) -> Calibration:
     assert model.calibration is not None
     return model.calibration
 

@@ -20,7 +20,7 @@ from data_prep.sources.images import Job, prepare_image
 from medclip_dcl import load
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
-from medclip_dcl.inference.model import ImageTextInference
+from medclip_dcl.inference.model import LoadedModel
 from medclip_dcl.metrics.calibration import Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.inputs import ConstantImageWarning, as_grey, network_input
@@ -62,7 +62,7 @@ def test_heat_map_has_image_pixels_and_region_values(model, grey):
     assert heat_map.shape == (90, 70) and np.abs(heat_map).max() <= 1
     with torch.no_grad():
         inputs = network_input(Image.fromarray(grey), model.network.view)
-        regions = model.network.regions(model._encoded(np.stack([inputs])).feature_map)[0]
+        regions = model.network.regions(model.encode_inputs(np.stack([inputs])).feature_map)[0]
         sentence = model.network.embed_texts(TEXTS[:1])[0]
     cosines = torch.cosine_similarity(regions, sentence[None]).view(4, 4).numpy()
     # The image's corners lie in the corner regions, beyond their centres: bilinear interpolation is constant there.
@@ -109,7 +109,7 @@ def of_geometry(model, geometry, prepared_size=None):
     config = {**model.network.config(), "geometry": geometry, "prepared_size": prepared_size}
     network = ImageTextNetwork.from_config(config)
     network.load_state_dict(model.network.state_dict())
-    return ImageTextInference(network)
+    return LoadedModel(network)
 
 
 def test_a_model_of_padded_images_pads(model, grey, tmp_path):
@@ -264,11 +264,11 @@ def test_what_is_not_an_image_is_refused(model, tmp_path, image, error, words):
 LONGEST = "edema " * 125  # with [CLS] and [SEP] 127 tokens
 
 
-def infinite(model: ImageTextInference) -> ImageTextInference:
+def infinite(model: LoadedModel) -> LoadedModel:
     network = ImageTextNetwork.from_config(model.network.config())
     state = model.network.state_dict()
     network.load_state_dict({**state, "image_encoder.projection.bias": torch.full((16,), torch.inf)})
-    return ImageTextInference(network)
+    return LoadedModel(network)
 
 
 @pytest.mark.parametrize(
@@ -317,7 +317,7 @@ def test_a_repository_keeps_its_calibration(model, tmp_path, monkeypatch):
     """As the Hub's: the files that are asked for, and no others, are copied."""
     repository = tmp_path / "repository"
     calibration = Calibration(model.network.fingerprint(), 14.0, {"sensitivity": 0.95}, {}, {})
-    ImageTextInference(model.network, calibration=calibration).save_pretrained(repository)
+    LoadedModel(model.network, calibration=calibration).save_pretrained(repository)
 
     def download(name, *, allow_patterns):
         copy = tmp_path / "cache"

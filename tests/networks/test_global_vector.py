@@ -14,7 +14,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.evaluation import EmbeddingMap, Retrieval, ZeroShotClassification
-from medclip_dcl.inference.model import ImageTextInference
+from medclip_dcl.inference.model import LoadedModel
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks import FindingNetwork, GlobalCosine, ImageTextNetwork, LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
@@ -85,7 +85,7 @@ def test_a_similarity_of_regions_alone_is_refused(small_bert):
 @torch.no_grad()
 def test_inference_compares_it_and_maps_regions(network):
     image, texts = np.random.default_rng(0).integers(0, 255, (24, 24), dtype=np.uint8), ["Edema.", "Clear."]
-    model = ImageTextInference(network)
+    model = LoadedModel(network)
     inputs = torch.from_numpy(image / 255).float().expand(1, 3, -1, -1)
     vectors, sentences = own_vectors(network, inputs), network.embed_texts(texts)
     expected = cosines(vectors, sentences).T.numpy()

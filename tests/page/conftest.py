@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from medclip_dcl import load
-from medclip_dcl.inference.model import ImageTextInference
+from medclip_dcl.inference.model import LoadedModel
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
@@ -42,12 +42,12 @@ def exported(small_bert, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(exported) -> ImageTextInference:
+def model(exported) -> LoadedModel:
     return load(exported)
 
 
 @pytest.fixture(scope="session")
-def calibrated(exported) -> ImageTextInference:
+def calibrated(exported) -> LoadedModel:
     """The model with a calibration of all findings but Edema."""
     model = load(exported)
     model.calibration = platt_calibration(

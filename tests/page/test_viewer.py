@@ -33,7 +33,7 @@ def test_image_is_scored_and_drawn_like_by_model(viewer, model, image_file, kind
     assert viewer.image(token) is shown
     np.testing.assert_array_equal(np.asarray(shown.grey), grey)
     expected = model.classify(grey).iloc[0]
-    assert {finding: score.difference for finding, score in scores.items()} == pytest.approx(
+    assert {finding: score.score for finding, score in scores.items()} == pytest.approx(
         {finding: expected[finding] for finding in CHEX5}
     )
     assert all(score.probability is None for score in scores.values())

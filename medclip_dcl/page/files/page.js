@@ -87,8 +87,8 @@ async function ask(path, question) {
 }
 
 function showScores(scores) {
-  const longest = Math.max(0.25, ...scores.map(({ difference }) => Math.abs(difference)));
-  const rows = scores.map(({ finding, difference, probability, threshold }) => {
+  const longest = Math.max(0.25, ...scores.map(({ score }) => Math.abs(score)));
+  const rows = scores.map(({ finding, score, probability, threshold }) => {
     const row = document.createElement("tr");
     row.innerHTML = '<th scope="row"></th><td><div class="track"><i></i></div></td><td class="value"></td>';
     row.querySelector("th").textContent = finding;
@@ -105,11 +105,11 @@ function showScores(scores) {
       row.querySelector(".track").append(mark);
       return row;
     }
-    row.querySelector(".value").textContent = signed(difference);
-    const half = (50 * Math.abs(difference)) / longest;
-    bar.classList.toggle("negative", difference < 0);
+    row.querySelector(".value").textContent = signed(score);
+    const half = (50 * Math.abs(score)) / longest;
+    bar.classList.toggle("negative", score < 0);
     bar.style.width = `${half}%`;
-    bar.style.left = `${difference < 0 ? 50 - half : 50}%`;
+    bar.style.left = `${score < 0 ? 50 - half : 50}%`;
     return row;
   });
   const isCalibrated = (place) => scores[place].probability !== null;
