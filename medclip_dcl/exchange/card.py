@@ -31,6 +31,7 @@ from medclip_dcl.report.page import render_template
 from medclip_dcl.report.reliability import fitted_table
 from medclip_dcl.report.subgroups import describe_run
 from medclip_dcl.report.tables import Cell, Column, Row, Table
+from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size, read_json, setting
 from medclip_dcl.statistics.draws import TestedRun, method, units_of
 
@@ -56,31 +57,30 @@ def model_card(
     `address` of the exported model stands in the example.
     """
     run, untrained = (TestedRun(folder, suffix) for suffix in ("", "_untrained"))
-    config, test, fit_file = run.config or {}, run.command, folder / "fit.json"
-    weights = weights_fingerprint(network)
-    of = run.results["checkpoint"] if run.results is not None else {}
-    runs = {_MODEL: run} if of.get("weights") == weights else {}
+    config, fit_file, dataset = run.config or {}, folder / "fit.json", _dataset(run)
+    weights, tested = weights_fingerprint(network), (run.results or {}).get("checkpoint", {})
+    runs = {_MODEL: run} if tested.get("weights") == weights else {}
     if runs and untrained.results is not None:
         runs[_UNTRAINED] = untrained
-    dataset = _dataset(run)
-    has_file = (folder / CALIBRATION_FILE).is_file()
-    reason = "is of other weights" if has_file else "no probabilities and thresholds"
+    no_calibration = (
+        "is of other weights" if (folder / CALIBRATION_FILE).is_file() else "no probabilities and thresholds"
+    )
+    create = f"create it with: {run.command}"
     pieces = {
-        f"results.json: the model has not been tested; create it with: {test}": run.results is None,
-        f"results.json is of other weights ({of.get('file')}), so that its numbers are left out; "
-        f"test these: {test}": run.results is not None and not runs,
-        f"results_untrained.json: no numbers of the untrained network; create it with: {test}": (
-            bool(runs) and _UNTRAINED not in runs
-        ),
+        f"results.json: the model has not been tested; {create}": run.results is None,
+        f"results.json is of other weights ({tested.get('file')}), so that its numbers are left out; test these: "
+        f"{run.command}": bool(tested and not runs),
+        f"results_untrained.json: no numbers of the untrained network; {create}": bool(runs)
+        and len(runs) < 2,
         "the description of the training data: their folder is not at hand, and the run was not tested on them; "
-        f"create it with: {test}": not dataset,
+        f"{create}": not dataset,
         "config.yaml: objective and settings of the training; restore the file in the run folder": not config,
-        "fit.json: training has not finished; continue it with: "
-        f"medclip-dcl fit --config {folder / 'config.yaml'}": not fit_file.is_file(),
-        f"{CALIBRATION_FILE}: {reason}; create it with: medclip-dcl calibrate {folder}": (
-            calibration is None
+        f"fit.json: training has not finished; continue it with: medclip-dcl fit --config {folder / 'config.yaml'}": (
+            not fit_file.is_file()
         ),
-        f"predictions/images.parquet: no numbers by view, sex and age; create it with: {test}": (
+        f"{CALIBRATION_FILE}: {no_calibration}; create it with: medclip-dcl calibrate {folder}": calibration
+        is None,
+        f"predictions/images.parquet: no numbers by view, sex and age; {create}": (
             bool(runs) and not run.file_of("images").is_file()
         ),
     }
@@ -112,27 +112,28 @@ def model_card(
 def _example(
     network: ImageTextNetwork, config: Mapping[str, Any], calibration: Calibration | None
 ) -> dict[str, Any]:
-    """What the example of use depends on: prompts other than CheX5's, a sentence, modules of the user's classes."""
-    calibrated = {} if calibration is None else calibration.findings
-    prompts = {finding: one.prompts for finding, one in calibrated.items()} or prompts_of(config)
-    own = {} if prompts == read_prompts(CHEX5) else prompts
+    """Prompts other than CheX5's, a sentence and modules of the user's classes, for the example of use."""
+    fitted = calibration.findings if calibration else {}
+    prompts = {finding: one.prompts for finding, one in fitted.items()} or prompts_of(config)
+    if prompts == read_prompts(CHEX5):
+        prompts = {}
     modules = {type(part).__module__ for part in network.children()}
     return {
-        "prompts": own,
-        "text": next(iter(own.values()))[1][0] if own else "Small left pleural effusion.",
-        "is_calibrated": calibration is not None and bool(calibration.calibrated()),
+        "prompts": prompts,
+        "text": next((positive[0] for _, positive in prompts.values()), "Small left pleural effusion."),
+        "is_calibrated": bool(calibration and calibration.calibrated()),
         "modules": sorted(name for name in modules if not name.startswith("medclip_dcl.")),
     }
 
 
 def _dataset(run: TestedRun) -> dict[str, Any]:
     """Description of the training data: dataset.json of their folder, else that of the test; empty if unknown."""
-    file, folder = run.folder / "data.json", setting(run.config, "data.init_args.folder")
-    found = [run.results["dataset"]] if run.results is not None else []
-    if folder and (described := Path(folder) / "dataset.json").is_file():
-        found.insert(0, {**read_json(described), "folder": Path(folder).resolve().name})
-    trained = read_json(file).get("fingerprint") if file.is_file() else None
-    return next((one for one in found if trained in (None, one.get("fingerprint"))), {})
+    folder = setting(run.config, "data.init_args.folder")
+    descriptions = [run.results["dataset"]] if run.results is not None else []
+    if folder and (file := Path(folder) / "dataset.json").is_file():
+        descriptions.insert(0, {**read_json(file), "folder": Path(folder).resolve().name})
+    trained = RunFolder(run.folder).data().get("fingerprint")
+    return next((one for one in descriptions if trained in (None, one.get("fingerprint"))), {})
 
 
 def _results(runs: Mapping[str, TestedRun], shown: str) -> dict[str, Any]:
@@ -140,17 +141,13 @@ def _results(runs: Mapping[str, TestedRun], shown: str) -> dict[str, Any]:
         return {"summary": None}
     run = runs[_MODEL]
     rows, errors = tables.shown(runs)
-    problems = [
-        f"Without intervals, {name}: {str(error).replace(str(run.folder), shown)}."
-        for name, error in errors.items()
-    ]
+    lines = [method(units_of(run.tested))] if len(errors) < len(rows) else []
+    lines += [f"Without intervals, {name}: {error}." for name, error in errors.items()]
     return {
         "summary": _summary(rows),
         "tables": tables.detail_tables(rows),
         "tested": tables.describe_data(run.tested),
-        "method": " ".join(
-            [method(units_of(run.tested)), *problems] if len(errors) < len(rows) else problems
-        ),
+        "method": " ".join(lines).replace(str(run.folder), shown),
     }
 
 
@@ -159,11 +156,11 @@ def _summary(runs: Mapping[str, tables.Shown]) -> Table:
     chance = tables.chance_levels(runs[_MODEL].results)
     rows = []
     for label, path, digits, _ in tables.headline(runs[_MODEL].results):
-        cells = [run.cell(path, digits) for run in runs.values()]
-        section = _SECTIONS[path.split("/")[0]][0]
-        rows.append(
-            Row(f"{section}: {label}", "plain", [*cells, Cell(tables.number(chance.get(path), digits))])
-        )
+        cells = [
+            *(run.cell(path, digits) for run in runs.values()),
+            Cell(tables.number(chance.get(path), digits)),
+        ]
+        rows.append(Row(f"{_SECTIONS[path.split('/')[0]][0]}: {label}", "plain", cells))
     note = "Higher is better, except for MedR, the median rank. – : chance depends on the model."
     if _UNTRAINED in runs:
         note += " Untrained: the same network before its first training step."
@@ -188,10 +185,10 @@ def _limits(
             )
     if runs:
         tested = runs[_MODEL].tested
-        if lacking := [name for x, (name, _) in _SECTIONS.items() if not tables.is_measured(tested, x)]:
-            limits.append(f"Not measured: {', '.join(lacking)}.")
+        if names := [name for x, (name, _) in _SECTIONS.items() if not tables.is_measured(tested, x)]:
+            limits.append(f"Not measured: {', '.join(names)}.")
         by_finding = tested["metrics"].get("classification", {}).get("by_finding", {})
-        if few := [finding for finding, found in by_finding.items() if found["auc"] is None]:
+        if few := [finding for finding, numbers in by_finding.items() if numbers["auc"] is None]:
             limits.append(f"Too few test cases for a number: {', '.join(few)}.")
         if tested["dataset"]["fingerprint"] == dataset.get("fingerprint"):
             limits.append("The test patients come from the same source as the training patients.")
@@ -204,12 +201,11 @@ def _provenance(runs: Mapping[str, TestedRun]) -> dict[str, str]:
     if not runs:
         return {}
     tested = runs[_MODEL].tested
-    found = {
-        "checkpoint": describe_checkpoint(tested["checkpoint"]),
+    return {
+        "checkpoint": as_text(describe_checkpoint(tested["checkpoint"])),
         "test data": tested["dataset"]["fingerprint"],
-        **{f"{name} (test)": text for name, text in tested["versions"].items()},
+        **{f"{name} (test)": as_text(text) for name, text in tested["versions"].items()},
     }
-    return {name: as_text(value) for name, value in found.items() if value is not None}
 
 
 def _metadata(folder: Path, runs: Mapping[str, TestedRun], dataset: Mapping[str, Any]) -> str:
@@ -226,17 +222,14 @@ def _metadata(folder: Path, runs: Mapping[str, TestedRun], dataset: Mapping[str,
         metadata["language"] = ["en"]
     if runs:
         dataset = runs[_MODEL].tested["dataset"]
-        if dataset.get("phantom"):
-            metadata["tags"].append("phantom")
+        metadata["tags"] += ["phantom"] * bool(dataset.get("phantom"))
         source = str(dataset.get("source"))
-        described = {"type": source, "name": str(dataset.get("folder") or source)}
-        by_task: dict[str, list[dict[str, Any]]] = {}
+        results: dict[str, dict[str, Any]] = {}
         for label, path, _, value in tables.headline(runs[_MODEL].tested):
+            task = _SECTIONS[path.split("/")[0]][1]
+            described = {"type": source, "name": str(dataset.get("folder") or source)}
+            empty = {"task": {"type": task}, "dataset": described, "metrics": []}
             metric = {"type": path.replace("/", "_"), "name": label, "value": value}
-            by_task.setdefault(_SECTIONS[path.split("/")[0]][1], []).append(metric)
-        results = [
-            {"task": {"type": task}, "dataset": dict(described), "metrics": metrics}
-            for task, metrics in by_task.items()
-        ]
-        metadata["model-index"] = [{"name": folder.resolve().name, "results": results}]
+            results.setdefault(task, empty)["metrics"].append(metric)
+        metadata["model-index"] = [{"name": folder.resolve().name, "results": list(results.values())}]
     return yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True)

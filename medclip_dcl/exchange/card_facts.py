@@ -50,13 +50,15 @@ FACTS: dict[str, dict[str, str]] = {
 }
 """Part of the card -> name in it -> entry of dataset.json (data), fit.json (fit) or config.yaml; null is left out."""
 _SIZES = (
-    "model_type",
-    "name",
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "depths",
-    "vocab_size",
+    *(
+        "model_type",
+        "name",
+        "num_hidden_layers",
+        "hidden_size",
+        "num_attention_heads",
+        "depths",
+        "vocab_size",
+    ),
 )
 """Settings of a library's model that the card names."""
 _TERMS = {
@@ -73,15 +75,15 @@ _TERMS = {
 
 def facts(part: str, source: Mapping[str, Any]) -> dict[str, str]:
     """Facts of a part of the card that are known, as text."""
-    found = {name: setting(source, entry) for name, entry in FACTS[part].items()}
-    return {name: as_text(value) for name, value in found.items() if value not in (None, [], {})}
+    values = {name: setting(source, entry) for name, entry in FACTS[part].items()}
+    return {name: as_text(value) for name, value in values.items() if value not in (None, [], {})}
 
 
 def as_text(value: Any) -> str:
     """Whole numbers with separators, entries of lists and mappings by commas; of a path elsewhere its name alone."""
     if isinstance(value, Mapping):
-        known = {name: one for name, one in value.items() if one is not None}
-        return ", ".join(f"{name}{':' * isinstance(x, Mapping)} {as_text(x)}" for name, x in known.items())
+        entries = ((name, x) for name, x in value.items() if x is not None)
+        return ", ".join(f"{name}{':' * isinstance(x, Mapping)} {as_text(x)}" for name, x in entries)
     if isinstance(value, list):
         return ", ".join(map(as_text, value))
     if isinstance(value, str):

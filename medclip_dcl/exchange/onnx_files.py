@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError
@@ -39,22 +38,14 @@ _SENTENCES = (
 
 
 class _Encoder(nn.Module):
-    def __init__(self, network: ImageTextNetwork) -> None:
+    """A function of a network, as the module that is exported."""
+
+    def __init__(self, network: nn.Module, encode: Callable[..., Any]) -> None:
         super().__init__()
-        self.network = network
+        self.network, self.encode = network, encode
 
-
-class _ImageEncoder(_Encoder):
-    def forward(self, images: Float[Tensor, "image 3 height width"]) -> Any:
-        feature_map, global_vector = self.network.encode(images)
-        return feature_map if global_vector is None else (feature_map, global_vector)
-
-
-class _TextEncoder(_Encoder):
-    def forward(
-        self, input_ids: Int[Tensor, "sentence token"], attention_mask: Int[Tensor, "sentence token"]
-    ) -> Tensor:
-        return self.network.encode_sentences(input_ids, attention_mask.sum(dim=1))
+    def forward(self, *inputs: Tensor) -> Any:
+        return self.encode(*inputs)
 
 
 def export_onnx(network: ImageTextNetwork, folder: Path) -> None:
@@ -68,34 +59,24 @@ def export_onnx(network: ImageTextNetwork, folder: Path) -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError(f"ONNX files need the package {error.name}: pip install -e '.[onnx]'") from error
-    text, seen = network.text_encoder, network.view.seen
+    has_vector, text, seen = network.image_encoder.has_global_vector, network.text_encoder, network.view.seen
     batch, token = torch.export.Dim("batch"), torch.export.Dim("token")
     tokens, lengths = network.tokenize(["Small left pleural effusion.", "No edema", "The lungs are clear."])
     mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).long()
     image = _program(
-        _ImageEncoder(network),
-        {"images": torch.rand(2, 3, seen, seen)},
-        ["feature_map", *(["global_vector"] if network.image_encoder.has_global_vector else [])],
-        {"images": {0: batch}},
+        _Encoder(network, lambda images: tuple(network.encode(images))[: 1 + has_vector]),
+        {"images": (torch.rand(2, 3, seen, seen), {0: batch})},
+        ["feature_map", "global_vector"][: 1 + has_vector],
         _IMAGES,
-        {
-            "image_size": network.image_size,
-            "geometry": network.geometry,
-            "prepared_size": network.prepared_size,
-            "stride": network.stride,
-        },
+        {name: getattr(network, name) for name in ("image_size", "geometry", "prepared_size", "stride")},
     )
     sentence = _program(
-        _TextEncoder(network),
-        {"input_ids": tokens, "attention_mask": mask},
+        _Encoder(network, lambda tokens, mask: (network.encode_sentences(tokens, mask.sum(dim=1)),)),
+        {name: (x, {0: batch, 1: token}) for name, x in (("input_ids", tokens), ("attention_mask", mask))},
         ["sentence_embedding"],
-        {name: {0: batch, 1: token} for name in ("input_ids", "attention_mask")},
         _SENTENCES,
-        {
-            "max_tokens": getattr(text, "max_tokens", None),
-            "final_period": getattr(text, "final_period", None),
-            "tokenizer": TOKENIZER_FILE,
-        },
+        {name: getattr(text, name, None) for name in ("max_tokens", "final_period")}
+        | {"tokenizer": TOKENIZER_FILE},
     )
     write_text(text.tokenizer.to_str(), folder / TOKENIZER_FILE)
     write_bytes(image, folder / IMAGE_FILE)
@@ -104,26 +85,25 @@ def export_onnx(network: ImageTextNetwork, folder: Path) -> None:
 
 def _program(
     encoder: nn.Module,
-    inputs: Mapping[str, Tensor],
+    inputs: Mapping[str, tuple[Tensor, Mapping[int, Any]]],
     outputs: Sequence[str],
-    dynamic_shapes: Mapping[str, Any],
     description: str,
     settings: Mapping[str, Any],
 ) -> bytes:
-    """An encoder as a serialised ONNX model that gives torch's results."""
+    """An encoder as a serialised ONNX model that gives torch's results; each input with its dynamic axes."""
     # The exporter's remarks do not concern the user.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    examples, axes = zip(*inputs.values(), strict=True)
     with warnings.catch_warnings(action="ignore"), torch.no_grad():
-        program = torch.onnx.export(
+        program: Any = torch.onnx.export(
             encoder.eval(),
-            tuple(inputs.values()),
+            examples,
             dynamo=True,
             input_names=list(inputs),
             output_names=list(outputs),
-            dynamic_shapes=dict(dynamic_shapes),
+            dynamic_shapes={"inputs": axes},
             verbose=False,
         )
-    assert program is not None, "torch.onnx.export with dynamo=True returns a program"
     model = program.model_proto
     # The exporter notes source lines, and with them folders of this machine.
     for graph in (model.graph, *model.functions):
@@ -133,7 +113,7 @@ def _program(
     for name, value in settings.items():
         model.metadata_props.add(key=name, value=json.dumps(value))
     content = model.SerializeToString()
-    _check(content, encoder, inputs, outputs)
+    _check(content, encoder, dict(zip(inputs, examples, strict=True)), outputs)
     return content
 
 
@@ -145,12 +125,11 @@ def _check(content: bytes, encoder: nn.Module, inputs: Mapping[str, Tensor], out
     for size in (1, len(next(iter(inputs.values())))):
         some = {name: value[:size] for name, value in inputs.items()}
         with torch.no_grad():
-            result = encoder(*some.values())
-        all_found = session.run(list(outputs), {name: value.numpy() for name, value in some.items()})
-        by_torch = (result,) if isinstance(result, Tensor) else result
-        for output, found, tensor in zip(outputs, all_found, by_torch, strict=True):
+            by_torch = encoder(*some.values())
+        by_onnx = session.run(list(outputs), {name: value.numpy() for name, value in some.items()})
+        for output, result, tensor in zip(outputs, by_onnx, by_torch, strict=True):
             expected = tensor.numpy()
-            difference, scale = np.abs(found - expected).max(), max(1.0, float(np.abs(expected).max()))
+            difference, scale = np.abs(result - expected).max(), max(1.0, float(np.abs(expected).max()))
             if not difference <= TOLERANCE * scale:
                 raise RuntimeError(
                     f"{output}: ONNX differs from torch by {difference:.2g} at batch size {size}"

@@ -74,13 +74,9 @@ def renamed(
         if name.startswith(old)
     }
     for name, value in (like or {}).items():
-        if name in tensors and _long(value.shape) == _long(tensors[name].shape):
+        if name in tensors and value.squeeze().shape == tensors[name].squeeze().shape:
             tensors[name] = tensors[name].reshape(value.shape)
     return tensors
-
-
-def _long(shape: torch.Size) -> list[int]:
-    return [length for length in shape if length > 1]
 
 
 def from_openai_names(state: Mapping[str, Tensor], source: Path) -> dict[str, Tensor]:
