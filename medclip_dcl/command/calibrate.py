@@ -23,7 +23,7 @@ from medclip_dcl.common.errors import UserError, WorseResultError
 from medclip_dcl.common.files import write_parquet
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptSource, ensemble_used, require_labelled
-from medclip_dcl.common.weight_files import read_model
+from medclip_dcl.common.weight_files import CLASSIFIER, read_model
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.evaluation.classification import scored_cases
@@ -80,7 +80,7 @@ def calibrate(
         raise UserError(f"--output: expected a file, found the folder {file}; give a .json file")
     earlier = Calibration.read(file) if file.is_file() else None
     saved = read_model(found.path)
-    if "findings" in saved.network:
+    if saved.kind == CLASSIFIER:
         raise UserError(
             f"{model} holds a classifier: zero-shot scores are calibrated, logits of a classifier are not"
         )

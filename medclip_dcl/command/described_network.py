@@ -12,14 +12,10 @@ from torch import nn
 from medclip_dcl.command.config_errors import imported
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.parts import part_class
-from medclip_dcl.common.weight_files import SavedModel, kind_of_network
+from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.networks.initial_weights import PARTS
 from medclip_dcl.networks.text_encoder import TokenizerText
-
-_PLAIN = ("findings", "projection_dim", "hidden", "batch_norm")
-"""Arguments of a model that its network's description holds as they are."""
 
 _OF_TRAINING = ("gradient_checkpointing",)
 """Arguments of a part on which no number depends, and which its description leaves out."""
@@ -45,17 +41,14 @@ def take_network_from(source: SavedModel, model: Namespace) -> None:
     described = source.network
     if not described:
         return
-    there, here = kind_of_network(described), _kind(model)
+    there, here = source.kind, _kind(model)
     if there != here:
+        instead = _INSTEAD if {there, here} == {ImageTextModel.kind, Classifier.kind} else ""
         raise UserError(
-            f"{source.path} is of {there}, this configuration of {here} (model: {model.class_path})"
-            f"{_INSTEAD if {there, here} == {ImageTextModel.kind, Classifier.kind} else ''}"
+            f"{source.path}: expected kind {here}, as of model {model.class_path}, found {there}{instead}"
         )
-    for part in PARTS:
+    for part in getattr(imported(model.class_path), "parts", ImageTextModel.parts):
         _take_part_from(described, part, model)
-    for name in _PLAIN:
-        if name in described:
-            model.init_args[name] = described[name]
     forget_initial_weights(model)
 
 
@@ -72,14 +65,10 @@ def forget_initial_weights(model: Namespace) -> None:
             model.init_args[name] = None
 
 
-def has_prepared_set(config: Namespace) -> bool:
-    """False for a datamodule that says so: the `folder` of images alone holds the files of another data set."""
-    data = config.get("data") or Namespace()
-    return "class_path" not in data or getattr(imported(data.class_path), "has_prepared_set", True)
-
-
 def _take_part_from(described: Mapping[str, Any], part: str, model: Namespace) -> None:
-    if part in described:
+    if part in described and not isinstance(described[part], Mapping):
+        model.init_args[part] = described[part]
+    elif part in described:
         part_class(described[part]["class_path"], nn.Module)
         class_path, init_args = (described[part][key] for key in ("class_path", "init_args"))
         # A user's own class takes a string.

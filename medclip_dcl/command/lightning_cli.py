@@ -25,7 +25,6 @@ from medclip_dcl.command.config_errors import ConfigParser
 from medclip_dcl.command.config_files import allow_imports, import_options, unambiguous_files
 from medclip_dcl.command.described_network import (
     forget_initial_weights,
-    has_prepared_set,
     take_missing_encoder_from,
     take_network_from,
 )
@@ -192,9 +191,8 @@ class MedclipCLI(LightningCLI):
         check_min("trainer", {"accumulate_grad_batches": (config.trainer.accumulate_grad_batches, 1)})
         # Never unpickle code from a checkpoint.
         config.weights_only = True
-        has_set = has_prepared_set(config)
         folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")
-        self.prepared = PreparedSet(folder) if folder is not None and has_set else None
+        self.prepared = None if folder is None else PreparedSet(folder)
         if self.prepared is not None and self.prepared.changes:
             rank_zero_warn(self.prepared.changes)
         is_phantom = self.prepared is not None and self.prepared.is_phantom
@@ -206,7 +204,7 @@ class MedclipCLI(LightningCLI):
                     "a run, --model.init_args.init_from starts from its weights"
                 )
             complete_selection(config.checkpoint)
-            if has_set:
+            if self.prepared is not None:
                 self._fill_image_sizes(config)
             if not config.trainer.fast_dev_run:
                 self._claim_folder(config)
@@ -241,7 +239,7 @@ class MedclipCLI(LightningCLI):
         described = describe_checkpoint({"file": config.ckpt_path, **self.source.progress})
         rank_zero_info(f"{self.subcommand}: {described}")
         take_network_from(self.source, config.model)
-        if has_set:
+        if self.prepared is not None:
             fill_image_sizes(config, self.source.network, trains=False)
         if self.source.path.is_dir():
             # Lightning reads checkpoints only: the weights are put into the model when it is there.
@@ -250,7 +248,7 @@ class MedclipCLI(LightningCLI):
     def _folder_of_results(self, config: Namespace) -> Path:
         """The run's folder; another for a checkpoint that is not its own, or for a set that it was not trained on."""
         self.is_own = self.run.is_own(Path(config.ckpt_path))
-        if self.prepared is None:  # images alone, which their settings identify
+        if self.prepared is None:  # data that their settings identify
             saved, data = self.run.saved_config().get("data"), config.data.as_dict()
             is_other = bool(saved and differing_settings(saved, data, "data"))
             name = digest(json.dumps(data, sort_keys=True, default=str).encode())[:8]
@@ -478,7 +476,7 @@ def _require_sources(config: Namespace) -> None:
     for key, value in config.items():
         name = key.rpartition(".")[2]
         is_source = key == "prompts" or (
-            key.startswith(("model.", "data.")) and name in ("folder", "init_from")
+            key.startswith(("model.", "data.")) and name in ("folder", "files", "init_from")
         )
         # Others may be repositories of the Hugging Face Hub.
         is_path = str(value).startswith(("/", ".", "~")) or str(value).count("/") > 1

@@ -34,7 +34,7 @@ class Format:
 CHECKPOINT = Format("checkpoint", 2)
 """Checkpoints of `fit`, of all models."""
 
-NETWORK = Format("network configuration", 2)
+NETWORK = Format("network configuration", 3)
 """`ImageTextNetwork.config()`: config.json of an exported folder, and "network" of a checkpoint."""
 
 PREPARED_SET = Format("prepared data set", 3)

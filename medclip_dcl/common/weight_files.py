@@ -43,6 +43,8 @@ _SIDES = re.compile(
 )
 _POSITIONS = re.compile(r"position_embeddings?\.weight$")
 _OF_IMAGES = re.compile("vision|image_encoder")
+KINDS = IMAGE_TEXT, CLASSIFIER, UNIMODAL = "image-text", "classifier", "unimodal"
+"""Kinds of models whose networks describe themselves."""
 _SOURCES = ("pretrained", "weights")
 """Arguments of parts that name weights elsewhere."""
 # Names in an error; a wrong architecture differs in hundreds.
@@ -116,12 +118,16 @@ class SavedModel:
         epochs = self.checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"]
         return {"epoch": epochs, "step": self.checkpoint["global_step"]}
 
+    @property
+    def kind(self) -> str:
+        """Kind of the model: one of `KINDS`, "language model", or "" where the file does not say."""
+        return "language model" if "language_model" in self.checkpoint else self.network.get("kind", "")
+
     def require_network(self) -> dict[str, Any]:
         """The configuration of the network."""
-        if "image_encoder" not in self.network:
+        if self.kind not in KINDS:
             raise UserError(
-                f"{self.path} is not a checkpoint of an image-text model, a classifier or a unimodal model: it "
-                "has no description of its network"
+                f"{self.path}: expected a model of kind {', '.join(KINDS)}, found {self.kind or 'none'}"
             )
         return self.network
 
@@ -193,18 +199,13 @@ def shapes_of(weights: Any) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in entries if isinstance(value, Tensor)}
 
 
-def kind_of_network(network: Mapping[str, Any]) -> str:
-    """Kind of the model whose network is described, as the models name it."""
-    if "findings" in network:
-        return "a classifier"
-    return "a unimodal model" if "projection_dim" in network else "an image-text model"
-
-
 def require_kind(network: Mapping[str, Any], kind: str) -> None:
     """Refuse the description of a network of another version or kind."""
     NETWORK.check(network, "this model")
-    if (found := kind_of_network(network)) != kind:
-        raise UserError(f"this model: expected {kind}, found {found}; load it with the class of its own kind")
+    if (found := network.get("kind")) != kind:
+        raise UserError(
+            f"this model: expected kind {kind}, found {found}; load it with the class of its own kind"
+        )
 
 
 def with_adapters_merged(state: Mapping[str, Tensor], alpha: float) -> dict[str, Tensor]:

@@ -105,14 +105,6 @@ class ReportsRequirements:
 
 
 @dataclass(frozen=True)
-class ViewsRequirements:
-    """Augmented views of each training image, and the fields of an image that the objective needs."""
-
-    n_views: int
-    fields: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class ImageSettings:
     """Radiographs provided to a model: sides in pixels of the whole image, in evaluation and of the crops.
 
@@ -150,16 +142,6 @@ class LabelledData:
 
     def __deepcopy__(self, memo: object) -> LabelledData:
         return self  # a copy of the model, as weight averaging makes, must not copy the datamodule
-
-
-@dataclass(frozen=True)
-class ViewsProvided:
-    """Images provided to a unimodal model: channels, side in pixels, classes by class_id, images in a batch."""
-
-    channels: int
-    image_size: int
-    classes: tuple[str, ...]
-    batch_size: int
 
 
 @dataclass(frozen=True)

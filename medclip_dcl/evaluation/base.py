@@ -262,7 +262,7 @@ class EvaluationData(Protocol):
 
 @runtime_checkable
 class DescribedData(Protocol):
-    """A datamodule without a prepared set, such as UnimodalDataModule, which describes itself for results.json."""
+    """A datamodule without a prepared set, which describes its data for results.json."""
 
     def dataset(self) -> dict[str, Any]: ...
 

@@ -130,7 +130,7 @@ class NetworkModel(TrainedModel):
 
     network: DescribedNetwork
     kind: str
-    """Kind of model, in messages."""
+    """That of its network."""
     parts: tuple[str, ...]
     """Parts of the network's description that a checkpoint must share."""
     instead_of_other_kinds = ""
@@ -142,8 +142,8 @@ class NetworkModel(TrainedModel):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load weights only into the network that they were trained in."""
         there, here = checkpoint.get("network", {}), self.network.config()
-        if not set(self.parts) <= there.keys():
-            raise UserError(f"the checkpoint is not of {self.kind}{self.instead_of_other_kinds}")
+        if there.get("kind") != self.kind:
+            raise UserError(f"the checkpoint: expected kind {self.kind}{self.instead_of_other_kinds}")
         CHECKPOINT.check(checkpoint, "the checkpoint")
         if others := [part for part in self.parts if not _is_same(there[part], here[part])]:
             raise UserError(

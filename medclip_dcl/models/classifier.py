@@ -68,7 +68,7 @@ class Classifier(ImageModel):
     """
 
     network: FindingNetwork
-    kind = "a classifier"
+    kind = FindingNetwork.kind
     parts = ("image_encoder", "findings")
     positive_weight: Tensor
     _data: LabelledData | None = None

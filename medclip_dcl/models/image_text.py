@@ -88,7 +88,7 @@ class ImageTextModel(ImageModel):
     """
 
     network: ImageTextNetwork
-    kind = "an image-text model"
+    kind = ImageTextNetwork.kind
     tests_untrained = True
     parts = PARTS
 

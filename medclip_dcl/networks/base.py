@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.common.files import digest, write_text
+from medclip_dcl.common.formats import NETWORK, VERSION_KEY
 from medclip_dcl.common.parts import class_path
 from medclip_dcl.common.weight_files import (
     CONFIG_FILE,
@@ -42,9 +43,12 @@ def check_side(setting: str, value: object) -> None:
 class DescribedNetwork(nn.Module):
     """A network that describes itself."""
 
+    kind: ClassVar[str]
+    """One of `KINDS`."""
+
     def config(self) -> dict[str, Any]:
-        """Plain values from which the network can be built again."""
-        raise NotImplementedError
+        """Plain values (JSON) from which `from_config` builds the same network with random weights."""
+        return {VERSION_KEY: NETWORK.version, "kind": self.kind}
 
 
 class Encoded(NamedTuple):

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest
-from medclip_dcl.common.formats import NETWORK, VERSION_KEY
 from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import require_kind
+from medclip_dcl.common.weight_files import CLASSIFIER, require_kind
 from medclip_dcl.metrics.linear_probe import standardisation
 from medclip_dcl.networks.base import Encoded, ImageNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder
@@ -33,6 +32,8 @@ class FindingNetwork(ImageNetwork):
         image_encoder: images to regions; its projection is kept, but not used.
         findings: names, one logit each; the other arguments are those of `ImageTextNetwork`.
     """
+
+    kind = CLASSIFIER
 
     feature_mean: Tensor
     feature_std: Tensor
@@ -92,7 +93,7 @@ class FindingNetwork(ImageNetwork):
 
     def config(self) -> dict[str, Any]:
         return {
-            VERSION_KEY: NETWORK.version,
+            **super().config(),
             "image_encoder": part_config(self.image_encoder),
             "findings": list(self.findings),
             **self.image_config(),
@@ -100,7 +101,7 @@ class FindingNetwork(ImageNetwork):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> FindingNetwork:
-        require_kind(config, "a classifier")
+        require_kind(config, cls.kind)
         return cls(
             build_part(config["image_encoder"], RegionEncoder),
             config["findings"],

@@ -11,9 +11,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.formats import NETWORK, VERSION_KEY
 from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import require_kind
+from medclip_dcl.common.weight_files import IMAGE_TEXT, require_kind
 from medclip_dcl.networks.base import Encoded, ImageNetwork
 from medclip_dcl.networks.bert_folder import settings_fingerprint
 from medclip_dcl.networks.image_encoder import RegionEncoder
@@ -43,6 +42,7 @@ class ImageTextNetwork(ImageNetwork):
             does not use the global vector of the image encoder.
     """
 
+    kind = IMAGE_TEXT
     parts: ClassVar[tuple[str, ...]] = ("image_encoder", "text_encoder", "similarity")
 
     def __init__(
@@ -178,9 +178,8 @@ class ImageTextNetwork(ImageNetwork):
         return torch.cat(parts)[order.argsort().to(self.mean.device)]
 
     def config(self) -> dict[str, Any]:
-        """Plain values (JSON) from which `from_config` builds the same network with random weights."""
         return {
-            VERSION_KEY: NETWORK.version,
+            **super().config(),
             "image_encoder": part_config(self.image_encoder),
             "text_encoder": part_config(self.text_encoder),
             "similarity": part_config(self.similarity),
@@ -189,7 +188,7 @@ class ImageTextNetwork(ImageNetwork):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> ImageTextNetwork:
-        require_kind(config, "an image-text model")
+        require_kind(config, cls.kind)
         return cls(
             build_part(config["image_encoder"], RegionEncoder),
             build_part(config["text_encoder"], SentenceEncoder),

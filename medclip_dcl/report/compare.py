@@ -182,7 +182,7 @@ def _read(folders: Sequence[Path], names: Sequence[str] | None, untrained: bool)
     others = [TestedRun(row.folder, "_untrained", f"{row.name}, {UNTRAINED}") for row in trained]
     rows = [*trained, *others] if untrained else trained
     for row in rows:
-        row.refuse_unimodal()
+        row.require_prepared_set()
         _require_same_test(rows[0], row)
     if not untrained:
         return trained

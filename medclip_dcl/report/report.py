@@ -68,7 +68,7 @@ def render(folder: Path) -> str:
     runs = {}
     for name, suffix in ((_TRAINED, ""), (_UNTRAINED, "_untrained")):
         run = TestedRun(folder, suffix)
-        run.refuse_unimodal()
+        run.require_prepared_set()
         if run.results is not None:
             runs[name] = run
     results = {name: run.tested for name, run in runs.items()}

@@ -39,8 +39,6 @@ NOT_COMPARED = (
     "untrained",
 )
 """Settings of the place, the hardware and the tests of a run, which may change when it continues."""
-UNIMODAL = "unimodal"
-"""Section of results.json of unimodal runs."""
 
 
 class SavedResultsError(UserError):
@@ -91,12 +89,13 @@ class SavedRun:
             self._tables[name] = read_parquet(file) if file.is_file() else None
         return self._tables[name]
 
-    def refuse_unimodal(self) -> None:
-        """Refuse a run that the reports and tables of radiographs do not know."""
-        if self.results is not None and UNIMODAL in self.results["metrics"]:
+    def require_prepared_set(self) -> None:
+        """Refuse a test whose data are not a prepared set, which reports and tables of radiographs need."""
+        if self.results is not None and "phantom" not in self.results["dataset"]:
             raise SavedResultsError(
-                f"{self.folder} is a unimodal run: its numbers are in {self.file.name}, those of each test "
-                f"image in predictions{self.suffix}/{UNIMODAL}.parquet"
+                f"{self.file}: expected a test on a prepared set, found one on {self.results['dataset']['source']}; "
+                f"{', '.join(self.results['metrics'])}: its numbers are in this file, those of each image in "
+                f"predictions{self.suffix}/"
             )
 
 

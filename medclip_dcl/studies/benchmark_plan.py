@@ -16,7 +16,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest_of_file, write_json, write_text
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptEnsembles, ensemble_used
-from medclip_dcl.common.weight_files import SavedModel, kind_of_network, read_model
+from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, SavedModel, read_model
 from medclip_dcl.data.lineage import Answer, Lineage
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.runs.saved import RESULTS_FILE, TEST_CONFIG, SavedResultsError, read_json
@@ -28,7 +28,6 @@ APART, KNOWN = "‡", "†"
 """Marks of a model that was trained on train patients of the tested set; on images of it, test images perhaps."""
 _ASKED = "asked.json"
 _MAX_WORKERS = 8
-_CLASSIFIER, _IMAGE_TEXT = "a classifier", "an image-text model"
 _PARTS = ("image_encoder", "text_encoder", "similarity", "findings")
 
 
@@ -41,7 +40,7 @@ class Model:
 
     @property
     def is_classifier(self) -> bool:
-        return kind_of_network(self.saved.network) == _CLASSIFIER
+        return self.saved.kind == CLASSIFIER
 
     @property
     def findings(self) -> list[str]:
@@ -64,9 +63,9 @@ def read_models(paths: Sequence[Path], names: Sequence[str] | None) -> list[Mode
     found = []
     for path in paths:
         saved = read_model(find_model(path).path)
-        kind = kind_of_network(saved.require_network())
-        if kind not in (_CLASSIFIER, _IMAGE_TEXT):
-            raise UserError(f"MODEL {path}: expected an image-text model or a classifier, found {kind}")
+        saved.require_network()
+        if saved.kind not in (IMAGE_TEXT, CLASSIFIER):
+            raise UserError(f"MODEL {path}: expected kind image-text or classifier, found {saved.kind}")
         found.append(saved)
     return [Model(*one) for one in zip(_names("MODEL", paths, names), found, strict=True)]
 

@@ -87,7 +87,7 @@ def read_cifar10(folder: Path) -> ImageArrays:
             test = sorted(place.glob("test-*.parquet")) or [place / "test-*.parquet"]
             return _cifar10(train, test, _read_parquet)
     raise MissingFileError(
-        f"data.folder: found no CIFAR-10 in {folder}; expected the files data_batch_1 (Python batches), "
+        f"data.files: found no CIFAR-10 in {folder}; expected the files data_batch_1 (Python batches), "
         "data_batch_1.bin (binary batches) or train-*.parquet (Hugging Face), unpacked"
     )
 
@@ -207,5 +207,5 @@ def read_images(source: str, folder: str | None) -> ImageArrays:
     if folder is None:
         return read_digits()
     if not Path(folder).is_dir():
-        raise MissingFileError(f"data.folder: no folder {folder} (looked at {Path(folder).absolute()})")
+        raise MissingFileError(f"data.files: no folder {folder} (looked at {Path(folder).absolute()})")
     return {"cifar10": read_cifar10, "stl10": read_stl10}[source](Path(folder))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.common.distributed import rank_and_size
 from medclip_dcl.common.errors import UserError, check_min
-from medclip_dcl.data.link import LinkedDataModule, ViewsProvided, ViewsRequirements
+from medclip_dcl.data.link import LinkedDataModule
 from medclip_dcl.data.samplers import (
     EpochDataModule,
     EpochSampler,
@@ -27,6 +27,24 @@ from medclip_dcl.unimodal.arrays import UNLABELLED, ImageArrays, read_images
 from medclip_dcl.unimodal.augmentation import Augmentation, resized_crops, uniform_numbers
 
 _AUGMENTATION = Augmentation()
+
+
+@dataclass(frozen=True)
+class ViewsRequirements:
+    """Augmented views of each training image, and the fields of an image that the objective needs."""
+
+    n_views: int
+    fields: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ViewsProvided:
+    """Images provided to a unimodal model: channels, side in pixels, classes by class_id, images in a batch."""
+
+    channels: int
+    image_size: int
+    classes: tuple[str, ...]
+    batch_size: int
 
 
 class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
@@ -46,7 +64,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
 
     Args:
         source: "digits", 1,797 images of 8 x 8 pixels that come with scikit-learn; "cifar10"; or "stl10".
-        folder: of the files of CIFAR-10 (the official Python or binary batches, or the Parquet files of the Hugging
+        files: folder of CIFAR-10 (the official Python or binary batches, or the Parquet files of the Hugging
             Face data set) or STL10 (the official binary files). null for digits.
         fraction: share r of the training images of each selected class that is kept, in (0, 1]. Other classes and the
             test images stay whole (SSD describes 6,000 images of a class, training and test together: choice).
@@ -63,12 +81,10 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
 
     accepts = ViewsRequirements
 
-    has_prepared_set = False
-
     def __init__(
         self,
         source: Literal["digits", "cifar10", "stl10"] = "digits",
-        folder: str | None = None,
+        files: str | None = None,
         fraction: float = 1.0,
         selected: list[str] | None = None,
         classes: list[str] | None = None,
@@ -80,10 +96,10 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        if (source == "digits") != (folder is None):
+        if (source == "digits") != (files is None):
             raise UserError(
-                "data.folder: expected null for digits, which come with scikit-learn, and the folder of the files for "
-                f"other sources, found {folder} for {source}"
+                "data.files: expected null for digits, which come with scikit-learn, and the folder of the files for "
+                f"other sources, found {files} for {source}"
             )
         if not 0 < fraction <= 1:
             raise UserError(f"data.fraction: expected a share in (0, 1], found {fraction}")
@@ -97,7 +113,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                 "seed": (seed, 0),
             },
         )
-        self.source, self.folder = source, folder
+        self.source, self.files = source, files
         self.fraction, self.selected, self.classes = fraction, selected, classes
         self.subset_seed, self.batch_size, self.seed = subset_seed, batch_size, seed
         self.monitor_images = monitor_images
@@ -108,7 +124,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
     def load(self, stage: str) -> None:
         """Read the images, choose classes and subset, and check them against the requirements of the run."""
         if self._chosen is None:
-            images = read_images(self.source, self.folder)
+            images = read_images(self.source, self.files)
             self._fingerprint, self._chosen = images.fingerprint(), self._subset(images)
         if stage == "fit":
             is_labelled = bool((self.chosen.train_labels != UNLABELLED).all())

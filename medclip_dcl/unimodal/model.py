@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from medclip_dcl.common.errors import UserError, check_options
-from medclip_dcl.data.link import ViewsProvided, ViewsRequirements
 from medclip_dcl.models.base import NetworkModel
+from medclip_dcl.unimodal.data import ViewsProvided, ViewsRequirements
 from medclip_dcl.unimodal.encoders import SmallImageEncoder
 from medclip_dcl.unimodal.network import UnimodalNetwork
 from medclip_dcl.unimodal.views import ViewsObjective
@@ -34,7 +34,7 @@ class UnimodalModel(NetworkModel):
     """
 
     network: UnimodalNetwork
-    kind = "a unimodal model"
+    kind = UnimodalNetwork.kind
     tests_untrained = True
     parts = ("image_encoder", "projection_dim", "hidden", "batch_norm")
 

@@ -9,9 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import check_min
-from medclip_dcl.common.formats import NETWORK, VERSION_KEY
 from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import load_exactly, read_model
+from medclip_dcl.common.weight_files import UNIMODAL, load_exactly, read_model, require_kind
 from medclip_dcl.networks.base import DescribedNetwork
 from medclip_dcl.unimodal.encoders import SmallImageEncoder
 
@@ -25,6 +24,8 @@ class UnimodalNetwork(DescribedNetwork):
         hidden: size of the projection's hidden layer; None for that of the features.
         batch_norm: True puts BatchNorm before the ReLU of the projection.
     """
+
+    kind = UNIMODAL
 
     def __init__(
         self,
@@ -58,9 +59,8 @@ class UnimodalNetwork(DescribedNetwork):
         return self.projection(self.features(images))
 
     def config(self) -> dict[str, Any]:
-        """Plain values (JSON) from which `from_config` builds the same network with random weights."""
         return {
-            VERSION_KEY: NETWORK.version,
+            **super().config(),
             "image_encoder": part_config(self.image_encoder),
             "projection_dim": self.projection_dim,
             "hidden": self.hidden,
@@ -70,8 +70,7 @@ class UnimodalNetwork(DescribedNetwork):
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> UnimodalNetwork:
         """Build a network from the result of `config`."""
-        config = dict(config)
-        NETWORK.check(config, "this unimodal network")
+        require_kind(config, cls.kind)
         return cls(
             build_part(config["image_encoder"], SmallImageEncoder),
             config["projection_dim"],

@@ -266,7 +266,10 @@ def test_another_kind_of_checkpoint_is_refused(tuned, small_bert, tmp_path, caps
     message = error_of(
         ["test", "--config", str(tuned / "config.yaml"), "--ckpt_path", str(tmp_path / "exported")], capsys
     )
-    assert "exported is of an image-text model, this configuration of a classifier" in message
+    assert (
+        "exported: expected kind classifier, as of model medclip_dcl.models.Classifier, found image-text"
+        in message
+    )
     assert "give it as model.init_args.init_from" in message
 
 

@@ -124,7 +124,10 @@ def test_newer_checkpoints_are_refused(of_python, language_model, small_set, tmp
         MaskedLanguageModel.load_from_checkpoint(edited(language_model, tmp_path, format_version=99))
     with pytest.raises(ValueError, match="a.ckpt is not of a language model: it has no description of one"):
         MaskedLanguageModel.load_from_checkpoint(file)
-    with pytest.raises(ValueError, match="a.ckpt is not a checkpoint of an image-text model"):
+    with pytest.raises(
+        ValueError,
+        match="a.ckpt: expected a model of kind image-text, classifier, unimodal, found language model",
+    ):
         ImageTextModel.load_from_checkpoint(language_model)
 
 
@@ -146,6 +149,6 @@ def test_exported_folders_that_are_incomplete_are_refused(of_python, tmp_path):
     (folder / "config.json").write_text(json.dumps({**config, "format_version": 99}))
     with pytest.raises(
         ValueError,
-        match="config.json: expected a network configuration of format version 2, found version 99",
+        match="config.json: expected a network configuration of format version 3, found version 99",
     ):
         ImageTextNetwork.from_pretrained(folder)

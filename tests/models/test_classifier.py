@@ -423,16 +423,16 @@ def test_a_checkpoint_needs_nothing_else(sources, tmp_path):
     assert again.network.mean.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
     content = torch.load(tmp_path / "classifier.ckpt", weights_only=True)
     assert content["format_version"] == 2 and content["network"]["findings"] == ["Fracture", "Edema"]
-    with pytest.raises(ValueError, match="expected an image-text model, found a classifier"):
+    with pytest.raises(ValueError, match="expected kind image-text, found classifier"):
         load(tmp_path / "classifier.ckpt")
 
 
 def test_checkpoints_of_other_models_are_refused(sources, tmp_path):
-    with pytest.raises(ValueError, match="expected a classifier, found an image-text model"):
+    with pytest.raises(ValueError, match="expected kind classifier, found image-text"):
         Classifier.load_from_checkpoint(sources["model.ckpt"])
     content = torch.load(sources["model.ckpt"], weights_only=True)
     model = Classifier(["Edema"], resnet())
-    with pytest.raises(ValueError, match="not of a classifier; .* give it as model.init_args.init_from"):
+    with pytest.raises(ValueError, match="expected kind classifier; .* give it as model.init_args.init_from"):
         model.on_load_checkpoint(content)
     save(Classifier(["Fracture"], ResNetRegions(dim=5, width=8)), tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="trained with another image_encoder and findings "):

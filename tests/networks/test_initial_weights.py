@@ -46,7 +46,7 @@ def classifier(network, prefix) -> dict:
     state["head.weight"] = torch.zeros(3, 6)
     return {
         "format_version": 2,
-        "network": {"image_encoder": part_config(network.image_encoder)},
+        "network": {"kind": "classifier", "image_encoder": part_config(network.image_encoder)},
         "state_dict": state,
     }
 
@@ -309,9 +309,13 @@ STATE = {"state_dict": {"w": torch.zeros(1)}}
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.ckpt", STATE, "no description of its network"),
-        ("a.ckpt", {"format_version": 2, "network": {"x": 1}, **STATE}, "no description of its network"),
-        ("a.ckpt", {"format_version": 2, "network": {"image_encoder": {}}}, "is not a state dict"),
+        ("a.ckpt", STATE, "expected a model of kind image-text, classifier, unimodal, found none"),
+        (
+            "a.ckpt",
+            {"format_version": 2, "network": {"x": 1}, **STATE},
+            "expected a model of kind image-text, classifier, unimodal, found none",
+        ),
+        ("a.ckpt", {"format_version": 2, "network": {"kind": "classifier"}}, "is not a state dict"),
         ("a.pth", {"epoch": 3, "model": {}}, r"not a state dict .*: it holds \['epoch', 'model'\]"),
         ("a.pth", [1], "it holds list"),
         ("a.pth", {"conv1.weight": torch.zeros(1)}, r"not a torchvision ResNet-18, .* missing \['bn1"),

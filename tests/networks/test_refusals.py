@@ -47,10 +47,10 @@ def rebuilt(bert: Path, **changes: object) -> ImageTextNetwork:
         (lambda bert: network(bert, similarity=LSENonLocal(dim=128)), "'similarity': 128"),
         (lambda bert: network(bert, image_size=0), "image_size: expected a whole number of pixels"),
         (lambda bert: network(bert, std=(1.0, -0.2, 1.0)), "std above 0, found"),
-        (lambda bert: rebuilt(bert, format_version=7), "format version 2, found version 7"),
+        (lambda bert: rebuilt(bert, format_version=7), "format version 3, found version 7"),
         (lambda bert: rebuilt(bert, geometry="crop"), "geometry: expected one of"),
-        (lambda bert: rebuilt(bert, findings=["Edema"]), "expected an image-text model, found a classifier"),
-        (lambda bert: FindingNetwork.from_config(network(bert).config()), "expected a classifier, found an image-t"),
+        (lambda bert: rebuilt(bert, kind="classifier"), "expected kind image-text, found classifier"),
+        (lambda bert: FindingNetwork.from_config(network(bert).config()), "expected kind classifier, found image-text"),
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(

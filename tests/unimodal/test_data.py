@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as tv
 
-from medclip_dcl.data.link import ViewsProvided, ViewsRequirements
 from medclip_dcl.unimodal.arrays import ImageArrays, read_digits
 from medclip_dcl.unimodal.augmentation import uniform_numbers
-from medclip_dcl.unimodal.data import UnimodalDataModule
+from medclip_dcl.unimodal.data import UnimodalDataModule, ViewsProvided, ViewsRequirements
 from tests.unimodal.test_arrays import write_stl10
 
 ALL = ("class_id", "rho", "lowest_rho", "highest_rho")
@@ -128,7 +127,7 @@ def test_the_description_counts_what_is_used():
 def test_shares_are_those_of_ssd(stl10):
     """Ten equal classes, r = .5 of half of them: .2 r / (1 + r) and .2 / (1 + r)."""
     names = ["airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck"]
-    data = module(source="stl10", folder=stl10, classes=names, fraction=0.5, batch_size=5)
+    data = module(source="stl10", files=stl10, classes=names, fraction=0.5, batch_size=5)
     found = batches(data)
     of_lowest, of_highest = 0.2 * 0.5 / 1.5, 0.2 / 1.5
     assert joined(found, "lowest_rho").tolist() == pytest.approx([of_lowest] * 15)
@@ -209,17 +208,17 @@ def test_the_monitor_sees_some_training_images():
 
 
 def test_large_images_are_seen_small(stl10):
-    data = module(source="stl10", folder=stl10, batch_size=8, fields=(), image_size=32)
+    data = module(source="stl10", files=stl10, batch_size=8, fields=(), image_size=32)
     assert batches(data)[0]["images"].shape == (2, 8, 3, 32, 32)
     images = torch.cat([batch["images"] for batch in batches(data, "test")])
     whole = torch.cat([data.chosen.train[:20], data.chosen.test]).float() / 255
     torch.testing.assert_close(images, tv.resize(whole, [32, 32], antialias=True), rtol=0, atol=2e-6)
-    as_they_are = module(source="stl10", folder=stl10, batch_size=8, fields=())
+    as_they_are = module(source="stl10", files=stl10, batch_size=8, fields=())
     assert torch.equal(torch.cat([batch["images"] for batch in batches(as_they_are, "test")]), whole)
 
 
 def test_unlabelled_images_are_trained_on_and_not_evaluated(stl10):
-    data = module(source="stl10", folder=stl10, batch_size=5, fields=())
+    data = module(source="stl10", files=stl10, batch_size=5, fields=())
     assert sorted(joined(batches(data), "class_id").tolist()) == sorted([-1] * 5 + [*range(10)] * 2)
     assert "rho" not in batches(data)[0]
     assert joined(batches(data, "val"), "class_id").tolist() == [*range(10)] * 2
@@ -228,5 +227,5 @@ def test_unlabelled_images_are_trained_on_and_not_evaluated(stl10):
     assert joined(found, "index").tolist() == list(range(32))
     assert data.dataset()["train_images"]["unlabelled"] == 5
     names = list(data.chosen.classes)
-    labelled = module(source="stl10", folder=stl10, batch_size=5, classes=names)
+    labelled = module(source="stl10", files=stl10, batch_size=5, classes=names)
     assert len(labelled.chosen.train) == 20 and "rho" in batches(labelled)[0]

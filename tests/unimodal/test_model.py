@@ -174,9 +174,9 @@ def test_weights_of_another_network_are_refused(whole, changed, message):
     checkpoint = torch.load(whole / "checkpoints/last.ckpt", weights_only=True)
     with pytest.raises(UserError, match=message):
         model(**changed).on_load_checkpoint(checkpoint)
-    with pytest.raises(UserError, match="not of a unimodal model$"):
+    with pytest.raises(UserError, match="expected kind unimodal$"):
         model().on_load_checkpoint({"network": {"image_encoder": {}}})
-    with pytest.raises(UserError, match="not of an image-text model; to start from its weights, give it as"):
+    with pytest.raises(UserError, match="expected kind image-text; to start from its weights, give it as"):
         ImageTextModel.on_load_checkpoint(_Unbuilt(), checkpoint)
 
 

@@ -51,7 +51,7 @@ def test_a_checkpoint_rebuilds_the_network(options, tmp_path):
 
 
 def test_networks_of_other_kinds_are_refused_by_name():
-    with pytest.raises(UserError, match="expected an image-text model, found a unimodal model"):
+    with pytest.raises(UserError, match="expected kind image-text, found unimodal"):
         ImageTextNetwork.from_config(UnimodalNetwork(SmallConvNet(2)).config())
-    with pytest.raises(UserError, match="this unimodal network: expected .* version"):
+    with pytest.raises(UserError, match="this model: expected .* version"):
         UnimodalNetwork.from_config({"findings": ["Edema"]})

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from medclip_dcl.common.errors import MissingFileError, UserError
-from medclip_dcl.data.link import ViewsRequirements
 from medclip_dcl.unimodal import (
     Blocks,
     KNegatives,
@@ -26,6 +25,7 @@ from medclip_dcl.unimodal import (
 )
 from medclip_dcl.unimodal.arrays import read_images
 from medclip_dcl.unimodal.augmentation import Augmentation
+from medclip_dcl.unimodal.data import ViewsRequirements
 from tests.unimodal.test_arrays import write_stl10
 
 VIEWS = torch.ones(2, 3)
@@ -55,8 +55,8 @@ def many_tasks() -> None:
         (data, {"classes": ["0", "10", "frog"]}, ["data.classes", "0, 1, 2", "found 10, frog"]),
         (data, {"classes": ["3", "3"]}, ["data.classes", "at least two", "['3', '3']"]),
         (data, {"selected": ["7"], "classes": ["3", "4"]}, ["data.selected", "some of 3, 4", "found 7"]),
-        (data, {"folder": "here"}, ["data.folder", "come with scikit-learn", "here"]),
-        (data, {"source": "cifar10"}, ["data.folder", "found None for cifar10"]),
+        (data, {"files": "here"}, ["data.files", "come with scikit-learn", "here"]),
+        (data, {"source": "cifar10"}, ["data.files", "found None for cifar10"]),
         (data, {"batch_size": 0}, ["data.batch_size", "at least 1"]),
         (data, {"batch_size": 1199}, ["1198 training images", "batch of 1199"]),
         (data, {"image_size": 2}, ["data.image_size", "at least 3"]),
@@ -120,4 +120,4 @@ def test_fields_of_unlabelled_images_are_refused(tmp_path):
         with pytest.raises(
             UserError, match=f"requires {name} of an image, stl10 has unlabelled images; .*classes"
         ):
-            data((name,), source="stl10", folder=folder, batch_size=5)
+            data((name,), source="stl10", files=folder, batch_size=5)
