@@ -27,7 +27,7 @@ from medclip_dcl.common.devices import usable_device
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptSource
-from medclip_dcl.common.weight_files import kind_of_network, read_model
+from medclip_dcl.common.weight_files import CLASSIFIER, read_model
 from medclip_dcl.inference.heat_maps import HeatMaps
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, differences
 from medclip_dcl.networks.base import Encoded
@@ -72,7 +72,7 @@ def load(
     """
     device, found = usable_device(device), find_model(source)
     saved = read_model(found.path)
-    kind = FindingNetwork if kind_of_network(saved.require_network()) == "a classifier" else ImageTextNetwork
+    kind = FindingNetwork if saved.kind == CLASSIFIER else ImageTextNetwork
     network: ImageTextNetwork | FindingNetwork = kind.of_saved(saved)
     file = Path(calibration).expanduser() if calibration else found.folder and found.folder / CALIBRATION_FILE
     fitted = Calibration.read(file) if file and (calibration or file.is_file()) else None

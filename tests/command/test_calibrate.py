@@ -275,7 +275,7 @@ def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp
     config["trainer"]["callbacks"][0]["init_args"]["ensemble"] = "embeddings"
     (copy / "config.yaml").write_text(yaml.safe_dump(config))
     content = torch.load(copy / "checkpoints/best.ckpt", weights_only=True)
-    content["network"]["findings"] = ["Edema"]
+    content["network"]["kind"] = "classifier"
     torch.save(content, copy / "checkpoints/best.ckpt")
     assert "holds a classifier" in refused(capsys, run, *data)
 
