@@ -20,13 +20,14 @@ chose (a, k) by training, as configs/experiments/search_eta.yaml does.
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import yaml
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
@@ -78,7 +79,7 @@ def write_report(settings: Settings) -> None:
     figure = io.BytesIO()
     _figure(sentences).savefig(figure, dpi=110)
     print("\n".join([*summary, *warnings]))
-    configuration = _constant_yaml(problem, chosen, name) if problem else _yaml(a, k, chosen, name)
+    configuration = _yaml(a, k, chosen, name, problem)
     write_text("\n".join(text) + "\n", output / "report.md")
     write_text(configuration, output / "class_probability.yaml")
     write_bytes(figure.getvalue(), output / "eta.png")
@@ -197,38 +198,21 @@ def _figure(sentences: pd.DataFrame) -> Figure:
     return figure
 
 
-def _constant_yaml(problem: str, chosen: str, name: str) -> str:
-    return f"""\
-# SSD's constant eta, by medclip-dcl eta, instead of eta(x) = a * p_LM(x)^k of the scores {json.dumps(name)}:
-# with (a, k) by "{chosen}" {problem}.
-model:
-  init_args:
-    class_probability:
-      class_path: medclip_dcl.objectives.ConstantClassProbability
-      init_args:
-        eta: {SSD_CONSTANT}
-"""
-
-
-def _yaml(a: float, k: float, chosen: str, name: str) -> str:
+def _yaml(a: float, k: float, chosen: str, name: str, problem: str) -> str:
+    """Configuration of (a, k), or of SSD's constant eta because of a problem."""
     origin = {
         "ssd": "SSD's (a, k), found by a grid search with the scores of CXR-BERT",
         "given": "(a, k) as given by --a and --k",
     }[chosen]
-    return f"""\
-# eta(x) = a * p_LM(x)^k by medclip-dcl eta: {origin}.
-model:
-  init_args:
-    class_probability:
-      class_path: medclip_dcl.objectives.LanguageModelClassProbability
-      init_args:
-        a: {a}
-        k: {k}
-        max_eta: {MAX_ETA}
-data:
-  init_args:
-    log_p: {json.dumps(name)}
-"""
+    rule, options = "LanguageModelClassProbability", {"a": a, "k": k, "max_eta": MAX_ETA}
+    data: dict[str, Any] = {"data": {"init_args": {"log_p": name}}}
+    why = f"eta(x) = a * p_LM(x)^k by medclip-dcl eta: {origin}."
+    if problem:
+        rule, options, data = "ConstantClassProbability", {"eta": SSD_CONSTANT}, {}
+        why = f"SSD's constant eta by medclip-dcl eta; of {origin} {problem}."
+    chosen_rule = {"class_path": f"medclip_dcl.objectives.{rule}", "init_args": options}
+    configuration = {"model": {"init_args": {"class_probability": chosen_rule}}, **data}
+    return f"# {why}\n{yaml.safe_dump(configuration, sort_keys=False)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -26,7 +26,6 @@ import argparse
 import codecs
 import math
 import re
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,14 +34,16 @@ from typing import Any
 
 import pandas as pd
 
+from data_prep.finding_names import plain_finding
 from data_prep.sources import preparation, releases
 from data_prep.sources import rows as row_tables
 from data_prep.sources.cells import with_texts
 from data_prep.sources.growth import digests_of_rows
+from data_prep.sources.images import IMAGE_ENDING
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.rows import NO_REPORT, PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
-from data_prep.sources.spellings import IMAGE_ENDING, find_files
+from data_prep.sources.spellings import find_files
 from data_prep.text.languages import LANGUAGES
 from data_prep.text.sections import OWN_RULES_VERSION
 from medclip_dcl.common.command_line import option, parse_options, run_command
@@ -67,11 +68,6 @@ _OTHER_VIEWS = (
 _LABEL_WORDS = {
     **dict.fromkeys(("yes", "true", "pos", "ja", "si", "s\u00ed", "oui"), "1"),
     **dict.fromkeys(("no", "false", "neg", "nein", "non"), "0"),
-}
-# Offered in an error; the user decides.
-_LIKELY = {
-    **dict.fromkeys(("present", "positive", "positiv", "+", "y", "j", "t", "x", "wahr", "vrai", "vero"), "1"),
-    **dict.fromkeys(("absent", "negative", "negativ", "-", "n", "f", "falsch", "faux", "falso"), "0"),
 }
 # A list as Python writes it, or two names with endings.
 _SEVERAL_IMAGES = re.compile(rf"^[\[(]\s*['\"]|{IMAGE_ENDING}['\"\s]*[,;|]['\"\s]*\S+\.[A-Za-z]{{3}}")
@@ -253,9 +249,11 @@ def _columns(settings: Settings, table: CsvFile, check: TableCheck) -> dict[str,
 def _label_columns(settings: Settings, header: Sequence[str], check: TableCheck) -> dict[str, str]:
     """Findings -> their columns: CheXpert's by name ("pleural_effusion" is "Pleural Effusion"), others as named."""
     found: dict[str, str] = {}
-    others = [name for name in settings.label_columns if _plain(name) not in map(_plain, CHEXPERT)]
+    others = [
+        name for name in settings.label_columns if plain_finding(name) not in map(plain_finding, CHEXPERT)
+    ]
     for finding in (*CHEXPERT, *others):
-        alike = [name for name in header if _plain(name) == _plain(finding)]
+        alike = [name for name in header if plain_finding(name) == plain_finding(finding)]
         if len(alike) > 1:
             check.problems.append(f"expected one column of {finding}, found {' and '.join(alike)}; {_ADVICE}")
         if alike and finding in (*CHEXPERT, *alike):
@@ -268,11 +266,6 @@ def _label_columns(settings: Settings, header: Sequence[str], check: TableCheck)
                 f"the column {name} of --label_columns has another meaning in a prepared set; rename it in the table"
             )
     return found
-
-
-def _plain(name: str) -> str:
-    """The same for names that differ in case, spaces and underscores."""
-    return " ".join(re.split(r"[\s_]+", name)).strip().lower()
 
 
 def _lacks(check: TableCheck, column: str, header: Sequence[str], advice: str) -> None:
@@ -373,7 +366,6 @@ def _labels(
     """
     given = settings.label_values or {}
     labels, counts, found, is_lost, seen = {}, {}, [], False, {""}
-    unread: Counter[str] = Counter()
     for finding in map(str, cells):
         words = (
             cells[finding].str.normalize("NFKC").str.replace("\u2212", "-").str.strip("='\" ").str.casefold()
@@ -391,24 +383,14 @@ def _labels(
             f"{releases.and_others(shown[1:])} ({counts[finding]:,} of {n_cells:,} cells)"
         )
         is_lost |= wrong[0][1] > max(5, 0.01 * n_cells) or not {0.0, 1.0} <= {*numbers}
-        unread.update(dict(wrong))
     if unused := sorted(given.keys() - seen):
         check.warn(f"--label_values: no label column has {', '.join(unused)}")
     if found and settings.drop_bad_rows and not is_lost:
         check.warn(f"{'; '.join(found)}; these are no labels, their rows stay")
     elif found:
-        known = {
-            **{word: _LIKELY.get(word, "") for word, _ in unread.most_common(10) if "," not in word},
-            **given,
-        }
-        pairs = sorted(
-            (f"{word}={label}" for word, label in known.items()), key=lambda pair: "10=".index(pair[-1])
-        )
-        values = f"{'=' if pairs and pairs[0].startswith('-') else ' '}{shlex.quote(','.join(pairs))}"
-        remedy = f"say what they stand for by --label_values{values} (1, 0, -1; nothing: no label)"
-        is_possible = known.keys() - given.keys()
         check.problems.append(
-            f"{'; '.join(found)}; {remedy if is_possible else 'write labels in their place'}"
+            f"{'; '.join(found)}; write labels in their place, or say what they stand for by --label_values, as in "
+            "present=1,absent=0,maybe= (1, 0, -1; nothing: no label)"
         )
     return labels, counts
 

@@ -31,10 +31,11 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
+from data_prep.finding_names import common_names, names_of
 from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
 from data_prep.sources.growth import files_of_set
-from data_prep.sources.images import listed_files
+from data_prep.sources.images import ENDINGS, image_files
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import ReleaseError, is_placeholder, read_label_table, read_table, require
 from data_prep.sources.rows import TableCheck, rows_source, with_image_paths
@@ -48,17 +49,8 @@ XML_FOLDERS = ("ecgen-radiology", "NLMCXR_reports/ecgen-radiology", ".")
 REPORTS, PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
 IMAGE_FOLDERS = ("NLMCXR_png", "images/images_normalized", "images", ".")
 
-NEGBIO = {
-    "Atelectasis": "Atelectasis",
-    "Cardiomegaly": "Cardiomegaly",
-    "Consolidation": "Consolidation",
-    "Edema": "Edema",
-    "Effusion": "Pleural Effusion",
-    "Pneumonia": "Pneumonia",
-    "Pneumothorax": "Pneumothorax",
-    "normal": "No Finding",
-}
-"""Columns of negbio_gold_14_labels.csv that mean the same as a column of CheXpert (choice: no others)."""
+NEGBIO = names_of("NegBio")
+"""Columns of negbio_gold_14_labels.csv that mean the same as a column of CheXpert."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +145,9 @@ def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
     kept = [
         root / PurePosixPath(path).with_name(name) for path, name in files_of_set(settings.output).items()
     ]
-    files = {_stem(file.name): file for file in kept}
-    files |= {} if settings.text_only else _files_by_name(root)
+    found = [] if settings.text_only else image_files(root)
+    # The first of several in a folder, before those that are gone.
+    files = {_stem(file.name): file for file in (*kept, *reversed(found))}
     rows["file"] = rows["name"].map(lambda name: files.get(_stem(name)))
     is_image = rows["name"] != ""
     is_wanted = is_image & ((rows["view"] == "Frontal") | settings.all_views)
@@ -298,7 +291,7 @@ def read_negbio(file: Path) -> pd.DataFrame:
     """Labels by study (the report's number as text), in CheXpert's columns."""
     table = read_label_table(file, "filename", r"CXR[0-9]{1,9}", "CXR and a number", NEGBIO)
     table["filename"] = table["filename"].str.removeprefix("CXR")
-    return table.rename(columns={"filename": "study", **NEGBIO})
+    return table.rename(columns={"filename": "study", **common_names(NEGBIO)[0]})
 
 
 # --- Images ------------------------------------------------------------------------------------------------------
@@ -312,17 +305,8 @@ def _image_folder(settings: Settings, place: Path) -> Path:
     return next(base / name for name in IMAGE_FOLDERS if (base / name).is_dir())
 
 
-def _files_by_name(root: Path) -> dict[str, Path]:
-    endings = {".png", ".jpg", ".jpeg", ".dcm", ".dicom", ".tif", ".tiff"}
-    files: dict[str, Path] = {}
-    for file in listed_files(root):
-        if file.suffix.lower() in endings:
-            files.setdefault(_stem(file.name), file)
-    return files
-
-
 def _stem(name: str) -> str:
-    return re.sub(r"(?i:\.dcm)?(?i:\.(?:png|jpe?g|dcm|dicom|tiff?))?$", "", name.split("/")[-1])
+    return ENDINGS.sub("", name.split("/")[-1])
 
 
 def _key(name: str) -> str:

@@ -8,24 +8,11 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageDraw
 
-from data_prep.public.tables import (
-    BOX,
-    MASK,
-    PublicTables,
-    ReleaseFolder,
-    image_id,
-    in_common,
-    is_list_of_names,
-    known_names,
-    listed,
-    run_lengths,
-)
+from data_prep.finding_names import in_common, is_list_of_names, known_names, listed, names_of
+from data_prep.public.tables import BOX, MASK, PublicTables, ReleaseFolder, image_id, run_lengths
 from data_prep.sources.releases import OWN_FILE, ReleaseError, read_form
 
-FINDINGS = (
-    *("Atelectasis", "Calcification", "Cardiomegaly", "Consolidation", "Diffuse Nodule", "Effusion"),
-    *("Emphysema", "Fibrosis", "Fracture", "Mass", "Nodule", "Pleural Thickening", "Pneumothorax"),
-)
+FINDINGS = names_of("ChestX-Det")
 SIDE = 1024
 
 

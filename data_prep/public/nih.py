@@ -7,25 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.public.tables import (
-    BOX,
-    PublicTables,
-    ReleaseFolder,
-    image_id,
-    in_common,
-    known_names,
-    listed,
-    renamed,
-    with_numbers,
-)
+from data_prep.finding_names import in_common, known_names, listed, names_of, renamed
+from data_prep.public.tables import BOX, PublicTables, ReleaseFolder, image_id, with_numbers
 from data_prep.sources.releases import OWN_FILE, ReleaseError, read_table, require, text_of
 from data_prep.sources.spellings import as_spelled
 
-FINDINGS = (
-    *("Atelectasis", "Cardiomegaly", "Consolidation", "Edema", "Effusion", "Emphysema", "Fibrosis", "Hernia"),
-    *("Infiltration", "Mass", "Nodule", "Pleural_Thickening", "Pneumonia", "Pneumothorax"),
-)
-RELABELLED = ("Fracture", "Pneumothorax", "Airspace opacity", "Nodule or mass")
+FINDINGS, RELABELLED = names_of("NIH ChestX-ray14"), names_of("NIH ChestX-ray14, relabelled")
 BOX_SIDE = 1024
 """Boxes are in pixels of the release's images, 1024 x 1024."""
 

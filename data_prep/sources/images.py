@@ -21,6 +21,9 @@ from medclip_dcl.pictures.geometry import fit
 from medclip_dcl.pictures.grey import UnusableImageError, notes_of
 from medclip_dcl.pictures.image_file import read_grey
 
+IMAGE_ENDING = r"(?i:\.(?:png|jpe?g|dcm|dicom|tiff?|bmp|jp2))"
+ENDINGS = re.compile(f"{IMAGE_ENDING}+$")
+
 RULES_VERSION = 2
 """Raised whenever the same file gives another picture; part of a set's making and of each prepared file."""
 
@@ -83,6 +86,11 @@ def listed_files(folder: Path) -> list[Path]:
             file=sys.stderr,
         )
     return found.files
+
+
+def image_files(folder: Path) -> list[Path]:
+    """`listed_files` with the ending of an image."""
+    return [file for file in listed_files(folder) if ENDINGS.search(file.name)]
 
 
 def size_of(file: Path) -> tuple[int, int]:

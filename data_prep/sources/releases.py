@@ -359,7 +359,7 @@ class CsvFile:
         if twice := [column for column in wanted if header.count(column) > 1]:
             raise ReleaseError(f"{file} has the column {twice[0]} twice; {advice}")
         places = [header.index(column) for column in wanted]
-        # Delimiters without names may end the header alone.
+        # A delimiter at a line's end is no column, in the header or in a row.
         n_named = max(place for place, name in enumerate(["", *header]) if name or not place)
         rows, unequal = {}, []
         # A blank line, or an empty row of a spreadsheet, is not a row. One of another length would be shifted, or lose
@@ -367,7 +367,7 @@ class CsvFile:
         for number, (line, row) in enumerate(self._lines(), start=1):
             if number == 1 or not any(row):
                 continue
-            if not n_named <= len(row) <= len(header):
+            if len(row) < n_named or any(row[len(header) :]):
                 unequal.append(f"line {line}: {len(row)} values for {len(header)} columns")
             elif long := [
                 column for column, place in zip(wanted, places, strict=True) if len(row[place]) > MAX_CELL

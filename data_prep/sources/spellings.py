@@ -9,11 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.sources.images import listed_files
+from data_prep.sources.images import ENDINGS, listed_files
 from medclip_dcl.common.files import file_states
 
-IMAGE_ENDING = r"(?i:\.(?:png|jpe?g|dcm|dicom|tiff?|bmp|jp2))"
-ENDINGS = re.compile(f"{IMAGE_ENDING}+$")
 # Characters without ink that Unicode does not count as format characters.
 _UNSEEN = {*map(chr, (0x34F, 0x115F, 0x1160, 0x2800, *range(0xFE00, 0xFE10)))}
 _ONE_SIGN = str.maketrans("\u2212\u2043\u2018\u2019\u02bc\u00b4", "--''''")

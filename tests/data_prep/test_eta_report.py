@@ -117,7 +117,7 @@ def test_command_writes_report_figure_and_configuration(
 
 @pytest.mark.parametrize("name", ["my: lm #1-12345678", "2024", "null", "@x", 'a "b"', "1_000"])
 def test_any_name_of_scores_is_configured(name: str) -> None:
-    written = yaml.safe_load(eta_report._yaml(0.2, 0.35, "ssd", name))
+    written = yaml.safe_load(eta_report._yaml(0.2, 0.35, "ssd", name, ""))
     assert written["data"]["init_args"]["log_p"] == name
 
 

@@ -250,40 +250,26 @@ REFUSED: list[tuple[Callable[[pd.DataFrame], pd.DataFrame], dict[str, Any], str]
     (lambda t: t.drop(columns="view"), {"views": ("LL",)}, "column view; found .*--view_column, or leave out --views"),
     (lambda t: t, {"sex_column": "sex"}, "lacks the column sex; .* --sex_column names one"),
     (lambda t: t, {"text_only": True, "sex_column": "sex"}, "no images: leave out --image_column, --sex_column"),
-    (lambda t: t, {"text_only": True, "views": ("LL",)}, "no images: leave out --image_column, .* --views"),
-    (lambda t: t, {"text_only": True, "image_column": "image"}, "no images: leave out --image_column"),
     (lambda t: t.assign(findings="x"), {}, "a column text beside findings or impression; say which"),
     (lambda t: t.assign(image="['" + t["image"] + "']"), {}, r"image: expected one image in each row .*found \"\['a/1"),
     (lambda t: t.assign(image=t["image"] + ";b.tif"), {}, "image: expected one image in each row .write a row"),
     (lambda t: t.assign(image="../" + t["image"]), {}, r"paths below .*, found '\.\./a/1\.png' in row 2.*'\.\./b"),
-    (lambda t: t.assign(image="/etc/passwd"), {}, "expected paths below .*, found '/etc/passwd' in rows"),
     (lambda t: t.assign(image="x" * 201), {}, "with names of at most 200 bytes"),
     (lambda t: t.assign(image="a\x00b"), {}, "expected paths below"),
     (lambda t: with_rows(t, 0, 2, view="AP"), {}, "each image once, found 'a/1.png' in rows 2, 7, and 1 more: 'a/2"),
     (lambda t: t.replace({"a/1.png": "b", "a/1 side.png": "b.jpg"}).assign(**VIEWS), {}, "'b' in row 2.*'b.jpg'"),
     (lambda t: t.replace("a/1 side.png", "b.tif.jpg/1.png").assign(**VIEWS), {}, "by more than .jpg.*'b.tif'"),
     (lambda t: t.replace({"Q-7": "7", "R-1": "007"}), {}, "one way of writing .* '7' in rows 2, 4, .*: '007'"),
-    (lambda t: t.replace({"Q-7": "70.0", "R-1": "70"}), {}, "way of writing a name .*, found '70.0' in rows 2, 4"),
-    (lambda t: t.replace("R-1", "q-7"), {}, "way of writing a name .*, found 'Q-7' in .* 'q-7' in row 5"),
     (lambda t: t.replace("R-1", "Q\u20107"), {}, r"'Q-7' in rows 2, 4, .*'Q.7' \(U\+2010\) in row 5"),
     (lambda t: t.replace({"R-2": "M\u00fc 1", "R-1": "Mu\u0308  1"}), {}, r"U\+0308. in row 5.* .U\+00FC. in"),
     (lambda t: t.replace({"x": "12005", "y": '="12,005"'}), {}, "study: expected one way .*'12005' in row 5.*12,005"),
     (lambda t: t.replace("c", "\uff42.tif"), {}, "image: expected one way of writing .*, found 'b.tif' in row 5"),
-    (lambda t: t.replace({"x": "3", "y": "03"}), {}, "column study: .*, found '3' in row 5, and 1 more: '03'"),
     (lambda t: t.replace("R-1", "1,23E+11"), {}, "patient: expected all digits .*'1,23E.11' in row 5"),
     (lambda t: t.replace("x", "None"), {}, "column study: expected a name in every row, found '' in row 5"),
     (lambda t: t.replace("val", "holdout"), {}, r"train \| validate \| test, found 'holdout' in row 5 \(1 of 5 rows\)"),
     (lambda t: t.replace("-1", "maybe"), {}, "Cardiomegaly: expected 1, 0, -1 or empty, found 'maybe' 1 .1 of 3 cells"),
-    (
-        lambda t: t.assign(Edema=["present", "absent", "PRESENT", "maybe", "yes"]),
-        {},
-        r"'present' 2, and 2 more: .* --label_values present=1,absent=0,maybe= \(1, 0, -1; nothing: no label\)",
-    ),
-    (lambda t: t.assign(Edema=list("pqpqr")), {"label_values": {"p": "1", "q": "-1"}}, "values p=1,q=-1,r= "),
-    (lambda t: t.assign(Edema=list("1-1-1")), {}, "'-' 2 .*--label_values=-=0 .1, 0"),
-    (lambda t: t.assign(Edema=["1", "yes, a bit", "", "", "1"]), {}, "cells.; write labels in their place; fix"),
-    (lambda t: t.assign(Edema=["oedema?", "1", "", "", "1"]), {"drop_bad_rows": True}, "values 'oedema[?]=' "),
-    (lambda t: many(Edema=["1", "x", "0", "1"]), {"drop_bad_rows": True}, "'x' 6 .6 of 24 cells.*values x=1 "),
+    (lambda t: t.assign(Edema=["present", "no", "PRESENT", "maybe", "yes"]), {}, "'present' 2, and 1 more: .* as in p"),
+    (lambda t: many(Edema=["1", "x", "0", "1"]), {"drop_bad_rows": True}, "'x' 6 .6 of 24 cells.*--label_values"),
     (lambda t: t.assign(text=["b'a'"] * 3 + ["a"] * 2), {}, "expected texts, found bytes 3 .3 of 5 cells"),
     (lambda t: pd.concat([t, pd.DataFrame([[*t][::-1]], columns=[*t])]), {}, "row 7 is a header of another order"),
     (lambda t: t.assign(text=list("ABCDE"), **VIEWS), {}, "rows have one text, found 'first' in rows 2, 3"),
@@ -293,10 +279,8 @@ REFUSED: list[tuple[Callable[[pd.DataFrame], pd.DataFrame], dict[str, Any], str]
     (lambda t: t.assign(image=""), {}, "no row has a frontal image; for reports alone pass --text_only"),
     (lambda t: t.assign(sex=list("12121")), {}, "sex: expected F, M, female or male, found '1' in rows .*: '2'"),
     (lambda t: t.assign(age="old"), {}, "column age: expected years, as 45, or 045Y .*, found 'old' in"),
-    (lambda t: t.assign(Nodule=list("01211")), {"label_columns": ["Nodule"]}, "Nodule: expected 1, 0, -1 .*'2'"),
     (lambda t: t, {"label_columns": ["Nodule"]}, "lacks the column Nodule; found .*--label_columns"),
     (lambda t: t, {"label_columns": ["view"]}, "view of --label_columns has another meaning"),
-    (lambda t: t.assign(height="1"), {"label_columns": ["height"]}, "height of --label_columns has another meaning"),
     (lambda t: t.assign(cardiomegaly="1"), {}, "expected one column of Cardiomegaly, found Cardiomegaly and cardio"),
     (lambda t: t.assign(patient="1").drop(columns="split"), {}, "no patient of 1 was .*; give the table a column"),
     (lambda t: t.iloc[:0], {}, "holds no row; fix the table"),
@@ -608,25 +592,6 @@ def test_wrong_options_are_named(
     with pytest.raises(SystemExit):
         command.main(["--table", str(table), "--output", str(table.parent / "set"), *arguments])
     assert f"argument {arguments[0]}: '{arguments[1]}'" in capsys.readouterr().err
-
-
-def test_open_i_table_is_read_as_reports(
-    real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    table = tmp_path / "table.csv"
-    reports = pd.read_csv(real_data / "openi" / "openi_reports.csv", dtype=str, keep_default_na=False)[::16]
-    reports.to_csv(table, index=False)
-    empty = int(((reports["findings"] + reports["impression"]) == "").sum())
-    columns = ["--patient_column", "uid", "--study_column", "uid", "--text_only"]
-    arguments = ["--table", table, "--output", tmp_path / "set", *columns, "--workers", 1]
-    command.main(list(map(str, arguments)))
-    prepared = PreparedSet(tmp_path / "set")
-    assert len(prepared.table("studies")) == len(reports)
-    assert [row[2] for row in rejects(prepared)] == ["report has no findings or impression"] * empty
-    assert prepared.table("reports")["study_id"].nunique() == len(reports) - empty
-    said = "".join(capsys.readouterr())
-    for text in prepared.table("sentences")["text"].head(300):
-        assert len(text) < 30 or text not in said
 
 
 def test_language_of_reports_is_kept_and_said(table: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -861,30 +861,3 @@ def test_wrong_options_are_named(
         mimic_cxr.main(["--source", str(raw), "--output", str(raw.parent / "set"), *arguments])
     assert stop.value.code == 2
     assert f"argument {arguments[0]}: '{arguments[1]}': expected" in capsys.readouterr().err
-
-
-def test_real_chest_radiographs(real_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = real_data / "real_cxr"
-    boxes = source / "MS_CXR_Local_Alignment_v1.0.0.json"
-    prepare(Settings(source=source, output=tmp_path / "set", ms_cxr=boxes, size=64, workers=1))
-    page, problems = check_set(tmp_path / "set", full=True)
-    assert problems == []
-    assert "  frontal images with a report             214     234,073   differs" in page
-    assert "  MS-CXR: boxes                            138       1,448   differs" in page
-    prepared = PreparedSet(tmp_path / "set")
-    images = prepared.table("images")
-    assert images["use"].value_counts().to_dict() == {"train": 119, "grounding": 69, "validate": 26}
-    assert len(prepared.table("boxes")) == 138
-    assert rejects(prepared.folder) == []
-    assert prepared.patients_in_training_and_evaluation == []
-    assert set(prepared.table("reports")["study_id"]) == set(images["study_id"])
-    assert prepared.info["options"]["size"] == 64
-    with Image.open(prepared.image_file(images["path"].iloc[0])) as image:
-        assert (image.size, image.mode) == ((64, 64), "L")
-    on_images = prepared.table("boxes").merge(images, on="dicom_id")
-    assert (on_images["x"] + on_images["w"] <= on_images["width"]).all()
-    assert (on_images["y"] + on_images["h"] <= on_images["height"]).all()
-    # Notes are patient data: nothing of them is printed.
-    said = "".join(capsys.readouterr())
-    for text in prepared.table("sentences")["text"]:
-        assert text not in said

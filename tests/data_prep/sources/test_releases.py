@@ -74,7 +74,7 @@ DAMAGED = [
     (dict(split=SPLIT.replace("study_id,subject_id", "a,b")), "lacks the columns subject_id, study_id; found"),
     (dict(split=""), "dicom_id, subject_id, study_id, split; found an empty file"),
     (dict(chexpert=LABELS.replace(",Edema", ",Oedema")), "chexpert.csv.gz lacks the column Edema"),
-    (dict(split=SPLIT.replace(",train", ",train,")), f"split.csv.gz, line 2: 5 values for 4 columns {QUOTES}"),
+    (dict(split=SPLIT.replace(",train", ",train,x")), f"split.csv.gz, line 2: 5 values for 4 columns {QUOTES}"),
     (dict(split=SPLIT.replace(",train", "")), "split.csv.gz, line 2: 3 values for 4 columns"),
     (dict(split=SPLIT.replace("split\n", "split,split\n")), "split.csv.gz has the column split twice; download it"),
     (dict(split=SPLIT + '"'), "split.csv.gz, row from line 4 on cannot be read (unexpected end of data); download it"),
@@ -105,6 +105,12 @@ def test_damaged_table_is_named(tmp_path: Path, changed: dict[str, str], message
         read_images(release)
         read_labels(release)
     assert message in str(error.value)
+
+
+def test_a_comma_at_a_lines_end_is_no_column(tmp_path: Path) -> None:
+    whole = read_images(find_release(write(tmp_path / "whole")))
+    commas = read_images(find_release(write(tmp_path / "commas", split=SPLIT.replace(",train", ",train,"))))
+    assert commas.equals(whole)
 
 
 def test_missing_tables_are_named(tmp_path: Path) -> None:

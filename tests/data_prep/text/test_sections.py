@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.text.reports import Report, read_sentences
-from data_prep.text.sections import BOTH, LAST_PARAGRAPH, SECTIONS, study_sections
+from data_prep.text.sections import BOTH, LAST_PARAGRAPH, study_sections
 from data_prep.text.sentences import has_letter, passages
 
 TITLE = "                                 FINAL REPORT\n"
@@ -341,17 +340,3 @@ def test_sections_of_every_open_i_report_come_back(openi: list[dict[str, str]]) 
         if found(mimic_layout(row)) != written:
             others.append(int(row["uid"]))
     assert sorted(others) == sorted(WITH_HEADERS_INSIDE + WITH_AN_END)
-
-
-def test_open_i_studies_have_sentences_or_reasons(openi: list[dict[str, str]]) -> None:
-    openi = openi[::24]
-    studies = [50_000_000 + int(row["uid"]) for row in openi]
-    reports = [
-        Report(study, content=mimic_layout(row).encode()) for study, row in zip(studies, openi, strict=True)
-    ]
-    texts = read_sentences(reports, len(reports), SECTIONS, None, "nowhere")
-    assert {*texts.of_study} | {*texts.reasons} == {*studies}
-    assert not {*texts.of_study} & {*texts.reasons}
-    without = {50_000_000 + int(r["uid"]) for r in openi if not has_letter(r["findings"] + r["impression"])}
-    assert {*texts.reasons} == without and without
-    assert set(texts.reasons.values()) == {"report has no findings or impression"}
