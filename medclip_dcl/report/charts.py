@@ -16,7 +16,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from medclip_dcl.pictures.plots import COLOURS, MUTED, draw_ranks, lay_out, plain_log_labels
-from medclip_dcl.statistics.draws import Interval
+from medclip_dcl.statistics.draws import Estimate
 
 _TEXT = "#010203"
 """Placeholder for the page's text colour; no other element has it."""
@@ -124,7 +124,7 @@ def _draw_curves(axes: Axes, title: str, series: Mapping[str, pd.DataFrame]) -> 
 
 
 def draw_reliability(
-    axes: Axes, finding: str, curves: Mapping[str, tuple[pd.DataFrame, Sequence[Interval]]]
+    axes: Axes, finding: str, curves: Mapping[str, tuple[pd.DataFrame, Sequence[Estimate]]]
 ) -> None:
     """Curves by label: mean probability and number of cases (mean, size) of each bin, and its share of positives."""
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=":")

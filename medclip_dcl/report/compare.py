@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from medclip_dcl.common.command_line import one_line_errors
 from medclip_dcl.common.files import write_json, write_text
-from medclip_dcl.metrics.summaries import by_path
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import (
     NOTHING,
     REPORTS,
-    UNTRAINED,
     Cell,
     Column,
     Row,
@@ -43,24 +38,18 @@ from medclip_dcl.runs.saved import (
     differing_settings,
     setting,
 )
-from medclip_dcl.statistics.contrasts import ALPHA, means, paired_differences
-from medclip_dcl.statistics.draws import (
-    N_DRAWS,
-    Difference,
-    Interval,
-    TestedRun,
-    bootstrap_numbers,
-    differences_of,
-    fewer_patients,
-    intervals_of,
-    method,
-    require_same_cases,
-    units_of,
+from medclip_dcl.statistics.contrasts import (
+    UNTRAINED,
+    Contrasts,
+    compared,
+    explain,
+    is_marked,
+    side_named,
+    sides_of,
 )
+from medclip_dcl.statistics.draws import N_DRAWS, Estimate, TestedRun, require_same_cases, units_of
 
 OUTPUT = Path("runs/comparison")
-SEEDS = ("seed_everything", *(f"data.init_args.{name}" for name in ("seed", "subset_seed", "label_seed")))
-"""Settings in which trainings of one configuration differ."""
 FILES = ("comparison.md", "comparison.tex", "comparison.html", "comparison.json")
 
 _PHANTOM = (
@@ -71,22 +60,21 @@ _PHANTOM = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs that were tested in the same way, with the uncertainty of their numbers.
+    """Runs that were tested in the same way, and the table of their numbers and differences.
 
-    `groups` has the rows that differ in the seed alone by label (of one row its name), in the order of the tables.
+    `sides` are the rows of the tables: runs that differ in the seed alone by label, of one run by its name.
     """
 
     rows: list[TestedRun]
-    groups: dict[str, list[TestedRun]]
+    sides: dict[str, list[TestedRun]]
     baseline: str | None
-    intervals: dict[str, dict[str, Interval]]  # by label and path
-    differences: dict[str, dict[str, Difference]]  # likewise, but for the baseline
+    table: Contrasts
     n_draws: int
 
     @property
-    def is_of_seeds(self) -> bool:
-        """Numbers are means over trainings that differ in the seed alone."""
-        return len(self.groups) < len(self.rows)
+    def differences(self) -> dict[str, dict[str, Estimate]]:
+        """Differences from the baseline, by side and path."""
+        return {side: found for (side, minus), found in self.table.items() if minus}
 
     @property
     def trained(self) -> list[TestedRun]:
@@ -102,48 +90,32 @@ def compare(
     untrained: bool = False,
     n_draws: int = N_DRAWS,
 ) -> Comparison:
-    """Read runs, check that they compare, group those that differ in the seed alone, and resample their patients.
+    """Read runs, check that they compare, and compare those that differ in more than the seed.
 
     Args:
         runs: run folders.
-        baseline: name of a row or of a group, or one of the folders; None: no differences.
-        names: of the rows; default: the folders' names.
+        baseline: name of a run or of a row, or one of the folders; None: no differences.
+        names: of the runs; default: the folders' names.
         untrained: add the untrained network of each run, once if all have the same weights.
         n_draws: bootstrap draws of patients, the same for all rows.
     """
     rows = _read(runs, names, untrained)
-    groups = _grouped(rows)
-    chosen = None if baseline is None else _baseline(groups, baseline)
-    if len(groups) < len(rows):
-        intervals, differences = _over_trainings(groups, chosen)
-    else:
-        numbers = {row.name: bootstrap_numbers(row.predictions, n_draws) for row in rows}
-        of_rows = {row.name: row.predictions for row in rows}
-        intervals = {name: intervals_of(found, of_rows[name].patients) for name, found in numbers.items()}
-        differences = {
-            name: differences_of(found, numbers[chosen], fewer_patients(of_rows[name], of_rows[chosen]))
-            for name, found in numbers.items()
-            if chosen is not None and name != chosen
-        }
-    return Comparison(rows, groups, chosen, intervals, differences, n_draws)
+    sides = sides_of(rows)
+    chosen = None if baseline is None else side_named(sides, baseline)
+    return Comparison(rows, sides, chosen, compared(sides, chosen, n_draws=n_draws), n_draws)
 
 
 def tables(comparison: Comparison, published: bool = True) -> list[Table]:
     """Tables of what was measured, with differences from the baseline, and with the paper's rows if `published`."""
-    shown = {
-        label: Shown(rows[0].tested, comparison.intervals[label]) for label, rows in comparison.groups.items()
-    }
-    found = filled(shown)
+    sides = comparison.sides.items()
+    found = filled({label: Shown(runs[0].tested, comparison.table[label, ""]) for label, runs in sides})
     for table in found:
         if not published:
             table.published = []
         if comparison.differences:
             table.rows.append(Row(f"paired difference from {comparison.baseline}", "divider"))
         for name, differences in comparison.differences.items():
-            cells = [
-                _difference_cell(differences.get(column.path), column.digits, comparison.is_of_seeds)
-                for column in table.columns
-            ]
+            cells = [_difference_cell(differences.get(one.path), one.digits) for one in table.columns]
             table.rows.append(Row(f"{name} − {comparison.baseline}", "difference", cells))
     return found
 
@@ -151,12 +123,13 @@ def tables(comparison: Comparison, published: bool = True) -> list[Table]:
 def write_comparison(comparison: Comparison, output: Path) -> str:
     """Write comparison.md (and return it), .tex, .html and .json; the same runs and seed give the same bytes."""
     first = comparison.rows[0].tested
+    explanation = explain(comparison.sides, comparison.baseline, units_of(first), comparison.n_draws)
     settings = _settings(comparison)
     content = {
         "names": [row.name for row in comparison.trained],
         "data": describe_data(first),
         "phantom": _PHANTOM if first["dataset"].get("phantom") else "",
-        "method": _explanation(comparison),
+        "method": explanation,
         "notes": _notes(comparison),
         "reason": why_left_out(first),
         "tables": tables(comparison),
@@ -166,7 +139,7 @@ def write_comparison(comparison: Comparison, output: Path) -> str:
     }
     for kind in ("md", "tex", "html"):
         write_text(render_template(f"compare.{kind}", content), output / f"comparison.{kind}")
-    write_json(_json(comparison, settings), output / "comparison.json")
+    write_json(_json(comparison, settings, explanation), output / "comparison.json")
     return (output / "comparison.md").read_text(encoding="utf-8")
 
 
@@ -217,85 +190,13 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def _grouped(rows: Sequence[TestedRun]) -> dict[str, list[TestedRun]]:
-    """Rows by label: together where their settings are known and differ in the seed alone."""
-    alike: list[list[TestedRun]] = []
-    for row in rows:
-        group = next((group for group in alike if _differ_in_seed(group, row)), None)
-        if group is None:
-            alike.append(group := [])
-        group.append(row)
-    found = {}
-    for group in alike:
-        first, suffix = group[0].name, f", {UNTRAINED}" if group[0].suffix else ""
-        shared = os.path.commonprefix([row.name for row in group]).removesuffix(suffix).rstrip("-_. ")
-        labels = [f"{name} ({len(group)} seeds){suffix}" for name in (shared or first, first)]
-        found[first if len(group) == 1 else labels[labels[0] in found]] = group
-    return found
-
-
-def _differ_in_seed(group: Sequence[TestedRun], row: TestedRun) -> bool:
-    first = group[0]
-    if first.config is None or row.config is None or first.suffix != row.suffix:
-        return False
-    is_new = all(_seed(row) != _seed(other) for other in group)
-    return is_new and differing_settings(first.config, row.config).keys() <= set(SEEDS)
-
-
-def _seed(row: TestedRun) -> Hashable:
-    """Pairs trainings."""
-    return tuple(setting(row.config, name) for name in SEEDS)
-
-
-def _over_trainings(
-    groups: Mapping[str, Sequence[TestedRun]], baseline: str | None
-) -> tuple[dict[str, dict[str, Interval]], dict[str, dict[str, Difference]]]:
-    """Means over seeds and differences paired by seed, with t intervals; p is adjusted for all of one number."""
-    numbers = [
-        (label, _seed(row), path[1:], value)
-        for label, rows in groups.items()
-        for row in rows
-        for path, value in by_path(row.tested["metrics"], "")
-        if isinstance(value, float)
-    ]
-    found = pd.DataFrame(numbers, columns=["label", "seed", "path", "value"])
-    intervals: dict[str, dict[str, Interval]] = {label: {} for label in groups}
-    differences: dict[str, dict[str, Difference]] = {label: {} for label in groups if label != baseline}
-    for one in _records(means(found, ["label", "path"])):
-        intervals[one["label"]][one["path"]] = Interval(one["mean"], one["low"], one["high"], one["n"])
-    for path, rows in found.groupby("path", sort=False) if baseline is not None else ():
-        for one in _records(
-            paired_differences(rows, compared="label", reference=str(baseline), pairs="seed")
-        ):
-            ends = one["mean"], one["low"], one["high"], one["p_holm"]
-            differences[one["label"]][str(path)] = Difference(*ends, one["n"])
-    return intervals, differences
-
-
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows with None for NaN."""
-    return table.astype(object).where(table.notna(), None).to_dict("records")  # type: ignore[return-value]
-
-
-def _baseline(groups: Mapping[str, Sequence[TestedRun]], baseline: str) -> str:
-    for label, rows in groups.items():
-        is_folder = any(not row.suffix and Path(baseline).resolve() == row.folder.resolve() for row in rows)
-        if is_folder or baseline in (label, *(row.name for row in rows)):
-            return label
-    raise SavedResultsError(
-        f"--baseline {baseline} is not a row; give one of: {', '.join(groups)}"
-        " (the untrained ones come with --untrained)"
-    )
-
-
-def _difference_cell(difference: Difference | None, digits: int, is_over_trainings: bool) -> Cell:
+def _difference_cell(difference: Estimate | None, digits: int) -> Cell:
     """One decimal more than the numbers themselves have; ranks as they are."""
     if difference is None or difference.value is None:
         return Cell(NOTHING)
-    cell = interval_cell(*difference[:3], digits + 1 if digits else 0, signed, difference.n_patients)
+    cell = interval_cell(difference, digits + 1 if digits else 0, signed)
     # Over patients an interval says nothing about another training.
-    is_marked = is_over_trainings and difference.p is not None and difference.p <= ALPHA
-    return cell._replace(text=cell.text + "*" * is_marked)
+    return cell._replace(text=cell.text + "*" * (difference.over == "seeds" and is_marked(difference)))
 
 
 def _facts(comparison: Comparison) -> Table:
@@ -337,24 +238,6 @@ def _settings(comparison: Comparison) -> Table:
     return Table("Settings that differ", columns, rows, note or ("" if rows else "None."))
 
 
-def _explanation(comparison: Comparison) -> str:
-    units = units_of(comparison.rows[0].tested)
-    if comparison.is_of_seeds:
-        return (
-            "Means over the trainings that differ in the seed alone; in brackets, 95% t intervals over trainings, which"
-            f" do not cover other {units}: each run's report has intervals over these. Differences are paired by seed;"
-            f" * marks p <= {ALPHA} of the paired t test, adjusted by Holm's method for all differences of one column."
-        )
-    text = method(units, comparison.n_draws)
-    if comparison.baseline is not None:
-        text += (
-            f" Differences are paired: each draw takes the same {units} in both runs. None is marked: with one training"
-            " each they compare these networks, not objectives, whose numbers change with the seed. Train each with"
-            " three seeds or more; runs that differ in the seed alone are grouped."
-        )
-    return text
-
-
 def _notes(comparison: Comparison) -> list[str]:
     sections = (section for row in comparison.rows for section in row.tested["notes"].values())
     notes = [note for section in sections for note in section]
@@ -370,22 +253,22 @@ def _notes(comparison: Comparison) -> list[str]:
     return list(dict.fromkeys(notes))
 
 
-def _json(comparison: Comparison, settings: Table) -> dict[str, Any]:
+def _json(comparison: Comparison, settings: Table, explanation: str) -> dict[str, Any]:
     """All numbers, also those that the tables leave out: ACC per finding, categories, differences of the variants."""
     first = comparison.rows[0].tested
     rows = {
         label: {
             "folders": [row.folder.resolve().name for row in of_label],
             "checkpoints": [row.tested["checkpoint"] for row in of_label],
-            "intervals": {k: v._asdict() for k, v in comparison.intervals[label].items()},
+            "intervals": {k: v._asdict() for k, v in comparison.table[label, ""].items()},
             "differences": {k: v._asdict() for k, v in comparison.differences.get(label, {}).items()},
         }
-        for label, of_label in comparison.groups.items()
+        for label, of_label in comparison.sides.items()
     }
     return {
         "rows": rows,
         "baseline": comparison.baseline,
-        "method": _explanation(comparison),
+        "method": explanation,
         "settings_that_differ": {row.label: [cell.text for cell in row.cells] for row in settings.rows},
         **{key: first[key] for key in ("dataset", "protocol", "counts")},
     }

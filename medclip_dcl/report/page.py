@@ -64,6 +64,6 @@ def latex_text(text: str) -> str:
 
 
 def _latex_cell(cell: Cell) -> str:
-    """The number, its interval below it; minus signs instead of hyphens."""
-    text, interval = (latex_text(re.sub(r"(?<![\d.])-(?=[.\d])", "−", part)) for part in cell)
+    """The number, its interval below it."""
+    text, interval = map(latex_text, cell)
     return rf"\shortstack[r]{{{text}\\{{\scriptsize {interval}}}}}" if interval else text

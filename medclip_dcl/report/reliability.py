@@ -14,7 +14,7 @@ from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report import charts
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, interval_cell, number
 from medclip_dcl.runs.saved import value_at
-from medclip_dcl.statistics.draws import Interval, Predictions, TestedRun, bootstrap_intervals, units_of
+from medclip_dcl.statistics.draws import Estimate, Predictions, TestedRun, bootstrap_intervals, units_of
 
 _DIGITS = 3
 _FLOAT32 = ("32", "32-true")
@@ -79,7 +79,8 @@ def section(run: TestedRun) -> dict[str, Any] | None:
         )
     rows = calibration.of_cases(cases[cases["finding"].isin(fitted)])
     by_finding = {str(finding): its for finding, its in rows.groupby("finding", sort=False)}
-    numbers = bootstrap_intervals(Predictions({"calibration": rows})) if fitted else {}
+    images = run.table("images")
+    numbers = bootstrap_intervals(Predictions({"calibration": rows}, images=images)) if fitted else {}
     is_other_data = calibration.data.get("fingerprint") != results["dataset"].get("fingerprint")
     units = units_of(results)
     fitted_units = "patients" if is_other_data else units
@@ -147,8 +148,8 @@ def _differing(calibration: Calibration, results: Mapping[str, Any]) -> str:
 
 
 def _curve(
-    rows: pd.DataFrame, time: str, numbers: Mapping[str, Interval], path: str
-) -> tuple[pd.DataFrame, list[Interval]]:
+    rows: pd.DataFrame, time: str, numbers: Mapping[str, Estimate], path: str
+) -> tuple[pd.DataFrame, list[Estimate]]:
     """Mean probability and number of cases of each bin, with the share of positives."""
     in_bins = rows.groupby(bins_of(rows[time].to_numpy()))[time].agg(["mean", "size"])
     return in_bins, [numbers[f"{path}/bins/{place}"] for place in in_bins.index]
@@ -157,7 +158,7 @@ def _curve(
 def _table_of_errors(
     by_finding: Mapping[str, pd.DataFrame],
     calibration: Calibration,
-    numbers: Mapping[str, Interval],
+    numbers: Mapping[str, Estimate],
     units: str,
 ) -> Table:
     """ECE and Brier score before and after, beside what is expected of a perfect model and of the prevalence alone."""
@@ -194,7 +195,7 @@ def _table_of_errors(
 
 
 def _table_of_thresholds(
-    findings: list[str], calibration: Calibration, numbers: Mapping[str, Interval], units: str
+    findings: list[str], calibration: Calibration, numbers: Mapping[str, Estimate], units: str
 ) -> Table:
     """Sensitivity and specificity at the thresholds, where they were chosen and on the test."""
     rates = ("sensitivity", "specificity")
@@ -213,6 +214,5 @@ def _table_of_thresholds(
     )
 
 
-def _cell(numbers: Mapping[str, Interval], path: str) -> Cell:
-    found = numbers[f"{_PREFIX}/{path}"]
-    return interval_cell(*found[:3], _DIGITS, n_patients=found.n_patients)
+def _cell(numbers: Mapping[str, Estimate], path: str) -> Cell:
+    return interval_cell(numbers[f"{_PREFIX}/{path}"], _DIGITS)

@@ -1,11 +1,8 @@
 """Metrics by view, sex and age group of the tested images, and the gap of each group to the others.
 
 The gap is the group minus the rest: all images whose attribute is known and another; a small reference group would make
-every gap uncertain (choice). Patients are drawn as in ``medclip_dcl.statistics.draws``, here once for all evaluations
-together, so that the gaps of all metrics are draws of one joint distribution. ``p`` compares a gap with the largest
-standardised deviation in each draw (max-t; Westfall and Young 1993), which keeps the chance of any false finding among
-all gaps near the level. Because the deviation of few patients is itself uncertain, a gap's is taken as that of
-Student's t with one degree of freedom less than the smaller side has patients.
+every gap uncertain (choice). Patients are drawn as in ``medclip_dcl.statistics.draws``; p is adjusted for all gaps by
+``medclip_dcl.statistics.contrasts.joint_p``, with the patients of the smaller side.
 """
 
 from __future__ import annotations
@@ -19,8 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float, Int
-from scipy import stats
+from jaxtyping import Bool, Float
 
 from medclip_dcl.metrics import summaries
 from medclip_dcl.report.tables import (
@@ -34,10 +30,12 @@ from medclip_dcl.report.tables import (
     signed,
 )
 from medclip_dcl.runs.saved import SavedResultsError
+from medclip_dcl.statistics.contrasts import ALPHA, joint_p
 from medclip_dcl.statistics.draws import (
     CLASSIFICATIONS,
     MIN_PATIENTS,
     N_DRAWS,
+    Estimate,
     Predictions,
     TestedRun,
     numbers_of_draws,
@@ -50,8 +48,6 @@ ATTRIBUTES = {"view": "View", "sex": "Sex", "age": "Age at the study"}
 AGE_GROUPS = {"under 40": 40, "40 to 59": 60, "60 to 79": 80, "80 and over": np.inf}
 """Age group -> the age in years that it ends before (choice)."""
 UNKNOWN = "unknown"
-FOUND = 0.05
-"""Largest p of a gap that counts as found: the chance of any false finding among all gaps."""
 
 _NUMBERS = ("value", "low", "high", "gap", "gap_low", "gap_high", "p")
 COLUMNS = ("attribute", "group", "images", "patients", "metric", *_NUMBERS)
@@ -102,16 +98,13 @@ def table_of_groups(
     tables = {name: table for name, table in tables.items() if len(table)}
     if not groups or not tables:
         return pd.DataFrame(columns=list(COLUMNS))
-    patients = np.unique(np.concatenate([table["subject_id"] for table in tables.values()]))
-    counts = patient_draws(len(patients), n_draws, seed)
-    evaluations = [
-        _Evaluation(
-            name, table, counts, np.searchsorted(patients, table["subject_id"]), predictions.min_cases
-        )
-        for name, table in tables.items()
-    ]
+    counts = patient_draws(len(predictions.patients), n_draws, seed)
+    evaluations = []
+    for name, rows in tables.items():
+        patient = np.searchsorted(predictions.patients, rows["subject_id"])
+        evaluations.append(_Evaluation(name, rows, counts, patient, predictions.min_cases))
     nothing = np.full(n_draws + 1, np.nan)
-    rows, gaps, n_patients = [], [], []
+    found, gaps, n_patients = [], [], []
     for attribute, of_images in groups.items():
         names = _names(of_images, attribute)
         labels = [_labels_of_rows(one.table, images, of_images, predictions.name) for one in evaluations]
@@ -125,35 +118,12 @@ def table_of_groups(
                     own, others, n = compared.get(metric, (nothing, nothing, 0))
                     gap = nothing if len(names) == 2 and group == names[1] else own - others
                     numbers = (end for x in (own, gap) for end in (x[0], *percentiles(x[1:])[:2]))
-                    rows.append((*about, metric, *numbers))
+                    found.append((*about, metric, *numbers))
                     gaps.append(gap)
                     n_patients.append(n)
     p = joint_p(np.stack(gaps), np.array(n_patients))
-    table = pd.DataFrame([(*row, one) for row, one in zip(rows, p, strict=True)], columns=list(COLUMNS))
+    table = pd.DataFrame([(*row, one) for row, one in zip(found, p, strict=True)], columns=list(COLUMNS))
     return table.astype(dict.fromkeys(_NUMBERS, "float64"))
-
-
-def joint_p(
-    gaps: Float[np.ndarray, "gap one_and_draws"], n_patients: Int[np.ndarray, "gap"]
-) -> Float[np.ndarray, "gap"]:
-    """Adjusted p of each gap: the share of draws whose largest standardised deviation reaches that of the gap from 0.
-
-    Gaps are standardised by the standard deviation s of their draws. With n patients gap / (s sqrt(n / (n - 1))) has
-    about Student's distribution with n - 1 degrees of freedom, and is taken as the normal deviate of the same
-    probability. Fewer than 2 patients, no number and no variation give NaN.
-    """
-    p = np.full(len(gaps), np.nan)
-    is_known = np.isfinite(gaps[:, 0]) & (np.isfinite(gaps[:, 1:]).sum(axis=1) > 1) & (n_patients > 1)
-    known = np.flatnonzero(is_known)
-    deviations = np.nanstd(gaps[known, 1:], axis=1, ddof=1)
-    known, deviations = known[deviations > 1e-12], deviations[deviations > 1e-12]
-    if len(known):
-        observed, draws, n = gaps[known, 0], gaps[known, 1:], n_patients[known]
-        largest = np.nan_to_num(np.abs(draws - observed[:, None]) / deviations[:, None]).max(axis=0)
-        student = np.abs(observed) / (deviations * np.sqrt(n / (n - 1)))
-        reached = largest >= stats.norm.isf(stats.t.sf(student, n - 1))[:, None]
-        p[known] = (reached.sum(axis=1) + 1) / (draws.shape[1] + 1)
-    return p
 
 
 def age_groups(ages: pd.Series) -> pd.Series:
@@ -269,7 +239,7 @@ def describe(table: pd.DataFrame) -> dict[str, Any] | None:
     """The report's section: found gaps, number of gaps, and a table for each attribute; None without groups."""
     if table.empty:
         return None
-    found = table[table["p"] <= FOUND].sort_values(["p", "metric"], kind="stable")
+    found = table[table["p"] <= ALPHA].sort_values(["p", "metric"], kind="stable")
     return {
         "n_gaps": int(table["p"].notna().sum()),
         "found": [
@@ -277,7 +247,7 @@ def describe(table: pd.DataFrame) -> dict[str, Any] | None:
             f"{_label(row['metric'])[0]} {_gap_cell(row, mark='')} (p = {row['p']:.2g})"
             for row in found.to_dict("records")
         ],
-        "level": FOUND,
+        "level": ALPHA,
         "min_patients": MIN_PATIENTS,
         "n_draws": N_DRAWS,
         "tables": [_table(rows, str(name)) for name, rows in table.groupby("attribute", sort=False)],
@@ -322,7 +292,7 @@ def _value_cell(cell: Mapping[Any, Any], rows: pd.DataFrame) -> Cell:
     """A number; of an average that lacks findings, with the number of those that it has."""
     if not np.isfinite(cell["value"]):
         return Cell(NOTHING)
-    found = interval_cell(cell["value"], cell["low"], cell["high"], _label(cell["metric"])[1])
+    found = interval_cell(Estimate(cell["value"], cell["low"], cell["high"]), _label(cell["metric"])[1])
     section, _, name = cell["metric"].partition("/")
     if section in CLASSIFICATIONS and "/" not in name:
         of_findings = rows["metric"].str.startswith(f"{section}/by_finding/") & (
@@ -338,5 +308,6 @@ def _gap_cell(cell: Mapping[Any, Any], mark: str = " *") -> Cell:
     """A gap with its sign; the mark follows one that is found."""
     if not np.isfinite(cell["gap"]):
         return Cell(NOTHING)
-    found = interval_cell(cell["gap"], cell["gap_low"], cell["gap_high"], _label(cell["metric"])[1], signed)
-    return found._replace(text=found.text + mark * (cell["p"] <= FOUND))
+    gap = Estimate(cell["gap"], cell["gap_low"], cell["gap_high"])
+    found = interval_cell(gap, _label(cell["metric"])[1], signed)
+    return found._replace(text=found.text + mark * (cell["p"] <= ALPHA))

@@ -17,7 +17,8 @@ import yaml
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS, MEAN_KS, by_path
 from medclip_dcl.runs.saved import SavedResultsError, value_at
-from medclip_dcl.statistics.draws import Interval, TestedRun, units_of
+from medclip_dcl.statistics.contrasts import UNTRAINED
+from medclip_dcl.statistics.draws import Estimate, TestedRun, units_of
 
 Results = Mapping[str, Any]
 Show = Callable[[Any, int], str]
@@ -26,7 +27,6 @@ Show = Callable[[Any, int], str]
 DESCRIPTIONS: dict[str, Any] = yaml.safe_load(
     Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8")
 )
-UNTRAINED = "untrained"
 NOTHING = "–"
 CLASSIFIER = "finding_classification"
 """Section of results.json that only a classifier's run has."""
@@ -219,43 +219,41 @@ def number(value: Any, digits: int) -> str:
     if value is None:
         return NOTHING
     text = f"{value:,.1f}".removesuffix(".0") if digits == 0 else f"{value:.{digits}f}"
-    return text if text.strip("-0.") else text.removeprefix("-")
+    return text.replace("-", "−" if text.strip("-0.") else "")
 
 
-def interval_cell(
-    value: Any, low: Any, high: Any, digits: int, show: Show = number, n_patients: Any = None
-) -> Cell:
+def interval_cell(found: Estimate, digits: int, show: Show = number) -> Cell:
     """A number with its interval; where that is None, with the number of its patients, if that is known."""
-    if value is None or low is None:
-        return Cell(show(value, digits), "" if None in (value, n_patients) else f"(n = {n_patients})")
-    return Cell(show(value, digits), f"[{show(low, digits)}, {show(high, digits)}]")
+    value, n = found.value, found.n_patients
+    if value is None or found.low is None:
+        return Cell(show(value, digits), "" if None in (value, n) else f"(n = {n})")
+    return Cell(show(value, digits), f"[{show(found.low, digits)}, {show(found.high, digits)}]")
 
 
 def signed(value: Any, digits: int) -> str:
     """A number as `number` has it, with its sign, unless all its digits are 0."""
     text = number(value, digits)
     is_zero = not any(character in "123456789" for character in text)
-    return text if is_zero or text.startswith("-") else f"+{text}"
+    return text if is_zero or text.startswith("−") else f"+{text}"
 
 
 class Shown(NamedTuple):
     """Results of a run, and the intervals of its numbers by their paths."""
 
     results: Results
-    intervals: Mapping[str, Interval]
+    intervals: Mapping[str, Estimate]
 
     def cell(self, path: str, digits: int) -> Cell:
         """A number with its interval, if it has one, else from results.json."""
-        if (found := self.intervals.get(path)) is not None:
-            return interval_cell(found.value, found.low, found.high, digits, n_patients=found.n_patients)
-        return interval_cell(value_at(self.results["metrics"], path), None, None, digits)
+        found = self.intervals.get(path) or Estimate(value_at(self.results["metrics"], path), None, None)
+        return interval_cell(found, digits)
 
 
 def shown(runs: Mapping[str, TestedRun]) -> tuple[dict[str, Shown], dict[str, SavedResultsError]]:
     """Runs with their intervals, and why some have none."""
     found, problems = {}, {}
     for name, run in runs.items():
-        intervals: Mapping[str, Interval] = {}
+        intervals: Mapping[str, Estimate] = {}
         try:
             intervals = run.intervals
         except SavedResultsError as error:

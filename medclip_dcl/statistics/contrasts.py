@@ -1,18 +1,295 @@
-"""Means over seeds, and differences paired by seed, with Student's t intervals."""
+"""Comparisons: a side minus another, over patients or over trainings, with intervals and adjusted p.
+
+A side is a run, or runs that differ in the seed alone. The method is chosen for each pair of sides. With two seeds or
+more on both, differences are paired by seed: Student's t, p adjusted by Holm's method for all differences of a number.
+Otherwise patients are drawn, of the mean over a side's seeds, and p compares a difference with the largest standardised
+deviation of the draws over all numbers of the pair (max-t; Westfall and Young 1993), so that no other side moves it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from jaxtyping import Float, Int
 from scipy import stats
 
-from medclip_dcl.statistics.draws import LEVEL
+from medclip_dcl.metrics.summaries import mean_of
+from medclip_dcl.runs.saved import SavedResultsError, differing_settings, setting
+from medclip_dcl.statistics.draws import (
+    CLASSIFICATIONS,
+    LEVEL,
+    N_DRAWS,
+    Estimate,
+    Numbers,
+    Predictions,
+    TestedRun,
+    bootstrap_numbers,
+    estimate,
+    intervals_of,
+    method,
+    predictions_of,
+    require_same_cases,
+    without_few,
+)
 
 ALPHA = 0.05
+UNTRAINED = "untrained"
+SEEDS = ("seed_everything", *(f"data.init_args.{name}" for name in ("seed", "subset_seed", "label_seed")))
+"""Settings in which trainings of one configuration differ."""
 _ROUNDING = 1e-9
 """Relative difference of numbers that are taken for equal: k/599 - (k - 1)/599 depends on k."""
+_OF_FINDING = "/by_finding/"
+
+Sides = Mapping[str, Sequence[TestedRun]]
+"""Label -> a run, or runs that differ in the seed alone."""
+Contrasts = dict[tuple[str, str], dict[str, Estimate]]
+"""The table of a comparison: (side, side that is subtracted or "") -> path of a number -> estimate."""
+
+
+def sides_of(runs: Sequence[TestedRun]) -> dict[str, list[TestedRun]]:
+    """Sides by label: runs together where their settings are known and differ in the seed alone."""
+    alike: list[list[TestedRun]] = []
+    for run in runs:
+        side = next((side for side in alike if _differ_in_seed(side, run)), None)
+        if side is None:
+            alike.append(side := [])
+        side.append(run)
+    found = {}
+    for side in alike:
+        first, suffix = side[0].name, f", {UNTRAINED}" if side[0].suffix else ""
+        shared = os.path.commonprefix([run.name for run in side]).removesuffix(suffix).rstrip("-_. ")
+        labels = [f"{name} ({len(side)} seeds){suffix}" for name in (shared or first, first)]
+        found[first if len(side) == 1 else labels[labels[0] in found]] = side
+    return found
+
+
+def side_named(sides: Sides, name: str) -> str:
+    """Label of the side with this label, or with the run of this name or folder."""
+    for label, runs in sides.items():
+        is_folder = any(not run.suffix and Path(name).resolve() == run.folder.resolve() for run in runs)
+        if is_folder or name in (label, *(run.name for run in runs)):
+            return label
+    raise SavedResultsError(
+        f"--baseline: expected one of {', '.join(sides)} (the untrained ones come with --untrained), found {name!r}"
+    )
+
+
+def _differ_in_seed(side: Sequence[TestedRun], run: TestedRun) -> bool:
+    first = side[0]
+    if first.config is None or run.config is None or first.suffix != run.suffix:
+        return False
+    is_new = all(_seed(run) != _seed(other) for other in side)
+    return is_new and differing_settings(first.config, run.config).keys() <= set(SEEDS)
+
+
+def _seed(run: TestedRun) -> Hashable:
+    """Pairs trainings."""
+    return tuple(setting(run.config, name) for name in SEEDS)
+
+
+def compared(
+    sides: Sides,
+    baseline: str | None = None,
+    *,
+    findings: Sequence[str] | None = None,
+    n_draws: int = N_DRAWS,
+) -> Contrasts:
+    """Every number of each side, and its difference from the baseline's.
+
+    A side of several runs has means over its seeds, with t intervals; a side of one run has intervals over patients.
+
+    Args:
+        sides: tested on the same cases.
+        baseline: label of the side that is subtracted; None: no differences.
+        findings: means of a classification are over these, default: over each side's own. p of such a mean is that
+            of results.json's where both sides have these findings alone; else it is adjusted for these means only.
+        n_draws: of patients.
+    """
+    seeds = {label: runs for label, runs in sides.items() if len(runs) > 1}
+    over_seeds = _over_seeds(seeds, baseline, findings)
+    predictions = {label: runs[0].predictions for label, runs in sides.items()}
+
+    @cache
+    def drawn(label: str, other: str) -> Numbers:
+        own = predictions[label].patients
+        patients = np.union1d(own, predictions[other].patients)
+        if other != label and len(patients) == len(own):
+            return drawn(label, label)
+        return mean_over_seeds([run.draws(patients, n_draws) for run in sides[label]])
+
+    table: Contrasts = {}
+    for label in sides:
+        if label in seeds:
+            table[label, ""] = over_seeds[label, ""]
+        else:
+            numbers = drawn(label, label) | shared_means(drawn(label, label), findings)
+            table[label, ""] = intervals_of(numbers, predictions[label].n_patients)
+        if baseline is None or label == baseline:
+            continue
+        if (label, baseline) in over_seeds:
+            table[label, baseline] = over_seeds[label, baseline]
+            continue
+        both = predictions[label], predictions[baseline]
+        pair = [drawn(label, baseline), drawn(baseline, label)]
+        table[label, baseline] = differences(pair, both)
+        if findings is not None and any(_findings(one) != {*findings} for one in pair):
+            table[label, baseline] |= differences([shared_means(one, findings) for one in pair], both)
+    return table
+
+
+def explain(
+    sides: Sides, baseline: str | None, units: str, n_draws: int = N_DRAWS, *, marks_networks: bool = False
+) -> str:
+    """Words for the head of a page: how its differences and intervals are made, and which are marked."""
+    others = [
+        min(len(runs), len(sides[baseline])) for label, runs in sides.items() if baseline not in (None, label)
+    ]
+    text = []
+    if 1 in others:
+        text.append(
+            f"* marks networks that differ on further {units} of the set (p ≤ {ALPHA} and an interval without 0); a "
+            "training repeated may differ by more."
+            if marks_networks
+            else f"Differences over {units} are not marked: they compare these networks, not objectives, whose numbers "
+            "change with the seed. Train each with three seeds or more: runs that differ in the seed alone are one row."
+        )
+        text.append(
+            "p is adjusted for all numbers of two rows on a set (max-t): 5% a pair and set. Each draw takes the same "
+            f"{units} in both rows, of the mean over the seeds of a row."
+        )
+    if max(others, default=1) > 1:
+        text.append(
+            f"Differences of two rows of several seeds are paired by seed; * marks p ≤ {ALPHA} of the paired t test, "
+            "adjusted by Holm's method for all differences of that number."
+        )
+    if any(len(runs) > 1 for runs in sides.values()):
+        text.append(
+            "A row of several seeds has their mean; in brackets, the 95% t interval over trainings, which does not "
+            f"cover other {units}."
+        )
+    if any(len(runs) == 1 for runs in sides.values()):
+        text.append(method(units, n_draws))
+    return " ".join(text)
+
+
+def mean_over_seeds(numbers: Sequence[Numbers]) -> Numbers:
+    """Mean of each number that all have, among the tested patients and in each draw."""
+    paths = (path for path in numbers[0] if all(path in one for one in numbers))
+    return {path: mean_of([one[path] for one in numbers], numbers[0][path]) for path in paths}
+
+
+def shared_means(numbers: Numbers, findings: Sequence[str] | None) -> Numbers:
+    """Means of a classification over those of the findings that have a number."""
+    found = {}
+    for path in (path for path in numbers if findings is not None and _is_mean_over_findings(path)):
+        section, metric = path.split("/")
+        of_findings = (numbers[f"{section}{_OF_FINDING}{finding}/{metric}"] for finding in findings or ())
+        found[path] = mean_of(
+            [one for one in of_findings if np.isfinite(one[0])], np.full_like(numbers[path], np.nan)
+        )
+    return found
+
+
+def bootstrap_differences(
+    run: Path | Predictions, baseline: Path | Predictions, n_draws: int = N_DRAWS, seed: int = 0
+) -> dict[str, Estimate]:
+    """Paired differences, run minus baseline, of every number that both have: each draw takes the same patients."""
+    pair = [predictions_of(one) for one in (run, baseline)]
+    require_same_cases(*pair)
+    patients = np.union1d(*(one.patients for one in pair))
+    return differences([bootstrap_numbers(one, n_draws, seed, patients) for one in pair], pair)
+
+
+def differences(numbers: Sequence[Numbers], predictions: Sequence[Predictions]) -> dict[str, Estimate]:
+    """Differences of two sides in each draw; p by :func:`joint_p` over all of them.
+
+    Means over findings are compared where both sides have the same findings.
+    """
+    a, b = numbers
+    are_alike = _findings(a) == _findings(b)
+    paths = [path for path in a if path in b and (are_alike or not _is_mean_over_findings(path))]
+    few = [one.n_patients for one in predictions]
+    n_patients = {path: min(one[path] for one in few) for path in paths if all(path in one for one in few)}
+    found = without_few({path: a[path] - b[path] for path in paths}, n_patients)
+    behind = np.array([min(one.n_behind(path) for one in predictions) for path in paths], dtype=int)
+    p = joint_p(np.array([*found.values()]), behind) if paths else np.empty(0)
+    return {
+        path: estimate(x, n_patients.get(path), one) for (path, x), one in zip(found.items(), p, strict=True)
+    }
+
+
+def is_marked(difference: Estimate) -> bool:
+    """True for a difference that is found: p of at most `ALPHA`, and an interval without 0."""
+    p, low, high = difference.p, difference.low, difference.high
+    return None not in (p, low, high) and p <= ALPHA and not low <= 0 <= high  # type: ignore[operator]
+
+
+def _is_mean_over_findings(path: str) -> bool:
+    return path.split("/")[0] in CLASSIFICATIONS and path.count("/") == 1
+
+
+def _findings(numbers: Numbers) -> set[str]:
+    paths = (path for path in numbers if _OF_FINDING in path and path.endswith("/auc"))
+    return {path.split(_OF_FINDING)[1].removesuffix("/auc") for path in paths}
+
+
+def joint_p(
+    gaps: Float[np.ndarray, "gap one_and_draws"], n_patients: Int[np.ndarray, "gap"]
+) -> Float[np.ndarray, "gap"]:
+    """Adjusted p of each gap: the share of draws whose largest standardised deviation reaches that of the gap from 0.
+
+    Gaps are standardised by the standard deviation s of their draws. With n patients gap / (s sqrt(n / (n - 1))) has
+    about Student's distribution with n - 1 degrees of freedom, and is taken as the normal deviate of the same
+    probability. Fewer than 2 patients, no number and no variation give NaN.
+    """
+    p = np.full(len(gaps), np.nan)
+    is_known = np.isfinite(gaps[:, 0]) & (np.isfinite(gaps[:, 1:]).sum(axis=1) > 1) & (n_patients > 1)
+    known = np.flatnonzero(is_known)
+    deviations = np.nanstd(gaps[known, 1:], axis=1, ddof=1)
+    known, deviations = known[deviations > 1e-12], deviations[deviations > 1e-12]
+    if len(known):
+        observed, draws, n = gaps[known, 0], gaps[known, 1:], n_patients[known]
+        largest = np.nan_to_num(np.abs(draws - observed[:, None]) / deviations[:, None]).max(axis=0)
+        student = np.abs(observed) / (deviations * np.sqrt(n / (n - 1)))
+        reached = largest >= stats.norm.isf(stats.t.sf(student, n - 1))[:, None]
+        p[known] = (reached.sum(axis=1) + 1) / (draws.shape[1] + 1)
+    return p
+
+
+def _over_seeds(sides: Sides, baseline: str | None, findings: Sequence[str] | None) -> Contrasts:
+    """Means over seeds and differences paired by seed, with t intervals."""
+    rows = []
+    for label, runs in sides.items():
+        for run in runs:
+            numbers = {
+                path: x for of_section in run.predictions.values.values() for path, x in of_section.items()
+            }
+            numbers |= shared_means(numbers, findings)
+            rows += [(label, _seed(run), path, value) for path, (value,) in numbers.items()]
+    minuses = ["", *([baseline] if baseline in sides else [])]
+    table: Contrasts = {(label, str(minus)): {} for label in sides for minus in minuses if minus != label}
+    found = pd.DataFrame(rows, columns=["label", "seed", "path", "value"])
+    for one in _records(means(found, ["label", "path"])):
+        ends = one["mean"], one["low"], one["high"], None
+        table[one["label"], ""][one["path"]] = Estimate(*ends, one["n"], over="seeds")
+    for path, of_path in found.groupby("path", sort=False) if baseline in sides else ():
+        for one in _records(
+            paired_differences(of_path, compared="label", reference=str(baseline), pairs="seed")
+        ):
+            ends = one["mean"], one["low"], one["high"], one["p_holm"]
+            table[one["label"], str(baseline)][str(path)] = Estimate(*ends, one["n"], over="seeds")
+    return table
+
+
+def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows with None for NaN."""
+    return table.astype(object).where(table.notna(), None).to_dict("records")  # type: ignore[return-value]
 
 
 def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:

@@ -1,24 +1,28 @@
-"""Uncertainty of a test: bootstrap by patient of every number of results.json, from the run's predictions.
+"""Draws of a test: every number of results.json, from the run's predictions, in bootstrap draws of its patients.
 
 Patients, whose boxes and images are not independent, are drawn with replacement (cluster bootstrap: Davison and Hinkley
 1997, section 3.8); intervals are percentiles of the draws (Efron and Tibshirani 1993, chapter 13). A row counts as
-often as its patient was drawn. The draws depend on the patients, their number and the seed alone, so that the
-difference of two runs is paired. Ranks of retrieval are those among all candidates; the queries are resampled.
+often as its patient was drawn. A draw takes the same patients, of all tested images, for all numbers. It depends on
+these patients and the seed alone, so that differences of runs are paired. Ranks of retrieval are those among all
+candidates; the queries are resampled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Float, Int, Shaped
 
+from medclip_dcl import __version__
+from medclip_dcl.common.files import digest, write_parquet
 from medclip_dcl.metrics import summaries
 from medclip_dcl.runs.saved import SavedResultsError, SavedRun, value_at
 
@@ -62,32 +66,23 @@ Numbers = dict[str, np.ndarray]
 """Path of a metric -> its value among the tested patients, then in each draw; NaN where there is none."""
 
 
-class Interval(NamedTuple):
-    """A number among the tested patients with its percentile interval, from the draws that gave it; None: unknown.
+Patients = Shaped[np.ndarray, "patient"]
+"""Sorted subject_id."""
 
-    `n_patients`, of a number in `Predictions.patients`: those that it rests on.
+
+class Estimate(NamedTuple):
+    """A number of a side, or of a side minus another (then with p), and its 95% interval; None: unknown.
+
+    `n` draws or seeds gave the interval. `n_patients`: see `Predictions.n_patients`.
     """
 
     value: float | None
     low: float | None
     high: float | None
-    n_draws: int
+    p: float | None = None
+    n: int = 0
     n_patients: int | None = None
-
-
-class Difference(NamedTuple):
-    """A number of a run minus that of another on the same patients, from the draws that gave both.
-
-    p is two-sided: twice the smaller share of draws on one side of 0, (count + 1) / (draws + 1), at most 1.
-    `n_patients` as of an `Interval`.
-    """
-
-    value: float | None
-    low: float | None
-    high: float | None
-    p: float | None
-    n_draws: int
-    n_patients: int | None = None
+    over: Literal["patients", "seeds"] = "patients"
 
 
 @dataclass(frozen=True)
@@ -100,6 +95,12 @@ class Predictions:
     tables: Mapping[str, pd.DataFrame]
     min_cases: int = 5
     name: str = "predictions"
+    images: pd.DataFrame | None = None
+
+    @cached_property
+    def patients(self) -> Patients:
+        """Sorted subject_id of all tested images (`images`; without them, of the tables)."""
+        return patients_of([*self.tables.values(), *([] if self.images is None else [self.images])])
 
     def compute(self, section: str) -> Callable[..., summaries.Numbers]:
         """Function of rows and weights that gives the numbers of a section."""
@@ -116,7 +117,7 @@ class Predictions:
         }
 
     @cached_property
-    def patients(self) -> dict[str, int]:
+    def n_patients(self) -> dict[str, int]:
         """Path of each number of one finding or category -> patients with a case, of the rarer class.
 
         Others, such as means over findings, are not in it.
@@ -142,6 +143,15 @@ class Predictions:
             }
         return found
 
+    def n_behind(self, path: str) -> int:
+        """Patients that a number rests on: of a mean over findings, of the rarest, at least `MIN_PATIENTS`."""
+        section = path.split("/")[0]
+        n = self.n_patients.get(path)
+        if n is None and section in CLASSIFICATIONS:
+            is_known = {one for one, (value,) in self.values[section].items() if np.isfinite(value)}
+            n = min((n for one, n in self.n_patients.items() if one in is_known), default=0)
+        return max(MIN_PATIENTS, self.tables[section]["subject_id"].nunique() if n is None else n)
+
 
 class TestedRun(SavedRun):
     """The test of a run's trained or untrained network, whose numbers are computed once."""
@@ -161,7 +171,8 @@ class TestedRun(SavedRun):
             tables[section] = table
         protocols = (results["protocol"].get(section, {}) for section in CLASSIFICATIONS)
         min_cases = next((found["min_cases"] for found in protocols if "min_cases" in found), 5)
-        found = Predictions(tables, min_cases, str(self.folder / f"predictions{self.suffix}"))
+        name = str(self.folder / f"predictions{self.suffix}")
+        found = Predictions(tables, min_cases, name, self.table("images"))
         for path, (value,) in (one for of_section in found.values.values() for one in of_section.items()):
             stored = value_at(results["metrics"], path)
             known = math.nan if stored is None else stored
@@ -173,14 +184,35 @@ class TestedRun(SavedRun):
         return found
 
     @cached_property
-    def intervals(self) -> dict[str, Interval]:
-        """Path in the metrics -> interval."""
-        return bootstrap_intervals(self.predictions)
+    def intervals(self) -> dict[str, Estimate]:
+        """Path in the metrics -> number with its interval over patients."""
+        return intervals_of(self.draws(), self.predictions.n_patients)
+
+    def draws(self, patients: Patients | None = None, n_draws: int = N_DRAWS) -> Numbers:
+        """:func:`bootstrap_numbers` with seed 0, kept in the run folder."""
+        predictions = self.predictions
+        patients = predictions.patients if patients is None else patients
+        content = (
+            self.file.read_bytes(),
+            *(str(one).encode() for one in (__version__, n_draws, patients.tolist())),
+        )
+        key = digest(*content, *(name.encode() for name in predictions.tables))
+        file = self.folder / f"patient_draws{self.suffix}.parquet"
+        with suppress(OSError, ValueError):
+            kept = pd.read_parquet(file)
+            if kept.attrs.get("key") == key:
+                return {str(path): values.to_numpy() for path, values in kept.items()}
+        numbers = bootstrap_numbers(predictions, n_draws, patients=patients)
+        kept = pd.DataFrame(numbers)
+        kept.attrs["key"] = key
+        with suppress(OSError):  # a folder that may not be written
+            write_parquet(kept, file)
+        return numbers
 
 
 def bootstrap_intervals(
     run: Path | Predictions, n_draws: int = N_DRAWS, seed: int = 0
-) -> dict[str, Interval]:
+) -> dict[str, Estimate]:
     """Percentile intervals of every number of a run's results.json, or of predictions; a seed gives the same ones.
 
     A draw without a case (for an AUC and its accuracy: without a case of either class) gives no number and is left out
@@ -189,38 +221,21 @@ def bootstrap_intervals(
     cases, not on the draws.
 
     Returns:
-        Path in results.json's metrics, keys joined by "/", such as "classification/by_finding/Edema/auc" -> interval.
+        Path in results.json's metrics, keys joined by "/", such as "classification/by_finding/Edema/auc" -> estimate.
     """
-    predictions = _predictions(run)
-    return intervals_of(bootstrap_numbers(predictions, n_draws, seed), predictions.patients)
-
-
-def bootstrap_differences(
-    run: Path | Predictions, baseline: Path | Predictions, n_draws: int = N_DRAWS, seed: int = 0
-) -> dict[str, Difference]:
-    """Paired differences, run minus baseline, of every number that both have: each draw takes the same patients."""
-    a, b = _predictions(run), _predictions(baseline)
-    require_same_cases(a, b)
-    of_run, of_baseline = (bootstrap_numbers(one, n_draws, seed) for one in (a, b))
-    return differences_of(of_run, of_baseline, fewer_patients(a, b))
+    predictions = predictions_of(run)
+    return intervals_of(bootstrap_numbers(predictions, n_draws, seed), predictions.n_patients)
 
 
 def bootstrap_numbers(
-    predictions: Predictions,
-    n_draws: int = N_DRAWS,
-    seed: int = 0,
-    patients: Shaped[np.ndarray, "patient"] | None = None,
+    predictions: Predictions, n_draws: int = N_DRAWS, seed: int = 0, patients: Patients | None = None
 ) -> Numbers:
-    """Value of each number among the tested patients and in every draw.
-
-    Draws take `patients` (subject_id), by default those of each table; tables of the same ones are paired.
-    """
+    """Value of each number among the tested patients and in every draw of `patients` (default: the tested ones)."""
+    people = predictions.patients if patients is None else patients
+    counts = patient_draws(len(people), n_draws, seed)[1:]
     found: Numbers = {}
-    drawn = {} if patients is None else {"": patient_draws(len(np.unique(patients)), n_draws, seed)[1:]}
     for section, values in predictions.values.items():
         table = predictions.tables[section].reset_index(drop=True)
-        people = np.unique(table["subject_id"] if patients is None else patients)
-        counts = drawn[""] if patients is not None else patient_draws(len(people), n_draws, seed)[1:]
         patient = np.searchsorted(people, table["subject_id"])
         compute, is_classified = predictions.compute(section), section in CLASSIFICATIONS
         draws: Numbers = {}
@@ -261,48 +276,41 @@ def numbers_of_draws(
     return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
 
 
-def fewer_patients(a: Predictions, b: Predictions) -> dict[str, int]:
-    """`Predictions.patients` of a difference: those of the run that has fewer."""
-    return {path: min(n, b.patients[path]) for path, n in a.patients.items() if path in b.patients}
-
-
-def without_few(numbers: Numbers, patients: Mapping[str, int]) -> Numbers:
+def without_few(numbers: Numbers, n_patients: Mapping[str, int]) -> Numbers:
     """Numbers without the draws of those that rest on fewer than `MIN_PATIENTS` patients: they have no interval."""
     return {
         path: np.where(np.arange(len(values)) > 0, np.nan, values)
-        if patients.get(path, MIN_PATIENTS) < MIN_PATIENTS
+        if n_patients.get(path, MIN_PATIENTS) < MIN_PATIENTS
         else values
         for path, values in numbers.items()
     }
 
 
-def intervals_of(numbers: Numbers, patients: Mapping[str, int]) -> dict[str, Interval]:
-    """The percentile interval of each number of :func:`bootstrap_numbers`; `patients` as in `Predictions`."""
+def intervals_of(numbers: Numbers, n_patients: Mapping[str, int]) -> dict[str, Estimate]:
+    """The percentile interval of each number of :func:`bootstrap_numbers`; `n_patients` as in `Predictions`."""
     return {
-        path: Interval(_number(values[0]), *percentiles(values[1:]), patients.get(path))
-        for path, values in without_few(numbers, patients).items()
+        path: estimate(values, n_patients.get(path))
+        for path, values in without_few(numbers, n_patients).items()
     }
 
 
-def differences_of(numbers: Numbers, baseline: Numbers, patients: Mapping[str, int]) -> dict[str, Difference]:
-    """Paired differences of two runs' :func:`bootstrap_numbers`, made with the same seed and number of draws."""
-    both = {path: values - baseline[path] for path, values in numbers.items() if path in baseline}
-    found = {}
-    for path, values in without_few(both, patients).items():
-        low, high, n_draws = percentiles(values[1:])
-        p = _two_sided_p(values[1:]) if low is not None else None
-        found[path] = Difference(_number(values[0]), low, high, p, n_draws, patients.get(path))
-    return found
+def estimate(
+    values: Shaped[np.ndarray, "one_and_draws"], n_patients: int | None = None, p: float = math.nan
+) -> Estimate:
+    """A number with its percentile interval, from its value among the tested patients and in each draw."""
+    low, high, n_draws = percentiles(values[1:])
+    return Estimate(_number(values[0]), low, high, _number(p), n_draws, n_patients)
 
 
 def require_same_cases(a: Predictions, b: Predictions) -> None:
-    """Refuse to pair runs that were tested on different cases."""
+    """Refuse to pair runs that were tested on different cases; of a classification, among the findings of both."""
     for section in sorted(a.tables.keys() & b.tables.keys()):
-        keys = [
-            table[_CASE[section]].sort_values(_CASE[section]).reset_index(drop=True)
-            for table in (a.tables[section], b.tables[section])
-        ]
-        if len(keys[0]) != len(keys[1]) or (keys[0].to_numpy() != keys[1].to_numpy()).any():
+        keys = [one.tables[section][_CASE[section]] for one in (a, b)]
+        if section in CLASSIFICATIONS:
+            both = {*keys[0]["finding"]} & {*keys[1]["finding"]}
+            keys = [one[one["finding"].isin(both)] for one in keys]
+        here, there = (one.sort_values(_CASE[section]).to_numpy() for one in keys)
+        if len(here) != len(there) or (here != there).any():
             raise SavedResultsError(
                 f"{a.name} and {b.name} cannot be paired: cases of {section} differ (image, patient, label or box);"
                 " test both on one prepared set"
@@ -339,14 +347,14 @@ def percentiles(draws: np.ndarray) -> tuple[float | None, float | None, int]:
     return float(low), float(high), len(draws)
 
 
-def _predictions(run: Path | Predictions) -> Predictions:
+def predictions_of(run: Path | Predictions) -> Predictions:
+    """Predictions of a run folder, or those given."""
     return TestedRun(run).predictions if isinstance(run, Path) else run
 
 
-def _two_sided_p(differences: np.ndarray) -> float:
-    differences = differences[np.isfinite(differences)]
-    smaller = min((differences <= 0).sum(), (differences >= 0).sum())
-    return min(1.0, 2 * float(smaller + 1) / (len(differences) + 1))
+def patients_of(tables: Iterable[pd.DataFrame]) -> Patients:
+    """Sorted subject_id of tables."""
+    return np.unique(np.concatenate([table["subject_id"].to_numpy() for table in tables]))
 
 
 def _number(value: float) -> float | None:

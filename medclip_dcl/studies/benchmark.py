@@ -20,7 +20,6 @@ from medclip_dcl.common.command_line import add_import_option, in_words, run_com
 from medclip_dcl.common.findings import Ensemble
 
 PROMPTS = Path("configs/prompts/public.yaml")
-CSV = "benchmark.csv"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -30,13 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(number, _stop)
     # Here, so that --help is quick.
     from medclip_dcl.common.errors import UserError
-    from medclip_dcl.common.files import write_text
     from medclip_dcl.common.findings import read_prompts
     from medclip_dcl.runs.saved import SavedResultsError, other_geometry
-    from medclip_dcl.statistics.draws import TestedRun
-    from medclip_dcl.statistics.models import numbers_of_set, require_paired, table_of
+    from medclip_dcl.statistics.draws import require_same_cases
     from medclip_dcl.studies import benchmark_plan as plan
-    from medclip_dcl.studies.benchmark_page import Benchmark, write_page
+    from medclip_dcl.studies.benchmark_page import write_page
     from medclip_dcl.studies.one_run import LOG_FILE, run_one
 
     models = plan.read_models(options.models, options.names and options.names.split(","))
@@ -47,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, found {baseline!r}")
     notes: list[str] = []
     failures: list[str] = []
-    runs: dict[str, dict[str, TestedRun]] = {}
+    runs: dict[str, list[plan.BenchmarkedRun]] = {}
     trained = {
         (name, model.name): model.lineage.of_set(prepared)
         for name, prepared in sets.items()
@@ -73,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 print("stopped; the same command continues where it stopped", file=sys.stderr)
                 raise SystemExit(128 + signal.SIGTERM)
             done = f"tested in {in_words(end.seconds)}" if end.seconds is not None else "is tested already"
-            problem, tested = "", TestedRun(run.folder, "", model.name)
+            problem, tested = "", plan.BenchmarkedRun(run.folder, model)
             if end.state == "busy":
                 problem = "another process is testing it; give the same command after its end"
             elif end.state != "done":
@@ -82,15 +79,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 problem = "the model was changed during its test; the same command tests it again"
             else:
                 try:
-                    for other in [tested, *runs.get(name, {}).values()]:
-                        require_paired(tested, other)
+                    for other in [tested, *runs.get(name, [])]:
+                        require_same_cases(tested.predictions, other.predictions)
                 except SavedResultsError as error:
                     problem = f"{error}; or delete {run.folder} and give the same command"
             print(f"{model.name} on {name}: {problem or done}", flush=True)
             if problem:
                 failures.append(f"{model.name} on {name}: {problem}")
                 continue
-            runs.setdefault(name, {})[model.name] = tested
+            runs.setdefault(name, []).append(tested)
             if geometry := other_geometry(tested.tested):
                 notes.insert(0, f"{model.name} on {name}: {geometry}")
             if marks := plan.marks(trained[name, model.name]):
@@ -101,12 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown:
         notes.append(f"not known on which images they were trained: {', '.join(unknown)}")
     if runs:
-        numbers = {
-            name: numbers_of_set(of_set, sets[name].evaluated_patients()) for name, of_set in runs.items()
-        }
-        table = table_of(numbers, baseline)
-        write_text(table.to_csv(index=False), options.output / CSV)
-        page = write_page(Benchmark(runs, numbers, table, baseline, trained, notes, failures), options.output)
+        page = write_page(runs, baseline, trained, notes, failures, options.output)
         print(f"page: {page}")
     if failures:
         print(

@@ -1,13 +1,10 @@
-"""The page of a benchmark: means by model and set, then the findings of each set."""
+"""The page and the CSV of a benchmark: means by model and set, then the findings of each set."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -26,196 +23,228 @@ from medclip_dcl.report.tables import (
     signed,
 )
 from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size
-from medclip_dcl.statistics.contrasts import ALPHA
-from medclip_dcl.statistics.draws import FEW, N_DRAWS, TestedRun
-from medclip_dcl.statistics.models import CLASSIFICATION, PLACE, SetNumbers
-from medclip_dcl.studies.benchmark_plan import APART, marks
+from medclip_dcl.statistics.contrasts import (
+    Contrasts,
+    Sides,
+    compared,
+    explain,
+    is_marked,
+    side_named,
+    sides_of,
+)
+from medclip_dcl.statistics.draws import Estimate
+from medclip_dcl.studies.benchmark_plan import APART, BenchmarkedRun, marks
 
-PAGE = "benchmark.html"
-_LOCALISATION = "localisation"
+PAGE, CSV = "benchmark.html", "benchmark.csv"
 _MEANS = {
-    "AUC": (CLASSIFICATION, "auc", 3),
-    "hit": (_LOCALISATION, "hit", 3),
-    "signed CNR": (_LOCALISATION, "cnr_signed", 2),
-    "signed CNR of phrases": ("grounding", "cnr_signed", 2),
-    "report recall": ("report_retrieval", "image_report/recall", 3),
+    "AUC": ("classification/auc", 3),
+    "hit": ("localisation/hit", 3),
+    "signed CNR": ("localisation/cnr_signed", 2),
+    "signed CNR of phrases": ("grounding/cnr_signed", 2),
+    "report recall": ("report_retrieval/image_report/recall", 3),
 }
 _LOCALISED = {"signed CNR": ("cnr_signed", 2), "mIoU": ("miou", 3), "IoU": ("iou", 3), "Dice": ("dice", 3)}
+_CHANCE = {
+    "chance level: area": {"hit": "area"},
+    "between readers": {"iou": "reader_iou", "dice": "reader_dice"},
+}
+_GROUPS = ("by_finding/", "by_category/")
+Trained = Mapping[tuple[str, str], Answer]
+"""(set, model) -> images of the set in the model's training."""
 
 
 @dataclass(frozen=True)
-class Benchmark:
-    """Tested runs by set and model, their numbers, and lines about them.
+class _OnSet:
+    """The comparison on a set; `findings` enter the means of the classification, where models have other ones."""
 
-    `trained` has (set, model) -> images of the set in the model's training.
+    name: str
+    runs: Sequence[BenchmarkedRun]
+    sides: Sides
+    baseline: str | None
+    findings: list[str] | None
+    table: Contrasts
+
+    def find(self, side: str, minus: str, path: str) -> Estimate | None:
+        """A number that has a value."""
+        found = self.table.get((side, minus), {}).get(path)
+        return None if found is None or found.value is None else found
+
+
+def write_page(
+    runs: Mapping[str, Sequence[BenchmarkedRun]],
+    baseline: str,
+    trained: Trained,
+    notes: Sequence[str],
+    failures: Sequence[str],
+    output: Path,
+) -> Path:
+    """Write benchmark.html and benchmark.csv; the same results give the same files.
+
+    Args:
+        runs: by set.
+        baseline: name of the model that is subtracted from the others.
+        trained: what the models were trained on.
+        notes: lines for the head of the page.
+        failures: models and sets that were not tested.
+        output: folder.
     """
-
-    runs: Mapping[str, Mapping[str, TestedRun]]
-    numbers: Mapping[str, SetNumbers]
-    table: pd.DataFrame
-    baseline: str
-    trained: Mapping[tuple[str, str], Answer]
-    notes: Sequence[str]
-    failures: Sequence[str]
-
-    @cached_property
-    def by_place(self) -> dict[tuple[str, ...], dict[str, Any]]:
-        """(set, model, minus, section, finding, metric) -> row of the table."""
-        return {tuple(row[name] for name in PLACE): row for row in self.table.to_dict("records")}  # type: ignore[misc]
-
-
-class _Number(NamedTuple):
-    """A column of a page's table: heading, decimals, and the place of its number in the benchmark's table."""
-
-    heading: str
-    digits: int
-    set: str
-    section: str
-    metric: str
-    finding: str = ""
-    group: str = ""
-
-
-def write_page(benchmark: Benchmark, output: Path) -> Path:
-    """Write benchmark.html; the same results give the same page."""
+    sets = [_compared_on(name, of_set, baseline) for name, of_set in runs.items()]
+    write_text(table_of({one.name: one.table for one in sets}).to_csv(index=False), output / CSV)
     of_sets = {}
-    for name, runs in benchmark.runs.items():
-        tables = (_classified(benchmark, name), _localised(benchmark, name))
-        title = describe_data(next(iter(runs.values())).tested)
-        of_sets[title] = [table for table in tables if table.columns]
-    means = [
-        _Number(heading, digits, name, section, metric, group=name)
-        for name in benchmark.runs
-        for heading, (section, metric, digits) in _MEANS.items()
-    ]
+    for one in sets:
+        tables = (_classified(one, trained), _localised(one, trained))
+        of_sets[describe_data(one.runs[0].tested)] = [table for table in tables if table.columns]
+    means = [(one, Column(name, *place, group=one.name)) for one in sets for name, place in _MEANS.items()]
+    sides = {label: side for one in sets for label, side in one.sides.items()}
+    compared_with = next((one.baseline for one in sets if one.baseline), None)
+    units = "patients (images of a set that names no patients)"
     content = {
-        "names": list(dict.fromkeys(benchmark.table["model"])),
-        "method": _method(benchmark.baseline),
-        "notes": benchmark.notes,
-        "failures": benchmark.failures,
-        "means": _table(benchmark, "Means over findings, by set", means),
+        "names": list(sides),
+        "method": explain(sides, compared_with, units, marks_networks=True),
+        "notes": notes,
+        "failures": failures,
+        "means": _table(trained, "Means over findings, by set", means),
         "sets": of_sets,
-        "facts": _facts(benchmark),
+        "facts": _facts(sets, trained),
     }
     write_text(render_template(PAGE, content, Path(__file__).parent), output / PAGE)
     return output / PAGE
 
 
-def _method(baseline: str) -> str:
-    return (
-        f"In brackets, 95% percentile intervals of {N_DRAWS:,} bootstrap draws of patients, or of images where a set "
-        f"names no patients. Differences from {baseline} are paired: each draw takes the same patients for both. * "
-        f"marks p ≤ {ALPHA}, two-sided, of the difference over the standard deviation of its draws, adjusted by Holm's "
-        "method for all differences of that metric, over all sets, findings and models. With one training of each they "
-        f"compare these networks, not the ways of training. {FEW.format(units='patients')}"
+def _compared_on(name: str, runs: Sequence[BenchmarkedRun], baseline: str) -> _OnSet:
+    sides = sides_of(runs)
+    minus = side_named(sides, baseline) if baseline in [run.name for run in runs] else None
+    tables = (run.predictions.tables.get("classification") for run in runs)
+    known = [list(table["finding"].unique()) for table in tables if table is not None]
+    shared = [finding for finding in known[0] if all(finding in one for one in known)] if known else []
+    findings = None if all(len(one) == len(shared) for one in known) else shared
+    return _OnSet(name, runs, sides, minus, findings, compared(sides, minus, findings=findings))
+
+
+def table_of(sets: Mapping[str, Contrasts]) -> pd.DataFrame:
+    """All numbers and differences: set, model, minus, section, finding ("" for the mean), metric and the estimate."""
+    return pd.DataFrame(
+        {"set": name, "model": side, "minus": minus, **_place(path), **found._asdict()}
+        for name, table in sets.items()
+        for (side, minus), numbers in table.items()
+        for path, found in numbers.items()
     )
 
 
-def _classified(benchmark: Benchmark, name: str) -> Table:
+def _place(path: str) -> dict[str, str]:
+    """Section, finding and metric of a path; a finding may itself hold a "/"."""
+    section, rest = path.split("/", maxsplit=1)
+    finding, metric = "", rest
+    for group in _GROUPS:
+        if rest.startswith(group):
+            finding, _, metric = rest.removeprefix(group).rpartition("/")
+    return {"section": section, "finding": finding, "metric": metric}
+
+
+def _classified(one: _OnSet, trained: Trained) -> Table:
     """AUC of each finding, and their mean over those that all models classify."""
-    numbers = benchmark.numbers[name]
-    columns = [_Number("mean", 3, name, CLASSIFICATION, "auc")]
-    cases = {}
-    for finding, row in numbers.cases.iterrows():
-        columns.append(_Number(str(finding), 3, name, CLASSIFICATION, "auc", str(finding)))
-        cases[str(finding)] = f"{row['positives']:,} / {row['negatives']:,}"
-    left_out = [finding for finding in numbers.cases.index if finding not in numbers.findings]
+    tables = [run.predictions.tables.get("classification") for run in one.runs]
+    cases = pd.concat([table for table in tables if table is not None] or [pd.DataFrame(columns=["finding"])])
+    findings = list(cases["finding"].unique())
+    columns = [Column("mean", "classification/auc", 3)]
+    for finding in findings:
+        labels = cases[cases["finding"] == finding].drop_duplicates("dicom_id")["label"]
+        n = f"{(labels == 1).sum():,} / {(labels == 0).sum():,}"
+        columns.append(Column(finding, f"classification/by_finding/{finding}/auc", 3, cases=n))
     note = "AUC by chance is 0.5. Findings with fewer than 5 positive or negative cases are left out."
-    if left_out:
-        note += f" The mean is over the findings that all models classify, without {', '.join(left_out)}."
-    counts = Row("positive / negative cases", "counts", [Cell(cases.get(one.finding, "")) for one in columns])
-    return _table(benchmark, "AUC by finding", columns, [counts], note)
+    if one.findings is not None:
+        left_out = ", ".join(finding for finding in findings if finding not in one.findings)
+        note += f" The mean is over the findings that all models classify, without {left_out}."
+    counts = Row("positive / negative cases", "counts", [Cell(column.cases) for column in columns])
+    return _table(trained, "AUC by finding", [(one, column) for column in columns], [counts], note)
 
 
-def _localised(benchmark: Benchmark, name: str) -> Table:
+def _localised(one: _OnSet, trained: Trained) -> Table:
     """Pointing game of each finding with its chance, and the means of the other metrics with the readers' agreement."""
-    is_here = (benchmark.table["set"] == name) & (benchmark.table["section"] == _LOCALISATION)
-    found = benchmark.table[is_here & (benchmark.table["minus"] == "")]
-    findings = [finding for finding in found["finding"].unique() if finding]
-    columns = [
-        _Number(finding or "mean", 3, name, _LOCALISATION, "hit", finding, "hit")
-        for finding in ["", *findings]
+    numbers = {side: found for (side, minus), found in one.table.items() if not minus}
+    start, end = "localisation/by_category/", "/hit"
+    paths = [
+        path for found in numbers.values() for path in found if path.startswith(start) and path.endswith(end)
+    ]
+    columns = [Column("mean", "localisation/hit", 3, "hit")]
+    columns += [
+        Column(path.removeprefix(start).removesuffix(end), path, 3, "hit") for path in dict.fromkeys(paths)
     ]
     columns += [
-        _Number(heading, digits, name, _LOCALISATION, metric, group="means over findings")
+        Column(heading, f"localisation/{metric}", digits, "means over findings")
         for heading, (metric, digits) in _LOCALISED.items()
     ]
-    first = found["model"].iloc[0] if len(found) else ""
-    others = {
-        "chance level: area": {"hit": "area"},
-        "between readers": {"iou": "reader_iou", "dice": "reader_dice"},
-    }
+    first = next((side for side, found in numbers.items() if "localisation/hit" in found), "")
     rows = []
-    for label, metrics in others.items():
-        places = [one._replace(metric=metrics.get(one.metric, "none")) for one in columns]
-        values = [_find(benchmark, first, "", place) for place in places]
-        cells = [Cell("" if value is None else number(value["value"], 3)) for value in values]
+    for label, metrics in _CHANCE.items():
+        cells = []
+        for column in columns:
+            before, _, metric = column.path.rpartition("/")
+            level = one.find(first, "", f"{before}/{metrics.get(metric)}")
+            cells.append(Cell("" if level is None else number(level.value, 3)))
         rows += [Row(label, "chance", cells)] if any(cell.text for cell in cells) else []
-    return _table(
-        benchmark,
-        "Localisation",
-        columns,
-        rows,
-        "hit: the max of the heat map lies inside the boxes or masks.",
-    )
+    note = "hit: the max of the heat map lies inside the boxes or masks."
+    return _table(trained, "Localisation", [(one, column) for column in columns], rows, note)
 
 
 def _table(
-    benchmark: Benchmark, title: str, numbers: Sequence[_Number], others: Sequence[Row] = (), note: str = ""
+    trained: Trained,
+    title: str,
+    numbers: Sequence[tuple[_OnSet, Column]],
+    others: Sequence[Row] = (),
+    note: str = "",
 ) -> Table:
-    """A row for each model, `others` with a cell for each number, then differences; without columns that are empty."""
-    models = list(dict.fromkeys(benchmark.table["model"]))
-    trained = benchmark.trained
-    places = [place for place, one in enumerate(numbers) if any(_find(benchmark, x, "", one) for x in models)]
+    """A row for each side, `others` with a cell for each number, then differences; without columns that are empty."""
+    pairs = list(dict.fromkeys(pair for one, _ in numbers for pair in one.table))
+    sides = [side for side, minus in pairs if not minus]
+    places = [
+        place
+        for place, (one, column) in enumerate(numbers)
+        if any(one.find(x, "", column.path) for x in sides)
+    ]
     used = [numbers[place] for place in places]
 
-    def is_apart(model: str) -> bool:
-        return all(trained[x.set, model].train_images for x in used if (x.set, model) in trained)
+    def marks_of(one: _OnSet, side: str) -> str:
+        its = (marks(trained[one.name, run.name]) for run in one.sides.get(side, ()))
+        return "".join(sorted({mark for of_run in its for mark in of_run}, reverse=True))
 
-    def rows_of(minus: str, kind: str, models: Sequence[str]) -> list[Row]:
-        label = f" − {minus}" if minus else ""
-        rows = [
-            Row(model + label, kind, [_cell(benchmark, model, minus, x) for x in used]) for model in models
-        ]
-        return [row for row in rows if any(cell.text != NOTHING for cell in row.cells)]
+    def row(side: str, minus: str, kind: str) -> list[Row]:
+        cells = []
+        for one, column in used:
+            found = one.find(side, minus, column.path)
+            if found is None:
+                cells.append(Cell(NOTHING))
+                continue
+            cell = interval_cell(found, column.digits, signed if minus else number)
+            mark = "*" * is_marked(found) if minus else marks_of(one, side)
+            cells.append(cell._replace(text=cell.text + mark))
+        label = f"{side} − {minus}" if minus else side
+        return [Row(label, kind, cells)] if any(cell.text != NOTHING for cell in cells) else []
 
-    apart = rows_of("", "run", list(filter(is_apart, models)))
-    rows = rows_of("", "run", [model for model in models if not is_apart(model)])
-    rows += [Row(f"{APART} trained on train patients of the set", "divider"), *apart] if apart else []
-    rows += [row._replace(cells=[row.cells[place] for place in places]) for row in others]
-    if differences := rows_of(benchmark.baseline, "difference", models):
-        rows += [Row(f"paired difference from {benchmark.baseline}", "divider"), *differences]
-    return Table(title, [Column(one.heading, group=one.group) for one in used], rows, note)
-
-
-def _find(benchmark: Benchmark, model: str, minus: str, one: _Number) -> dict[str, Any] | None:
-    """The row of a number in the benchmark's table, if it has a value."""
-    found = benchmark.by_place.get((one.set, model, minus, one.section, one.finding, one.metric))
-    return None if found is None or math.isnan(found["value"]) else found
-
-
-def _cell(benchmark: Benchmark, model: str, minus: str, one: _Number) -> Cell:
-    found = _find(benchmark, model, minus, one)
-    if found is None:
-        return Cell(NOTHING)
-    value, low, high = (None if math.isnan(found[name]) else found[name] for name in ("value", "low", "high"))
-    n_patients = None if math.isnan(found["patients"]) else int(found["patients"])
-    cell = interval_cell(value, low, high, one.digits, signed if minus else number, n_patients)
-    mark = "*" * (found["p_holm"] <= ALPHA) if minus else marks(benchmark.trained[one.set, model])
-    return cell._replace(text=cell.text + mark)
+    apart = [
+        side for side in sides if all(APART in marks_of(one, side) for one, _ in used if side in one.sides)
+    ]
+    rows = [one for side in sides if side not in apart for one in row(side, "", "run")]
+    below = [one for side in apart for one in row(side, "", "run")]
+    rows += [Row(f"{APART} trained on train patients of the set", "divider"), *below] if below else []
+    rows += [other._replace(cells=[other.cells[place] for place in places]) for other in others]
+    differences = [one for side, minus in pairs if minus for one in row(side, minus, "difference")]
+    if differences:
+        rows += [Row("paired differences", "divider"), *differences]
+    return Table(title, [column for _, column in used], rows, note)
 
 
-def _facts(benchmark: Benchmark) -> Table:
+def _facts(sets: Sequence[_OnSet], trained: Trained) -> Table:
     """What was tested: each model once, and how it saw the images of each set."""
     rows = []
     facts: dict[str, str] = {}
-    for name, runs in benchmark.runs.items():
-        for model, run in runs.items():
+    for one in sets:
+        for run in one.runs:
             results = run.tested
             protocol = results["protocol"].get("classification", {})
             facts = {
-                "set": name,
-                "trained on": str(benchmark.trained[name, model]),
+                "set": one.name,
+                "trained on": str(trained[one.name, run.name]),
                 "checkpoint": describe_checkpoint(results["checkpoint"]) or NOTHING,
                 "weights": results["checkpoint"]["weights"],
                 "images shown at": describe_image_size(results),
@@ -225,5 +254,5 @@ def _facts(benchmark: Benchmark) -> Table:
                 "device": results["timings"]["device"],
                 "fingerprint of the set": results["dataset"]["fingerprint"],
             }
-            rows.append(Row(model, "plain", [Cell(str(value)) for value in facts.values()]))
+            rows.append(Row(run.name, "plain", [Cell(str(value)) for value in facts.values()]))
     return Table("What was tested", [*map(Column, facts)], rows)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,13 @@ import yaml
 from medclip_dcl.common.command_line import available_cores, digests_of_imports
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest_of_file, write_json, write_text
-from medclip_dcl.common.find_model import find_model
+from medclip_dcl.common.find_model import FoundModel, find_model
 from medclip_dcl.common.findings import Ensemble, PromptEnsembles, ensemble_used
 from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, SavedModel, read_model
 from medclip_dcl.data.lineage import Answer, Lineage
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.runs.saved import RESULTS_FILE, TEST_CONFIG, SavedResultsError, read_json
-from medclip_dcl.statistics.draws import TestedRun
+from medclip_dcl.runs.saved import RESULTS_FILE, TEST_CONFIG, SavedResultsError, read_config, read_json
+from medclip_dcl.statistics.draws import Predictions, TestedRun
 from medclip_dcl.studies.one_run import Run
 
 TESTS = "tests"
@@ -95,6 +95,26 @@ def _name(path: Path) -> str:
         return path.name
     run = path.parent.parent.name if path.parent.name == "checkpoints" else ""
     return "_".join(filter(None, [run, path.stem])) if path.stem != "best" else run or path.stem
+
+
+class BenchmarkedRun(TestedRun):
+    """A test of a model on a set; its classification has one name, by logits or by prompts, to be compared."""
+
+    def __init__(self, folder: Path, model: Model) -> None:
+        super().__init__(folder, "", model.name)
+        self.model = model
+
+    @cached_property
+    def predictions(self) -> Predictions:
+        found = super().predictions
+        tables = {section.removeprefix("finding_"): table for section, table in found.tables.items()}
+        return replace(found, tables=tables)
+
+    @cached_property
+    def config(self) -> dict[str, Any] | None:
+        """Settings of the model's training; None if they are not known."""
+        folder = FoundModel(self.model.saved.path).folder
+        return read_config(folder) if folder else None
 
 
 def marks(answer: Answer) -> str:

@@ -10,8 +10,9 @@ import pandas as pd
 from medclip_dcl.common.files import write_text
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import NOTHING
+from medclip_dcl.statistics.draws import N_DRAWS
 from medclip_dcl.studies.grid import Experiment
-from medclip_dcl.studies.grid_patients import N_DRAWS, units_drawn
+from medclip_dcl.studies.grid_patients import units_drawn
 from medclip_dcl.studies.grid_plots import draw_plots
 from medclip_dcl.studies.grid_tables import ALPHA, tables
 from medclip_dcl.studies.one_run import LOG_FILE, error_of, is_done

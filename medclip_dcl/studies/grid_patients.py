@@ -1,4 +1,4 @@
-"""Intervals over patients: each bootstrap draw takes the same patients in all runs of a group; seeds are averaged."""
+"""Intervals over patients of the means over the paired axis, and of the differences, of an experiment."""
 
 from __future__ import annotations
 
@@ -8,22 +8,15 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from medclip_dcl.common.files import write_parquet
-from medclip_dcl.runs.saved import RESULTS_FILE
+from medclip_dcl.statistics.contrasts import mean_over_seeds
 from medclip_dcl.statistics.draws import (
-    Predictions,
+    Numbers,
     TestedRun,
-    bootstrap_numbers,
     percentiles,
     require_same_cases,
     units_of,
 )
 from medclip_dcl.studies.grid import Experiment, Outcome
-
-N_DRAWS = 1000
-SEED = 0
-_FILE = "patient_draws.parquet"
-"""In a run's folder: a column for each metric, its value among the tested patients, then in each draw."""
 
 
 def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -40,15 +33,18 @@ def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataF
     for key, rows in groups:
         draws = _of_group([folders[name] for name in rows["run"]], experiment.outcomes)
         of_level = rows[compared] if compared else [None] * len(rows)
-        found = dict(zip(zip(of_level, rows[pairs], strict=True), draws, strict=True))
-        for level in dict.fromkeys(of_level):
+        sides: dict[object, dict[object, Numbers]] = {level: {} for level in of_level}
+        for level, pair, numbers in zip(of_level, rows[pairs], draws, strict=True):
+            sides[level][pair] = numbers
+        for level, side in sides.items():
             here = dict(zip(experiment.groups, key, strict=True)) | ({compared: level} if compared else {})
-            own = {pair: one for (of, pair), one in found.items() if of == level}
-            means += _intervals(here, list(own.values()))
-            if experiment.reference is None or level == (reference := experiment.reference.value):
+            means += _intervals(here, mean_over_seeds([*side.values()]))
+            if experiment.reference is None or level == experiment.reference.value:
                 continue
-            both = [pair for pair in own if (reference, pair) in found]
-            differences += _intervals(here, [own[pair] - found[reference, pair] for pair in both])
+            reference = sides.get(experiment.reference.value, {})
+            if both := [pair for pair in side if pair in reference]:
+                own, minus = (mean_over_seeds([of[pair] for pair in both]) for of in (side, reference))
+                differences += _intervals(here, {name: own[name] - minus[name] for name in own})
     columns = [
         *experiment.groups,
         *([compared] if compared else []),
@@ -66,41 +62,28 @@ def units_drawn(experiment: Experiment, table: pd.DataFrame) -> str:
     return found.pop() if len(found) == 1 else "patients (of sets that name none: images)"
 
 
-def _of_group(folders: Sequence[Path], outcomes: Mapping[str, Outcome]) -> list[pd.DataFrame]:
-    """Draws of runs that were tested on the same cases: a column for each outcome of the test."""
-    paths = {name: one.paths for name, one in outcomes.items() if not one.is_of_validation}
-    first: Predictions | None = None
+def _of_group(folders: Sequence[Path], outcomes: Mapping[str, Outcome]) -> list[Numbers]:
+    """Draws of each outcome of the test, of runs that were tested on the same cases."""
+    runs = [TestedRun(folder) for folder in folders]
+    for run in runs:
+        require_same_cases(runs[0].predictions, run.predictions)
+    patients = np.unique(np.concatenate([run.predictions.patients for run in runs]))
     found = []
-    for folder in folders:
-        predictions = TestedRun(folder).predictions
-        first = first or predictions
-        require_same_cases(first, predictions)
-        numbers = _numbers(folder, predictions, sorted({path for some in paths.values() for path in some}))
+    for numbers in (run.draws(patients) for run in runs):
+        nothing = np.full_like(next(iter(numbers.values())), np.nan)
         found.append(
-            pd.DataFrame({name: numbers[some].mean(axis=1, skipna=False) for name, some in paths.items()})
+            {
+                name: np.mean([numbers.get(path, nothing) for path in outcome.paths], axis=0)
+                for name, outcome in outcomes.items()
+                if not outcome.is_of_validation
+            }
         )
     return found
 
 
-def _numbers(folder: Path, predictions: Predictions, paths: list[str]) -> pd.DataFrame:
-    """The draws of a run by path, NaN where it has no such number, from its file where that has them."""
-    file = folder / _FILE
-    if file.is_file() and file.stat().st_mtime_ns > (folder / RESULTS_FILE).stat().st_mtime_ns:
-        kept = pd.read_parquet(file)
-        if set(paths) <= set(kept):
-            return kept[paths]
-    numbers = bootstrap_numbers(predictions, N_DRAWS, SEED)
-    kept = pd.DataFrame({path: numbers.get(path, np.nan) for path in paths}, index=range(N_DRAWS + 1))
-    write_parquet(kept, file)
-    return kept
-
-
-def _intervals(levels: Mapping[str, object], draws: Sequence[pd.DataFrame]) -> list[dict[str, object]]:
+def _intervals(levels: Mapping[str, object], draws: Numbers) -> list[dict[str, object]]:
     """A row for each outcome that all runs have."""
-    if not draws:
-        return []
-    means = (sum(draws[1:], draws[0]) / len(draws)).dropna(axis=1, how="all")
-    ends = {name: percentiles(values.to_numpy()[1:]) for name, values in means.items()}
+    ends = {name: percentiles(values[1:]) for name, values in draws.items() if np.isfinite(values).any()}
     return [
         {**levels, "outcome": name, "patients_low": low, "patients_high": high}
         for name, (low, high, _) in ends.items()

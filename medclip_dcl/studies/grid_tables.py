@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table
+from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, number, signed
 from medclip_dcl.statistics.contrasts import ALPHA, means, paired_differences
 from medclip_dcl.studies.grid import Experiment, Level, Outcome
 from medclip_dcl.studies.grid_choice import COMBINATION, choices, ranking
@@ -150,21 +150,16 @@ def _title(experiment: Experiment, name: str) -> str:
 def _cell(one: _Numbers, outcome: Outcome, n_pairs: int) -> Cell:
     """A mean or a difference (signed, * where it is significant), its interval, and n where pairs are missing."""
     is_difference = bool(one.get("is_difference"))
-    mean, low, high = (
-        _number(outcome.scale * one[x], outcome.digits, is_difference) for x in ("mean", "low", "high")
-    )
-    interval: str = "" if pd.isna(one["low"]) else f"[{low}, {high}]"
+
+    def shown(name: str) -> str:
+        return (signed if is_difference else number)(outcome.scale * one[name], outcome.digits)
+
+    interval: str = "" if pd.isna(one["low"]) else f"[{shown('low')}, {shown('high')}]"
     if not pd.isna(one.get("patients_low", np.nan)):
-        ends = (outcome.scale * one[f"patients_{end}"] for end in ("low", "high"))
-        interval += f" ({', '.join(_number(end, outcome.digits, is_difference) for end in ends)})"
+        interval += f" ({shown('patients_low')}, {shown('patients_high')})"
     n = "" if one["n"] == n_pairs else f"n = {one['n']}"
     star = "*" if is_difference and one["p_holm"] <= ALPHA else ""
-    return Cell(f"{mean}{star}", f"{interval.strip()} {n}".strip())
-
-
-def _number(value: float, digits: int, signed: bool) -> str:
-    text = f"{value:{'+' if signed else ''}.{digits}f}"
-    return text.replace("-", "−") if float(text) else text.lstrip("+-")
+    return Cell(f"{shown('mean')}{star}", f"{interval.strip()} {n}".strip())
 
 
 def _note(differences: Sequence[_Numbers], n_pairs: int) -> str:

@@ -28,7 +28,8 @@ from data_prep.phantom import release
 from data_prep.phantom.people import PATIENTS_FILE
 from data_prep.phantom.studies import PlannedStudy, plan_studies
 from medclip_dcl.command import cli
-from medclip_dcl.report.subgroups import FOUND, subgroup_table
+from medclip_dcl.report.subgroups import subgroup_table
+from medclip_dcl.statistics.contrasts import ALPHA
 
 TITLE = "Gaps between groups that are found"
 
@@ -86,7 +87,7 @@ def main() -> None:
         for is_planted in (True, False):
             run = tested(arguments.run, arguments.folder, seed, arguments.studies, is_planted)
             table = subgroup_table(run)
-            marked = table[table["p"] <= FOUND]
+            marked = table[table["p"] <= ALPHA]
             if is_planted:
                 n_found += bool((marked["attribute"] == "sex").any())
                 gaps.append(

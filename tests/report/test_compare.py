@@ -16,7 +16,8 @@ from medclip_dcl.metrics import summaries
 from medclip_dcl.report.compare import FILES, compare, main, tables
 from medclip_dcl.report.page import latex_text, markdown_text
 from medclip_dcl.report.tables import number, why_left_out
-from medclip_dcl.statistics.draws import bootstrap_differences, bootstrap_intervals
+from medclip_dcl.statistics.contrasts import bootstrap_differences
+from medclip_dcl.statistics.draws import bootstrap_intervals
 from tests.report.page import Page
 
 DRAWS = 100
@@ -133,14 +134,14 @@ def test_tables_show_results_with_their_intervals(runs, written):
 def test_differences_of_single_trainings_are_not_marked(runs, written):
     text = (written / "comparison.md").read_text(encoding="utf-8")
     assert "*" not in re.sub(r"\| \*.*?\* \||\*\*.*?\*\*", "", text)
-    assert "None is marked: with one training each" in text
+    assert "Differences over patients are not marked" in text and "5% a pair and set" in text
     shown = markdown_tables((written / "comparison.md").read_text(encoding="utf-8"))
     for name in ("dcl_lm", "dcl_010"):
         found = bootstrap_differences(runs[name], runs["infonce"], DRAWS)
         for column, path in enumerate(("cnr", "cnr_signed", "miou")):
             one = found[f"grounding/{path}"]
             cell = shown[2][f"{name} − infonce"][column]
-            numbers = [float(x) for x in re.findall(r"[+-]?\d*\.\d+", cell)]
+            numbers = [float(x) for x in re.findall(r"[+-]?\d*\.\d+", cell.replace("−", "-"))]
             assert numbers == pytest.approx(one[:3], abs=5.1e-5)
             assert cell.startswith("+") == (one.value is not None and one.value > 0)
     assert "infonce − infonce" not in shown[0]
@@ -184,7 +185,7 @@ def test_runs_that_differ_in_the_seed_are_grouped(six_trainings, capsys, monkeyp
     difference = np.subtract(aucs[1], aucs[0])
     low, high = stats.t.interval(0.95, 2, difference.mean(), stats.sem(difference))
     cell = shown["dcl_lm (3 seeds) − infonce (3 seeds)"][0]
-    numbers = [float(x) for x in re.findall(r"[+-]?\d*\.\d+", cell)]
+    numbers = [float(x) for x in re.findall(r"[+-]?\d*\.\d+", cell.replace("−", "-"))]
     assert numbers == pytest.approx([difference.mean(), low, high], abs=5.1e-4) and cell.count("*") == 1
     assert float(shown["dcl_lm (3 seeds)"][0].split()[0]) == pytest.approx(np.mean(aucs[1]), abs=0.0051)
     assert "adjusted by Holm's method" in text
@@ -391,7 +392,7 @@ def _other_patients(run):
         ),
         (None, "a b --output a/results.json", "--output: expected a folder, found the file a/results.json"),
         (None, "a --names untrained", "found 'untrained'"),
-        (None, "a b --baseline untrained", "is not a row; give one of: a, b (the untrained ones"),
+        (None, "a b --baseline untrained", "--baseline: expected one of a, b (the untrained ones"),
     ],
 )
 def test_refused_comparisons_are_one_line(pair, tmp_path, monkeypatch, capsys, change, words, message):
@@ -418,7 +419,7 @@ def test_of_a_set_without_patients_images_are_drawn(pair, tmp_path, capsys):
     main(command(*pair, "--baseline", pair[0], "--output", tmp_path / "out"))
     text = capsys.readouterr().out
     assert "bootstrap draws of images" in text and "which images were tested" in text
-    assert "each draw takes the same images" in text
+    assert "Each draw takes the same images" in text
     assert "90 test images (the set names no patients)" in text
 
 

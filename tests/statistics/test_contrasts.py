@@ -1,7 +1,9 @@
-"""Means over seeds and paired differences: SciPy's tests and loops give the same numbers."""
+"""Means over seeds, paired differences and max-t: SciPy's tests and loops give the same numbers."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,16 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from medclip_dcl.statistics.contrasts import holm, means, paired_differences
+from medclip_dcl.statistics.contrasts import (
+    compared,
+    holm,
+    is_marked,
+    joint_p,
+    means,
+    paired_differences,
+    sides_of,
+)
+from medclip_dcl.statistics.draws import Predictions, TestedRun
 
 LEVELS = {"CL": 0.0, "low": 0.1, "high": -0.2}
 
@@ -96,3 +107,105 @@ def test_differences_equal_but_for_rounding_are_insignificant():
     )
     assert found["n"] == 3 and found["mean"] == pytest.approx(1 / 599)
     assert all(np.isnan(found[name]) for name in ("low", "high", "p", "p_holm"))
+
+
+def test_p_is_the_share_of_larger_deviations():
+    random = np.random.default_rng(0)
+    observed = np.array([0.1, -3.6, 0.5, np.nan, 0.0, 4.0])
+    gaps = np.column_stack([observed, observed[:, None] + random.normal(size=(6, 400))])
+    gaps[4] = 0.2  # does not vary
+    gaps[0, 7] = np.nan
+    gaps[5, 1:] = gaps[1, 1:] + 7.6  # as gap 1, of few patients
+    n_patients = np.array([500, 10_000, 30, 500, 500, 6])
+    known = [0, 1, 2, 5]
+    spread = {i: np.nanstd(gaps[i, 1:], ddof=1) for i in known}
+    largest = [
+        np.nanmax([abs(gaps[i, draw] - gaps[i, 0]) / spread[i] for i in known]) for draw in range(1, 401)
+    ]
+    p = joint_p(gaps, n_patients)
+    for i in known:
+        n = n_patients[i]
+        statistic = abs(gaps[i, 0]) / (spread[i] * np.sqrt(n / (n - 1)))
+        deviate = stats.norm.ppf(stats.t.cdf(statistic, n - 1))
+        assert p[i] == pytest.approx((sum(x >= deviate for x in largest) + 1) / 401), i
+    assert p[1] < 0.05 < p[2] and np.isnan(p[[3, 4]]).all()
+    assert p[5] > 0.05, "of 6 patients, 4 standard deviations are few"
+
+
+N = 60
+
+
+def made(folder: Path, findings: dict[str, int], seed: int = 0, skill: float = 0.0) -> TestedRun:
+    """A test of a classifier on patients of whom the first n have the finding; noise by seed and finding."""
+    tables = []
+    for finding, n_positive in findings.items():
+        label = (np.arange(N) < n_positive).astype(int)
+        noise = np.random.default_rng([seed, len(finding)]).normal(size=N)
+        one = pd.DataFrame({"dicom_id": range(N), "subject_id": range(N), "logit": skill * label + noise})
+        tables.append(one.assign(finding=finding, label=label))
+    folder.mkdir(parents=True)
+    (folder / "results.json").write_text(json.dumps({"seed": seed, "skill": skill}))
+    (folder / "config.yaml").write_text(f"{{seed_everything: {seed}, objective: {skill}}}")
+    run = TestedRun(folder, "", folder.name)
+    images = pd.DataFrame({"subject_id": range(N + 10)})
+    run.__dict__["predictions"] = Predictions({"classification": pd.concat(tables)}, images=images)
+    return run
+
+
+def test_another_side_moves_no_difference(tmp_path):
+    """Neither with other findings nor with the same ones; a copy differs by 0, without p."""
+    both = {"Mass": 30, "Edema": 30}
+    a, b, again = (made(tmp_path / x, both, seed) for x, seed in (("a", 1), ("b", 2), ("again", 1)))
+    c = made(tmp_path / "c", {"Edema": 30, "Rare": 19}, seed=9)
+    few = compared({"a": [a], "b": [b]}, "a", n_draws=60)
+    more = compared({"c": [c], "a": [a], "again": [again], "b": [b]}, "a", n_draws=60)
+    assert more["b", "a"] == few["b", "a"] and more["b", ""] == few["b", ""]
+    path = "classification/by_finding/Mass/auc"
+    low, high, p = few["b", "a"][path].low, few["b", "a"][path].high, few["b", "a"][path].p
+    assert low is not None and high is not None and low < high and p is not None
+    assert more["again", "a"][path][:4] == (0, 0, 0, None) and not is_marked(more["again", "a"][path])
+    # Means over other findings are not compared, unless they are formed of those that both have.
+    assert not any(name == "classification/auc" for name in more["c", "a"])
+    shared = compared({"a": [a], "c": [c], "b": [b]}, "a", findings=["Edema"], n_draws=60)
+    edema = "classification/by_finding/Edema/auc"
+    assert shared["c", ""]["classification/auc"].value == shared["c", ""][edema].value
+    assert shared["c", "a"]["classification/auc"][:3] == shared["c", "a"][edema][:3]
+    assert {k: v for k, v in shared["b", "a"].items() if "by" in k} == {
+        k: v for k, v in few["b", "a"].items() if "by" in k
+    }
+    rare = more["c", ""]["classification/by_finding/Rare/auc"]
+    assert rare.n_patients == 19 and rare.value is not None and rare.low is None
+
+
+def test_the_method_is_that_of_each_pair(tmp_path):
+    """Three seeds against three by seed; against one run by patients, of the mean over the seeds."""
+    findings, path = {"Mass": 30, "Edema": 30}, "classification/auc"
+    runs = [
+        made(tmp_path / f"{name}_{seed}", findings, seed, skill)
+        for name, skill in (("weak", 0.5), ("strong", 1.5))
+        for seed in range(3)
+    ]
+    lone = made(tmp_path / "lone", findings, 7, 0.1)
+    sides = sides_of([*runs, lone])
+    assert [*sides] == ["weak (3 seeds)", "strong (3 seeds)", "lone"]
+    table = compared(sides, "weak (3 seeds)", n_draws=80)
+    of_seeds = np.array([run.predictions.values["classification"][path][0] for run in runs]).reshape(2, 3)
+    found = table["strong (3 seeds)", "weak (3 seeds)"][path]
+    test = stats.ttest_rel(of_seeds[1], of_seeds[0])
+    assert found.over == "seeds" and found.n == 3 and found.p == pytest.approx(test.pvalue)
+    assert table["strong (3 seeds)", ""][path].over == "seeds"
+    draws = [run.draws(n_draws=80)[path] for run in [*runs[:3], lone]]
+    expected = draws[3] - np.mean(draws[:3], axis=0)
+    found = table["lone", "weak (3 seeds)"][path]
+    assert found.over == table["lone", ""][path].over == "patients" and found.n == 80
+    assert found[:3] == pytest.approx((expected[0], *np.quantile(expected[1:], [0.025, 0.975])))
+
+
+def test_draws_are_kept_until_the_results_change(tmp_path, monkeypatch):
+    run = made(tmp_path / "a", {"Mass": 30})
+    first = run.draws(n_draws=20)
+    monkeypatch.setattr("medclip_dcl.statistics.draws.bootstrap_numbers", lambda *_, **__: {})
+    for path, values in run.draws(n_draws=20).items():
+        np.testing.assert_array_equal(values, first[path])
+    run.file.write_text("{}")
+    assert run.draws(n_draws=20) == {}

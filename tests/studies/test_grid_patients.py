@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 
@@ -11,8 +12,7 @@ import pytest
 from sklearn.metrics import accuracy_score, roc_auc_score
 
 from medclip_dcl.runs.saved import SavedResultsError
-from medclip_dcl.statistics.draws import patient_draws
-from medclip_dcl.studies import grid_patients as patients
+from medclip_dcl.statistics.draws import TestedRun, patient_draws
 from medclip_dcl.studies.grid import Experiment
 from medclip_dcl.studies.grid_page import write_report
 from medclip_dcl.studies.grid_patients import over_patients
@@ -55,7 +55,7 @@ def numbers(rows: pd.DataFrame, weight: np.ndarray | None = None) -> tuple[float
 @pytest.fixture
 def grid(tmp_path, monkeypatch):
     """A grid whose runs were tested, and the cases of each run."""
-    monkeypatch.setattr(patients, "N_DRAWS", N_DRAWS)
+    monkeypatch.setattr(inspect.unwrap(TestedRun.draws), "__defaults__", (None, N_DRAWS))
     tables = [{"title": "Table 1", "outcomes": list(OUTCOMES), "where": {"noise": 1}}]
     return write_tested(write_grid(tmp_path, outcomes=OUTCOMES, plots=None, patients=True, tables=tables))
 
@@ -112,7 +112,7 @@ def test_the_page_has_both_intervals_and_draws_once(grid, monkeypatch):
     def drawn_again(*arguments: object) -> None:
         raise AssertionError("drawn again")
 
-    monkeypatch.setattr(patients, "bootstrap_numbers", drawn_again)
+    monkeypatch.setattr("medclip_dcl.statistics.draws.bootstrap_numbers", drawn_again)
     assert write_report(experiment, results_table(experiment)).read_text() == page
 
 
@@ -144,7 +144,7 @@ RATES = {"set": "model.init_args.learning_rate", "values": [0.1, 0.2]}
 
 @pytest.mark.parametrize("axes", [{"seed": SEEDS}, {"rate": RATES, "seed": SEEDS}, {"rate": RATES}])
 def test_a_mean_has_an_interval_over_patients(tmp_path, monkeypatch, axes):
-    monkeypatch.setattr(patients, "N_DRAWS", N_DRAWS)
+    monkeypatch.setattr(inspect.unwrap(TestedRun.draws), "__defaults__", (None, N_DRAWS))
     changes = {"pairs": "seed" if "seed" in axes else None, "outcomes": {"AUC": "classification/auc"}}
     changes |= {"compare": None, "plots": None}
     experiment, tested = write_tested(write_grid(tmp_path, axes=axes, patients=True, **changes))
