@@ -126,8 +126,12 @@ class SavedModel:
     def require_network(self) -> dict[str, Any]:
         """The configuration of the network."""
         if self.kind not in KINDS:
+            advice = {
+                "language model": "; score, embed and similar take it as --model, and a text encoder as pretrained",
+                "": "; a ResNet's state dict is for image_encoder.init_args.weights",
+            }.get(self.kind, "")
             raise UserError(
-                f"{self.path}: expected a model of kind {', '.join(KINDS)}, found {self.kind or 'none'}"
+                f"{self.path}: expected a model of kind {', '.join(KINDS)}, found {self.kind or 'none'}{advice}"
             )
         return self.network
 

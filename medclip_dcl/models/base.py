@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +14,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from medclip_dcl.common.devices import widest_float
-from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
 from medclip_dcl.common.parts import Part, build_part, part_config
@@ -200,8 +199,6 @@ class ImageModel(NetworkModel):
             self.network.crop_size = images.crop_size
 
     def start_from(self, network: Any, source: str, parts: list[str] | None) -> None:
-        if not Path(source).expanduser().exists():
-            raise MissingFileError(f"model.init_args.init_from: no file and no folder {source}")
         self.initial_weights = take_over(network, source, parts)
         rank_zero_info(str(self.initial_weights))
 
@@ -241,7 +238,6 @@ def described_part(name: str, base: type[Part], init_from: str | None) -> Part:
     if described is None:
         source = "" if init_from is None else f" ({init_from} does not describe it)"
         raise UserError(
-            f"model.{name}: give class_path and init_args, or init_from with a checkpoint or an exported folder, which "
-            f"describe theirs{source}"
+            f"model.{name}: give class_path and init_args, or init_from with a model that describes its own{source}"
         )
     return build_part(described, base)

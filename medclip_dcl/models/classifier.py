@@ -52,9 +52,8 @@ class Classifier(ImageModel):
     Args:
         findings: any that the data set labels; null for CheX5's five.
         image_encoder: images to regions; null to build the one that `init_from` describes.
-        init_from: where the encoder's weights come from: a checkpoint of an image-text model or of a classifier, an
-            exported folder, or a state dict of torchvision's ResNet (.pth or .safetensors; give `image_encoder` with
-            it). Null for those that `image_encoder` has by itself ("imagenet" or random ones).
+        init_from: image-text model or classifier whose encoder to start from: run folder, checkpoint, exported folder
+            or Hugging Face repository. Null for the weights that `image_encoder` has by itself.
         frozen: true for a linear probe.
         learning_rate: of the linear layer, with AdamW, after the warm-up.
         encoder_learning_rate: of the encoder's last stage; null for `learning_rate`. Null in a linear probe.

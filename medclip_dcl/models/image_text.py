@@ -67,10 +67,9 @@ class ImageTextModel(ImageModel):
             in the batch: "negative" (SSD), "positive", or "ignore" (neither).
         masked_language_weight: weight of the masked-language-modelling loss of the batch's sentences, which is added
             (BioViL); above 0 the text encoder needs `masked_language_head: true`.
-        init_from: weights to start from: a checkpoint of this program, a folder of `save_pretrained`, or a state dict
-            of torchvision's ResNet, whichever objective, resolution and data they were trained with; null for what
-            the encoders' own options say. The log lists what is not taken over. A run that continues from its own
-            checkpoint does not need it any more.
+        init_from: model to start from, of any objective, resolution and data: run folder, checkpoint, exported folder
+            or Hugging Face repository; null for the weights that the encoders' own options say. The log lists what is
+            not taken over. A run that continues from its own checkpoint does not need it any more.
         init_parts: of image_encoder, text_encoder and similarity, those that `init_from` gives; image_encoder.backbone
             and text_encoder.transformer are the encoders without their projections; null for all it has.
         loss: of each anchor; null for the debiased contrastive loss.

@@ -14,7 +14,7 @@ from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
-from medclip_dcl.common.weight_files import compare_state_dicts, read_state_dict
+from medclip_dcl.common.weight_files import compare_state_dicts, read_settings, read_state_dict
 
 Images: TypeAlias = Float[Tensor, "image 3 height width"]
 Features: TypeAlias = Float[Tensor, "image channel region_row region_column"]
@@ -146,7 +146,8 @@ class ResNetRegions(ProjectedRegions):
         dim: size of the projected regions.
         weights: initial weights: null for random ones, "imagenet" for torchvision's (downloaded once by
             torchvision), or the path of a torchvision state dict (.pth or .safetensors, also of
-            `medclip-dcl export --image_encoder`). ImageNet is a choice, not from the paper.
+            `medclip-dcl export --image_encoder`, with mean and deviation of the channels). ImageNet is a choice, not
+            from the paper.
         projection: "linear" maps each region linearly, as SSD does; "mlp" is BioViL's projection (Boecking et al.,
             ECCV 2022): 1 x 1 convolution to `dim`, BatchNorm, ReLU, 1 x 1 convolution, with the names and biases of
             its published weights (``projector.model.{0,1,3}``: no bias before BatchNorm).
@@ -183,6 +184,8 @@ class ResNetRegions(ProjectedRegions):
         weights = None if weights == "None" else weights
         if width == TORCHVISION_WIDTH:
             resnet = _resnet(depth, weights, stride)
+            if settings := read_settings(Path(weights or "")):
+                self.mean, self.std = settings["mean"], settings["std"]
             stages = [resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4]
             stem = [resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool]
         elif weights is None:
@@ -272,7 +275,7 @@ def _resnet(depth: int, weights: str | None, stride: int) -> ResNet:
                 f"of torchvision's ResNet-{depth} (.pth), or null for random weights"
             ) from error
     resnet = build(weights=None)
-    state = as_torchvision_resnet(read_state_dict(weights), weights, depth)
+    state = _as_torchvision_resnet(read_state_dict(weights), weights, depth)
     if stride == 32 and not any(name.startswith(_LAST_STAGE) for name in state):
         raise UserError(
             f"image encoder weights {weights}: the file ends before layer4, as encoders of stride 16 do; set "
@@ -284,21 +287,17 @@ def _resnet(depth: int, weights: str | None, stride: int) -> ResNet:
     return resnet
 
 
-def as_torchvision_resnet(
-    state: dict[str, Tensor], source: str | Path, depth: int | None = None
-) -> dict[str, Tensor]:
+def _as_torchvision_resnet(state: dict[str, Tensor], source: str | Path, depth: int) -> dict[str, Tensor]:
     """`state` if it is that of torchvision's ResNet, perhaps without its classifier and last stage."""
-    depth = depth or resnet_depth(state)
     with torch.device("meta"):
-        expected = getattr(torchvision.models, f"resnet{depth or 18}")(weights=None).state_dict()
+        expected = getattr(torchvision.models, f"resnet{depth}")(weights=None).state_dict()
     for part in (_LAST_STAGE, _CLASSIFIER):
         if not any(name.startswith(part) for name in state):
             expected = {name: value for name, value in expected.items() if not name.startswith(part)}
     any_classes = {name: expected[name] for name in CLASSIFIER if name in state}
     if problems := compare_state_dicts(expected, {**state, **any_classes}):
         raise UserError(
-            f"image encoder weights {source}: not a torchvision ResNet-{depth or '18, -34 or -50'} state dict; "
-            f"{problems}"
+            f"image encoder weights {source}: not a torchvision ResNet-{depth} state dict; {problems}"
         )
     return state
 

@@ -1,4 +1,4 @@
-"""Initialise a network from existing weights: a checkpoint, an exported folder or torchvision's ResNet."""
+"""Initialise a network from the weights of another training."""
 
 from __future__ import annotations
 
@@ -14,16 +14,9 @@ from transformers import BertConfig
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.parts import part_config
-from medclip_dcl.common.weight_files import compare_state_dicts, read_model, read_settings
+from medclip_dcl.common.weight_files import compare_state_dicts, read_model
 from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.image_encoder import (
-    BACKBONE,
-    CLASSIFIER,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    as_torchvision_resnet,
-    from_torchvision_names,
-)
+from medclip_dcl.networks.image_encoder import IMAGENET_MEAN, IMAGENET_STD
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.text_encoder import FUNCTION_OF_BERT, functional_settings
 
@@ -90,14 +83,13 @@ def take_over(
 ) -> TakenOver:
     """Initialise a network with the weights of another training.
 
-    Weights that the source cannot have start as configured: text encoder and similarity if it has an image encoder
-    only, the projection if it is torchvision's ResNet, the masked-language-model head if it was trained without one,
-    and a similarity of another class. Everything else fits exactly or is refused, and then nothing is changed.
+    Weights that the source cannot have start as configured: text encoder and similarity of a classifier, a
+    masked-language-model head that it was trained without, and a similarity of another class. Everything else fits
+    exactly or is refused, and then nothing is changed.
 
     Args:
         network: gets the weights.
-        source: a checkpoint whose description names an image encoder (of an image-text model or a classifier), a folder
-            of `save_pretrained`, or a state dict of torchvision's ResNet (.pth or .safetensors).
+        source: an image-text model or a classifier, see `medclip_dcl.common.find_model`.
         parts: those of "image_encoder", "text_encoder" and "similarity" to take, or of an encoder all but its
             projection: "image_encoder.backbone", "text_encoder.transformer"; None for all that the source has. For a
             classifier, "image_encoder" alone.
@@ -146,20 +138,10 @@ class _Source:
 
 def _read(source: str | Path) -> _Source:
     saved = read_model(find_model(source).path)
-    path = str(saved.path)
-    if not (saved.network or saved.checkpoint):
-        resnet = as_torchvision_resnet(saved.state, path)
-        # An exported image encoder states the normalisation and size of its images.
-        return _Source(
-            path,
-            read_settings(saved.path),
-            {"image_encoder": from_torchvision_names(resnet)},
-            [name for name in CLASSIFIER if name in resnet],
-        )
     config = saved.require_network()
     parts = {part: saved.tensors(part) for part in PARTS if part in config}
     known = {f"{saved.prefix}{part}.{name}" for part, state in parts.items() for name in state}
-    return _Source(path, config, parts, sorted(saved.state.keys() - known))
+    return _Source(str(saved.path), config, parts, sorted(saved.state.keys() - known))
 
 
 def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
@@ -183,8 +165,6 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool) -> 
             {name: x for name, x in tensors.items() if not name.startswith(_PROJECTION)}
             for tensors in (state, expected)
         )
-    if part not in found.config:
-        return _fit_torchvision(state, expected)
     there, here = _described(found.config[part]), _described(part_config(module))
     settings = _differences(part, there, here)
     if there["class_path"] != here["class_path"]:
@@ -197,19 +177,6 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool) -> 
     if problems := compare_state_dicts(expected, state):
         raise UserError(f"{part}: {problems}; set what differs: {', '.join(settings)}")
     return state, settings
-
-
-def _fit_torchvision(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> _Fit:
-    last = f"backbone.{BACKBONE['layer4']}."
-    if not any(name.startswith(last) for name in expected):  # stride 16
-        state = {name: value for name, value in state.items() if not name.startswith(last)}
-    backbone = {name: x for name, x in expected.items() if not name.startswith(_PROJECTION)}
-    if problems := compare_state_dicts(backbone, state):
-        raise UserError(
-            f"image_encoder: {problems}; set image_encoder.init_args to the file's ResNet: its depth and width 64; "
-            "if it ends before layer4, set image_encoder.init_args.stride: 16"
-        )
-    return state, []
 
 
 def _check_function(part: str, there: dict[str, Any], here: dict[str, Any], settings: list[str]) -> None:

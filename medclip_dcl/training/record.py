@@ -13,7 +13,7 @@ from pytorch_lightning.utilities import rank_zero_info
 
 from medclip_dcl.common.devices import device_name
 from medclip_dcl.common.files import write_json
-from medclip_dcl.common.find_model import find_model
+from medclip_dcl.common.find_model import FoundModel
 from medclip_dcl.common.terms import copy_terms
 from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.data.lineage import LINEAGE
@@ -72,7 +72,7 @@ class RunRecord(Callback):
             taken_over = getattr(pl_module, "initial_weights", None)
             if trainer.is_global_zero and taken_over is not None:
                 write_json(asdict(taken_over), self.run.folder / INITIAL_WEIGHTS_FILE)
-                copy_terms(find_model(taken_over.source).folder, self.run.folder)
+                copy_terms(FoundModel(Path(taken_over.source)).folder, self.run.folder)
         for logger in trainer.loggers:
             if isinstance(logger, MetricsFile):
                 logger.forget_after(trainer.global_step, self._rows)

@@ -22,7 +22,6 @@ from medclip_dcl.networks.bert_folder import load_bert
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.initial_weights import take_over
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import BertSentences, SentenceEncoder
@@ -160,22 +159,15 @@ def test_the_image_encoder_loads_in_torchvision_and_here(network, depth, stride,
     expected = encoder.features(images).flatten(1)
     torch.testing.assert_close(resnet.eval()(images), expected, rtol=1e-3, atol=1e-3)
 
-    other = FindingNetwork(ResNetRegions(depth=depth, stride=stride, dim=7), ["Edema"])
-    taken = take_over(other, file)
-    assert taken.image_size == 96 and taken.left_out == []
-    assert other.mean.flatten().tolist() == pytest.approx([0.5, 0.4, 0.3])
-    assert other.std.flatten().tolist() == [3.0, 2.0, 1.0]
-    by_option = ResNetRegions(depth=depth, stride=stride, dim=7, weights=str(file))
-    for own in (other.image_encoder, by_option):
-        own.eval()
-        torch.testing.assert_close(own.features(images).flatten(1), expected)
+    here = FindingNetwork(
+        ResNetRegions(depth=depth, stride=stride, dim=7, weights=str(file)), ["Edema"]
+    ).eval()
+    assert here.mean.flatten().tolist() == pytest.approx([0.5, 0.4, 0.3])
+    assert here.std.flatten().tolist() == [3.0, 2.0, 1.0]
+    torch.testing.assert_close(here.image_encoder.features(images).flatten(1), expected)
 
 
 def test_a_file_without_last_stage_is_refused(network, tmp_path):
     export_image_encoder(torchvisions(network), tmp_path / "a.safetensors")
-    for use in (
-        lambda: ResNetRegions(weights=str(tmp_path / "a.safetensors")),
-        lambda: take_over(FindingNetwork(ResNetRegions(), ["Edema"]), tmp_path / "a.safetensors"),
-    ):
-        with pytest.raises(UserError, match="ends before layer4.*set image_encoder.init_args.stride: 16"):
-            use()
+    with pytest.raises(UserError, match="ends before layer4.*set image_encoder.init_args.stride: 16"):
+        ResNetRegions(weights=str(tmp_path / "a.safetensors"))

@@ -11,7 +11,6 @@ import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
-import torchvision
 from pytorch_lightning import Callback, Trainer
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
@@ -338,7 +337,7 @@ def assert_steps_are_those_of_one_process(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def sources(small_bert, tmp_path_factory) -> dict[str, Path]:
-    """An image-text checkpoint, the same exported, and torchvision's state dict."""
+    """An image-text checkpoint, and the same exported."""
     folder = tmp_path_factory.mktemp("sources")
     torch.manual_seed(7)
     model = ImageTextModel(resnet(), BertSentences(str(small_bert), dim=5), LSENonLocal(dim=5))
@@ -347,8 +346,7 @@ def sources(small_bert, tmp_path_factory) -> dict[str, Path]:
     run.strategy.connect(model)
     run.save_checkpoint(folder / "model.ckpt", weights_only=True)
     model.network.save_pretrained(folder / "exported")
-    torch.save(torchvision.models.resnet18(weights=None).state_dict(), folder / "resnet18.pth")
-    return {name: folder / name for name in ("model.ckpt", "exported", "resnet18.pth")}
+    return {name: folder / name for name in ("model.ckpt", "exported")}
 
 
 @pytest.mark.parametrize("name", ["model.ckpt", "exported"])
@@ -367,23 +365,6 @@ def test_it_starts_from_a_described_encoder(sources, name):
         projection: Any = expected.image_encoder.projection
         projected = mean_feature @ projection.weight[:, :, 0, 0].T + projection.bias
     torch.testing.assert_close(projected, regions, rtol=1e-4, atol=1e-5)
-
-
-def test_weights_left_out_of_torchvisions_are_named(sources, caplog):
-    with caplog.at_level("INFO"):
-        model = Classifier(image_encoder=resnet(width=64), init_from=str(sources["resnet18.pth"]))
-    (message,) = [record.getMessage() for record in caplog.records if "taken over" in record.getMessage()]
-    found, own = model.initial_weights, model.network.state_dict()
-    assert found is not None
-    projection = ["image_encoder.projection.weight", "image_encoder.projection.bias"]
-    head = ["feature_mean", "feature_std", "head.weight", "head.bias"]
-    assert sorted(found.kept) == sorted([*projection, *head])
-    assert sorted(found.taken) == sorted(set(own) - {*projection, *head}) and len(found.taken) == 90
-    assert "image_encoder.backbone.7.0.conv1.weight" in found.left_out and "fc.bias" in found.left_out
-    assert f"as configured start {', '.join(projection)}" in message and "text_encoder" not in message
-    state = torch.load(sources["resnet18.pth"], weights_only=True)
-    stage: Any = model.network.image_encoder.backbone
-    assert torch.equal(stage[6][1].conv2.weight, state["layer3.1.conv2.weight"])
 
 
 def test_weights_of_another_encoder_are_refused(sources):

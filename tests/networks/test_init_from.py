@@ -103,5 +103,5 @@ def test_checkpoints_do_not_need_their_source(small_bert, small_set, source, tmp
     assert loaded.initial_weights == whole.initial_weights
     assert torch.equal(loaded.network.std, whole.network.std)
     trainer(tmp_path).test(loaded, data(small_set), verbose=False)
-    with pytest.raises(FileNotFoundError, match="model.init_args.init_from: no file and no folder .*source"):
+    with pytest.raises(FileNotFoundError, match="no file or folder .*source"):
         build(small_bert, source)
