@@ -11,20 +11,17 @@ from tokenizers import Regex, normalizers
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError, check_choice
-from medclip_dcl.common.weight_files import CONFIG_FILE, check_sizes, read_state_dict, shapes_of
+from medclip_dcl.common.weight_files import CONFIG_FILE, check_sizes, shapes_of
 from medclip_dcl.exchange.tensor_names import OPEN_CLIP, from_openai_names
 from medclip_dcl.exchange.transformers_folder import Converted, Shown, assembled, dual_encoder
-from medclip_dcl.networks.bert_folder import read_folder_json
+from medclip_dcl.networks.bert_folder import folder_weights, read_folder_json
 from medclip_dcl.networks.pretrained_regions import per_channel
 from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.timm_regions import TimmRegions
 
 OPEN_CLIP_FILE = "open_clip_config.json"
 OPEN_CLIP_WEIGHTS = "open_clip_model.safetensors"
-OPENAI = {
-    "mean": [0.48145466, 0.4578275, 0.40821073],
-    "std": [0.26862954, 0.26130258, 0.27577711],
-}
+OPENAI = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
 """Normalisation of the channels in OpenAI's CLIP, which is open_clip's default."""
 GEOMETRIES = {"shortest": "shortest", "squash": "stretch", "longest": "pad"}
 """open_clip's resize_mode -> geometry."""
@@ -74,16 +71,14 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
                 f"{file}: model_cfg.{part}: expected {', '.join(sorted(_KNOWN[part]))} alone, found "
                 f"{', '.join(others)}; this architecture has no counterpart here"
             )
-    weights = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
-    if weights is None:
-        raise UserError(f"{folder}: expected weights, {' or '.join(_WEIGHTS)}, found none; copy them into it")
-    state = {name: value.float() for name, value in read_state_dict(weights).items()}
-    sides = {*size} if isinstance(size := vision.get("image_size", 224), list) else {size}
-    if len(sides) > 1:
+    state = folder_weights(folder, _WEIGHTS)
+    size = vision.get("image_size", 224)
+    side, *others = {*(size if isinstance(size, list) else [size])}
+    if others:
         raise UserError(f"{file}: model_cfg.vision_cfg.image_size: expected equal sides, found {size}")
-    shown = _shown(sides.pop(), _section(content, "preprocess_cfg"))
+    shown = _shown(side, _section(content, "preprocess_cfg"))
     if "timm_model_name" not in vision and "hf_model_name" not in text:
-        state = from_openai_names(state, weights)
+        state = from_openai_names(state, folder)
         width = len(state["vision_model.embeddings.class_embedding"])
         heads = (width // vision.get("head_width", _WIDTH_OF_HEAD), text.get("heads", 8))
         activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
@@ -136,33 +131,34 @@ def _of_clip(
     state: Mapping[str, Tensor], tokenizer: Path, shown: Shown, heads: tuple[int, int], activation: str
 ) -> Converted:
     """Convert the tensors of a CLIPModel, which show all settings but `heads` (images, texts) and `activation`."""
-    vocabulary, _ = state["text_model.embeddings.token_embedding.weight"].shape
-    config: dict[str, Any] = {
-        "model_type": "clip",
-        "projection_dim": len(state["visual_projection.weight"]),
-        "vision_config": {
-            "patch_size": state["vision_model.embeddings.patch_embedding.weight"].shape[-1],
-            "image_size": shown.size,
-        },
-        "text_config": {
-            "vocab_size": vocabulary,
-            "max_position_embeddings": len(state["text_model.embeddings.position_embedding.weight"]),
-            # The end of a text is its largest token.
-            "bos_token_id": vocabulary - 2,
-            "eos_token_id": vocabulary - 1,
-        },
-    }
+    vocabulary, dim = (
+        len(state["text_model.embeddings.token_embedding.weight"]),
+        len(state["visual_projection.weight"]),
+    )
+    towers: dict[str, dict[str, Any]] = {}
     for tower, n_heads in zip(("vision", "text"), heads, strict=True):
         layers = f"{tower}_model.encoder.layers."
         inner, width = state[f"{layers}0.mlp.fc1.weight"].shape
-        config[f"{tower}_config"] |= {
+        towers[f"{tower}_config"] = {
             "hidden_size": width,
             "intermediate_size": inner,
             "num_hidden_layers": len({name.split(".")[3] for name in state if name.startswith(layers)}),
             "num_attention_heads": n_heads,
             "hidden_act": activation,
-            "projection_dim": config["projection_dim"],
+            "projection_dim": dim,
         }
+    towers["vision_config"] |= {
+        "patch_size": state["vision_model.embeddings.patch_embedding.weight"].shape[-1],
+        "image_size": shown.size,
+    }
+    towers["text_config"] |= {
+        "vocab_size": vocabulary,
+        "max_position_embeddings": len(state["text_model.embeddings.position_embedding.weight"]),
+        # The end of a text is its largest token.
+        "bos_token_id": vocabulary - 2,
+        "eos_token_id": vocabulary - 1,
+    }
+    config = {"model_type": "clip", "projection_dim": dim, **towers}
     return _cleaned(dual_encoder(tokenizer, config, state, shown))
 
 

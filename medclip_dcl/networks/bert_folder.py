@@ -235,17 +235,17 @@ def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return {name: shape for file in _weight_files(folder) for name, shape in shapes_of(file).items()}
 
 
-def folder_weights(folder: Path) -> dict[str, Tensor]:
-    """The weights that transformers would read from a folder, in float32, under the names in its files."""
-    files = _weight_files(folder)
+def folder_weights(folder: Path, names: Sequence[str] = _WEIGHTS) -> dict[str, Tensor]:
+    """Weights of a folder in float32, under the names in its files, which have the first of `names` that exists."""
+    files = _weight_files(folder, names)
     if not files:
         raise ModelFolderError(
-            f"{folder}: expected weights, {' or '.join(_WEIGHTS)}, found none; copy them into it"
+            f"{folder}: expected weights, {' or '.join(names)}, found none; copy them into it"
         )
     return {name: value.float() for file in files for name, value in read_state_dict(file).items()}
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def _weight_files(folder: Path, names: Sequence[str] = _WEIGHTS) -> list[Path]:
     """Files of weights in the first format that a folder has.
 
     Raises:
@@ -256,18 +256,18 @@ def _weight_files(folder: Path) -> list[Path]:
             f"{folder}: expected the weights of a whole model, found an adapter ({_ADAPTER_FILE}); merge it into its "
             "model first: PeftModel.merge_and_unload().save_pretrained(FOLDER)"
         )
-    for name in _WEIGHTS:
+    for name in names:
         index = folder / f"{name}.index.json"
         if (folder / name).is_file():
             return [folder / name]
         if index.is_file():
             named = read_folder_json(index).get("weight_map")
-            names = sorted({*map(str, named.values())}) if isinstance(named, dict) else []
-            if wrong := [x for x in names if Path(x).name != x]:
+            shards = sorted({*map(str, named.values())}) if isinstance(named, dict) else []
+            if wrong := [x for x in shards if Path(x).name != x]:
                 raise ModelFolderError(
                     f"{index}: expected names of files beside it, found {wrong[0]!r}; do not use it"
                 )
-            return [folder / x for x in names]
+            return [folder / x for x in shards]
     return []
 
 

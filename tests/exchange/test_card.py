@@ -145,7 +145,7 @@ def test_the_card_holds_no_report_text_or_path(run, card):
         (
             "digital phantom",
             True,
-            "> **Trained on the digital phantom, not on radiographs.**",
+            "**Trained on the digital phantom, not on radiographs.**",
             "No patient data",
         ),
         ("mimic-cxr-2.0.0", False, "Trained on one source, mimic-cxr-2.0.0", "PhysioNet Credentialed Health"),
@@ -155,24 +155,18 @@ def test_the_card_holds_no_report_text_or_path(run, card):
 def test_the_card_names_the_training_data(changed, network, source, phantom, said, terms):
     edit(changed / "results.json", lambda found: found["dataset"].update(source=source, phantom=phantom))
     card = model_card(changed, network, "x")
+    metadata = ModelCard(card).data.to_dict()
     assert said in card and terms in card and "**Research only, not for clinical use.**" in card
-    assert (
-        ("phantom" in ModelCard(card).data.to_dict()["tags"])
-        == ("**Trained on the digital phantom" in card)
-        == phantom
-    )
-    assert ("language" in ModelCard(card).data.to_dict()) == (source != "a hospital")
+    assert ("phantom" in metadata["tags"]) == ("**Trained on the digital phantom" in card) == phantom
+    assert ("language" in metadata) == (source != "a hospital")
 
 
 def test_data_are_the_trainings_not_the_tests(changed, network, tmp_path):
     (changed / "data.json").write_text(json.dumps({"fingerprint": "beef"}))
     card = model_card(changed, network, "x")
     assert "**Whether this model was trained on patients or on the phantom is not known**" in card
-    data = {"fingerprint": "beef", "phantom": False, "source": "mimic-cxr-2.0.0"}
-    data |= {
-        "counts": {"patients": 4321, "images_by_use": {"train": 9876}},
-        "options": {"labels": "chexpert"},
-    }
+    data: dict[str, Any] = {"fingerprint": "beef", "phantom": False, "source": "mimic-cxr-2.0.0"}
+    data |= {"counts": {"images_by_use": {"train": 9876}}, "options": {"labels": "chexpert"}}
     (tmp_path / "set").mkdir()
     (tmp_path / "set/dataset.json").write_text(json.dumps(data))
     config = settings()
@@ -276,9 +270,8 @@ def test_own_classes_are_imported_by_the_example(changed, small_bert):
 
 
 def test_subgroups_are_shown_where_there_are_any(changed, network, monkeypatch):
-    table = Table(
-        "Sex", [Column("female"), Column("male")], [Row("AUC", "plain", [Cell("0.71"), Cell("0.82")])]
-    )
+    cells = [Cell("0.71"), Cell("0.82")]
+    table = Table("Sex", [Column("female"), Column("male")], [Row("AUC", "plain", cells)])
     groups = {"found": ["Sex, female: AUC -0.11"], "tables": [table]}
     monkeypatch.setattr("medclip_dcl.exchange.card.describe_run", lambda run, missing: groups)
     card = model_card(changed, network, "x")
