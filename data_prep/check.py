@@ -21,7 +21,7 @@ import pandas as pd
 
 from data_prep import image_checks
 from data_prep.command import worker_processes
-from data_prep.sources import tables
+from data_prep.sources import set_tables
 from data_prep.sources.preparation import count_lines
 from medclip_dcl.common.command_line import available_cores, option, parse_options, run_command, whole_number
 from medclip_dcl.data.prepared import PreparedSet
@@ -56,7 +56,7 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
     lines = _description(prepared)
     if are_readable := not problems:
         problems += prepared.table_problems(found)
-        counts = {**prepared.info["counts"], **tables.count(found)}
+        counts = {**prepared.info["counts"], **set_tables.count(found)}
         lines += [*count_lines(counts), *_patients(found), *_anchors(found)]
     for kind in ("log_p", "text_embedding"):
         if names := prepared.models(kind):

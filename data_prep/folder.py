@@ -39,8 +39,8 @@ from data_prep.sources import preparation, releases
 from data_prep.sources import rows as row_tables
 from data_prep.sources.cells import with_texts
 from data_prep.sources.growth import digests_of_rows
-from data_prep.sources.images import IMAGE_ENDING
 from data_prep.sources.preparation import Source
+from data_prep.sources.prepared_images import IMAGE_ENDING
 from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.rows import NO_REPORT, PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
 from data_prep.sources.spellings import find_files

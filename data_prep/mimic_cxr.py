@@ -19,7 +19,7 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.sources import preparation, tables
+from data_prep.sources import preparation, set_tables
 from data_prep.sources.people import with_patients
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import (
@@ -68,7 +68,7 @@ class Settings(preparation.ReportSettings):
     resized: str | None = option(
         "how images got other proportions than the release's, to scale boxes: stretch, or pad or crop two sides alike",
         None,
-        choices=tables.RESIZED,
+        choices=set_tables.RESIZED,
     )
     subset: tuple[str, ...] | None = option(
         "only patients of these folders, as in p10 or p10,p11", None, type=preparation.names, metavar="p10"
@@ -150,7 +150,7 @@ def _read(settings: Settings, release: Release, radiologist: Path | None) -> Sou
         frontal = with_patients(frontal, settings.patients)
         if "age" not in frontal:
             print(f"note: {release.metadata} has no StudyDate: no age at the study", file=sys.stderr)
-    use = tables.decide_use(frontal, grounding, (), ())
+    use = set_tables.decide_use(frontal, grounding, (), ())
     # Before hours of image work; final uses only leave out images. Patients may be in both test and grounding.
     purposes = use.replace("grounding", "test").groupby(frontal["subject_id"]).transform("nunique")
     require(frontal["subject_id"], purposes == 1, "patients in one split", release.split)

@@ -24,6 +24,15 @@ from data_prep.phantom.findings import FindingClass, StudyState
 from data_prep.phantom.options import Options, PhantomError
 from data_prep.phantom.people import PATIENT_COLUMNS, PATIENTS_FILE, draw_sex, patient_rows
 from data_prep.phantom.rates import Rates
+from data_prep.phantom.release_tables import (
+    BoxRecord,
+    ImageRecord,
+    StudyRecord,
+    write_gzip_csv,
+    write_json,
+    write_tables,
+    write_truth,
+)
 from data_prep.phantom.reports import (
     Report,
     chexpert_labels,
@@ -33,15 +42,6 @@ from data_prep.phantom.reports import (
     write_report,
 )
 from data_prep.phantom.studies import PlannedStudy, draw_state, plan_studies
-from data_prep.phantom.tables import (
-    BoxRecord,
-    ImageRecord,
-    StudyRecord,
-    write_gzip_csv,
-    write_json,
-    write_tables,
-    write_truth,
-)
 from medclip_dcl.common.files import write_bytes
 from medclip_dcl.runs.saved import read_json
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from data_prep.public import chestx_det, chexpert, nih, padchest, rsna, siim, vindr
-from data_prep.public.tables import PublicTables, ReleaseFolder
+from data_prep.public.release_tables import PublicTables, ReleaseFolder
 from data_prep.sources import preparation
 from data_prep.sources import rows as row_tables
 from data_prep.sources.growth import files_of_set

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from data_prep.finding_names import in_common, known_names, renamed
-from data_prep.public.tables import MASK, PublicTables, ReleaseFolder, image_id, uncompressed
+from data_prep.public.release_tables import MASK, PublicTables, ReleaseFolder, image_id, uncompressed
 from data_prep.sources.releases import ReleaseError, labels_of, read_form, read_table
 from medclip_dcl.common.findings import CHEXPERT
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.public.tables import MASK, PublicTables, ReleaseFolder
+from data_prep.public.release_tables import MASK, PublicTables, ReleaseFolder
 from data_prep.sources.releases import OWN_FILE, ReleaseError, read_table
 
 FINDING = "Pneumothorax"

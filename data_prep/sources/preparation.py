@@ -20,8 +20,8 @@ from typing import Any
 import pandas as pd
 
 from data_prep.command import progress, worker_processes
-from data_prep.sources import images as image_files
-from data_prep.sources import tables
+from data_prep.sources import prepared_images as image_files
+from data_prep.sources import set_tables
 from data_prep.sources.growth import FILE, Found, Growth
 from data_prep.sources.releases import ReleaseError, and_others, file_hash
 from data_prep.text import sections, sentences
@@ -65,7 +65,7 @@ class Settings:
     cases: str = option(
         "cases of a finding: all, or balanced (as many with it as without)",
         "all",
-        choices=tables.CASES,
+        choices=set_tables.CASES,
     )
     limit: int | None = option(
         "at most N patients of each use, for a first try", None, type=whole_number(1), metavar="N"
@@ -108,7 +108,7 @@ class Source:
         boxes: with the view of each one's image (without: all on `images`), `box_id`, and image_width and image_height
             of the image that they were drawn on (NaN: the image itself); None without any.
         masks: rows of the table "masks"; None without any.
-        resized: how images got other proportions than those that the boxes were drawn on, from `tables.RESIZED`.
+        resized: how images got other proportions than those that the boxes were drawn on, from `set_tables.RESIZED`.
         grounding_patients: subject_id of every patient of the MS-CXR file.
         truth: the phantom's, None for a real source.
         counts: further ones for dataset.json.
@@ -131,7 +131,7 @@ class Source:
     grounding_patients: frozenset[int] = frozenset()
     truth: Mapping[str, pd.DataFrame] | None = None
     counts: Mapping[str, Any] = field(default_factory=dict)
-    rejects: Sequence[tables.Reject] = ()
+    rejects: Sequence[set_tables.Reject] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     rows: Sequence[str] | None = None
     study_names: Mapping[int, str] = field(default_factory=dict)
@@ -249,38 +249,40 @@ def _one_process_in(output: Path) -> Iterator[None]:
 
 def _assemble(
     source: Source, images: pd.DataFrame, found: Sentences, cases: str
-) -> tuple[dict[str, pd.DataFrame], list[tables.Reject], dict[str, Any]]:
+) -> tuple[dict[str, pd.DataFrame], list[set_tables.Reject], dict[str, Any]]:
     """The tables of the set, rejects, and counts."""
     written: dict[str, pd.DataFrame] = {}
-    box_rejects: list[tables.Reject] = []
+    box_rejects: list[set_tables.Reject] = []
     boxed: set[str] = set()
     scaled = 0
     if source.boxes is not None:
-        written["boxes"], box_rejects, scaled = tables.select_boxes(source.boxes, images, source.resized)
+        written["boxes"], box_rejects, scaled = set_tables.select_boxes(source.boxes, images, source.resized)
         boxed = set(written["boxes"]["dicom_id"])
     if source.masks is not None:
-        written["masks"], mask_rejects = tables.select_masks(source.masks, images)
+        written["masks"], mask_rejects = set_tables.select_masks(source.masks, images)
         box_rejects += mask_rejects
-    images = images.assign(use=tables.decide_use(images, source.grounding_patients, boxed, found.reasons))
+    images = images.assign(use=set_tables.decide_use(images, source.grounding_patients, boxed, found.reasons))
     studies = images
     if source.studies is not None:
         studies = source.studies.assign(dicom_id="")
-        studies = studies.assign(use=tables.decide_use(studies, (), (), found.reasons))
-        written["studies"] = tables.typed(studies, "studies")
+        studies = studies.assign(use=set_tables.decide_use(studies, (), (), found.reasons))
+        written["studies"] = set_tables.typed(studies, "studies")
     present = set(studies["study_id"])
     texts = {study: text for study, text in found.of_study.items() if study in present}
-    written["images"], written[IMAGE_FILES] = (tables.typed(images, name) for name in ("images", IMAGE_FILES))
+    written["images"], written[IMAGE_FILES] = (
+        set_tables.typed(images, name) for name in ("images", IMAGE_FILES)
+    )
     if source.reports is not None:
-        written["sentences"], written["reports"] = tables.sentence_tables(texts)
-    written["labels"], without_labels = tables.study_labels(studies, source.labels)
+        written["sentences"], written["reports"] = set_tables.sentence_tables(texts)
+    written["labels"], without_labels = set_tables.study_labels(studies, source.labels)
     written["cases"] = case_table(images, written["labels"], cases)
     if source.truth is not None:
-        written["classes"], written["image_classes"] = tables.class_tables(
+        written["classes"], written["image_classes"] = set_tables.class_tables(
             source.truth, written["sentences"], written["images"]
         )
     counts = {
         **source.counts,
-        **tables.count(written),
+        **set_tables.count(written),
         "studies_without_labels": without_labels,
         **({} if source.reports is None else {"sentences_without_letter": found.without_letter}),
         **({"boxes_scaled": scaled} if scaled else {}),
@@ -323,15 +325,17 @@ def _refuse_boxes(settings: Settings, source: Source) -> None:
     """Refuse boxes and masks drawn on images of another size, or boxes mostly damaged, before hours of work."""
     remedy = "take the release's images, or copies in their proportions"
     if source.masks is not None:
-        _, rejects = tables.select_masks(source.masks, _with_sizes(source.images, source.masks))
-        reasons = {name: reason for _, name, reason in rejects if not reason.startswith(tables.OF_ITS_IMAGE)}
+        _, rejects = set_tables.select_masks(source.masks, _with_sizes(source.images, source.masks))
+        reasons = {
+            name: reason for _, name, reason in rejects if not reason.startswith(set_tables.OF_ITS_IMAGE)
+        }
         _refuse_many(settings, "mask", reasons, len(source.masks), remedy)
     if source.boxes is None:
         return
     readable = _with_sizes(source.images, source.boxes)
-    kept, rejects, _ = tables.select_boxes(source.boxes, readable, source.resized)
-    lost = {name: reason for _, name, reason in rejects if not reason.startswith(tables.OF_ITS_IMAGE)}
-    refused = {name: reason for name, reason in lost.items() if reason.startswith(tables.OTHER_SIZE)}
+    kept, rejects, _ = set_tables.select_boxes(source.boxes, readable, source.resized)
+    lost = {name: reason for _, name, reason in rejects if not reason.startswith(set_tables.OF_ITS_IMAGE)}
+    refused = {name: reason for name, reason in lost.items() if reason.startswith(set_tables.OTHER_SIZE)}
     remedy += ", or say --resized" if hasattr(settings, "resized") else ""
     if not refused and len(lost) > len(kept):
         refused, remedy = lost, "download the file of the boxes again"
@@ -480,7 +484,7 @@ def _word(value: Any) -> str:
 
 def _prepare_images(
     images: pd.DataFrame, settings: Settings, pool: Executor | None
-) -> tuple[pd.DataFrame, list[tables.Reject]]:
+) -> tuple[pd.DataFrame, list[set_tables.Reject]]:
     """Images that can be used, with the originals' size and the columns of the table "image_files", and the others."""
     folder = settings.output / "images"
     jobs = [
@@ -517,7 +521,7 @@ def _refuse_many(settings: Settings, kind: str, reasons: Mapping[str, str], tota
     )
 
 
-def _write_rejects(output: Path, rejects: Sequence[tables.Reject]) -> None:
+def _write_rejects(output: Path, rejects: Sequence[set_tables.Reject]) -> None:
     frame = pd.DataFrame(rejects, columns=["kind", "id", "reason"])
     write_text(frame.to_csv(index=False, lineterminator="\n"), output / "rejects.csv")
 

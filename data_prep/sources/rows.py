@@ -15,7 +15,7 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.sources import preparation, tables
+from data_prep.sources import preparation, set_tables
 from data_prep.sources.people import ages, sexes
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, ReleaseError, wrong_values
@@ -112,7 +112,7 @@ class TableCheck:
     drop_bad_rows: bool | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    rejects: list[tables.Reject] = field(default_factory=list)
+    rejects: list[set_tables.Reject] = field(default_factory=list)
 
     def require(
         self, rows: pd.DataFrame, column: str, is_right: pd.Series, expected: str, refuse: bool = True
@@ -288,7 +288,7 @@ def _with_people(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
     return rows
 
 
-def _reports(rows: pd.DataFrame, rejects: list[tables.Reject]) -> list[Report]:
+def _reports(rows: pd.DataFrame, rejects: list[set_tables.Reject]) -> list[Report]:
     """One report for each study, in the order of their numbers; a lost cell of one that has others is a reject."""
     names = [name for name in TEXTS if name in rows]
     rows = rows if NO_REPORT in rows else rows.assign(**{NO_REPORT: ""})

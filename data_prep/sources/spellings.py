@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.sources.images import ENDINGS, listed_files
+from data_prep.sources.prepared_images import ENDINGS, listed_files
 from medclip_dcl.common.files import file_states
 
 # Characters without ink that Unicode does not count as format characters.

@@ -12,7 +12,7 @@ import yaml
 
 
 class Words(NamedTuple):
-    """Words of a language, from ``words.yaml``, which explains them; the last three are patterns."""
+    """Words of a language, from ``words.yaml``, which explains them; those from `ordinals` on are patterns."""
 
     heads: Mapping[str, str]
     reading: str = ""
@@ -23,6 +23,8 @@ class Words(NamedTuple):
     ordinals: str = "(?!)"
     places: str = r"(?-i:[LS][SIM][DGIS]?)\b|lobe\b|l[oó]b(?:ul)?o\b|base\b|champs?\b|campos?\b"
     governs: str = "(?!)"
+    signed: str = ""
+    report: str = ""
 
 
 _TABLE = yaml.safe_load((files("data_prep.text") / "words.yaml").read_text(encoding="utf-8"))
@@ -97,20 +99,9 @@ _VIEWS = re.compile(
     r"[ \t,/&().:_-]*)+(?::|$(?!\n[ \t]*(?-i:[a-zß-ÿ])))",
     re.MULTILINE | re.IGNORECASE,
 )
-_SIGNED = (
-    r"(?:(?:co-?|counter)?signed|dictated|transcribed|approved|finali[sz]ed|verified|interpreted|reported|typed|read"
-    r"|reviewed|authored|authenticated|attested|validated|released|prepared|edited|electronic signature|signature"
-    r"|diktiert|geschrieben|befundet|(?:val|v)idiert|freigegeben|unterschrieben|unterzeichnet|signiert|erstellt|firma(?:d[oa])?"
-    r"|dictad[oa]|transcrit[oa]|informad[oa]|validad[oa]|redactad[oa]|autorizad[oa]|assinad[oa]|liberad[oa]|laudad[oa]"
-    r"|ditad[oa]|(?:dict|sign|valid|r[ée]dig|approuv|interpr[ée]t)[ée]e?|(?:firm|refert|valid|redatt)at[oa]"
-    r"|getekend|ondertekend|geautoriseerd|gedicteerd|beoordeeld|gevalideerd)"
-)
-_REPORT = (
-    r"(?:th(?:is|e)|ref(?:erred)?|final|preliminary|radiology|imaging|report|study|exam(?:ination)?|document|interpretation|images?"
-    r"|films?|and|has|been|was|is|electronically|digitally|dieser?|dieses|der|befund|bericht|dokument|wurde|ist|und|elektronisch"
-    r"|digital|est[ea]|el|informe|estudio|realizad[oa]|ha|sido|fue|y|electr[óo]nicamente|digitalmente|ce|le"
-    r"|compte[- ]rendu|rapport|[ée]t[ée]|a|est|et|[ée]lectroniquement|o|laudo|exame|foi|e|eletronicamente|il|referto"
-    r"|[èe]|stato|elettronicamente|verslag|en)"
+_SIGNED, _REPORT = (
+    f"(?:{'|'.join(filter(None, (getattr(words, kind) for words in WORDS.values())))})"
+    for kind in ("signed", "report")
 )
 _BY = r"(?:by|von|durch|por|par|da|dal(?:la)?|door)"
 SIGN_OFF = re.compile(

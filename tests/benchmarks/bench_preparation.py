@@ -32,7 +32,7 @@ from PIL import Image
 from results_file import REAL, command, write_section
 
 from data_prep.command import worker_processes
-from data_prep.sources.images import Job, prepare_image
+from data_prep.sources.prepared_images import Job, prepare_image
 from medclip_dcl.common.command_line import available_cores
 
 TITLE = "Preparation of images"

@@ -33,7 +33,7 @@ from PIL import Image
 from results_file import REAL, command, write_section
 
 from data_prep.public.__main__ import main as prepare
-from data_prep.sources.images import QUALITY
+from data_prep.sources.prepared_images import QUALITY
 from medclip_dcl.common.command_line import available_cores
 
 TITLE = "A public set"

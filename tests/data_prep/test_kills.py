@@ -5,7 +5,6 @@ The slow tests kill all commands everywhere (tests/slow/test_preparation_kills.p
 
 from __future__ import annotations
 
-import shutil
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,7 @@ from data_prep.check import check_set
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.prepared import PreparedDataError
 from tests.data_prep.killing import Watch, changes, content, differing, run
-from tests.data_prep.small_release import image_path, report_path, write_release
+from tests.data_prep.small_release import write_release
 
 Main = Callable[[list[str]], None]
 
@@ -111,36 +110,6 @@ def test_killed_preparation_ends_with_the_same_bytes(raw: Path, tmp_path: Path) 
     """tests/slow kills before every change."""
     chosen = at_moments("rename images.parquet")
     kill_and_finish(mimic_cxr.main, partial(with_boxes, raw), tmp_path, chosen=chosen)
-
-
-@pytest.mark.slow
-def test_remade_set_is_unfinished_meanwhile(raw: Path, tmp_path: Path) -> None:
-    """The source has changed since: an image is damaged, and a report says something else."""
-    first = tmp_path / "first"
-    arguments = partial(with_boxes, raw)
-    assert run(mimic_cxr.main, arguments(first), tmp_path / "said") == 0
-    (first / "images" / image_path(Path(), 4)).unlink()
-    (first / "images" / image_path(Path(), 6)).unlink()
-    image_path(raw, 4).write_bytes(b"no image")
-    report_path(raw, 50000002).write_text(" FINDINGS: Small effusion.\n")
-
-    def require(folder: Path, expected: dict[str, bytes]) -> None:
-        """The set of before, with images missing, or an unfinished one, or the one of the end."""
-        if (
-            not (folder / "dataset.json").exists()
-            or (folder / "dataset.json").read_bytes() == expected["dataset.json"]
-        ):
-            require_honest(folder, expected)
-        else:
-            changed = differing(content(folder), content(first))
-            assert all(
-                name == "unfinished.json" or "images/" in name or name.endswith(".tmp") for name in changed
-            )
-
-    place = tmp_path / "place"
-    place.mkdir()
-    chosen = at_moments("rename images.parquet", "rename dataset.json")
-    kill_and_finish(mimic_cxr.main, arguments, place, partial(shutil.copytree, first), chosen, require)
 
 
 def test_leftovers_of_reports_alone_are_not_mixed(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from PIL import Image
 from data_prep import mimic_cxr
 from data_prep.check import check_set
 from data_prep.mimic_cxr import Settings, prepare
-from data_prep.sources import preparation, tables
+from data_prep.sources import preparation, set_tables
 from data_prep.sources.releases import ReleaseError, find_release
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
 from tests.data_prep.small_release import (
@@ -631,7 +631,7 @@ def test_boxes_follow_their_resized_image(
     boxes = pd.DataFrame({"dicom_id": ["a"], "category": "Edema", "phrase": "edema", "box_id": "1"})
     boxes = boxes.assign(view="PA", x=3.0, y=4.0, w=6.0, h=5.0, image_width=30.0, image_height=20.0)
     images = pd.DataFrame({"dicom_id": ["a"], "width": size[0], "height": size[1]})
-    found, rejects, scaled = tables.select_boxes(boxes, images, resized)
+    found, rejects, scaled = set_tables.select_boxes(boxes, images, resized)
     assert found[["x", "y", "w", "h"]].to_numpy().tolist() == [pytest.approx(expected)]
     assert (rejects, scaled) == ([], 1)
 

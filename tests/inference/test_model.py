@@ -16,7 +16,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 from PIL import Image
 
-from data_prep.sources.images import Job, prepare_image
+from data_prep.sources.prepared_images import Job, prepare_image
 from medclip_dcl import load
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from data_prep.sources.images import Job, prepare_image
+from data_prep.sources.prepared_images import Job, prepare_image
 from medclip_dcl.inference.model import as_grey
 from medclip_dcl.pictures import dicom
 from medclip_dcl.pictures.grey import UnusableImageError, notes_of

@@ -25,7 +25,7 @@ from pycocotools import mask as coco
 
 from data_prep.finding_names import aliases, names_of, with_parents
 from data_prep.public import chestx_det, chexpert, nih, padchest, rsna, siim, vindr
-from data_prep.public.tables import (
+from data_prep.public.release_tables import (
     PublicTables,
     ReleaseFolder,
     image_id,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_prep.sources.images import ENDINGS, listed_files
+from data_prep.sources.prepared_images import ENDINGS, listed_files
 from data_prep.sources.releases import ReleaseError, require
 from data_prep.sources.spellings import as_spelled, code_points, plain_image
 
