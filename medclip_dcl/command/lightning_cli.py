@@ -475,9 +475,9 @@ def _require_sources(config: Namespace) -> None:
     """Refuse files and folders that are not there: data, prompts, weights to start from."""
     for key, value in config.items():
         name = key.rpartition(".")[2]
-        is_source = key == "prompts" or (
-            key.startswith(("model.", "data.")) and name in ("folder", "files", "init_from")
-        )
+        if name == "init_from" and value is not None:
+            find_model(value)
+        is_source = key == "prompts" or (key.startswith(("model.", "data.")) and name in ("folder", "files"))
         # Others may be repositories of the Hugging Face Hub.
         is_path = str(value).startswith(("/", ".", "~")) or str(value).count("/") > 1
         is_wanted = value is not None and (is_source or (name == "pretrained" and is_path))

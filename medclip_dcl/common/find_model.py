@@ -16,7 +16,7 @@ BEST, LAST = "best.ckpt", "last.ckpt"
 """Checkpoints of a run: the one that validation selected, if any, and the last."""
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in a run folder."""
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+_REPOSITORY = re.compile(r"([\w.-]+/)?[\w.-]+")
 _FILES = (WEIGHTS_FILE, "*.json", "*.md", *TERMS)
 
 
@@ -53,6 +53,8 @@ def find_model(model: str | Path) -> FoundModel:
         UserError: a folder with several checkpoint files, or without a model.
     """
     path = Path(model).expanduser()
+    if not path.exists() and "/" not in str(model):
+        raise MissingFileError(f"no file or folder {model}")
     if not path.exists():
         return FoundModel(download(str(model), _FILES), is_downloaded=True)
     if path.is_file() or is_exported(path):
@@ -73,14 +75,17 @@ def download(repository: str, files: Sequence[str]) -> Path:
     """Local copy of those files of a repository, which is asked for only where no folder `owner` exists."""
     from huggingface_hub import snapshot_download
 
-    error: Exception | None = None
-    if _REPOSITORY.fullmatch(repository) and not Path(repository).parent.is_dir():
-        try:
-            return Path(snapshot_download(repository, allow_patterns=[*files]))
-        except (OSError, ValueError) as caught:
-            error = caught
-    also = ", and no Hugging Face repository of that name could be downloaded" if error else ""
-    raise MissingFileError(f"no file or folder {repository}{also}") from error
+    owner = repository.rpartition("/")[0]
+    if not _REPOSITORY.fullmatch(repository) or (owner and Path(owner).is_dir()):
+        raise MissingFileError(f"no file or folder {repository}")
+    try:
+        return Path(snapshot_download(repository, allow_patterns=[*files]))
+    except (OSError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise MissingFileError(
+            f"no file or folder {repository}, and no Hugging Face repository of that name could be downloaded "
+            f"({reason}); check the spelling and the network, or give the path of a local copy"
+        ) from error
 
 
 def _checkpoint_of_run(run: Path) -> Path:

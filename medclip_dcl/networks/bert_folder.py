@@ -30,6 +30,7 @@ from transformers.utils import logging
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import parse_json
+from medclip_dcl.common.find_model import download
 from medclip_dcl.common.weight_files import (
     CONFIG_FILE,
     WRAPPER,
@@ -47,6 +48,8 @@ Pretrained = TypeVar("Pretrained", bound=nn.Module)
 _FILES = ("*.json", "vocab.txt", "merges.txt", "*.model", "model*.safetensors")
 _TORCH_FILES = ("pytorch_model*.bin",)
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+LANGUAGE_MODEL = "language_model"
+"""Folder of the trained model in the run folder of a language model."""
 _ADAPTER_FILE = "adapter_config.json"
 
 NAMES_OF_CODE = ("auto_map", "attn_implementation", "_attn_implementation", "use_kernels", "kernel_config")
@@ -83,22 +86,13 @@ class ModelFolderError(UserError):
 
 
 def resolve_folder(name_or_path: str | Path) -> Path:
-    """Return a local folder, or the local copy of a Hugging Face repository, downloaded if needed, without its code."""
-    from huggingface_hub import snapshot_download
-
+    """Return the folder of a library's model: itself, in the run of a language model, or a downloaded repository."""
     folder = Path(name_or_path).expanduser()
     if folder.is_dir():
-        return folder
-    try:
-        snapshot = Path(snapshot_download(str(name_or_path), allow_patterns=[*_FILES]))
-        if not any(snapshot.glob("model*.safetensors")):
-            snapshot = Path(snapshot_download(str(name_or_path), allow_patterns=[*_FILES, *_TORCH_FILES]))
-    except (OSError, ValueError) as error:
-        raise ModelFolderError(
-            f"model {str(name_or_path)!r} is neither an existing folder (looked at {folder.absolute()}) nor a "
-            f"Hugging Face repository that could be downloaded ({_reason(error)}); give the path of a local copy, "
-            "or check the spelling and the network"
-        ) from error
+        return folder / LANGUAGE_MODEL if (folder / LANGUAGE_MODEL).is_dir() else folder
+    snapshot = download(str(name_or_path), _FILES)
+    if not any(snapshot.glob("model*.safetensors")):
+        snapshot = download(str(name_or_path), (*_FILES, *_TORCH_FILES))
     return snapshot
 
 
