@@ -213,7 +213,7 @@ class MedclipCLI(LightningCLI):
                 raise RunFolderError(
                     f"{self.run.folder} holds no checkpoints; train first, or give --ckpt_path MODEL"
                 )
-            config.ckpt_path = str(find_model(config.ckpt_path or self.run.folder).path)
+            config.ckpt_path = str(find_model(config.ckpt_path or self.run.folder, "--ckpt_path").path)
         if self.subcommand in ("test", "predict"):
             config.trainer.default_root_dir = str(self._folder_of_results(config))
         # After config.yaml is written, which keeps relative paths: a run folder may move.
@@ -271,7 +271,8 @@ class MedclipCLI(LightningCLI):
             return
         path = config.ckpt_path or config.model.get("init_args", Namespace()).get("init_from")
         if path is not None:
-            self.source = read_model(find_model(path).path)
+            setting = "--ckpt_path" if config.ckpt_path else "model.init_args.init_from"
+            self.source = read_model(find_model(path, setting).path)
         fill_image_sizes(config, {} if self.source is None else self.source.network)
 
     def _claim_folder(self, config: Namespace) -> None:
@@ -476,13 +477,13 @@ def _require_sources(config: Namespace) -> None:
     for key, value in config.items():
         name = key.rpartition(".")[2]
         if name == "init_from" and value is not None:
-            find_model(value)
+            find_model(value, key)
         is_source = key == "prompts" or (key.startswith(("model.", "data.")) and name in ("folder", "files"))
         # Others may be repositories of the Hugging Face Hub.
         is_path = str(value).startswith(("/", ".", "~")) or str(value).count("/") > 1
         is_wanted = value is not None and (is_source or (name == "pretrained" and is_path))
         if is_wanted and not Path(value).expanduser().exists():
-            raise UserError(f"{key}: no file and no folder {value}")
+            raise UserError(f"{key}: no file or folder {value}")
 
 
 def _own_environment(trainer: Namespace) -> list[LightningEnvironment]:

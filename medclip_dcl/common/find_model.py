@@ -43,15 +43,23 @@ class FoundModel(NamedTuple):
         return self.run or (self.path if self.path.is_dir() else None)
 
 
-def find_model(model: str | Path) -> FoundModel:
+def find_model(model: str | Path, setting: str = "") -> FoundModel:
     """Find a run folder, a checkpoint, an exported folder or a repository (owner/name) of the Hugging Face Hub.
 
     A path that exists wins. Of a run the best checkpoint by validation is taken; without one the last, with a warning.
+    `setting` opens an error.
 
     Raises:
         MissingFileError: no such file, folder or repository, or a run without a checkpoint.
         UserError: a folder with several checkpoint files, or without a model.
     """
+    try:
+        return _found(model)
+    except UserError as error:
+        raise type(error)(f"{setting}: {error}" if setting else str(error)) from error
+
+
+def _found(model: str | Path) -> FoundModel:
     path = Path(model).expanduser()
     if not path.exists() and "/" not in str(model):
         raise MissingFileError(f"no file or folder {model}")
@@ -97,5 +105,5 @@ def _checkpoint_of_run(run: Path) -> Path:
             f"{run / CHECKPOINTS} holds neither {BEST} nor {LAST}; wait for the run's first checkpoint, or give a "
             ".ckpt file"
         )
-    warnings.warn(f"{run} has no {BEST} by validation: using {last}", stacklevel=4)
+    warnings.warn(f"{run} has no {BEST} by validation: using {last}", stacklevel=5)
     return last

@@ -149,7 +149,7 @@ def read_model(path: str | Path, map_location: Any = "cpu") -> SavedModel:
     if path.is_dir():
         return SavedModel(path, _read_exported_config(path)).checked()
     if not path.is_file():
-        raise MissingFileError(f"no file and no folder {path}; give a checkpoint or an exported folder")
+        raise MissingFileError(f"no file or folder {path}; give a checkpoint or an exported folder")
     content = {} if path.suffix == _SAFETENSORS else read_torch_file(path, map_location)
     if not (isinstance(content, dict) and {"state_dict", "network"} & content.keys()):
         return SavedModel(path)

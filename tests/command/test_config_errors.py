@@ -159,7 +159,7 @@ SOURCES = ("data.init_args.folder", "model.init_args.init_from", f"{BERT}.pretra
 def test_sources_that_are_gone_are_named(option, small_set, small_bert, tmp_path):
     there = {SOURCES[0]: small_set, SOURCES[2]: small_bert, option: tmp_path / "gone/x"}
     run = ["fit", "--config", DEMO, "--run_folder=run", *(f"--{key}={value}" for key, value in there.items())]
-    with pytest.raises(UserError, match=f"^cell: {option}: no file and no folder .*gone/x"):
+    with pytest.raises(UserError, match=f"^cell: {option}: no file or folder .*gone/x"):
         lightning_cli.check({"cell": run}, needs_sources=True)
 
 

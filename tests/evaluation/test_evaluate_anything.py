@@ -141,7 +141,7 @@ def test_folders_that_are_no_export_are_refused(exported, small_bert, small_set,
     for folder, message in (
         (tmp_path, "is not an exported medclip_dcl model: config.json is missing"),
         (small_bert, "config.json does not describe an image-text network"),
-        (tmp_path / "nowhere", "no file and no folder"),
+        (tmp_path / "nowhere", "no file or folder"),
     ):
         with pytest.raises(SystemExit) as error:
             main(arguments(tmp_path / "run", folder, small_set))

@@ -58,7 +58,7 @@ def test_biovils_projections_survive_saving(small_bert, tmp_path):
 
 def test_loading_refuses_what_does_not_fit(network, tmp_path):
     folder = tmp_path / "export"
-    with pytest.raises(FileNotFoundError, match="no file and no folder"):
+    with pytest.raises(FileNotFoundError, match="no file or folder"):
         ImageTextNetwork.from_pretrained(folder)
     network.save_pretrained(folder)
     weights = load_file(folder / "model.safetensors")
