@@ -2,8 +2,8 @@
 
 Of a checkpoint in a run the file is the run's; of one in no run and of a repository, --output names it. The scores are
 those of ``load(MODEL).classify`` on validate images (they differ by up to 0.015 where the loaders decode a JPEG at half
-its size or less). A run keeps them for other thresholds, in predictions/validate_classification.parquet; an exported
-folder, which may be shared, keeps nothing of single patients.
+its size or less). A run keeps their logits for other thresholds, in predictions/validate_classification.parquet; an
+exported folder, which may be shared, keeps nothing of single patients.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ from medclip_dcl.common.devices import usable_device, without_tf32
 from medclip_dcl.common.errors import UserError, WorseResultError
 from medclip_dcl.common.files import write_parquet
 from medclip_dcl.common.find_model import find_model
-from medclip_dcl.common.findings import Ensemble, PromptSource, ensemble_used, require_labelled
-from medclip_dcl.common.weight_files import CLASSIFIER, read_model
+from medclip_dcl.common.findings import Ensemble, PromptSource, require_labelled
+from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
+from medclip_dcl.data.images import ImagesDataModule
+from medclip_dcl.data.labelled import LabelledDataModule, LabelledImages
 from medclip_dcl.data.lineage import Lineage
-from medclip_dcl.evaluation.classification import scored_cases
+from medclip_dcl.data.link import LabelledRequirements
+from medclip_dcl.evaluation.finding_classification import labelled_cases, logit_cases
+from medclip_dcl.inference.model import FindingScorer, LoadedModel, network_of
 from medclip_dcl.metrics.calibration import (
     CALIBRATION_FILE,
     TARGETS,
@@ -34,8 +38,9 @@ from medclip_dcl.metrics.calibration import (
     check_target,
     fit_finding,
 )
+from medclip_dcl.networks.base import ImageNetwork
+from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.runs.saved import read_config, read_parquet, setting, settings_of_callback
 
 SCORES_FILE = "predictions/validate_classification.parquet"
@@ -58,7 +63,8 @@ def calibrate(
     """Fit the calibration of a model on validate patients, and write it.
 
     A file that calibrates more findings stays. Set, prompts, ensemble and file that are None are those of the model's
-    run; other models name no set, and their prompts are CheX5's. Computed in float32.
+    run; other models name no set, and their prompts are CheX5's. A classifier has no prompts, and its cases are those
+    of its run's FindingClassification. Computed in float32.
     """
     check_target(target)
     without_tf32()
@@ -79,24 +85,27 @@ def calibrate(
     if file.is_dir():
         raise UserError(f"--output: expected a file, found the folder {file}; give a .json file")
     earlier = Calibration.read(file) if file.is_file() else None
-    saved = read_model(found.path)
-    if saved.kind == CLASSIFIER:
-        raise UserError(
-            f"{model} holds a classifier: zero-shot scores are calibrated, logits of a classifier are not"
-        )
-    network = ImageTextNetwork.from_pretrained(found.path).to(usable)
-    of_test = settings_of_callback(config, "ZeroShotClassification")
-    prompts = prompts or (config or {}).get("prompts") or of_test.get("prompts")
-    ensemble = ensemble or (config or {}).get("ensemble") or of_test.get("ensemble", "scores")
-    zero_shot = ZeroShot(prompts, ensemble)
-    module = ImageTextDataModule(
-        str(folder),
-        image_size=network.image_size,
-        batch_size=options.get("batch_size", 64),
-        num_workers=options.get("num_workers", 0),
-        predict_use="validate",
-    )
+    network = network_of(saved := read_model(found.path)).to(usable)
+    images: dict[str, Any] = {"image_size": network.image_size, "predict_use": "validate"}
+    images |= {"batch_size": options.get("batch_size", 64), "num_workers": options.get("num_workers", 0)}
+    module: ImageTextDataModule | LabelledDataModule
+    if isinstance(network, FindingNetwork):
+        of_test = settings_of_callback(config, "FindingClassification")
+        module = LabelledDataModule(str(folder), **images)
+        module.connect(LabelledRequirements(network.findings, lambda images: {}))
+    else:
+        of_test = settings_of_callback(config, "ZeroShotClassification")
+        prompts = prompts or (config or {}).get("prompts") or of_test.get("prompts")
+        ensemble = ensemble or (config or {}).get("ensemble") or of_test.get("ensemble", "scores")
+        module = ImageTextDataModule(str(folder), **images)
+    scorer = LoadedModel(network, name=str(model)).scorer(prompts, ensemble)
     tables = _checked_tables(module, network)
+    if isinstance(tables, LabelledImages):
+        labels = labelled_cases(tables, of_test.get("blank", "ignore"))
+    else:
+        labels = tables.cases
+        if prompts is not None:
+            require_labelled(scorer.findings, tables.labelled, "prompts")
     # On them its probabilities would be too confident.
     lineage = Lineage.of(saved)
     lineage.require_untrained(module.prepared, tables.images["dicom_id"])
@@ -107,20 +116,26 @@ def calibrate(
             f"{module.prepared.folder} are among them",
             file=sys.stderr,
         )
-    if prompts is not None:
-        require_labelled(zero_shot.prompts, tables.labelled, "prompts")
-    cases = _kept_scores(found.run and found.run / SCORES_FILE, network, module, tables, zero_shot)
-    scale = network.similarity.gamma2.item()
-    logits = scale * (cases["score_positive"] - cases["score_negative"]).to_numpy()
+    scores_of: dict[str, Any] = {"network": network.fingerprint(), "data": module.prepared.fingerprint}
+    scores_of |= {"blank": of_test.get("blank")} if scorer.zero_shot is None else scorer.zero_shot.identity()
+    cases = _kept_cases(found.run and found.run / SCORES_FILE, scores_of)
+    if cases is None:
+        cases = logit_cases(labels, scorer.findings, _logits(network, scorer, module), tables)
+        cases.attrs[_SCORES_OF] = scores_of
+    if cases.empty:
+        raise UserError(
+            f"{module.prepared.folder}: no validate image has a label of {', '.join(scorer.findings)}"
+        )
     findings = {}
-    for finding, pair in zero_shot.prompts.items():
-        rows = (cases["finding"] == finding).to_numpy()
-        labels, patients = (cases.loc[rows, name].to_numpy() for name in ("label", "subject_id"))
-        findings[finding] = fit_finding(logits[rows], labels == 1, patients, target, pair)
+    for finding in scorer.findings:
+        rows = cases[cases["finding"] == finding]
+        logits, is_positive, patients = (rows[x].to_numpy() for x in ("logit", "label", "subject_id"))
+        pair = ((), ()) if scorer.zero_shot is None else scorer.zero_shot.prompts[finding]
+        findings[finding] = fit_finding(logits, is_positive == 1, patients, target, pair)
     info = module.prepared.info
     fitted = Calibration(
         fingerprint=network.fingerprint(),
-        scale=scale,
+        scale=network.scale,
         target=dict(target),
         data={
             **{name: info.get(name) for name in ("source", "phantom")},
@@ -131,7 +146,7 @@ def calibrate(
             "patients": int(cases["subject_id"].nunique()),
         },
         findings=findings,
-        ensemble=zero_shot.ensemble,
+        ensemble="scores" if scorer.zero_shot is None else scorer.zero_shot.ensemble,
     )
     calibrated = earlier.calibrated() if earlier and earlier.fingerprint == fitted.fingerprint else []
     if lost := [name for name in calibrated if name in findings and findings[name].method is None]:
@@ -156,7 +171,9 @@ def calibrate(
     return fitted
 
 
-def _checked_tables(module: ImageTextDataModule, network: ImageTextNetwork) -> EvaluationTables:
+def _checked_tables(
+    module: ImageTextDataModule | LabelledDataModule, network: ImageNetwork
+) -> EvaluationTables | LabelledImages:
     """Tables of the validate images, which must be of other patients than the rest and look as the network expects."""
     prepared = module.prepared
     if prepared.changes:
@@ -179,38 +196,23 @@ def _checked_tables(module: ImageTextDataModule, network: ImageTextNetwork) -> E
     return tables
 
 
-def _kept_scores(
-    file: Path | None,
-    network: ImageTextNetwork,
-    module: ImageTextDataModule,
-    tables: EvaluationTables,
-    zero_shot: ZeroShot,
-) -> pd.DataFrame:
-    """Scores of the validate cases, from the file if it holds those of this model, data and prompts."""
-    scores_of = {
-        "network": network.fingerprint(),
-        "data": module.prepared.fingerprint,
-        "prompts": {finding: [list(texts) for texts in pair] for finding, pair in zero_shot.prompts.items()},
-        "ensemble": ensemble_used(zero_shot.prompts, zero_shot.ensemble),
-    }
-    if file and file.is_file():
-        kept = read_parquet(file)
-        if kept.attrs.get(_SCORES_OF) == scores_of:
-            return kept
-    values: dict[str, Any] = {}
-    sentences = network.embed_texts(zero_shot.texts)
+def _kept_cases(file: Path | None, scores_of: Mapping[str, Any]) -> pd.DataFrame | None:
+    """Cases of an earlier command with logits of this model, data and prompts."""
+    kept = read_parquet(file) if file and file.is_file() else None
+    return kept if kept is not None and kept.attrs.get(_SCORES_OF) == scores_of else None
+
+
+def _logits(
+    network: ImageTextNetwork | FindingNetwork, scorer: FindingScorer, module: ImagesDataModule
+) -> dict[str, list[float]]:
+    """Logits of the validate images by finding."""
+    values: dict[str, list[float]] = {}
     for batch in progress_bar(iterable=module.predict_dataloader(), desc="validate images", unit=" batch"):
         with torch.inference_mode():
             encoded = network.encode(batch["images"].to(network.mean.device))
-            scores = zero_shot.scores(network, encoded, sentences)
-        values |= zip(batch["dicom_id"], scores.tolist(), strict=True)
-    cases = scored_cases(tables.cases, list(zero_shot.prompts), values, tables)
-    if cases.empty:
-        raise UserError(
-            f"{module.prepared.folder}: no validate image has a label of {', '.join(zero_shot.prompts)}"
-        )
-    cases.attrs[_SCORES_OF] = scores_of
-    return cases
+        logits = network.scale * scorer.score(encoded).astype("float64")
+        values |= zip(batch["dicom_id"], logits.tolist(), strict=True)
+    return values
 
 
 def summary(found: Calibration) -> str:
@@ -238,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Command line; a mistake of the user is one line and status 2."""
     parser = argparse.ArgumentParser(
         prog="medclip-dcl calibrate",
-        description="Fit calibrated probabilities and thresholds of zero-shot findings on validate patients; writes "
+        description="Fit calibrated probabilities and thresholds of findings on validate patients; writes "
         f"MODEL/{CALIBRATION_FILE}.",
     )
     add = parser.add_argument

@@ -106,7 +106,13 @@ class ZeroShotClassification(Classification):
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
     ) -> dict[str, EvaluationResult]:
-        cases = scored_cases(tables.cases, list(self.prompts), values, tables)
+        cases = measured_cases(tables.cases, list(self.prompts), values, tables)
+        rows = [(values[d], place) for d, place in zip(cases["dicom_id"], cases["place"], strict=True)]
+        cases = cases.assign(
+            score_positive=[positive[place] for (_, positive), place in rows],
+            score_negative=[negative[place] for (negative, _), place in rows],
+        )
+        cases = cases[COLUMNS].astype({"score_positive": "float64", "score_negative": "float64"})
         found = classification_result(cases, list(self.prompts), self.min_cases, tables.labelled)
         if cases.empty:
             others = f"; the set labels {', '.join(tables.labelled)} (--prompts)" if tables.labelled else ""
@@ -136,19 +142,6 @@ def measured_cases(
         place=cases["finding"].map(places),
     )
     return cases.sort_values(["place", "dicom_id"]).reset_index(drop=True)
-
-
-def scored_cases(
-    labels: pd.DataFrame, findings: Sequence[str], values: Mapping[str, Any], tables: EvaluatedImages
-) -> pd.DataFrame:
-    """Cases with the zero-shot scores of their images, which `values` holds side by side."""
-    cases = measured_cases(labels, findings, values, tables)
-    rows = [(values[d], place) for d, place in zip(cases["dicom_id"], cases["place"], strict=True)]
-    cases = cases.assign(
-        score_positive=[positive[place] for (_, positive), place in rows],
-        score_negative=[negative[place] for (negative, _), place in rows],
-    )
-    return cases[COLUMNS].astype({"score_positive": "float64", "score_negative": "float64"})
 
 
 def classification_result(

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from medclip_dcl.common.errors import check_choice
+from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.data.labelled import LabelledImages
 from medclip_dcl.evaluation.base import EvaluationResult
 from medclip_dcl.evaluation.classification import Classification, classification_result, measured_cases
@@ -46,7 +47,7 @@ class FindingClassification(Classification):
         self.blank = blank
 
     def prepare(self, tables: LabelledImages, stage: str) -> set[str]:
-        return set(self._labelled(tables)["dicom_id"])
+        return set(labelled_cases(tables, self.blank)["dicom_id"])
 
     def measure(
         self, network: FindingNetwork, output: Float[Tensor, "image finding"], dicom_ids: Sequence[str]
@@ -56,15 +57,23 @@ class FindingClassification(Classification):
     def summarise(
         self, network: FindingNetwork, values: Mapping[str, Any], tables: LabelledImages
     ) -> dict[str, EvaluationResult]:
-        cases = measured_cases(self._labelled(tables), network.findings, values, tables)
-        logits = [values[d][place] for d, place in zip(cases["dicom_id"], cases["place"], strict=True)]
-        cases = cases.assign(logit=np.array(logits, dtype="float64"))[COLUMNS]
+        cases = logit_cases(labelled_cases(tables, self.blank), network.findings, values, tables)
         labelled = set(tables.labels["finding"])
         return {self.section: classification_result(cases, network.findings, self.min_cases, labelled)}
 
-    def _labelled(self, tables: LabelledImages) -> pd.DataFrame:
-        """dicom_id, finding and label (1 / 0) of each case."""
-        labels = tables.labels
-        if self.blank == "zeros":
-            labels = labels.assign(label=labels["label"].fillna(0.0))
-        return labels[labels["label"].isin([0.0, 1.0])]
+
+def labelled_cases(tables: LabelledImages, blank: str) -> pd.DataFrame:
+    """dicom_id, finding and label (1 / 0) of each case; `blank` as in FindingClassification."""
+    labels = tables.labels
+    if blank == "zeros":
+        labels = labels.assign(label=labels["label"].fillna(0.0))
+    return labels[labels["label"].isin([0.0, 1.0])]
+
+
+def logit_cases(
+    labels: pd.DataFrame, findings: Sequence[str], values: Mapping[str, Any], tables: EvaluatedImages
+) -> pd.DataFrame:
+    """Cases with the logits of their images, from the logits of each image by finding."""
+    cases = measured_cases(labels, findings, values, tables)
+    logits = [values[d][place] for d, place in zip(cases["dicom_id"], cases["place"], strict=True)]
+    return cases.assign(logit=np.array(logits, dtype="float64"))[COLUMNS]

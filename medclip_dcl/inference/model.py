@@ -27,7 +27,7 @@ from medclip_dcl.common.devices import usable_device
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptSource
-from medclip_dcl.common.weight_files import CLASSIFIER, read_model
+from medclip_dcl.common.weight_files import CLASSIFIER, SavedModel, read_model
 from medclip_dcl.inference.heat_maps import HeatMaps
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, differences
 from medclip_dcl.networks.base import Encoded
@@ -71,9 +71,7 @@ def load(
             used.
     """
     device, found = usable_device(device), find_model(source)
-    saved = read_model(found.path)
-    kind = FindingNetwork if saved.kind == CLASSIFIER else ImageTextNetwork
-    network: ImageTextNetwork | FindingNetwork = kind.of_saved(saved)
+    network = network_of(read_model(found.path))
     file = Path(calibration).expanduser() if calibration else found.folder and found.folder / CALIBRATION_FILE
     fitted = Calibration.read(file) if file and (calibration or file.is_file()) else None
     if fitted and (differing := _differing(fitted, network)):
@@ -84,6 +82,11 @@ def load(
         warnings.warn(f"{problem} and is left out; {again}", stacklevel=2)
         fitted = None
     return LoadedModel(network.to(device), dtype, fitted, str(source))
+
+
+def network_of(saved: SavedModel) -> ImageTextNetwork | FindingNetwork:
+    """The network of a saved model, by its kind, in evaluation mode."""
+    return (FindingNetwork if saved.kind == CLASSIFIER else ImageTextNetwork).of_saved(saved)
 
 
 def _differing(calibration: Calibration, network: ImageTextNetwork | FindingNetwork) -> str:

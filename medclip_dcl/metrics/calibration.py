@@ -1,6 +1,7 @@
-"""Calibrated probabilities and thresholds of zero-shot findings: fitting, applying, and calibration.json.
+"""Calibrated probabilities and thresholds of findings: fitting, applying, and calibration.json.
 
-A score is the similarity with the positive prompt minus that with the negative one, its logit gamma^2 * score.
+A score is the similarity with the positive prompt minus that with the negative one, its logit gamma^2 * score; or it is
+a classifier's logit, without prompts and with scale 1.
 A fit holds for images whose report mentions the finding, and for the prevalence of the fitted cases.
 """
 
@@ -103,8 +104,8 @@ class Calibration:
     """Content of calibration.json.
 
     Attributes:
-        fingerprint: of the network (`ImageTextNetwork.fingerprint`).
-        scale: gamma^2.
+        fingerprint: of the network (`ImageNetwork.fingerprint`).
+        scale: factor from scores to logits: gamma^2, of a classifier 1.
         target: what the thresholds were chosen for, such as {"sensitivity": 0.95}.
         data: the prepared set, and its evaluated images and patients.
         ensemble: of several prompts a side, see `findings.Ensemble`.
@@ -154,7 +155,8 @@ class Calibration:
     def of_cases(self, cases: pd.DataFrame) -> pd.DataFrame:
         """Cases of a test with the columns before and after (probabilities) and threshold."""
         cases = cases.reset_index(drop=True)
-        logits = self.scale * (cases["score_positive"] - cases["score_negative"]).to_numpy("float64")
+        scores = cases["logit"] if "logit" in cases else cases["score_positive"] - cases["score_negative"]
+        logits = self.scale * scores.to_numpy("float64")
         after = np.full(len(cases), np.nan)
         for finding, rows in cases.groupby("finding"):
             after[rows.index] = self.findings[str(finding)].probabilities(logits[rows.index])
@@ -179,7 +181,7 @@ class Calibration:
             del content[VERSION_KEY]
             findings = {}
             for name, found in content.pop("findings").items():
-                pair = read_prompts({name: (found.pop("negative"), found.pop("positive"))})[name]
+                pair = tuple(found.pop("negative")), tuple(found.pop("positive"))
                 findings[name] = FindingCalibration(*pair, **found)
             return cls(findings=findings, **content)
         except FileNotFoundError as error:

@@ -12,7 +12,17 @@ from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, perfe
 from medclip_dcl.metrics.summaries import BINS, bins_of
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report import charts
-from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, interval_cell, number
+from medclip_dcl.report.tables import (
+    CLASSIFIER,
+    NOTHING,
+    Cell,
+    Column,
+    Row,
+    Table,
+    interval_cell,
+    is_of_classifier,
+    number,
+)
 from medclip_dcl.runs.saved import value_at
 from medclip_dcl.statistics.draws import Estimate, Predictions, TestedRun, bootstrap_intervals, units_of
 
@@ -55,9 +65,11 @@ def section(run: TestedRun) -> dict[str, Any] | None:
     if not file.is_file():
         return None
     calibration = Calibration.read(file)
-    results, cases = run.tested, run.table("classification")
+    results = run.tested
+    section = CLASSIFIER if is_of_classifier(results) else "classification"
+    cases = run.table(section)
     assert cases is not None
-    if differing := _differing(calibration, results):
+    if differing := _differing(calibration, results, section):
         return {
             "reason": f"{CALIBRATION_FILE} does not belong to this test: {differing}; calibrate again (medclip-dcl "
             f"calibrate {run.folder}), and test again where other images or prompts are wanted"
@@ -66,7 +78,7 @@ def section(run: TestedRun) -> dict[str, Any] | None:
     for finding, one in calibration.findings.items():
         if one.method is None:
             notes.append(f"{finding}: not calibrated: {one.reason}.")
-        elif value_at(results["metrics"], f"classification/by_finding/{finding}/auc") is None:
+        elif value_at(results["metrics"], f"{section}/by_finding/{finding}/auc") is None:
             notes.append(
                 f"{finding}: calibrated, but not measured by the test: too few cases, or none of its prompts."
             )
@@ -110,21 +122,17 @@ def section(run: TestedRun) -> dict[str, Any] | None:
     }
 
 
-def _differing(calibration: Calibration, results: Mapping[str, Any]) -> str:
+def _differing(calibration: Calibration, results: Mapping[str, Any], section: str) -> str:
     """Differences between the calibration's model and inputs and those of the test; "" if they agree."""
     own, shown = calibration.fingerprint, results.get("images", {}).get("shown", {})
-    protocol = results["protocol"].get("classification", {})
+    protocol = results["protocol"].get(section, {})
     settings, tested = own.get("settings", {}), results["checkpoint"].get("settings", {})
     used = {
         name: one.prompts for name, one in calibration.findings.items() if name in protocol.get("prompts", {})
     }
     pairs = {
         "weights": (own["weights"], results["checkpoint"]["weights"]),
-        # Of earlier versions they are not known.
-        **{
-            f"settings of {part}": (settings.get(part), tested.get(part, "unknown ones"))
-            for part in ("image_encoder", "text_encoder", "similarity")
-        },
+        **{f"settings of {x}": (settings.get(x), tested.get(x)) for x in sorted(settings | tested)},
         **(
             {"ensemble": (calibration.ensemble, protocol.get("ensemble"))}
             if ensemble_used(used, "scores")
@@ -184,7 +192,7 @@ def _table_of_errors(
         columns = list(cells)
         shown.append(Row(finding, "plain", list(cells.values())))
     return Table(
-        f"Calibration of zero-shot findings on test {units}",
+        f"Calibration of findings on test {units}",
         columns,
         shown,
         f"ECE: expected calibration error over {BINS} bins of equal width; lower is better. It is biased upwards, in "

@@ -191,8 +191,7 @@ def _charts_of_predictions(runs: Mapping[str, TestedRun], missing: list[str]) ->
     aucs = {finding: found["auc"] for finding, found in by_finding.items()}
     if cases is not None and any(auc is not None for auc in aucs.values()):
         content["roc"] = charts.chart("roc", (4.6, 4.4), draw_roc, cases, aucs)
-        if not is_classifier:
-            content["calibration"] = calibration.section(run)
+        content["calibration"] = calibration.section(run)
     if is_classifier:
         return content
     has_boxes = tables.is_measured(run.tested, "retrieval")

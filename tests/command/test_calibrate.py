@@ -97,12 +97,12 @@ def test_classify_gives_the_probabilities_of_the_kept_scores(calibrated, validat
     files = paths(validate_set)
     found = model.classify(list(files.values()), calibrated=True)
     found.index = list(files)
-    differences = kept["score_positive"] - kept["score_negative"]
-    wide = kept.assign(score=differences).pivot(index="dicom_id", columns="finding", values="score")
+    wide = kept.pivot(index="dicom_id", columns="finding", values="logit")
     for finding in ("Cardiomegaly", "Pleural Effusion", "Pneumonia"):
         one = own(model).findings[finding]
-        logits = model.network.similarity.gamma2.item() * wide[finding]
-        expected = 1 / (1 + np.exp(-(logits / one.parameters["temperature"] + one.parameters["offset"])))
+        expected = 1 / (
+            1 + np.exp(-(wide[finding] / one.parameters["temperature"] + one.parameters["offset"]))
+        )
         np.testing.assert_allclose(found.loc[expected.index, finding], expected, atol=1e-4)
         labels = kept[kept["finding"] == finding].set_index("dicom_id")["label"]
         is_above = found.loc[labels.index, finding] >= one.threshold
@@ -269,15 +269,6 @@ def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp
     info = json.loads((padded / "dataset.json").read_text())
     (padded / "dataset.json").write_text(json.dumps(info | {"options": {"geometry": "pad", "size": 40}}))
     assert "prepare the set with --geometry stretch" in refused(capsys, run, "--data", str(padded))
-
-    prompts.write_text("Pneumonia: [no pneumonia, [pneumonia, signs of pneumonia]]\n")
-    config = yaml.safe_load((copy / "config.yaml").read_text())
-    config["trainer"]["callbacks"][0]["init_args"]["ensemble"] = "embeddings"
-    (copy / "config.yaml").write_text(yaml.safe_dump(config))
-    content = torch.load(copy / "checkpoints/best.ckpt", weights_only=True)
-    content["network"]["kind"] = "classifier"
-    torch.save(content, copy / "checkpoints/best.ckpt")
-    assert "holds a classifier" in refused(capsys, run, *data)
 
 
 def test_a_calibration_belongs_to_its_ensemble(copy, validate_set, tmp_path, capsys):

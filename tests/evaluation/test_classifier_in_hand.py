@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,12 @@ import pandas as pd
 import pytest
 
 from medclip_dcl import load
+from medclip_dcl.ask.__main__ import main as ask
+from medclip_dcl.command.calibrate import main as calibrate
 from medclip_dcl.command.cli import main
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.data.prepared import write_table
 from medclip_dcl.runs.run_folder import IMAGES_FILE
 from tests.evaluation.classifier_runs import FINDINGS, words
 
@@ -29,6 +35,23 @@ def run(labelled_set, encoder, undrawn, tmp_path_factory) -> Path:
 def exported(run, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("exported") / "classifier"
     load(run).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def validate_set(run, labelled_set, tmp_path_factory) -> Path:
+    """`labelled_set` with validate images of 40 patients, whose labels the run's own logits mostly tell."""
+    folder = shutil.copytree(labelled_set, tmp_path_factory.mktemp("calibration") / "set")
+    images = pd.read_parquet(folder / "images.parquet")
+    images["use"] = images["official_split"] = ["validate"] * 40 + ["test"] * 2
+    images["subject_id"] = images["study_id"] = np.arange(42)
+    write_table(images, folder / "images.parquet", "images")
+    scores = load(run).classify([folder / "images" / path for path in images["path"][:40]])
+    noisy = scores.rank() + np.random.default_rng(0).normal(0, 6, (40, 1))
+    labels = pd.DataFrame(np.nan, images["study_id"], list(CHEXPERT))
+    labels.loc[:39, "Edema"] = (noisy["Edema"].rank() > 20).to_numpy(float)
+    labels.loc[:39, "Fracture"] = (noisy["Fracture"].rank() > 24).to_numpy(float)
+    write_table(labels.reset_index(), folder / "labels.parquet", "labels")
     return folder
 
 
@@ -52,12 +75,41 @@ def test_load_gives_lightnings_logits(run, exported, labelled_set):
         assert vectors.shape == (3, 32) and np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(3))
         assert model.classify([]).shape == (0, 3)
         text = "no text encoder; ask for its own findings, by classify .*Edema, Fracture, Support Devices"
-        for ask in (
+        for question in (
             lambda model: model.similarity([], "edema"),
             lambda model: model.heat_map(expected.index[0], "edema"),
             lambda model: model.embed_texts("edema"),
         ):
             with pytest.raises(UserError, match=f"{source} holds a classifier: it has {text}"):
-                ask(model)
+                question(model)
         with pytest.raises(UserError, match="holds a classifier, which scores findings of its own"):
             model.classify([], {"Edema": ("no edema", "edema")})
+
+
+@pytest.mark.parametrize("kind", ["run", "exported"])
+def test_its_logits_are_calibrated(kind, run, exported, validate_set, tmp_path, capsys):
+    source = shutil.copytree(run if kind == "run" else exported, tmp_path / "model")
+    files = [str(file) for file in sorted((validate_set / "images").rglob("*.jpg"))]
+    ask([*files, "--model", str(source), "--classify", "--output", str(tmp_path / "scores.csv")])
+    scores = load(source).classify(files)
+    found = pd.read_csv(tmp_path / "scores.csv", index_col="image")[list(FINDINGS)]
+    np.testing.assert_allclose(found, scores, rtol=0, atol=2e-6)
+
+    calibrate([str(source), "--data", str(validate_set), "--sensitivity", "0.8"])
+    said = capsys.readouterr().out
+    assert "Edema: 20 positive, 20 negative" in said and "Fracture: not calibrated: 16" in said
+    assert "Support Devices: not calibrated: 0 patients" in said
+    content = json.loads((source / "calibration.json").read_text())
+    assert content["scale"] == 1 and content["findings"]["Edema"]["positive"] == []
+    one = content["findings"]["Edema"]["parameters"]
+    expected = 1 / (1 + np.exp(-(scores["Edema"] / one["temperature"] + one["offset"])))
+    probabilities = load(source).classify(files, calibrated=True)
+    np.testing.assert_allclose(probabilities["Edema"], expected, rtol=0, atol=1e-6)
+    assert probabilities["Support Devices"].isna().all()
+    ask([*files, "--model", str(source), "--classify", "--calibrated", "--output", str(tmp_path / "p.csv")])
+    found = pd.read_csv(tmp_path / "p.csv", index_col="image")
+    np.testing.assert_allclose(found["Edema"], expected, rtol=0, atol=1e-5)
+    threshold = content["findings"]["Edema"]["threshold"]
+    assert (found["Edema positive"] == (expected >= threshold).to_numpy(float)).all()
+    load(source).save_pretrained(tmp_path / "again")
+    pd.testing.assert_frame_equal(load(tmp_path / "again").classify(files, calibrated=True), probabilities)
