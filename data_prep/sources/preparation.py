@@ -373,6 +373,11 @@ def made_from(
     settings: Settings, source: str, phantom: bool, files: Sequence[Path], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Everything that the content of a set depends on, except reports and images (too many to hash)."""
+    text_rules = {
+        "section_rules": sections.RULES_VERSION,
+        "sentence_rules": sentences.RULES_VERSION,
+        "pysbd": version("pysbd"),
+    }
     return {
         "format_version": FORMAT_VERSION,
         "source": source,
@@ -387,17 +392,9 @@ def made_from(
             **({"sections": list(settings.sections)} if isinstance(settings, ReportSettings) else {}),
             "cases": settings.cases,
             "limit": settings.limit,
-            **(_text_rules() if isinstance(settings, ReportSettings) else {}),
+            **(text_rules if isinstance(settings, ReportSettings) else {}),
             **options,
         },
-    }
-
-
-def _text_rules() -> dict[str, Any]:
-    return {
-        "section_rules": sections.RULES_VERSION,
-        "sentence_rules": sentences.RULES_VERSION,
-        "pysbd": version("pysbd"),
     }
 
 
@@ -532,85 +529,78 @@ def _write_rejects(output: Path, rejects: Sequence[set_tables.Reject]) -> None:
 def summary(output: Path, info: Mapping[str, Any]) -> str:
     """Summary of a finished set, from its dataset.json."""
     rejects = info["counts"]["rejects"]
-    left_out = ", ".join(f"{kind} {n:,}" for kind, n in rejects.items())
     why = "; reasons in rejects.csv" if sum(rejects.values()) else ""
-    head, tail = f"{output}: prepared from {info['source']}", f"  left out   {left_out}{why}"
+    head, tail = f"{output}: prepared from {info['source']}", f"  left out   {_named(rejects)}{why}"
     return "\n".join([head, *count_lines(info["counts"]), tail])
+
+
+def _named(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {number:,}" for name, number in numbers.items())
 
 
 def count_lines(counts: Mapping[str, Any]) -> list[str]:
     """Lines about the content of a set, from the counts in its dataset.json."""
-    uses = ", ".join(f"{use} {n:,}" for use, n in counts["images_by_use"].items())
-    in_sections = ", ".join(f"{name} {n:,}" for name, n in counts["reports_by_section"].items())
-    scaled = f", {counts['boxes_scaled']:,} scaled to resized images" if "boxes_scaled" in counts else ""
-    if "studies_by_use" in counts:
-        studies = ", ".join(f"{use} {n:,}" for use, n in counts["studies_by_use"].items())
-        images = f"  text only  no images; studies: {studies}"
-    else:
-        images = f"  images     {counts['images']:,} frontal of {counts['images_in_release']:,} ({uses})"
-    people = [f"{sex} {n:,}" for sex, n in counts.get("images_by_sex", {}).items()]
+    reports, sentences, people = "none", "", dict(counts.get("images_by_sex", {}))
+    if "sentences_without_letter" in counts:
+        reports = f"{{reports:,}} of {{studies:,}} studies ({_named(counts['reports_by_section'])})"
+        sentences = "{report_sentences:,}, of which {sentences:,} distinct; "
+        sentences += "{sentences_without_letter:,} without a letter dropped"
     if "images_without_age" in counts:
-        people.append(f"age unknown {counts['images_without_age']:,}")
-    return [
+        people["age unknown"] = counts["images_without_age"]
+    images = "images", f"{{images:,}} frontal of {{images_in_release:,}} ({_named(counts['images_by_use'])})"
+    if "studies_by_use" in counts:
+        images = "text only", f"no images; studies: {_named(counts['studies_by_use'])}"
+    rows = [
         images,
-        f"  patients   {counts['patients']:,}, of whom {counts['patients_grounding']:,} for grounding",
-        *([f"  sex, age   {', '.join(people)} (images)"] if people else []),
-        *(
-            [
-                f"  reports    {counts['reports']:,} of {counts['studies']:,} studies ({in_sections})",
-                f"  sentences  {counts['report_sentences']:,}, of which {counts['sentences']:,} distinct; "
-                f"{counts['sentences_without_letter']:,} without a letter dropped",
-            ]
-            if "sentences_without_letter" in counts
-            else ["  reports    none"]
-        ),
-        *_text_lines(counts),
-        *_language_lines(counts),
-        f"  boxes      {counts['boxes']:,}{scaled}",
-        *([f"  masks      {counts['masks']:,}"] if "masks" in counts else []),
-        *_case_lines(counts),
+        ("patients", "{patients:,}, of whom {patients_grounding:,} for grounding"),
+        ("sex, age", f"{_named(people)} (images)" if people else ""),
+        ("reports", reports),
+        ("sentences", sentences),
     ]
+    rows = [(title, text.format_map(counts)) for title, text in rows]
+    rows += _text_rows(counts)
+    for kind, remark in (
+        ("languages", ""),
+        ("scripts", ": few of their heads and no abbreviations are known"),
+    ):
+        if counts.get(kind):
+            rows.append((kind[:-1], f"{_named(counts[kind])} (reports){remark}"))
+    scaled = f", {counts['boxes_scaled']:,} scaled to resized images" if "boxes_scaled" in counts else ""
+    rows += [("boxes", f"{counts['boxes']:,}{scaled}")]
+    rows += [("masks", f"{counts['masks']:,}")] if "masks" in counts else []
+    return [f"  {title:<10} {text}" for title, text in [*rows, *_case_rows(counts)] if text]
 
 
-def _text_lines(counts: Mapping[str, Any]) -> list[str]:
+def _text_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Sections that were taken from the texts, shares of the reports and the shape of one; none for MIMIC-CXR.
 
     Below them the unknown heads with the numbers of reports, by what was done with them.
     """
     texts = sorted(counts.get("texts", {}).items(), key=lambda text: -text[1][0])
     total = sum(number for _, (number, _) in texts)
-    lines = [f"{number / total:6.1%} {taken} (e.g. {shape})" for taken, (number, shape) in texts]
-    lines = [f"  {'' if at else 'taken':<10} {line}" for at, line in enumerate(lines)]
+    rows = [
+        ("" if at else "taken", f"{number / total:6.1%} {taken} (e.g. {shape})")
+        for at, (taken, (number, shape)) in enumerate(texts)
+    ]
     if number := counts.get("placeholder_sections"):
-        lines.append(f"  missing    sections that hold a placeholder alone (N/A, See impression): {number:,}")
+        rows.append(("missing", f"sections that hold a placeholder alone (N/A, See impression): {number:,}"))
     heads = counts.get("unknown_heads", {"named": {}, "rare": 0})
     for action, numbers in heads["named"].items():
-        frequent = sorted(numbers.items(), key=lambda head: -head[1])
-        lines.append(f"  heads      {action}: {', '.join(f'{head} {number:,}' for head, number in frequent)}")
+        frequent = dict(sorted(numbers.items(), key=lambda head: -head[1]))
+        rows.append(("heads", f"{action}: {_named(frequent)}"))
     if heads["rare"]:
-        lines.append(
-            f"  heads      {heads['rare']:,} more, each in reports of fewer than {_PATIENTS} patients"
-        )
-    return lines
+        rows.append(("heads", f"{heads['rare']:,} more, each in reports of fewer than {_PATIENTS} patients"))
+    return rows
 
 
-def _language_lines(counts: Mapping[str, Any]) -> list[str]:
-    """Languages of the reports, unless one was given for all, and scripts that the rules do not know."""
-    kinds = {"languages": "", "scripts": ": few of their heads and no abbreviations are known"}
-    told = {kind: ", ".join(f"{name} {n:,}" for name, n in counts.get(kind, {}).items()) for kind in kinds}
-    return [
-        f"  {kind[:-1]:<10} {told[kind]} (reports){remark}" for kind, remark in kinds.items() if told[kind]
-    ]
-
-
-def _case_lines(counts: Mapping[str, Any]) -> list[str]:
-    """The cases of each use that has any, CheX5's in a line of their own; none for a set without images."""
+def _case_rows(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The cases of each use that has any, CheX5's in a row of their own; none for a set without images."""
     if "studies_by_use" in counts:
         return []
-    lines = []
+    rows = []
     for use, findings in counts["cases"].items():
         for title, names in (("CheX5", list(CHEX5)), ("others", [f for f in findings if f not in CHEX5])):
             cases = ", ".join(f"{f} {findings[f]['yes']:,}/{findings[f]['no']:,}" for f in names)
             if any(findings[f]["yes"] or findings[f]["no"] for f in names):
-                lines.append(f"  {title:<10} {use} (yes/no): {cases}")
-    return lines or ["  cases      none: no label is exactly 1 or 0"]
+                rows.append((title, f"{use} (yes/no): {cases}"))
+    return rows or [("cases", "none: no label is exactly 1 or 0")]

@@ -115,12 +115,6 @@ def test_command_writes_report_figure_and_configuration(
         assert (folder / "eta" / name).read_bytes() == (again / name).read_bytes()
 
 
-@pytest.mark.parametrize("name", ["my: lm #1-12345678", "2024", "null", "@x", 'a "b"', "1_000"])
-def test_any_name_of_scores_is_configured(name: str) -> None:
-    written = yaml.safe_load(eta_report._yaml(0.2, 0.35, "ssd", name, ""))
-    assert written["data"]["init_args"]["log_p"] == name
-
-
 @pytest.mark.usefixtures("no_figure")
 def test_a_and_k_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_set(tmp_path / "set")

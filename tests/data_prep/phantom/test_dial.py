@@ -78,19 +78,6 @@ def test_reports_have_the_asked_share(asked: float, rare: float | None) -> None:
     assert abs(mean - asked) < 0.02 * asked + 0.005
 
 
-def test_at_middle_shares_only_reports_differ() -> None:
-    few, many = _rates(0.15), _rates(0.5)
-    usual = ordinary(CLASSES)
-    assert few.tail == pytest.approx(many.tail) and many.tail == pytest.approx(usual.tail)
-    assert dict(few.common) == pytest.approx(dict(many.common)) and {x for _, x in few.common} == {1.0}
-    assert few.normal is not None and many.normal is not None and few.normal < 0.2 < 1.5 < many.normal
-    states = [
-        [draw_state(CLASSES, np.random.default_rng([8, k]), None, rates) for k in range(100)]
-        for rates in (few, many, None)
-    ]
-    assert states[0] == states[1] == states[2]
-
-
 @pytest.mark.parametrize(
     "asked, rare, message",
     [
@@ -117,20 +104,6 @@ def test_rare_findings_are_as_rare_as_asked() -> None:
     for column in RARE_FINDINGS:
         assert abs(np.mean([_present(column, state) for state in states]) - 0.01) < 0.006, column
     assert np.mean([_present("Cardiomegaly", state) for state in states]) > 0.2
-
-
-def test_even_findings_have_like_frequencies() -> None:
-    def frequencies(rates: Rates) -> list[float]:
-        factors = dict(rates.common)
-        common = [c for c in CLASSES.classes if c.kind in factors]
-        return [*rates.tail, *(c.frequency * factors[c.kind] for c in common)]
-
-    usual, even = frequencies(ordinary(CLASSES)), frequencies(other_rates(CLASSES, 0.0, 1.0, 1.0, None))
-    assert sum(even) == pytest.approx(sum(usual))
-    assert max(even) < 0.1 * sum(even) and np.std(even) < 0.5 * np.std(usual)
-    assert min(even[: len(CLASSES.tail)]) == pytest.approx(max(even[: len(CLASSES.tail)]))
-    half = frequencies(other_rates(CLASSES, 1.0, 0.0, 0.5, None))
-    assert half == pytest.approx([f / 2 for f in usual])
 
 
 def test_test_studies_are_alike_at_any_rates() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,7 @@ from PIL import Image
 from data_prep import folder, mimic_cxr, openi
 from data_prep.check import check_set
 from data_prep.public import __main__ as public
-from data_prep.sources.growth import FILE, Found, Growth, digests_of_rows, files_of_set
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.growth import FILE, digests_of_rows
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from tests.data_prep.small_release import IMAGES, image_path, write_release
 
@@ -210,19 +208,6 @@ def test_source_exchanged_after_a_kill_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_options_may_change_until_an_image_is_made(tmp_path: Path) -> None:
-    kind, output = public_source(tmp_path), tmp_path / "set"
-    for file in kind.files:
-        file.write_bytes(b"damaged")
-    with pytest.raises(ReleaseError, match="40 of 40 images cannot be used"):
-        prepare(kind, output)
-    for number, file in enumerate(kind.files):
-        shades(file, number)
-    prepare(kind, output, "--split_seed", "3")
-    assert len(uses(output)) == 40
-
-
-@pytest.mark.slow
 def test_repaired_image_is_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kind, output = public_source(tmp_path), tmp_path / "set"
     size = kind.files[5].stat().st_size
@@ -305,32 +290,6 @@ def test_a_patient_limit_chooses_anew(tmp_path: Path, capsys: pytest.CaptureFixt
     assert check_set(output)[1] == []
 
 
-def test_growth_by_name_size_and_time(tmp_path: Path) -> None:
-    """Of h and i, which are gone, the set has nothing: they were left out of it."""
-    for name in "abcdefg":
-        shades(tmp_path / f"images/{name}.png", 1).rename(tmp_path / f"images/{name}")
-    kept = Found({name: ("a.png", 1, 2) for name in "abcdefghi"}, {"r", "s"})
-    others = {"b": ("b.png", 1, 2), "c": ("a.png", 9, 2), "d": ("a.png", 1, 9), "x": ("x.png", 1, 1)}
-    now = Found({name: ("a.png", 1, 2) for name in "ag"} | others, {"s", "t"})
-    growth = Growth.between(kept, now, "abcdeghxy", tmp_path)
-    assert growth == (["x"], ["b", "c", "d"], {"e": ("a.png", 1, 2)}, ["f"], ["t"], ["r"], ())
-    assert not Growth.between(kept, kept, "abcdefghi", tmp_path).is_any
-    kept.write(tmp_path)
-    assert files_of_set(tmp_path) == dict.fromkeys("abcdefg", "a.png")
-
-
 def test_equal_rows_are_counted() -> None:
     rows = pd.DataFrame({"patient": ["a", "b", "a"], "text": ["Clear."] * 3, "Edema": [np.nan, 1.0, np.nan]})
     assert len({*digests_of_rows(rows)}) == 3 and digests_of_rows(rows[:2]) == digests_of_rows(rows)[:2]
-
-
-def test_what_was_found_is_read_back(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(b"123")
-    os.utime(tmp_path / "a.png", ns=(5, 1_700_000_000_123_456_789))
-    files = pd.DataFrame({"path": ["a", "b"], "file": [str(tmp_path / f"{name}.png") for name in "ab"]})
-    found = Found.now(files, ["r"])
-    assert tuple(found) == ({"a": ("a.png", 3, 1_700_000_000_123_456_789)}, {"r"})
-    found.write(tmp_path)
-    assert Found.of_set(tmp_path) == found
-    (tmp_path / FILE).write_bytes(b"damaged")
-    assert Found.of_set(tmp_path) is None and Found.of_set(tmp_path / "none") is None
