@@ -1,12 +1,12 @@
-"""Embed every distinct sentence of a prepared set by the initial, frozen text encoder.
+"""Embed every distinct sentence of a prepared set by the initial, frozen text encoder, of any family that trains.
 
     medclip-dcl embed --data SET --model FOLDER
 
-FOLDER is a Hugging Face folder or repository id of a BERT (no head is needed), the initial text encoder. The
-embeddings, [CLS] of the last hidden state or the mean over all tokens, in float32, go to
-``SET/text_embedding/NAME.parquet`` with the columns sentence_id and embedding; NAME is the folder's name, a fingerprint
-of the encoder's weights and "-mean" for that pooling. Existing embeddings are not computed again, and the same command
-continues after a kill.
+FOLDER is a Hugging Face folder or repository id, as text_encoder.init_args.pretrained takes it: of a BERT, RoBERTa,
+ModernBERT, ... (no head is needed), or of a CLIP or SigLIP. The embeddings, pooled hidden states before any projection,
+in float32, go to ``SET/text_embedding/NAME.parquet`` with the columns sentence_id and embedding; NAME is the folder's
+name, a fingerprint of the encoder's weights and "-POOLING" for another pooling than the family's own. Existing
+embeddings are not computed again, and the same command continues after a kill.
 
 The objectives by text similarity read them; medclip-dcl similar prints what their thresholds find.
 """
@@ -41,8 +41,7 @@ from medclip_dcl.data.prepared import (
 )
 
 if TYPE_CHECKING:
-    from transformers import BertModel
-
+    from medclip_dcl.networks.text_encoder import Pooling, TransformersSentences
     from medclip_dcl.scoring.plan import Batch, DistinctPieces
 
 # Parquet metadata: identifies the embedded tokens and the model's settings.
@@ -55,11 +54,11 @@ _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 class Settings(language_model.Settings):
     """Options of the command."""
 
-    pooling: str = option(
-        "cls: hidden state of [CLS] (choice, not from the paper); mean: over all tokens, [CLS] and [SEP] included; its "
-        "embeddings get a file of their own (cls)",
-        "cls",
-        choices=("cls", "mean"),
+    pooling: Pooling | None = option(
+        "cls: hidden state of the first token (choice, not from the paper); mean: over all tokens, special ones "
+        "included; last: of the last token; pooler: the model's own (pooler for CLIP and SigLIP, else cls)",
+        None,
+        choices=("cls", "mean", "last", "pooler"),
     )
     batch_tokens: int | None = option(
         "tokens in a batch, which bounds memory (4096 on CPU, 65536 on GPU)",
@@ -75,21 +74,23 @@ def embed_sentences(settings: Settings) -> Path:
     sentences = prepared.table("sentences").sort_values("sentence_id", ignore_index=True)
     device = choose_device(settings.device)
     # Heavy imports come after the cheap checks.
-    from medclip_dcl.networks.bert_folder import load_bert, resolve_folder
-    from medclip_dcl.networks.tokenizer_files import load_tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    from medclip_dcl.networks.library_folder import longest_sentence
+    from medclip_dcl.networks.text_encoder import TransformersSentences
     from medclip_dcl.scoring.plan import DistinctPieces
 
-    folder = resolve_folder(settings.model)
-    tokenizer = load_tokenizer(folder)
-    network = load_bert(folder).eval()
-    suffix = "" if settings.pooling == "cls" else f"-{settings.pooling}"
-    file = result_file(prepared.folder / "text_embedding", settings.model, network, suffix)
-    positions = int(network.config.max_position_embeddings)
-    pieces = DistinctPieces(tokenizer, sentences["text"].tolist(), positions=positions, truncate=True)
-    special = (tokenizer.cls_token_id, tokenizer.sep_token_id)
+    encoder = TransformersSentences(settings.model, pooling=settings.pooling).eval()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer)
+    suffix = "" if encoder.pooling == encoder.own_pooling else f"-{encoder.pooling}"
+    file = result_file(prepared.folder / "text_embedding", settings.model, encoder.model, suffix)
+    texts, positions = sentences["text"].tolist(), longest_sentence(encoder.model)
+    pieces = DistinctPieces(tokenizer, texts, positions=positions, truncate=True)
     # The configuration also determines values, and is not among the weights.
-    meaning = f"{pieces.fingerprint_with(special)}-{settings_fingerprint(network)}"
-    network = network.to(device)
+    meaning = (
+        f"{pieces.fingerprint_with((*pieces.before, *pieces.after))}-{settings_fingerprint(encoder.model)}"
+    )
+    encoder = encoder.to(device)
     budget = settings.batch_tokens or _BATCH_TOKENS[device]
     ids = sentences["sentence_id"].to_numpy()
     if has_results(file, ids, _MEANING, meaning):
@@ -98,7 +99,7 @@ def embed_sentences(settings: Settings) -> Path:
         require_writable(file.parent)
         kept = journal(file, {"sentences": meaning, "batch_tokens": budget, "device": device})
         rows = RowFile(file.with_name(f".{file.stem}.rows.progress.npy"), pieces.n_distinct, kept)
-        values = _embedded(network, pieces, budget, rows, settings.pooling)[pieces.row]
+        values = _embedded(encoder, pieces, budget, rows)[pieces.row]
         write_text_embedding(
             TextEmbedding(ids, values), file, {_MEANING: meaning, **seal_of_texts(sentences)}
         )
@@ -110,13 +111,13 @@ def embed_sentences(settings: Settings) -> Path:
 
 
 def _embedded(
-    network: BertModel, pieces: DistinctPieces, budget: int, rows: RowFile, pooling: str
+    encoder: TransformersSentences, pieces: DistinctPieces, budget: int, rows: RowFile
 ) -> Float[np.ndarray, "row dim"]:
     """Embeddings of all distinct sentences; batches of earlier runs are not computed again."""
     batches = pieces.in_batches(budget)
     ends = np.cumsum([batch.stop - batch.start for batch in batches])
     left = batches[int(np.searchsorted(ends, rows.done, side="right")) :]
-    rows.write(embed_batches(network, pieces, left, pooling), len(left), "sentences")
+    rows.write(embed_batches(encoder, pieces, left), len(left), "sentences")
     found = np.load(rows.file)
     values = np.empty_like(found)
     values[np.concatenate(list(pieces.rows_by_length.values()))] = found
@@ -124,9 +125,9 @@ def _embedded(
 
 
 def embed_batches(
-    network: BertModel, pieces: DistinctPieces, batches: Sequence[Batch], pooling: str
+    encoder: TransformersSentences, pieces: DistinctPieces, batches: Sequence[Batch]
 ) -> Iterator[Float[np.ndarray, "row dim"]]:
-    """Pooled last hidden states of one batch after the other, from a network in eval mode on its device.
+    """Pooled states of one batch after the other, from an encoder in eval mode on its device.
 
     The sentences of a batch have one length: there is no padding, and no sentence affects another.
     """
@@ -138,10 +139,10 @@ def embed_batches(
             length, bucket = batch.length, pieces.bucket(batch.length)
         # Not around the yield: the caller's code must not run in inference mode.
         with torch.inference_mode():
-            tokens = torch.from_numpy(bucket[batch.start : batch.stop]).to(network.device)
-            hidden = network(input_ids=tokens).last_hidden_state
-            pooled = hidden[:, 0] if pooling == "cls" else hidden.mean(dim=1)
-            found = pooled.float().cpu().numpy()
+            tokens = torch.from_numpy(bucket[batch.start : batch.stop]).to(encoder.model.device)
+            found = (
+                encoder.states(tokens, tokens.new_full((len(tokens),), tokens.shape[1])).float().cpu().numpy()
+            )
         yield found
 
 

@@ -17,7 +17,6 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 # Options of a single command, and what checkpoints or the objective files set.
 OF_COMMANDS = {"ckpt_path", "weights_only"}
 SET_ELSEWHERE = {
-    "BertSentences": {"bert", "tokenizer"},
     "TransformersSentences": {"architecture", "tokenizer", "pad_token_id"},
     "ImageTextModel": {"class_probability"},
     "UnimodalModel": {"objective"},

@@ -31,7 +31,7 @@ class Format:
             )
 
 
-CHECKPOINT = Format("checkpoint", 2)
+CHECKPOINT = Format("checkpoint", 3)
 """Checkpoints of `fit`, of all models."""
 
 NETWORK = Format("network configuration", 3)

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 from pytorch_lightning import LightningDataModule, Trainer
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import BertTokenizer
+from transformers import PreTrainedTokenizerFast
 
 from medclip_dcl.common.errors import UserError
 
@@ -148,7 +148,7 @@ class LabelledData:
 class TokenizedSentences:
     """Tokenizer provided to a language model, and the tokens of the longest sentence."""
 
-    tokenizer: BertTokenizer
+    tokenizer: PreTrainedTokenizerFast
     max_tokens: int
 
 

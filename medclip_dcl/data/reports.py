@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, normalizers, pre_tokenizers, trainers
 from tokenizers.models import WordPiece
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from transformers import BertTokenizer
+from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from medclip_dcl.common.distributed import gather_objects
 from medclip_dcl.common.errors import UserError, check_choice, check_min
@@ -25,9 +25,10 @@ from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, TrainingOrder, worker_options
 from medclip_dcl.networks.bert_folder import resolve_folder, word_pieces
+from medclip_dcl.networks.language_model import load_masked_tokenizer
 from medclip_dcl.networks.masked_language import IGNORED, masked_places
 from medclip_dcl.networks.text_encoder import share_of_truncated
-from medclip_dcl.networks.tokenizer_files import load_tokenizer
+from medclip_dcl.networks.tokenizer_files import special_tokens_around
 
 # Batches are cut from this many batches' worth of sentences, sorted by length: little padding, yet random.
 _POOL = 32
@@ -39,7 +40,7 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
 
     Only reports of images whose use is train or validate are read: never those of test or grounding patients.
 
-    A batch is a dict: tokens (sentence, token), masked and padded; lengths (sentence,), [CLS] and [SEP] included;
+    A batch is a dict: tokens (sentence, token), masked and padded; lengths (sentence,), special tokens included;
     labels (sentence, token), the masked token, -100 elsewhere; places (masked,), of the masked ones in
     labels.flatten(); sentence_id (sentence,), -1 of `extra_text`.
     What is masked in training is a function of (seed, epoch, sentence), on validate of (seed, sentence), whatever
@@ -51,7 +52,7 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
     Args:
         folder: the prepared data set.
         batch_size: sentences per batch, of all processes together.
-        max_tokens: longer sentences are cut to this many tokens, [CLS] and [SEP] included.
+        max_tokens: longer sentences are cut to this many tokens, special ones included.
         sampling: "frequency" takes a sentence once an epoch for each report section that says it, "distinct" once
             an epoch. Frequency is the default (choice, not from the paper), because eta is to follow how common a
             statement is: on a phantom, after the same 1,440 steps, eta had a rank correlation with the true class
@@ -96,7 +97,7 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
         self.sampling, self.mask_probability = sampling, mask_probability
         self.vocabulary_size, self.extra_text = vocabulary_size, extra_text
         self.num_workers, self.seed = num_workers, seed
-        self.tokenizer: BertTokenizer  # by `load`
+        self.tokenizer: PreTrainedTokenizerFast  # by `load`
         self._examples: dict[str, _MaskedSentences] = {}
 
     def provided(self) -> TokenizedSentences:
@@ -143,7 +144,7 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
             )
         return found
 
-    def _load_or_train(self, texts: Sequence[str]) -> BertTokenizer:
+    def _load_or_train(self, texts: Sequence[str]) -> PreTrainedTokenizerFast:
         pretrained = self.requirements.pretrained
         if (pretrained is None) == (self.vocabulary_size is None):
             raise UserError(
@@ -151,7 +152,7 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
                 f"which has its vocabulary; got vocabulary_size {self.vocabulary_size}, pretrained {pretrained!r}"
             )
         if self.vocabulary_size is None:
-            return load_tokenizer(resolve_folder(str(pretrained)))
+            return load_masked_tokenizer(resolve_folder(str(pretrained)))
         # One process decides for all.
         vocabulary = gather_objects(train_word_pieces(texts, self.vocabulary_size))[0]
         return BertTokenizer(vocab=vocabulary)
@@ -160,15 +161,17 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
         tokenizer = self.tokenizer
         number = {text: index for index, text in enumerate(dict.fromkeys(text for _, text in sentences))}
         pieces = list(word_pieces(tokenizer, list(number)))
-        if cut := share_of_truncated(sum(len(ids) > self.max_tokens - 2 for ids in pieces), len(pieces)):
+        before, after = special_tokens_around(tokenizer)
+        longest = self.max_tokens - len(before) - len(after)
+        if cut := share_of_truncated(sum(len(ids) > longest for ids in pieces), len(pieces)):
             rank_zero_warn(f"data: {use}: {cut}")
-        tokens = [
-            np.array([tokenizer.cls_token_id, *ids[: self.max_tokens - 2], tokenizer.sep_token_id])
-            for ids in pieces
-        ]
-        shown = [(number[text], sentence) for sentence, text in sentences if len(tokens[number[text]]) > 2]
+        tokens = [np.array([*before, *ids[:longest], *after]) for ids in pieces]
+        shown = [(number[text], sentence) for sentence, text in sentences if pieces[number[text]]]
         mentions, sentence_ids = np.array(shown).reshape(-1, 2).T
-        masking = Masking(tokenizer.get_vocab(), self.mask_probability)
+        special, around = tokenizer.all_special_tokens, (len(before), len(after))
+        masking = Masking(
+            tokenizer.get_vocab(), self.mask_probability, special, str(tokenizer.mask_token), around
+        )
         stream = [self.seed] if use == "train" else [self.seed, 1]
         return _MaskedSentences(tokens, mentions, masking, stream, int(tokenizer.pad_token_id), sentence_ids)
 

@@ -9,13 +9,13 @@ from typing import Literal
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import load_exactly, some_of
+from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly, some_of
 from medclip_dcl.exchange.transformers_folder import Converted
-from medclip_dcl.networks.bert_folder import folder_weights, load_bert_config
+from medclip_dcl.networks.bert_folder import folder_weights, read_folder_json
 from medclip_dcl.networks.image_encoder import ResNetRegions, from_torchvision_names, resnet_depth
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import GlobalCosine
-from medclip_dcl.networks.text_encoder import BertSentences
+from medclip_dcl.networks.text_encoder import TransformersSentences
 
 RESNET = "encoder.encoder."
 """Beginning of the names of the image weights' ResNet."""
@@ -37,8 +37,8 @@ def from_biovil(state: Mapping[str, Tensor], file: Path, text_folder: Path) -> C
     of_image, depth = _image_state(state, file)
     dim = len(state[_LAST])
     image_encoder = ResNetRegions(depth=depth, dim=dim, projection="mlp")
-    positions = int(load_bert_config(text_folder).max_position_embeddings)
-    text_encoder = BertSentences(str(text_folder), dim=dim, max_tokens=positions, projection="mlp")
+    positions = read_folder_json(text_folder / CONFIG_FILE).get("max_position_embeddings", 512)
+    text_encoder = TransformersSentences(str(text_folder), dim=dim, max_tokens=positions, projection="mlp")
     load_exactly(image_encoder, of_image, file)
     projection = {
         name.removeprefix(_TEXT_PROJECTION): x

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from torch import nn
-from transformers import BertTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import write_text
 from medclip_dcl.common.weight_files import read_settings, safetensors_bytes, write_safetensors
 from medclip_dcl.networks.bert_folder import save_language_model
 from medclip_dcl.networks.image_encoder import TORCHVISION_WIDTH, ResNetRegions, to_torchvision_names
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.pretrained_sentences import TransformersSentences
-from medclip_dcl.networks.text_encoder import BertSentences
-from medclip_dcl.networks.tokenizer_files import load_tokenizer
+from medclip_dcl.networks.text_encoder import TransformersSentences
 from medclip_dcl.report.page import render_template
 
 PROJECTION_FILE = "projection.safetensors"
@@ -31,9 +27,9 @@ def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
     text encoder is replaced at once.
     """
     encoder = network.text_encoder
-    if not isinstance(encoder, (BertSentences, TransformersSentences)):
+    if not isinstance(encoder, TransformersSentences):
         raise UserError(
-            f"--text_encoder: expected a BERT or another encoder of transformers, found a {type(encoder).__name__}; "
+            f"--text_encoder: expected an encoder of transformers, found a {type(encoder).__name__}; "
             "leave it out"
         )
     if folder.is_dir() and any(folder.iterdir()) and not (folder / PROJECTION_FILE).is_file():
@@ -44,41 +40,25 @@ def export_text_encoder(network: ImageTextNetwork, folder: Path) -> None:
         "README.md": readme.encode(),
     }
     try:
-        if isinstance(encoder, BertSentences):
-            save_language_model(encoder.bert, _bert_tokenizer(encoder), folder, files)
-        else:
-            save_language_model(encoder.model, plain_tokenizer(encoder), folder, files)
+        save_language_model(encoder.model, plain_tokenizer(encoder), folder, files)
     except FileExistsError as error:
         raise UserError(f"--text_encoder: {error}") from error
 
 
-def _readme_facts(encoder: BertSentences | TransformersSentences) -> dict[str, Any]:
-    is_bert = isinstance(encoder, BertSentences)
-    model = encoder.bert if is_bert else encoder.model
-    kind = "AutoModel" if is_bert else encoder.model_class
+def _readme_facts(encoder: TransformersSentences) -> dict[str, Any]:
     layers = dict(encoder.projection.named_children())
     projection = encoder.projection if not layers else nn.Sequential()
     return {
-        "family": type(model).__name__,
-        "model_class": kind,
-        "options": ", add_pooling_layer=False" if getattr(model, "pooler", 0) is None else "",
-        "inputs": "**tokens" if kind == "AutoModel" else 'input_ids=tokens["input_ids"]',
-        "padding": "True" if is_bert or not encoder.is_padded_to_positions else '"max_length"',
+        "family": type(encoder.model).__name__,
+        "model_class": encoder.model_class,
+        "options": ", add_pooling_layer=False" if getattr(encoder.model, "pooler", 0) is None else "",
+        "inputs": "**tokens" if encoder.model_class == "AutoModel" else 'input_ids=tokens["input_ids"]',
+        "padding": '"max_length"' if encoder.is_padded_to_positions else "True",
         # What torch prints of a layer is the call that makes it.
         "projection": f"torch.nn.{projection!r}",
         "layers": {name: f"torch.nn.{layer!r}" for name, layer in layers.items()},
         **{name: getattr(encoder, name) for name in ("pooling", "dim", "max_tokens", "final_period")},
     }
-
-
-def _bert_tokenizer(encoder: BertSentences) -> BertTokenizer:
-    """The encoder's tokenizer as that of transformers, which truncates where the encoder does."""
-    with tempfile.TemporaryDirectory() as name:
-        encoder.bert.config.save_pretrained(name)
-        write_text(encoder.tokenizer.to_str(), Path(name) / "tokenizer.json")
-        tokenizer = load_tokenizer(name)
-    tokenizer.model_max_length = encoder.max_tokens
-    return tokenizer
 
 
 def plain_tokenizer(encoder: TransformersSentences) -> PreTrainedTokenizerFast:

@@ -23,7 +23,7 @@ from medclip_dcl.exchange.transformers_folder import FAMILIES
 from medclip_dcl.networks.bert_folder import silent
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.pretrained_regions import TransformersRegions
-from medclip_dcl.networks.pretrained_sentences import TransformersSentences
+from medclip_dcl.networks.text_encoder import TransformersSentences
 from medclip_dcl.networks.timm_regions import TimmRegions
 
 _CLIP, _SIGLIP = (

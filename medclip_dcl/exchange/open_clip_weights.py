@@ -16,7 +16,7 @@ from medclip_dcl.exchange.tensor_names import OPEN_CLIP, from_openai_names
 from medclip_dcl.exchange.transformers_folder import Converted, Shown, assembled, dual_encoder
 from medclip_dcl.networks.bert_folder import folder_weights, read_folder_json
 from medclip_dcl.networks.pretrained_regions import per_channel
-from medclip_dcl.networks.pretrained_sentences import TransformersSentences
+from medclip_dcl.networks.text_encoder import TransformersSentences
 from medclip_dcl.networks.timm_regions import TimmRegions
 
 OPEN_CLIP_FILE = "open_clip_config.json"

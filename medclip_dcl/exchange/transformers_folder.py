@@ -18,9 +18,8 @@ from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.library_folder import library_config
 from medclip_dcl.networks.pretrained_regions import TransformersRegions, normalisation
-from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.similarity import GlobalCosine
-from medclip_dcl.networks.text_encoder import SentenceEncoder
+from medclip_dcl.networks.text_encoder import SentenceEncoder, TransformersSentences
 
 FAMILIES: dict[str, Any] = {"clip": CLIPModel, "siglip": SiglipModel}
 """`model_type` of config.json -> class."""

@@ -151,8 +151,8 @@ class ImageTextModel(ImageModel):
         self.objective.check_similarity(self.network.similarity)
         if masked_language_weight and not text_encoder.has_masked_language_head:
             raise UserError(
-                "model: masked_language_weight needs a text encoder with a masked-language-modelling head, which "
-                "BertSentences alone has; set model.init_args.text_encoder.init_args.masked_language_head: true"
+                "model: masked_language_weight needs a text encoder with a masked-language-modelling head, a BERT's; "
+                "set model.init_args.text_encoder.init_args.masked_language_head: true"
             )
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.text_learning_rate, self.beta2 = text_learning_rate, beta2

@@ -1,4 +1,4 @@
-"""MaskedLanguageModel: trains the BERT that scores sentences and starts the text encoder."""
+"""MaskedLanguageModel: trains the language model that scores sentences and starts the text encoder."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
-from transformers import BertConfig, BertForMaskedLM, BertTokenizer
+from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from medclip_dcl.common.distributed import global_mean
 from medclip_dcl.common.errors import UserError, check_options
@@ -20,13 +20,11 @@ from medclip_dcl.common.weight_files import load_exactly, read_model
 from medclip_dcl.data.link import ReportsRequirements, TokenizedSentences, trainer_data
 from medclip_dcl.models.base import TrainedModel
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
-from medclip_dcl.networks.bert_folder import (
-    bert_config,
-    load_masked_language_model,
-    resolve_folder,
-    save_language_model,
-)
-from medclip_dcl.networks.masked_language import last_hidden_states, masked_language_losses
+from medclip_dcl.networks.bert_folder import resolve_folder, save_language_model
+from medclip_dcl.networks.language_model import language_model_class, load_language_model
+from medclip_dcl.networks.library_folder import longest_sentence
+from medclip_dcl.networks.masked_language import head_at, masked_language_losses
+from medclip_dcl.networks.transformer import avoid_host_reads, run
 
 _WEIGHTS_PREFIX = "language_model."
 _EXPORT = "language_model"
@@ -38,6 +36,11 @@ def _described(checkpoint: Any, source: str) -> dict[str, Any]:
         raise UserError(f"{source} is not of a language model: it has no description of one")
     CHECKPOINT.check(checkpoint, source)
     return checkpoint["language_model"]
+
+
+def _ready(model: PreTrainedModel) -> PreTrainedModel:
+    avoid_host_reads(model)
+    return model.train()
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,17 @@ class BertArchitecture:
 
 
 class MaskedLanguageModel(TrainedModel):
-    """BERT trained to predict masked tokens of report sentences (Devlin et al., NAACL 2019).
+    """A masked language model trained on report sentences (Devlin et al., NAACL 2019).
 
     SSD (section 2.4) states that sentence scores get better when the language model is fine-tuned on the reports: this
     is that step. When fit ends, the weights that were best on validate are written to RUN/language_model as a plain
     Hugging Face folder (RUN = trainer.default_root_dir), which the text encoder and the sentence scorer load.
 
     Args:
-        pretrained: a Hugging Face folder or repository id to start from, e.g.
-            microsoft/BiomedVLP-CXR-BERT-general; null to start from scratch.
-        architecture: size of the model where it starts from scratch; null with `pretrained`.
+        pretrained: a Hugging Face folder or repository id to start from, of a masked language model of any family
+            (BERT, RoBERTa, DeBERTa, ModernBERT, ...), e.g. microsoft/BiomedVLP-CXR-BERT-general; null to start from
+            scratch.
+        architecture: size of the BERT where it starts from scratch; null with `pretrained`.
         learning_rate: of AdamW after the warm-up.
         weight_decay: on weight matrices only.
         warmup_steps: optimiser steps of linear warm-up; cosine decay to 0 follows.
@@ -100,15 +104,15 @@ class MaskedLanguageModel(TrainedModel):
         )
         self.pretrained, self.architecture = pretrained, architecture
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
-        self.language_model: BertForMaskedLM | None = None
-        self.tokenizer: BertTokenizer  # the datamodule's, after `setup`
+        self.language_model: PreTrainedModel | None = None
+        self.tokenizer: PreTrainedTokenizerFast  # the datamodule's, after `setup`
 
     def use_data(self, data: TokenizedSentences, stage: str) -> None:
         """Take the tokenizer, and build the model for its vocabulary."""
         self.tokenizer = data.tokenizer
         if self.language_model is None:
             self.language_model = self._build()
-        positions = self.language_model.config.max_position_embeddings
+        positions = longest_sentence(self.language_model)
         if data.max_tokens > positions:
             raise UserError(
                 f"data.max_tokens {data.max_tokens} is more than the {positions} positions of the model"
@@ -116,12 +120,6 @@ class MaskedLanguageModel(TrainedModel):
 
     def requirements(self) -> ReportsRequirements:
         return ReportsRequirements(self.pretrained)
-
-    def forward(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence token hidden"]:
-        """Last hidden states; `tokens` beyond `lengths` are padding."""
-        return last_hidden_states(self._model.bert, tokens, lengths)
 
     def training_step(self, batch: dict[str, Tensor], batch_index: int) -> Tensor:
         losses = self._losses(batch)
@@ -158,8 +156,8 @@ class MaskedLanguageModel(TrainedModel):
         """Build the model from the checkpoint alone, or compare the run's tokenizer with the checkpoint's."""
         stored = _described(checkpoint, "the checkpoint")
         if self.language_model is None:
-            config = bert_config(json.loads(stored["config"]), "checkpoint")
-            self.language_model = BertForMaskedLM(config).train()
+            kind, config = language_model_class(json.loads(stored["config"]), "checkpoint")
+            self.language_model = _ready(kind(config))
         elif stored["tokenizer"] != self._tokenizer_json():
             raise UserError(
                 "the checkpoint was trained with another tokenizer than this run's: the training sentences or "
@@ -191,7 +189,7 @@ class MaskedLanguageModel(TrainedModel):
             save_language_model(self._best(), self.tokenizer, folder)
         self.trainer.strategy.barrier("language model exported")
 
-    def _best(self) -> BertForMaskedLM:
+    def _best(self) -> PreTrainedModel:
         """A model with the weights of the best checkpoint (ModelCheckpoint remembers it when a run resumes)."""
         for callback in self.trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.monitor and callback.best_model_path:
@@ -199,15 +197,15 @@ class MaskedLanguageModel(TrainedModel):
                 file = Path(callback.dirpath or "", Path(callback.best_model_path).name)
                 if file.is_file():
                     state = read_model(file).state.items()
-                    best = BertForMaskedLM(self._model.config)
+                    best = type(self._model)(self._model.config)
                     best.load_state_dict({name.removeprefix(_WEIGHTS_PREFIX): x for name, x in state})
                     return best
         warnings.warn("no checkpoint was selected: the last weights are exported, not the best", stacklevel=2)
         return self._model
 
-    def _build(self) -> BertForMaskedLM:
+    def _build(self) -> PreTrainedModel:
         if self.pretrained is not None:
-            return load_masked_language_model(resolve_folder(self.pretrained))
+            return _ready(load_language_model(resolve_folder(self.pretrained))[0])
         size = self.architecture or BertArchitecture()
         config = BertConfig(
             vocab_size=len(self.tokenizer),
@@ -219,14 +217,15 @@ class MaskedLanguageModel(TrainedModel):
             hidden_dropout_prob=size.dropout,
             attention_probs_dropout_prob=size.dropout,
         )
-        return BertForMaskedLM(config).train()
+        return _ready(BertForMaskedLM(config))
 
     def _losses(self, batch: dict[str, Tensor]) -> Float[Tensor, " masked"]:
-        hidden = self(batch["tokens"], batch["lengths"])
-        return masked_language_losses(hidden, batch["labels"], batch["places"], self._model.cls)
+        with head_at(self._model, batch["places"]):
+            logits = run(self._model, batch["tokens"], batch["lengths"]).logits[:, 0]
+        return masked_language_losses(logits, batch["labels"], batch["places"])
 
     @property
-    def _model(self) -> BertForMaskedLM:
+    def _model(self) -> PreTrainedModel:
         if self.language_model is None:
             raise UserError("a language model needs a datamodule with a tokenizer, such as ReportsDataModule")
         return self.language_model

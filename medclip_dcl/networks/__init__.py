@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from medclip_dcl.networks.image_encoder import ResNetRegions as ResNetRegions
     from medclip_dcl.networks.image_text import ImageTextNetwork as ImageTextNetwork
     from medclip_dcl.networks.pretrained_regions import TransformersRegions as TransformersRegions
-    from medclip_dcl.networks.pretrained_sentences import TransformersSentences as TransformersSentences
     from medclip_dcl.networks.similarity import LSE as LSE
     from medclip_dcl.networks.similarity import GlobalCosine as GlobalCosine
     from medclip_dcl.networks.similarity import LSENonLocal as LSENonLocal
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from medclip_dcl.networks.similarity import Similarity as Similarity
     from medclip_dcl.networks.text_encoder import BertSentences as BertSentences
     from medclip_dcl.networks.text_encoder import SentenceEncoder as SentenceEncoder
+    from medclip_dcl.networks.text_encoder import TransformersSentences as TransformersSentences
     from medclip_dcl.networks.timm_regions import TimmRegions as TimmRegions
 
 _MODULES = {
@@ -36,7 +36,7 @@ _MODULES = {
     "Similarity": "similarity",
     "TimmRegions": "timm_regions",
     "TransformersRegions": "pretrained_regions",
-    "TransformersSentences": "pretrained_sentences",
+    "TransformersSentences": "text_encoder",
 }
 
 __all__ = [*_MODULES]

@@ -37,7 +37,7 @@ def check_adaptable(encoder: nn.Module) -> None:
     if not any(isinstance(part, PreTrainedModel) for part in encoder.modules()):
         raise UserError(
             f"model.lora: expected models of transformers as both encoders, found {type(encoder).__name__}; choose "
-            "TransformersRegions and BertSentences or TransformersSentences, or set lora to null"
+            "TransformersRegions and TransformersSentences, or set lora to null"
         )
 
 

@@ -1,7 +1,4 @@
-"""Read and write BERT folders, such as CXR-BERT's (Boecking et al., ECCV 2022), exactly and without remote code.
-
-The classes of model and tokenizer are named here, so that transformers never runs the Python code of a folder.
-"""
+"""Read and write folders of transformers exactly and without remote code."""
 
 from __future__ import annotations
 
@@ -18,21 +15,13 @@ from typing import Any, TypeVar
 import torch
 from tokenizers import Encoding
 from torch import Tensor, nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertModel,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import parse_json
 from medclip_dcl.common.find_model import download
 from medclip_dcl.common.weight_files import (
-    CONFIG_FILE,
     WRAPPER,
     check_numbers,
     check_sizes,
@@ -41,7 +30,6 @@ from medclip_dcl.common.weight_files import (
     some_of,
 )
 
-Bert = TypeVar("Bert", BertModel, BertForMaskedLM)
 Pretrained = TypeVar("Pretrained", bound=nn.Module)
 
 # Downloaded from a repository, and the weights in PyTorch's format only where there are no safetensors.
@@ -59,26 +47,8 @@ NOT_SETTINGS = (
     *("id2label", "label2id", "problem_type"),
 )
 """These, and entries on which no hidden state depends: names of classes, labels of a head, library versions."""
-_NOT_BERT_SETTINGS = (*NOT_SETTINGS, "model_type", "projection_size")
-BERT_FAMILIES = ("bert", "cxr-bert")
-"""Values of `model_type` in config.json that are read as a BERT."""
-# Settings of config.json that transformers' BERT ignores -> values that it computes with.
-_ONLY = {"model_type": BERT_FAMILIES, "position_embedding_type": ("absolute",), "is_decoder": (False,)}
-
-_MLM_HEAD = "cls.predictions."
-# Weights that a file may hold and no model here needs: buffers of older versions, the pooler, the
-# next-sentence-prediction head, CXR-BERT-specialized's projection.
-_IGNORED_WEIGHTS = (
-    "embeddings.position_ids",
-    "embeddings.token_type_ids",
-    "pooler.",
-    "cls.seq_relationship.",
-    "cls_projection_head.",
-)
 # Texts per call of the tokenizer, whose encodings are large.
 _TOKENISED_AT_ONCE = 8192
-EMBEDDING_ROWS_MULTIPLE = 128
-"""A surplus of embedding rows over tokens below this counts as rounding up (choice)."""
 
 
 class ModelFolderError(UserError):
@@ -94,24 +64,6 @@ def resolve_folder(name_or_path: str | Path) -> Path:
     if not any(snapshot.glob("model*.safetensors")):
         snapshot = download(str(name_or_path), (*_FILES, *_TORCH_FILES))
     return snapshot
-
-
-def load_bert_config(folder: str | Path) -> BertConfig:
-    """Read BERT's configuration from the folder's config.json, without remote code."""
-    file = Path(folder) / CONFIG_FILE
-    return bert_config(read_folder_json(file), str(file))
-
-
-def bert_config(raw: Mapping[str, Any], source: str) -> BertConfig:
-    """BERT's configuration from the content of a config.json; `source` names it in errors."""
-    wrong = {name: repr(x[0]) for name, x in _ONLY.items() if raw.get(name, x[0]) not in x}
-    heads = raw.get("num_attention_heads")
-    if type(heads) is not int or heads < 1:  # no tensor shows a wrong one
-        wrong["num_attention_heads"] = "an integer of at least 1"
-    if wrong:
-        named = ", ".join(f"{name}: expected {x}, found {raw.get(name)!r}" for name, x in wrong.items())
-        raise ModelFolderError(f"{source}: {named}; give a BERT folder")
-    return BertConfig(**{name: value for name, value in raw.items() if name not in _NOT_BERT_SETTINGS})
 
 
 def word_pieces(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> Iterator[list[int]]:
@@ -134,40 +86,6 @@ def encodings(
         backend.encode_special_tokens = True
         some = list(texts[first : first + _TOKENISED_AT_ONCE])
         yield from encode(some, add_special_tokens=False)
-
-
-def load_bert(folder: str | Path) -> BertModel:
-    """Load the folder's BERT encoder in float32, without pooler, in train mode (so that dropout is active)."""
-    return _load(BertModel, Path(folder), (*_IGNORED_WEIGHTS, _MLM_HEAD), add_pooling_layer=False)
-
-
-def load_masked_language_model(folder: str | Path) -> BertForMaskedLM:
-    """Load the folder's BERT with its masked-language-model head in float32, in train mode."""
-    model = _load(BertForMaskedLM, Path(folder), _IGNORED_WEIGHTS)
-    decoder, words = model.cls.predictions.decoder, model.bert.embeddings.word_embeddings
-    is_tied = decoder.weight is words.weight and decoder.bias is model.cls.predictions.bias
-    if model.config.tie_word_embeddings and not is_tied:
-        raise ModelFolderError(
-            f"{folder}: {_MLM_HEAD}decoder differs from the word embeddings, or its bias from {_MLM_HEAD}bias, but "
-            "config.json says that they are tied (tie_word_embeddings); copy the folder again"
-        )
-    return model
-
-
-def _load(kind: type[Bert], folder: Path, ignored: tuple[str, ...], **arguments: Any) -> Bert:
-    remedy = (
-        "give the folder of a BERT; with a masked-language-model head, if that is missing, as of "
-        "microsoft/BiomedVLP-CXR-BERT-general or of `medclip-dcl fit --config configs/language_model.yaml`"
-    )
-
-    return load_from_folder(
-        kind,
-        folder,
-        load_bert_config(folder),
-        lambda name: name.removeprefix("bert.").startswith(ignored),
-        remedy,
-        **arguments,
-    )
 
 
 def load_from_folder(
@@ -217,6 +135,12 @@ def load_from_folder(
     }
     if listed := ", ".join(f"{problem} {some_of(names)}" for problem, names in problems.items() if names):
         raise ModelFolderError(f"{folder}: weights do not fit config.json: {listed}; {remedy}")
+    ties = model.get_expanded_tied_weights_keys(all_submodels=True).items()
+    if untied := [one for one, other in ties if model.get_parameter(one) is not model.get_parameter(other)]:
+        raise ModelFolderError(
+            f"{folder}: {', '.join(untied)} differs from the weights that config.json says it is tied to "
+            "(tie_word_embeddings); copy the folder again"
+        )
     check_numbers(model.state_dict(), folder)
     for parameter in model.parameters():
         # Until here it lies in the file, and would change with it.

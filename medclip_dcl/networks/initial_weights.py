@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
-from transformers import BertConfig
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
@@ -18,7 +17,7 @@ from medclip_dcl.common.weight_files import compare_state_dicts, read_model
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import IMAGENET_MEAN, IMAGENET_STD
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.text_encoder import FUNCTION_OF_BERT, functional_settings
+from medclip_dcl.networks.text_encoder import functional_settings
 
 PARTS = ("image_encoder", "text_encoder", "similarity")
 WITHOUT_PROJECTION = {
@@ -165,7 +164,7 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool) -> 
             {name: x for name, x in tensors.items() if not name.startswith(_PROJECTION)}
             for tensors in (state, expected)
         )
-    there, here = _described(found.config[part]), _described(part_config(module))
+    there, here = found.config[part], part_config(module)
     settings = _differences(part, there, here)
     if there["class_path"] != here["class_path"]:
         if part == "similarity":
@@ -181,7 +180,7 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool) -> 
 
 def _check_function(part: str, there: dict[str, Any], here: dict[str, Any], settings: list[str]) -> None:
     """Refuse another tokenization, and settings of a library's model that its tensors do not show."""
-    names = [f"bert.{name}" for name in FUNCTION_OF_BERT]
+    names: list[str] = []
     for arguments in (there, here):
         flat = _flat(arguments.get("architecture") or {}, "architecture.")
         names += functional_settings(flat)
@@ -194,14 +193,6 @@ def _check_function(part: str, there: dict[str, Any], here: dict[str, Any], sett
             f"{part}: another model, with {', '.join(others)}; set {part}.init_args.pretrained to the one that the "
             f"source was trained with, or {part}: null to take the source's"
         )
-
-
-def _described(config: dict[str, Any]) -> dict[str, Any]:
-    """A part's description in which a BERT's configuration includes the defaults."""
-    arguments = dict(config["init_args"])
-    if isinstance(arguments.get("bert"), Mapping):
-        arguments["bert"] = {**BertConfig().to_dict(), **arguments["bert"]}
-    return {**config, "init_args": arguments}
 
 
 def _differences(part: str, there: dict[str, Any], here: dict[str, Any]) -> list[str]:

@@ -12,30 +12,34 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from tokenizers import Regex, Tokenizer, normalizers, processors
-from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    BertTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import CONFIG_FILE
-from medclip_dcl.networks.bert_folder import (
-    EMBEDDING_ROWS_MULTIPLE,
-    NOT_SETTINGS,
-    ModelFolderError,
-    load_from_folder,
-)
+from medclip_dcl.networks.bert_folder import NOT_SETTINGS, ModelFolderError, load_from_folder, silent
 from medclip_dcl.networks.tokenizer_files import TOKENIZER_FILE, named_class, one_tokenizer
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 OF_TRAINING = re.compile("drop|initializer|vision_use_head")
 """In names of settings on which nothing depends in evaluation, or that the tensors show."""
+BERT_FAMILIES = ("bert", "cxr-bert")
+"""Values of `model_type` in config.json that are read as a BERT."""
 
 _SIGLIP = "SiglipTokenizer"
 _VOCABULARIES = (TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
 # A surplus of embedding rows over tokens below this share counts as rounding up, too (choice); below the other, if the
 # rows are a multiple of 64, as Phi-2's 51,200 for 50,295 tokens.
 _EMBEDDING_ROWS_SHARE, _ROUND_ROWS_SHARE = 0.01, 0.05
+_EMBEDDING_ROWS_MULTIPLE = 128
 # Parts of names of weights that files hold and models leave out.
 _NEEDLESS = ("pooler.", "position_ids", "token_type_ids", "cls.seq_relationship.")
 
@@ -59,6 +63,9 @@ def library_config(
         tower: that of a model of two towers, which is returned instead.
     """
     family = raw.get("model_type")
+    if family in BERT_FAMILIES:
+        raw = _of_bert(raw, source)
+        family = raw["model_type"]
     if family not in CONFIG_MAPPING:
         return None
     try:
@@ -71,6 +78,17 @@ def library_config(
     if found is not config and hasattr(config, "projection_dim"):
         found.projection_dim = config.projection_dim  # of the weights that both towers share a file with
     return found
+
+
+def _of_bert(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Configuration of a BERT, CXR-BERT's included, whose settings transformers' class computes with."""
+    heads, positions = raw.get("num_attention_heads"), raw.get("position_embedding_type", "absolute")
+    if positions != "absolute" or type(heads) is not int or heads < 1:  # no tensor shows another
+        raise ModelFolderError(
+            f"{source}: expected position_embedding_type 'absolute' and num_attention_heads of at least 1, found "
+            f"{positions!r} and {heads!r}; give another BERT"
+        )
+    return {**{name: x for name, x in raw.items() if name != "projection_size"}, "model_type": "bert"}
 
 
 def unknown_family(raw: Mapping[str, Any], source: str, expected: str, remedy: str) -> ModelFolderError:
@@ -147,17 +165,23 @@ def load_library_tokenizer(
 ) -> PreTrainedTokenizerFast:
     """tokenizer.json with the special tokens of transformers' own class, which must split texts alike.
 
-    Without that file, the tokenizer of that class. `raw`: content of its config.json; `notes`: as in `one_tokenizer`.
+    Without that file, the tokenizer of that class, which for a BERT is its own whatever code the folder names.
+    `raw`: content of its config.json; `notes`: as in `one_tokenizer`.
     """
     if not any(any(folder.glob(name)) for name in _VOCABULARIES):  # transformers would build an empty one
         raise ModelFolderError(
             f"{folder}: no tokenizer: none of {', '.join(_VOCABULARIES)} is there; copy the tokenizer's files"
         )
     config = library_config(raw, str(folder / CONFIG_FILE))
+    is_bert = config.model_type == "bert"
     try:
-        own = AutoTokenizer.from_pretrained(
-            folder, config=config, local_files_only=True, trust_remote_code=False
-        )
+        with silent():
+            if is_bert:
+                own: Any = BertTokenizer.from_pretrained(folder, local_files_only=True)
+            else:
+                own = AutoTokenizer.from_pretrained(
+                    folder, config=config, local_files_only=True, trust_remote_code=False
+                )
         backend = _backend(own, folder / TOKENIZER_FILE)
     except Exception as error:  # a tokenizer's files are read in many ways
         _, files = named_class(folder, raw)
@@ -171,19 +195,25 @@ def load_library_tokenizer(
         reason = " ".join(str(error).split())[:300]
         raise ModelFolderError(f"{folder}: the tokenizer cannot be read ({reason}); {remedy}") from error
     if type(own).__name__ != _SIGLIP:
-        backend = one_tokenizer(backend, folder, raw, notes, own)
+        backend = one_tokenizer(backend, folder, raw, notes, None if is_bert else own)
     known, rows = backend.get_vocab(), config.get_text_config().vocab_size
     n_tokens = 1 + max(known.values())
     share = _EMBEDDING_ROWS_SHARE if rows % 64 else _ROUND_ROWS_SHARE
-    if not 0 <= rows - n_tokens < max(EMBEDDING_ROWS_MULTIPLE, share * rows):
+    problem = ""
+    if not 0 <= rows - n_tokens < max(_EMBEDDING_ROWS_MULTIPLE, share * rows):
+        problem = f"{n_tokens} tokens, but {rows} embedding rows (vocab_size)"
+    elif is_bert and config.pad_token_id not in (None, own.pad_token_id):
+        problem = f"{own.pad_token} has id {own.pad_token_id}, config.json says {config.pad_token_id}"
+    if problem:
         raise ModelFolderError(
-            f"{folder}: tokenizer does not fit the weights: {n_tokens} tokens, but {rows} embedding rows (vocab_size); "
-            "take both from the same model"
+            f"{folder}: tokenizer does not fit the weights: {problem}; take both from the same model"
         )
     # Others would get new numbers, for which there are no weights.
     special = {name: token for name, token in own.special_tokens_map.items() if str(token) in known}
-    sides = {"truncation_side": own.truncation_side, "padding_side": own.padding_side}
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **special, **sides)
+    settings = ("truncation_side", "padding_side", "model_input_names")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, **special, **{name: getattr(own, name) for name in settings}
+    )
 
 
 def _backend(own: Any, file: Path) -> Tokenizer:

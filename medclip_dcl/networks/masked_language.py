@@ -1,20 +1,17 @@
-"""A BERT's hidden states, and prediction of masked tokens from them: the vocabulary head and its loss."""
+"""Prediction of masked tokens: the vocabulary head at these tokens alone, and its loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TypeAlias
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, linear
-from transformers import BertForMaskedLM, BertModel, PreTrainedModel
+from transformers import BertForMaskedLM, PreTrainedModel
 
-Tokens: TypeAlias = Int[Tensor, "sentence token"]
-Lengths: TypeAlias = Int[Tensor, " sentence"]
+from medclip_dcl.networks.transformer import Tokens
 
 IGNORED = -100
 """Label of a token that is not to be predicted."""
@@ -44,27 +41,22 @@ class MaskedLanguageHead(nn.Module):
         return linear(self.transform(hidden), weight, self.bias)
 
 
-def last_hidden_states(
-    bert: BertModel, tokens: Tokens, lengths: Lengths
-) -> Float[Tensor, "sentence token hidden"]:
-    """Last hidden states; undefined at padding, which `tokens` beyond `lengths` are."""
-    # Of the shape that attention takes: from (sentence, token) transformers reads whether there is padding at all.
-    mask = is_token(tokens, lengths)[:, None, None]
-    with attention_kernels(bert, tokens.device):
-        return bert(input_ids=tokens, attention_mask=mask).last_hidden_state
+@contextmanager
+def head_at(model: PreTrainedModel, places: Int[Tensor, " place"]) -> Iterator[None]:
+    """Within it a language model's head sees tokens alone, as sentences of one token each.
 
+    `places` are those of the tokens in the flattened (sentence, token).
+    """
 
-def attention_kernels(model: PreTrainedModel, device: torch.device) -> AbstractContextManager[None]:
-    """Plain matrix products in training on a CPU below float32, where torch's fused attention is slower."""
-    if device.type != "cpu" or not model.training:
-        return nullcontext()
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else model.dtype
-    return sdpa_kernel(SDPBackend.MATH) if torch.finfo(dtype).bits < 32 else nullcontext()
+    def rows(module: nn.Module, inputs: Any, output: Any) -> Any:
+        output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[places][:, None]
+        return output
 
-
-def is_token(tokens: Tokens, lengths: Lengths) -> Bool[Tensor, "sentence token"]:
-    """False at padding."""
-    return torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]
+    hook = model.base_model.register_forward_hook(rows)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def masked_places(labels: Tokens) -> Int[Tensor, " masked"]:
@@ -73,15 +65,7 @@ def masked_places(labels: Tokens) -> Int[Tensor, " masked"]:
 
 
 def masked_language_losses(
-    hidden: Float[Tensor, "sentence token width"],
-    labels: Tokens,
-    places: Int[Tensor, " masked"],
-    head: Callable[[Tensor], Tensor],
+    logits: Float[Tensor, "masked vocabulary"], labels: Tokens, places: Int[Tensor, " masked"]
 ) -> Float[Tensor, " masked"]:
-    """-log P of each masked token in float32, row by row; the vocabulary head runs at these positions only.
-
-    `hidden` are last hidden states of the masked sentences, `labels` -100 at unmasked tokens, `places` those of
-    `masked_places(labels)`; `head` maps hidden states (masked, width) to logits (masked, vocabulary).
-    """
-    logits = head(hidden.flatten(0, 1)[places])
+    """-log P of each masked token in float32, from the logits at `places`, those of `masked_places(labels)`."""
     return cross_entropy(logits.float(), labels.flatten()[places], reduction="none")

@@ -1,7 +1,8 @@
-"""Sentence encoders: base classes, and BERT, pooled over its tokens and projected."""
+"""Text encoders: the base class, and encoders of transformers, pooled over their tokens and projected."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import OrderedDict, UserString
 from collections.abc import Mapping, Sequence
@@ -9,32 +10,48 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+import transformers
 from jaxtyping import Float, Int
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from transformers import BertConfig, BertForMaskedLM, BertModel
+from transformers import (
+    BertForMaskedLM,
+    CLIPTextModel,
+    CLIPTextModelWithProjection,
+    PreTrainedConfig,
+    PreTrainedModel,
+    SiglipTextModel,
+)
+from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
-from medclip_dcl.common.weight_files import SavedModel, is_exported, read_model
-from medclip_dcl.networks.bert_folder import (
-    NAMES_OF_CODE,
-    load_bert,
-    load_masked_language_model,
-    resolve_folder,
+from medclip_dcl.common.weight_files import CONFIG_FILE, SavedModel, is_exported, load_exactly, read_model
+from medclip_dcl.networks.bert_folder import ModelFolderError, read_folder_json, resolve_folder
+from medclip_dcl.networks.library_folder import (
+    OF_TRAINING,
+    check_source,
+    forward_settings,
+    library_config,
+    load_library_model,
+    load_library_tokenizer,
+    longest_sentence,
+    plain_settings,
+    pretrained_size,
+    unknown_family,
 )
-from medclip_dcl.networks.library_folder import OF_TRAINING, check_source, plain_settings
-from medclip_dcl.networks.masked_language import (
-    Lengths,
-    MaskedLanguageHead,
-    Tokens,
-    is_token,
-    last_hidden_states,
-    masked_language_losses,
-)
-from medclip_dcl.networks.tokenizer_files import load_tokenizer
+from medclip_dcl.networks.masked_language import MaskedLanguageHead, masked_language_losses
+from medclip_dcl.networks.transformer import Lengths, Tokens, avoid_host_reads, is_token, run
 
-FUNCTION_OF_BERT = ("num_attention_heads", "hidden_act", "layer_norm_eps")
-"""Settings of a BERT that change what it computes but none of its tensors."""
+Pooling = Literal["cls", "mean", "last", "pooler"]
+POOLINGS: tuple[Pooling, ...] = ("cls", "mean", "last", "pooler")
+
+_CLIP, _SIGLIP = "clip_text_model", "siglip_text_model"
+# Without their projections into the space of the images, which folders of a text model alone lack: those are
+# `projection`, where frozen features and the transformer's own learning rate end.
+_TOWERS: dict[str, type[PreTrainedModel]] = {_CLIP: CLIPTextModel, _SIGLIP: SiglipTextModel}
+_DEFAULT_MAX_TOKENS = 128
+# Share of the states' deviation that counts as rounding (choice).
+_ROUNDING = 1e-4
 
 
 class TokenizerText(UserString):
@@ -110,14 +127,144 @@ class SentenceEncoder(nn.Module):
         raise NotImplementedError
 
 
-class TransformerEncoder(SentenceEncoder):
-    """Base class of encoders around a library's transformer: pooled states, and a projection of them."""
+class TransformersSentences(SentenceEncoder):
+    """A text encoder of transformers: BERT (CXR-BERT), RoBERTa, ModernBERT, DeBERTa, ..., or CLIP's or SigLIP's.
 
-    max_tokens: int
-    final_period: bool
-    pooling: str
-    projection: nn.Module
-    projection_kind: str
+    Pooled last hidden state, projected to `dim`. Special tokens are the tokenizer's; a sentence is padded as the model
+    was trained: SigLIP's to its number of positions, and its padding is seen. Give either `pretrained`, or
+    `architecture`, `tokenizer` and `pad_token_id` as returned by `config`, for random weights. The configurations take
+    CXR-BERT-general as `pretrained` (choice, not from the paper, which names CXR-BERT alone).
+
+    Args:
+        pretrained: a Hugging Face folder or repository id of an encoder that transformers knows, with its tokenizer,
+            e.g. microsoft/BiomedVLP-CXR-BERT-general, or the export of configs/language_model.yaml; or of a CLIP or
+            SigLIP, whose text tower is used; or a checkpoint or an exported folder of an image-text model, whose
+            transformer and tokenizer are used.
+        dim: size of the projected sentences.
+        max_tokens: longer sentences are truncated to this many tokens, special tokens included; null for the model's
+            positions, at most 128 (choice).
+        dropout: every dropout of the model, in [0, 1); null keeps the model's own.
+        final_period: True ends every text with a period if it has no closing mark, so that prompts look like the
+            sentences of reports (choice). SigLIP's first tokenizer drops all punctuation.
+        pooling: "cls" takes the hidden state of the first token (choice, not from the paper), "mean" the mean over all
+            tokens, special ones included, which suits a model whose first token was never trained for a task, "last"
+            that of the last one, "pooler" transformers' `pooler_output` (CLIP: the state of the end of the text;
+            SigLIP: the last place through its head; BERT: its pooler). null: "pooler" for CLIP and SigLIP, "cls" for
+            all others (choice).
+        projection: "linear", as in SSD; "mlp" is BioViL's projection (Boecking et al., ECCV 2022): linear map to `dim`,
+            GELU, LayerNorm, linear map, with the names, biases and epsilon of the published ``cls_projection_head``;
+            "gelu", two layers without biases as in open_clip; all three with random initial weights. "pretrained":
+            CLIP's text_projection, or nothing behind SigLIP's head, so that `dim` is theirs and pooling is "pooler".
+        masked_language_head: True also loads the masked-language-model head of a BERT, for `masked_language_loss`
+            (BioViL's joint loss). Only that loss trains the head, so that every training step must include it.
+        architecture: content of a config.json.
+        tokenizer: content of tokenizer.json.
+        pad_token_id: id of padding.
+
+    Raises:
+        UserError: a setting out of range; pooling or a head that the model does not have.
+        ModelFolderError: an unknown family, one that needs code of its own, or one whose sentences depend on padding;
+            no tokenizer; weights that do not fit exactly.
+    """
+
+    masked_language_head: MaskedLanguageHead | None
+
+    def __init__(
+        self,
+        pretrained: str | None = None,
+        dim: int = 128,
+        max_tokens: int | None = None,
+        dropout: float | None = None,
+        final_period: bool = True,
+        pooling: Pooling | None = None,
+        projection: Literal["linear", "mlp", "gelu", "pretrained"] = "linear",
+        masked_language_head: bool = False,
+        *,
+        architecture: dict[str, Any] | None = None,
+        tokenizer: str | TokenizerText | None = None,
+        pad_token_id: int | None = None,
+    ) -> None:
+        super().__init__()
+        described: dict[str, Any] = {
+            "architecture": architecture,
+            "tokenizer": tokenizer,
+            "pad_token_id": pad_token_id,
+        }
+        check_source("text_encoder", pretrained, described)
+        check_min("text_encoder", {"dim": (dim, 1)})
+        check_choice("text_encoder.projection", projection, ("linear", "mlp", "gelu", "pretrained"))
+        if dropout is not None and not 0 <= dropout < 1:
+            raise UserError(f"text_encoder.dropout: expected a number in [0, 1), found {dropout}")
+        trained, of_trained = _trained_encoder(pretrained, [*described])
+        described |= of_trained
+        folder = None if pretrained is None or trained is not None else resolve_folder(pretrained)
+        if folder is not None:
+            config, described = _described(folder, read_folder_json(folder / CONFIG_FILE))
+        else:
+            config = _text_config(dict(described["architecture"]), "text_encoder.architecture")
+        splitter = Tokenizer.from_str(str(described["tokenizer"]))
+        self.pad_token_id: int = described["pad_token_id"]
+        if dropout is not None:
+            for name, value in config.to_dict().items():
+                if "dropout" in name and isinstance(value, (int, float)):
+                    setattr(config, name, dropout)
+        self.family: str = config.model_type
+        self.own_pooling = "pooler" if self.family in _TOWERS else "cls"
+        self.pooling = pooling or self.own_pooling
+        self.has_masked_language_head = masked_language_head
+        whole = _model(config, self.pooling, masked_language_head, folder)
+        self.model: PreTrainedModel = whole.bert if masked_language_head else whole
+        self.masked_language_head = MaskedLanguageHead(whole) if masked_language_head else None
+        positions = longest_sentence(self.model)
+        self.is_padded_to_positions = self.family == _SIGLIP  # and sees its padding
+        least = positions if self.is_padded_to_positions else 1 + splitter.num_special_tokens_to_add(False)
+        self.max_tokens = min(positions, _DEFAULT_MAX_TOKENS) if max_tokens is None else max_tokens
+        if not least <= self.max_tokens <= positions:
+            raise UserError(
+                f"text_encoder.max_tokens: expected a number in [{least}, {positions}] for this text encoder, found "
+                f"{self.max_tokens}"
+            )
+        self.truncation_side = str((splitter.truncation or {})["direction"])
+        self.tokenizer = splitter
+        splitter.no_padding()
+        splitter.enable_truncation(self.max_tokens, direction=self.truncation_side)
+        # A literal "[SEP]" in a report is text, not the end of the sentence.
+        splitter.encode_special_tokens = True
+        self.dim, self.final_period, self.projection_kind = dim, final_period, projection
+        if projection == "pretrained":
+            self.projection = self._own_projection(config, folder)
+        else:
+            has_head = self.family == _SIGLIP and self.pooling == "pooler"
+            size = config.projection_size if has_head else config.hidden_size
+            self.projection = _projection(projection, size, dim)
+        if folder is not None:
+            self._try_out(folder)
+        if trained is not None and projection == "pretrained":
+            load_exactly(self, trained.tensors("text_encoder"), trained.path)
+        elif trained is not None:
+            self._take_transformer(trained)
+
+    @classmethod
+    def untrained(
+        cls, folder: Path, raw: Mapping[str, Any], notes: list[str], **options: Any
+    ) -> TransformersSentences:
+        """One with random weights, of the content of a config.json and a folder's tokenizer.
+
+        `notes`: as in `one_tokenizer`; `options`: the constructor's.
+        """
+        return cls(**_described(folder, raw, notes)[1], **options)
+
+    @property
+    def transformer(self) -> nn.Module:
+        """The model, with its masked-language-model head if it has one."""
+        if self.masked_language_head is None:
+            return self.model
+        return nn.ModuleList([self.model, self.masked_language_head])
+
+    @property
+    def model_class(self) -> str:
+        """Class of transformers whose `from_pretrained` loads the model."""
+        return type(self.model).__name__ if self.family in _TOWERS else "AutoModel"
 
     def config(self) -> dict[str, Any]:
         return {
@@ -126,29 +273,25 @@ class TransformerEncoder(SentenceEncoder):
             "final_period": self.final_period,
             "pooling": self.pooling,
             "projection": self.projection_kind,
+            "masked_language_head": self.has_masked_language_head,
+            "architecture": plain_settings(self.model.config),
             "tokenizer": self.tokenizer.to_str(),
+            "pad_token_id": self.pad_token_id,
         }
 
     def transformer_settings(self) -> dict[str, Any]:
-        own = {"max_tokens": self.max_tokens, "final_period": self.final_period, "pooling": self.pooling}
-        return {**own, "tokenizer": _tokenizer_settings(json.loads(self.tokenizer.to_str()))}
+        return {
+            "max_tokens": self.max_tokens,
+            "final_period": self.final_period,
+            "pooling": self.pooling,
+            "tokenizer": _tokenizer_settings(json.loads(self.tokenizer.to_str())),
+            "family": self.family,
+            "architecture": forward_settings(self.model.config),
+            "pad_token_id": self.pad_token_id,
+        }
 
     def forward_settings(self) -> dict[str, Any]:
         return {"projection": self.projection_kind, **self.transformer_settings()}
-
-    def set_tokenizer(
-        self, tokenizer: Tokenizer, max_tokens: int, least: int, positions: int, side: str = "right"
-    ) -> None:
-        """Take a tokenizer that truncates to `max_tokens`, of `least` to `positions`, and does not pad."""
-        if not least <= max_tokens <= positions:
-            raise UserError(
-                f"max_tokens: expected a number in [{least}, {positions}] for this text encoder, found {max_tokens}"
-            )
-        self.tokenizer, self.max_tokens = tokenizer, max_tokens
-        tokenizer.no_padding()
-        tokenizer.enable_truncation(max_tokens, direction=side)
-        # A literal "[SEP]" in a report is text, not the end of the sentence.
-        tokenizer.encode_special_tokens = True
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self.tokenizer.encode_batch(self._closed(texts))]
@@ -156,16 +299,22 @@ class TransformerEncoder(SentenceEncoder):
     def are_truncated(self, texts: Sequence[str]) -> list[bool]:
         return super().are_truncated(self._closed(texts))
 
+    def _closed(self, texts: Sequence[str]) -> list[str]:
+        return [with_final_period(text) for text in texts] if self.final_period else list(texts)
+
     def forward(self, tokens: Tokens, lengths: Lengths) -> Float[Tensor, "sentence dim"]:
         return self.project(self.states(tokens, lengths))
 
-    def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
-        return self.projection(states)
-
-    def pooled(
-        self, hidden: Float[Tensor, "sentence token hidden"], tokens: Tokens, lengths: Lengths
-    ) -> Float[Tensor, "sentence hidden"]:
-        """The first or the last hidden state of each sentence, or their mean without padding."""
+    def states(self, tokens: Tokens, lengths: Lengths) -> Float[Tensor, "sentence hidden"]:
+        tokens = tokens.masked_fill(~is_token(tokens, lengths), self.pad_token_id)
+        if self.is_padded_to_positions:
+            padding = tokens.new_full((tokens.shape[0], self.max_tokens), self.pad_token_id)
+            tokens = torch.cat([tokens, padding], dim=1)[:, : self.max_tokens]
+        # CLIP's tower is causal and SigLIP's sees its padding.
+        output = run(self.model, tokens, None if self.family in _TOWERS else lengths)
+        if self.pooling == "pooler":
+            return output.pooler_output
+        hidden = output.last_hidden_state
         if self.pooling == "cls":
             return hidden[:, 0]
         if self.pooling == "last":
@@ -173,10 +322,61 @@ class TransformerEncoder(SentenceEncoder):
         total = hidden.masked_fill(~is_token(tokens, lengths)[..., None], 0.0).sum(dim=1)
         return total / lengths[:, None]
 
-    def _closed(self, texts: Sequence[str]) -> list[str]:
-        return [with_final_period(text) for text in texts] if self.final_period else list(texts)
+    def project(self, states: Float[Tensor, "sentence hidden"]) -> Float[Tensor, "sentence dim"]:
+        return self.projection(states)
 
-    def take_transformer(self, saved: SavedModel) -> None:
+    def masked_language_loss(
+        self, tokens: Tokens, lengths: Lengths, labels: Tokens, places: Int[Tensor, " masked"]
+    ) -> Float[Tensor, " masked"]:
+        head = self.masked_language_head
+        assert head is not None
+        hidden = run(self.model, tokens, lengths).last_hidden_state.flatten(0, 1)[places]
+        logits = head(hidden, self.model.get_input_embeddings().weight)
+        return masked_language_losses(logits, labels, places)
+
+    @torch.no_grad()
+    def _try_out(self, folder: Path) -> None:
+        """Refuse a model that padding changes, as FNet and ConvBERT, or whose first token sees itself alone."""
+        (ids,) = self.tokenize(
+            ["No focal consolidation, effusion or pneumothorax. Normal heart. " * self.max_tokens]
+        )
+        length = max(min(2, self.max_tokens), self.max_tokens // 2)  # the rest is padding
+        padding = [0] * (self.max_tokens - length)
+        tokens, lengths = torch.tensor([[*ids[: length - 1], ids[-1], *padding]]), torch.tensor([length])
+        self.eval()
+        try:
+            states = [self.states(tokens[:, :n], lengths.clamp(max=n)) for n in (length, self.max_tokens, 1)]
+        except Exception as error:  # each family in its own way
+            reason = " ".join(str(error).split())[:200]
+            raise ModelFolderError(
+                f"{folder}: transformers' {self.family} cannot encode sentences ({reason})"
+            ) from error
+        self.train()
+        alone, padded, first = states
+        is_unchanged, is_causal = (
+            bool((x - alone).abs().max() <= _ROUNDING * alone.std()) for x in (padded, first)
+        )
+        if not is_unchanged:
+            raise ModelFolderError(
+                f"{folder}: expected a model that padding does not change, found a {self.family}; give another model"
+            )
+        if self.pooling == "cls" and is_causal:
+            raise UserError(
+                f"text_encoder.pooling: expected mean or last for a causal model, {self.family}, found cls"
+            )
+
+    def _own_projection(self, config: PreTrainedConfig, folder: Path | None) -> nn.Module:
+        """CLIP's projection into the space of the images; SigLIP's pooler has none behind it."""
+        own = {_CLIP: "projection_dim", _SIGLIP: "projection_size"} if self.pooling == "pooler" else {}
+        pretrained_size("text_encoder", config, own, f"pooling {self.pooling}", self.dim)
+        if self.family == _SIGLIP:
+            return nn.Identity()
+        if folder is None:
+            return nn.Linear(config.hidden_size, self.dim, bias=False)
+        advice = "give a folder of CLIP that has both towers"
+        return load_library_model(CLIPTextModelWithProjection, folder, config, advice).text_projection
+
+    def _take_transformer(self, saved: SavedModel) -> None:
         """Load all weights but the projection's from a trained encoder of the same configuration."""
         own, state = self.state_dict(), saved.tensors("text_encoder")
         wanted = [name for name in own if not name.startswith("projection.")]
@@ -188,114 +388,69 @@ class TransformerEncoder(SentenceEncoder):
         self.load_state_dict({**own, **{name: state[name] for name in wanted}})
 
 
-class BertSentences(TransformerEncoder):
-    """BERT (CXR-BERT), pooled last hidden state, projection to `dim`.
+BertSentences = TransformersSentences
+"""The text encoder under the name of the family that the configurations start from."""
 
-    Give either `pretrained`, or `bert` and `tokenizer` as returned by `config`, for random weights. The configurations
-    take CXR-BERT-general as `pretrained` (choice, not from the paper, which names CXR-BERT alone).
 
-    Args:
-        pretrained: a Hugging Face folder or repository id of a BERT, e.g.
-            microsoft/BiomedVLP-CXR-BERT-general, or the export of configs/language_model.yaml; or a checkpoint or an
-            exported folder of an image-text model, whose BERT and tokenizer are used.
-        dim: size of the projected sentences.
-        max_tokens: longer sentences are truncated to this many tokens, [CLS] and [SEP] included.
-        dropout: dropout of the transformer, in [0, 1); null keeps the model's own.
-        final_period: True ends every text with a period if it has no closing mark, so that prompts look like
-            the sentences of reports (choice).
-        pooling: "cls" takes the hidden state of [CLS] (choice, not from the paper); "mean" the mean over all
-            tokens, [CLS] and [SEP] included, which suits a BERT whose [CLS] was never trained for a task.
-        projection: "linear", as in SSD; "mlp" is BioViL's projection (Boecking et al., ECCV 2022): linear map to `dim`,
-            GELU, LayerNorm, linear map, with the names, biases and epsilon of the published ``cls_projection_head``.
-            Its initial weights are random.
-        masked_language_head: True also loads the folder's masked-language-model head, for `masked_language_loss`
-            (BioViL's joint loss). Only that loss trains the head, so that every training step must include it.
-        bert: configuration of the transformer (BertConfig fields).
-        tokenizer: content of tokenizer.json.
-
-    Raises:
-        UserError: a setting out of range; a folder that does not fit, or lacks a requested head.
-    """
-
-    masked_language_head: MaskedLanguageHead | None
-
-    def __init__(
-        self,
-        pretrained: str | None = None,
-        dim: int = 128,
-        max_tokens: int = 128,
-        dropout: float | None = None,
-        final_period: bool = True,
-        pooling: Literal["cls", "mean"] = "cls",
-        projection: Literal["linear", "mlp"] = "linear",
-        masked_language_head: bool = False,
-        *,
-        bert: dict[str, Any] | None = None,
-        tokenizer: str | TokenizerText | None = None,
-    ) -> None:
-        super().__init__()
-        check_source("text_encoder", pretrained, {"bert": bert, "tokenizer": tokenizer})
-        check_min("text_encoder", {"dim": (dim, 1)})
-        check_choice("text_encoder.pooling", pooling, ("cls", "mean"))
-        check_choice("text_encoder.projection", projection, ("linear", "mlp"))
-        trained, described = trained_encoder(pretrained, ("bert", "tokenizer"), "BERT")
-        bert, tokenizer = described.get("bert", bert), described.get("tokenizer", tokenizer)
-        if bert is None:
-            folder = resolve_folder(str(pretrained))
-            model = load_masked_language_model(folder) if masked_language_head else load_bert(folder)
-            tokenizer = load_tokenizer(folder).backend_tokenizer.to_str()
-        else:
-            config = BertConfig(**{name: x for name, x in bert.items() if name not in NAMES_OF_CODE})
-            if masked_language_head:
-                model = BertForMaskedLM(config)
-            else:
-                model = BertModel(config, add_pooling_layer=False)
-        self.bert = model.bert if masked_language_head else model
-        self.masked_language_head = MaskedLanguageHead(model) if masked_language_head else None
-        self.has_masked_language_head = masked_language_head
-        if dropout is not None:
-            check_dropout(dropout)
-            self.bert.config.hidden_dropout_prob = self.bert.config.attention_probs_dropout_prob = dropout
-            for module in self.bert.modules():
-                if isinstance(module, nn.Dropout):
-                    module.p = dropout
-        self.set_tokenizer(
-            Tokenizer.from_str(str(tokenizer)), max_tokens, 3, self.bert.config.max_position_embeddings
+def _described(
+    folder: Path, raw: Mapping[str, Any], notes: list[str] | None = None
+) -> tuple[PreTrainedConfig, dict[str, Any]]:
+    """Configuration of a folder's model, and the arguments that describe model and tokenizer."""
+    config = _text_config(raw, str(folder / CONFIG_FILE))
+    tokenizer = load_library_tokenizer(folder, raw, notes)
+    if config.model_type == _SIGLIP and tokenizer.padding_side != "right":
+        raise ModelFolderError(
+            f"{folder}: padding_side: expected right for a SigLIP, found {tokenizer.padding_side}"
         )
-        self.dim, self.final_period = dim, final_period
-        self.pooling, self.projection_kind = pooling, projection
-        self.projection = sentence_projection(projection, self.bert.config.hidden_size, dim)
-        if trained is not None:
-            self.take_transformer(trained)
+    splitter = tokenizer.backend_tokenizer
+    splitter.enable_truncation(_DEFAULT_MAX_TOKENS, direction=tokenizer.truncation_side)
+    known = (x for x in (tokenizer.pad_token_id, config.pad_token_id) if x is not None)
+    return config, {
+        "architecture": plain_settings(config),
+        "tokenizer": splitter.to_str(),
+        "pad_token_id": int(next(known, 0)),
+    }
 
-    @property
-    def transformer(self) -> nn.Module:
-        """BERT, with its masked-language-model head if it has one."""
-        if self.masked_language_head is None:
-            return self.bert
-        return nn.ModuleList([self.bert, self.masked_language_head])
 
-    def config(self) -> dict[str, Any]:
-        bert = plain_settings(self.bert.config)
-        bert.pop("model_type")
-        head = self.has_masked_language_head
-        return {**super().config(), "masked_language_head": head, "bert": bert}
+def _text_config(raw: Mapping[str, Any], source: str) -> PreTrainedConfig:
+    """transformers' configuration of a text model, or that of the text tower of two; never runs code of a folder."""
+    config = library_config(raw, source, "text_config")
+    is_known = config is not None and _model_class(config) is not None and hasattr(config, "vocab_size")
+    if is_known and not config.is_encoder_decoder:
+        return config
+    expected = f"an encoder of transformers {transformers.__version__}, CLIP or SigLIP"
+    raise unknown_family(raw, source, expected, "give another, or a class of your own (docs/contributing.md)")
 
-    def transformer_settings(self) -> dict[str, Any]:
-        bert = {name: getattr(self.bert.config, name) for name in FUNCTION_OF_BERT}
-        return {**super().transformer_settings(), **bert}
 
-    def states(self, tokens: Tokens, lengths: Lengths) -> Float[Tensor, "sentence hidden"]:
-        return self.pooled(last_hidden_states(self.bert, tokens, lengths), tokens, lengths)
+def _model_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    found = _TOWERS.get(config.model_type) or MODEL_MAPPING.get(type(config), None)
+    return found[0] if isinstance(found, tuple) else found
 
-    def masked_language_loss(
-        self, tokens: Tokens, lengths: Lengths, labels: Tokens, places: Int[Tensor, " masked"]
-    ) -> Float[Tensor, " masked"]:
-        head = self.masked_language_head
-        assert head is not None
-        words = self.bert.embeddings.word_embeddings.weight
-        hidden = last_hidden_states(self.bert, tokens, lengths)
-        return masked_language_losses(hidden, labels, places, lambda rows: head(rows, words))
+
+def _model(config: PreTrainedConfig, pooling: str, has_head: bool, folder: Path | None) -> PreTrainedModel:
+    """The model, without pooler where `pooling` needs none; weights from the folder, or random."""
+    family = config.model_type
+    if has_head and family != "bert":
+        raise UserError(
+            f"text_encoder.masked_language_head: expected false for a {family}, found true; choose a BERT"
+        )
+    kind = BertForMaskedLM if has_head else _model_class(config)
+    assert kind is not None
+    has_pooler = "add_pooling_layer" in inspect.signature(kind.__init__).parameters
+    known = [*POOLINGS] if has_pooler or family in _TOWERS else [*POOLINGS[:-1]]
+    check_choice("text_encoder.pooling", pooling, known)
+    options = {"add_pooling_layer": pooling == "pooler"} if has_pooler else {}
+    remedy = (
+        f"give the folder of a {family}, or set what is missing otherwise (pooling, masked_language_head)"
+    )
+    if folder is None:
+        model = kind(config, **options)
+    else:
+        model = load_library_model(kind, folder, config, remedy, **options)
+    if family == _SIGLIP and pooling != "pooler":
+        model.head.requires_grad_(False)  # unused
+    avoid_host_reads(model)
+    return model
 
 
 def _is_unknown(tokenizer: Tokenizer, text: str) -> bool:
@@ -312,12 +467,6 @@ def _is_unknown(tokenizer: Tokenizer, text: str) -> bool:
     return n_letters <= n_unknown and (n_unknown > 0 or any(map(str.isalpha, text)))
 
 
-def check_dropout(dropout: float) -> None:
-    """Refuse a dropout outside of [0, 1)."""
-    if not 0 <= dropout < 1:
-        raise UserError(f"dropout: expected a number in [0, 1), found {dropout}")
-
-
 def share_of_truncated(count: int, total: int) -> str:
     """A warning about sentences that are longer than the encoder takes; "" for none."""
     if not count:
@@ -325,22 +474,21 @@ def share_of_truncated(count: int, total: int) -> str:
     return f"{count:,} of {total:,} sentences ({count / total:.2%}) are longer than max_tokens: their end is cut off"
 
 
-def trained_encoder(
-    source: str | None, needed: Sequence[str], kind: str
-) -> tuple[SavedModel | None, dict[str, Any]]:
+def _trained_encoder(source: str | None, needed: Sequence[str]) -> tuple[SavedModel | None, dict[str, Any]]:
     """The checkpoint or exported folder of an image-text model, and those arguments that rebuild its text encoder.
 
-    None for a folder of weights or a repository id. `needed`: arguments that a new encoder takes over; `kind` names
-    such an encoder in the error.
+    None for a folder of weights or a repository id.
     """
     path = Path(source or "").expanduser()
     if source is None or not (path.is_file() or is_exported(path)):
         return None, {}
     saved = read_model(path)
-    found = saved.require_network().get("text_encoder", {}).get("init_args", {})
-    if not set(needed) <= found.keys():
-        raise UserError(f"{source} has no {kind} as its text encoder; give a {kind} folder (pretrained)")
-    return saved, {name: found[name] for name in needed}
+    arguments = saved.require_network().get("text_encoder", {}).get("init_args", {})
+    if not set(needed) <= arguments.keys():
+        raise UserError(
+            f"{source} has no transformer as its text encoder; give a transformer's folder (pretrained)"
+        )
+    return saved, {name: arguments[name] for name in needed}
 
 
 def _tokenizer_settings(described: Any) -> Any:
@@ -358,7 +506,7 @@ def functional_settings(architecture: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in architecture.items() if not OF_TRAINING.search(name)}
 
 
-def sentence_projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
+def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:
     """From a pooled hidden state to `dim`: "linear", or the two layers of "mlp" (BioViL's) or "gelu" (open_clip's)."""
     if kind == "linear":
         return nn.Linear(hidden_size, dim)

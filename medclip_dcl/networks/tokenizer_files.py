@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, BertTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from medclip_dcl.common.weight_files import CONFIG_FILE
-from medclip_dcl.networks.bert_folder import (
-    EMBEDDING_ROWS_MULTIPLE,
-    ModelFolderError,
-    bert_config,
-    read_folder_json,
-    silent,
-)
+from medclip_dcl.networks.bert_folder import ModelFolderError, read_folder_json, silent
+
+Around = tuple[Sequence[int], Sequence[int]]
 
 TOKENIZER_FILE = "tokenizer.json"
 _SETTINGS_FILE = "tokenizer_config.json"
@@ -35,38 +31,14 @@ _PARTS = ("normalizer", "pre_tokenizer", "model", "added_tokens", "post_processo
 _LONGEST = 120
 
 
-def load_tokenizer(folder: str | Path) -> BertTokenizer:
-    """Load the folder's WordPiece tokenizer from tokenizer.json or vocab.txt, and check that it fits config.json."""
-    folder = Path(folder)
-    settings = _normalizer(folder)
-    try:
-        with silent():
-            tokenizer = BertTokenizer.from_pretrained(folder, local_files_only=True, **settings)
-    except Exception as error:  # a tokenizer's files are read in many ways
-        raise ModelFolderError(
-            f"{folder}: the tokenizer cannot be read ({error!r}); copy its files again"
-        ) from error
-    raw = read_folder_json(folder / CONFIG_FILE)
-    config = bert_config(raw, str(folder / CONFIG_FILE))
-    vocabulary = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
-    special = [tokenizer.pad_token, tokenizer.unk_token, tokenizer.cls_token, tokenizer.sep_token]
-    missing = [token for token in (*special, tokenizer.mask_token) if token not in vocabulary]
-    n_tokens = 1 + max(tokenizer.get_vocab().values())
-    problem = ""
-    if not any((folder / name).is_file() for name in (TOKENIZER_FILE, "vocab.txt")):
-        problem = f"neither {TOKENIZER_FILE} nor vocab.txt is there"
-    elif missing:
-        problem = f"no {', '.join(missing)} in its {len(vocabulary)} tokens"
-    elif not 0 <= config.vocab_size - n_tokens < EMBEDDING_ROWS_MULTIPLE:
-        problem = f"{n_tokens} tokens, but {config.vocab_size} embedding rows (vocab_size)"
-    elif config.pad_token_id not in (None, tokenizer.pad_token_id):
-        problem = f"{special[0]} has id {tokenizer.pad_token_id}, config.json says {config.pad_token_id}"
-    if problem:
-        raise ModelFolderError(
-            f"{folder}: tokenizer does not fit the weights: {problem}; take both from the same model"
-        )
-    one_tokenizer(tokenizer.backend_tokenizer, folder, raw)
-    return tokenizer
+def special_tokens_around(tokenizer: PreTrainedTokenizerFast) -> Around:
+    """Ids that the tokenizer puts before and after the tokens of a text, such as [CLS] and [SEP]."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_truncation()
+    backend.no_padding()
+    encoding = backend.encode("a")
+    own = [place for place, is_special in enumerate(encoding.special_tokens_mask) if not is_special]
+    return encoding.ids[: own[0]], encoding.ids[own[-1] + 1 :]
 
 
 def one_tokenizer(
@@ -114,21 +86,6 @@ def one_tokenizer(
         "(AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)), or, where the model was trained with "
         f"{TOKENIZER_FILE}, take tokenizer_class out of {files}"
     )
-
-
-def _normalizer(folder: Path) -> dict[str, Any]:
-    """Settings of tokenizer.json, of which transformers' class reads the vocabulary alone."""
-    file = folder / TOKENIZER_FILE
-    if not file.is_file():
-        return {}
-    raw = read_folder_json(file)
-    kinds = tuple((raw.get(part) or {}).get("type") for part in ("model", "normalizer", "pre_tokenizer"))
-    expected = ("WordPiece", "BertNormalizer", "BertPreTokenizer")
-    if kinds != expected:
-        raise ModelFolderError(f"{file}: expected BERT's tokenizer {expected}, found {kinds}")
-    names = {"lowercase": "do_lower_case", "handle_chinese_chars": "tokenize_chinese_chars"}
-    found = raw["normalizer"]
-    return {names.get(name, name): found[name] for name in (*names, "strip_accents") if name in found}
 
 
 def named_class(folder: Path, raw: Mapping[str, Any]) -> tuple[str, str]:

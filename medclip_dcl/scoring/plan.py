@@ -16,9 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.bert_folder import encodings
+from medclip_dcl.networks.tokenizer_files import Around, special_tokens_around
 from medclip_dcl.scoring.whole_model import MaskedCopies
-
-Around = tuple[Sequence[int], Sequence[int]]
 
 
 class Batch(NamedTuple):
@@ -283,16 +282,6 @@ class ScoringPlan(DistinctPieces):
             "log_p": values[places],
         }
         return pd.DataFrame(columns)
-
-
-def special_tokens_around(tokenizer: PreTrainedTokenizerFast) -> Around:
-    """Ids that the tokenizer puts before and after the tokens of a text, such as [CLS] and [SEP]."""
-    backend = tokenizer.backend_tokenizer
-    backend.no_truncation()
-    backend.no_padding()
-    encoding = backend.encode("a")
-    (own,) = np.nonzero(np.array(encoding.special_tokens_mask) == 0)
-    return encoding.ids[: own[0]], encoding.ids[own[-1] + 1 :]
 
 
 def _start(tokenizer: PreTrainedTokenizerFast) -> Around:

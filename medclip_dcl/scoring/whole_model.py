@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import BertForMaskedLM, PreTrainedModel
 
 from medclip_dcl.common.devices import widest_float
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.networks.masked_language import head_at
 
 LAYERS_TOKENS = 4096
 """Tokens per pass through the layers on a CPU."""
@@ -136,15 +136,8 @@ class WholeModel:
             options = {"use_cache": False} if self.mask_id is None else {}
             return self.model(input_ids=inputs, **options).logits[copy, position]
 
-        def rows(module: nn.Module, inputs: Any, output: Any) -> Any:
-            output.last_hidden_state = output.last_hidden_state[copy, position][:, None]
-            return output
-
-        hook = self.model.base_model.register_forward_hook(rows)
-        try:
+        with head_at(self.model, copy * inputs.shape[1] + position):
             return self.model(input_ids=inputs).logits[:, 0]
-        finally:
-            hook.remove()
 
     def _head_works_at_rows(self) -> bool:
         """True if the head gives the same at some tokens as at all, which a head across tokens does not."""

@@ -48,7 +48,7 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer, PreTrainedM
 from data_prep.text.sentences import passages, split_sentences
 from medclip_dcl.common.devices import device_name
 from medclip_dcl.networks.bert_folder import word_pieces
-from medclip_dcl.networks.tokenizer_files import load_tokenizer
+from medclip_dcl.networks.language_model import load_masked_tokenizer
 from medclip_dcl.scoring import ScoringPlan, default_token_budget, pseudo_log_likelihood, score_batches
 
 HERE = Path(__file__).resolve()
@@ -126,7 +126,7 @@ def ours(model: PreTrainedModel, tokenizer: BertTokenizer, sentences: list[str])
 
 def compare_families(sizes: list[str], per_stratum: int, rounds: int) -> list[str]:
     """Rows of the table of families, float32."""
-    tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
+    tokenizer = load_masked_tokenizer(REAL / "cxr_bert_tokenizer")
     lines = []
     for size in sizes:
         for family in FAMILIES if size == "small" else ["RobertaForMaskedLM"]:
@@ -258,7 +258,7 @@ def floor(model: BertForMaskedLM, plan: ScoringPlan, dtype: torch.dtype) -> Call
 
 def compare(size: str, per_stratum: int, rounds: int, low: torch.dtype) -> list[str]:
     """Rows of the table for one model size."""
-    tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
+    tokenizer = load_masked_tokenizer(REAL / "cxr_bert_tokenizer")
     sentences = chosen_sentences(tokenizer, per_stratum)
     model = random_model(size)
     # The floor's products are as large as what goes through the layers at a time.
@@ -332,7 +332,7 @@ class WithRepeats(ScoringPlan):
 
 def deduplication(rounds: int, low: torch.dtype) -> str:
     """All of Open-i with its repeats against its distinct word-piece sequences, for this engine and the naive loop."""
-    tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
+    tokenizer = load_masked_tokenizer(REAL / "cxr_bert_tokenizer")
     sentences = openi_sentences()
     model = random_model("small").to(low)
     budget = default_token_budget(model)
@@ -385,7 +385,7 @@ def naive_seconds(size: str, plan: ScoringPlan, rounds: int) -> list[float]:
 
 def peak_memory(count: int) -> int:
     """Peak resident memory in bytes of scoring so many distinct sentences; called in a process of its own."""
-    tokenizer = load_tokenizer(REAL / "cxr_bert_tokenizer")
+    tokenizer = load_masked_tokenizer(REAL / "cxr_bert_tokenizer")
     config = BertConfig(
         vocab_size=30522, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
     )

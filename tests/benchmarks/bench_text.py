@@ -42,7 +42,7 @@ def main() -> None:
     texts = dict(zip(sentences["sentence_id"].tolist(), sentences["text"].tolist(), strict=True))
     reports = prepared.table("reports").drop_duplicates(["study_id", "sentence_id"])
     of_study = reports.groupby("study_id")["sentence_id"].apply(list).tolist()
-    bert = encoder.bert.config
+    bert = encoder.model.config
     lines = [
         f"{platform.machine()}, one thread, float32; torch {torch.__version__}; {options.data}, BERT of "
         f"{bert.num_hidden_layers} layers x {bert.hidden_size}; forward and backward, medians of {options.batches} "

@@ -40,7 +40,7 @@ positives = torch.arange(48) % 16
 def training():
     network.zero_grad()
     contrastive_loss(network(images, tokens, lengths), positives).backward()
-bert = network.text_encoder.bert
+bert = network.text_encoder.model
 @torch.no_grad()
 def evaluation():
     network.eval()

@@ -41,10 +41,10 @@ from medclip_dcl.networks import (
     TransformersRegions,
 )
 from medclip_dcl.networks.image_text import pad_tokens
-from medclip_dcl.networks.pretrained_sentences import TransformersSentences
+from medclip_dcl.networks.text_encoder import TransformersSentences
 from tests.command.small_runs import small
 from tests.networks import test_pretrained_regions as of_transformers
-from tests.networks import test_pretrained_sentences as of_texts
+from tests.networks import test_text_encoder as of_texts
 from tests.networks.test_timm_regions import SMALL, own_map
 from tests.small import SENTENCES, write_small_bert, write_small_set
 from tests.text_models import FAMILIES, write_text_model

@@ -30,7 +30,6 @@ from medclip_dcl.objectives.in_batch import InBatchObjective
         (ResNetRegions, "image_encoder.depth"),
         (ResNetRegions, "image_encoder.stride"),
         (ResNetRegions, "image_encoder.projection"),
-        (lambda **x: BertSentences("model", **x), "text_encoder.pooling"),
         (lambda **x: BertSentences("model", **x), "text_encoder.projection"),
         (LSENonLocal, "similarity.attention"),
         (KnownClassProbability, "class_probability.share"),

@@ -28,12 +28,10 @@ from medclip_dcl.data.prepared import (
     write_table,
 )
 from medclip_dcl.networks.bert_folder import (
-    load_bert,
-    load_masked_language_model,
     save_language_model,
     weights_fingerprint,
 )
-from medclip_dcl.networks.tokenizer_files import load_tokenizer
+from medclip_dcl.networks.language_model import load_language_model, load_masked_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 # A budget of which two of the set's sentences that have one length fill no batch.
@@ -52,11 +50,11 @@ def prepared(small_set: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def model(small_bert: Path, tmp_path: Path) -> Path:
     """A model whose random weights are large enough that sentences differ, and which a test may break."""
-    network = load_masked_language_model(small_bert)
+    network = load_language_model(small_bert)[0]
     for parameter in network.parameters():
         if parameter.dim() == 2:
             torch.nn.init.normal_(parameter, std=0.4)
-    save_language_model(network, load_tokenizer(small_bert), tmp_path / "small_bert")
+    save_language_model(network, load_masked_tokenizer(small_bert), tmp_path / "small_bert")
     return tmp_path / "small_bert"
 
 
@@ -70,11 +68,8 @@ def embed(prepared: Path, model: Path, *options: str) -> Path:
 @torch.no_grad()
 def one_by_one(model: Path, texts: list[str], pooling: str = "cls") -> np.ndarray:
     """Plain transformers, a sentence at a time."""
-    if (model / "model.safetensors").exists():
-        network = BertModel.from_pretrained(model, add_pooling_layer=False).eval()
-    else:
-        network = load_bert(model).eval()
-    tokenizer = load_tokenizer(model)
+    network = BertModel.from_pretrained(model, add_pooling_layer=False).eval()
+    tokenizer = load_masked_tokenizer(model)
     hidden = [network(**tokenizer(text, return_tensors="pt")).last_hidden_state[0] for text in texts]
     return np.stack([(h[0] if pooling == "cls" else h.mean(dim=0)).numpy() for h in hidden])
 
@@ -83,7 +78,8 @@ def one_by_one(model: Path, texts: list[str], pooling: str = "cls") -> np.ndarra
 def test_embeddings_are_the_frozen_encoders_sorted_by_id(prepared: Path, model: Path, pooling: str) -> None:
     file = embed(prepared, model, "--pooling", pooling)
     suffix = {"cls": "", "mean": "-mean"}[pooling]
-    assert file.name == f"small_bert-{weights_fingerprint(load_bert(model))[:8]}{suffix}.parquet"
+    weights = weights_fingerprint(BertModel.from_pretrained(model, add_pooling_layer=False))
+    assert file.name == f"small_bert-{weights[:8]}{suffix}.parquet"
     sentences = PreparedSet(prepared).table("sentences").sort_values("sentence_id")
     found = PreparedSet(prepared).text_embedding()
     assert found.sentence_id.tolist() == list(range(9))
@@ -144,15 +140,15 @@ def test_second_run_does_nothing(
 
 def test_other_weights_get_their_own_file(prepared: Path, model: Path, tmp_path: Path) -> None:
     first = embed(prepared, model)
-    network = load_masked_language_model(model)
+    network = load_language_model(model)[0]
     with torch.no_grad():
         network.cls.predictions.bias += 1
-    save_language_model(network, load_tokenizer(model), tmp_path / "head" / "small_bert")
+    save_language_model(network, load_masked_tokenizer(model), tmp_path / "head" / "small_bert")
     main(["--data", str(prepared), "--model", str(tmp_path / "head" / "small_bert"), "--device", "cpu"])
     assert list((prepared / "text_embedding").iterdir()) == [first]
     with torch.no_grad():
         network.bert.encoder.layer[1].output.dense.bias[0] += 1
-    save_language_model(network, load_tokenizer(model), tmp_path / "other" / "small_bert")
+    save_language_model(network, load_masked_tokenizer(model), tmp_path / "other" / "small_bert")
     second = embed(prepared, tmp_path / "other" / "small_bert")
     assert first.name != second.name
     embeddings = [PreparedSet(prepared).text_embedding(file.stem).embedding for file in (first, second)]

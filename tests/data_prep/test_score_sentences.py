@@ -21,12 +21,10 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_table
 from medclip_dcl.networks.bert_folder import (
-    load_masked_language_model,
     save_language_model,
     weights_fingerprint,
 )
-from medclip_dcl.networks.language_model import load_language_model
-from medclip_dcl.networks.tokenizer_files import load_tokenizer
+from medclip_dcl.networks.language_model import load_language_model, load_masked_tokenizer
 from medclip_dcl.scoring import pseudo_log_likelihood
 from tests.processes import in_processes
 from tests.scoring import families
@@ -77,11 +75,11 @@ def score(prepared: Path, model: Path, *options: str) -> Path:
 
 def test_scores_are_pseudo_log_likelihoods_by_id(prepared: Path, model: Path) -> None:
     file = score(prepared, model)
-    network = load_masked_language_model(model)
+    network = load_language_model(model)[0]
     assert file.name == f"small_bert-{weights_fingerprint(network)[:8]}.parquet"
     found = PreparedSet(prepared).log_p()
     assert found["sentence_id"].tolist() == [2, 3, 5, 7]
-    expected = pseudo_log_likelihood(network, load_tokenizer(model), [TEXTS[i] for i in (1, 3, 2, 0)])
+    expected = pseudo_log_likelihood(network, load_masked_tokenizer(model), [TEXTS[i] for i in (1, 3, 2, 0)])
     assert found["n_tokens"].tolist() == expected["n_tokens"].tolist() == [5, 4, 4, 4]
     assert found["log_p"].tolist() == expected["log_p"].tolist()
     assert found["log_p"][2] == found["log_p"][3]  # one sentence in two spellings
@@ -400,10 +398,10 @@ def test_texts_are_not_printed(prepared: Path, model: Path, capsys: pytest.Captu
 
 
 def test_weights_that_give_no_number_are_refused(prepared: Path, model: Path) -> None:
-    network = load_masked_language_model(model)
+    network = load_language_model(model)[0]
     with torch.no_grad():
         network.bert.embeddings.word_embeddings.weight[WORDS.index("size") + 5] = torch.inf
-    save_language_model(network, load_tokenizer(model), model)
+    save_language_model(network, load_masked_tokenizer(model), model)
     with pytest.raises(UserError, match="weights are NaN or infinite in .*word_embeddings"):
         main(["--data", str(prepared), "--model", str(model)])
 

@@ -19,7 +19,7 @@ from medclip_dcl.exchange.formats import export_layout
 from medclip_dcl.exchange.transformers_folder import from_transformers
 from medclip_dcl.models import ImageTextModel
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.pretrained_sentences import TransformersSentences
+from medclip_dcl.networks.text_encoder import TransformersSentences
 from medclip_dcl.objectives import SigmoidLoss
 from tests.dual_encoders import (
     KINDS,
@@ -116,7 +116,7 @@ def test_architectures_without_a_counterpart_are_named(run: Path, tmp_path: Path
     relu.image_encoder.backbone.config.hidden_act = "relu"
     relu.save_pretrained(tmp_path / "relu")
     for source, layout, message in (
-        (run, "transformers", "expected clip_vision.* or siglip_.*, found ResNetRegions, BertSent"),
+        (run, "transformers", "expected clip_vision.* or siglip_.*, found ResNetRegions, bert with"),
         (tmp_path / "siglip/model", "open_clip", "found siglip_vision_model with projection pretrained, sig"),
         (tmp_path / "relu", "open_clip", "vision_config.hidden_act: expected gelu or quick_gelu, found"),
     ):

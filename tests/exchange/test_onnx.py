@@ -15,7 +15,7 @@ from medclip_dcl.exchange.export import main
 from medclip_dcl.exchange.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE, export_onnx
 from medclip_dcl.networks import GlobalCosine, ImageTextNetwork, TransformersRegions
 from medclip_dcl.networks.image_encoder import ResNetRegions
-from medclip_dcl.networks.pretrained_sentences import TransformersSentences
+from medclip_dcl.networks.text_encoder import TransformersSentences
 from tests.text_models import write_text_model
 
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -12,7 +12,7 @@ from transformers import BertConfig, BertForMaskedLM
 
 from data_prep.score_sentences import main
 from medclip_dcl.networks.bert_folder import save_language_model
-from medclip_dcl.networks.tokenizer_files import load_tokenizer
+from medclip_dcl.networks.language_model import load_masked_tokenizer
 
 pytestmark = pytest.mark.gpu
 
@@ -25,7 +25,7 @@ OPTIONS = [[], ["--within_word_l2r"], ["--mask_every", "2"]]
 def language_model(small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT with the vocabulary of `small_bert`, whose scores depend on the neighbours of a token."""
     folder = tmp_path_factory.mktemp("language_model") / "bert"
-    tokenizer = load_tokenizer(small_bert)
+    tokenizer = load_masked_tokenizer(small_bert)
     torch.manual_seed(5)
     config = BertConfig(
         vocab_size=len(tokenizer),

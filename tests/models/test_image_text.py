@@ -244,8 +244,8 @@ def test_the_masked_language_loss_is_added(small_bert, data, tmp_path):
     loss, _, figures = model._losses(batch)
     contrastive, _, without = idle._losses({k: v for k, v in batch.items() if not k.startswith("masked")})
     encoder = model.network.text_encoder
-    hidden = encoder.bert(batch["masked_tokens"], (batch["tokens"] > 0).long()).last_hidden_state
-    logits = encoder.masked_language_head(hidden, encoder.bert.embeddings.word_embeddings.weight)
+    hidden = encoder.model(batch["masked_tokens"], (batch["tokens"] > 0).long()).last_hidden_state
+    logits = encoder.masked_language_head(hidden, encoder.model.get_input_embeddings().weight)
     mean = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["masked_labels"].flatten())
     torch.testing.assert_close(loss, contrastive + 0.7 * mean)
     assert figures["masked_language_loss"].item() == pytest.approx(mean.item(), rel=1e-5)

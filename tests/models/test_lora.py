@@ -18,9 +18,8 @@ from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.adapters import LoRA, add_adapters, has_adapters, merge_adapters
 from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
 from medclip_dcl.networks.pretrained_regions import TransformersRegions
-from medclip_dcl.networks.pretrained_sentences import TransformersSentences
 from medclip_dcl.networks.similarity import LSENonLocal
-from medclip_dcl.networks.text_encoder import BertSentences
+from medclip_dcl.networks.text_encoder import BertSentences, TransformersSentences
 from tests.models.test_resuming import Kill, Killed, assert_same_run, train
 from tests.networks.test_pretrained_regions import ARCHITECTURES
 from tests.small import PatchRegions

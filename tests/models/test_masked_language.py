@@ -20,9 +20,9 @@ from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import FORMAT_VERSION, write_table
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
-from medclip_dcl.networks.bert_folder import load_masked_language_model, weights_fingerprint
+from medclip_dcl.networks.bert_folder import weights_fingerprint
+from medclip_dcl.networks.language_model import load_language_model, load_masked_tokenizer
 from medclip_dcl.networks.masked_language import IGNORED
-from medclip_dcl.networks.tokenizer_files import load_tokenizer
 from medclip_dcl.scoring import pseudo_log_likelihood
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +99,7 @@ def test_it_learns_the_language(finished: Path) -> None:
     """A sentence of the reports is far more probable than the same words in another order, and common above rare."""
     folder = finished / "language_model"
     sentences = ["No pneumothorax.", "Left pneumothorax.", "pneumothorax no.", "fracture pleural."]
-    scores = pseudo_log_likelihood(load_masked_language_model(folder), load_tokenizer(folder), sentences)
+    scores = pseudo_log_likelihood(load_language_model(folder)[0], load_masked_tokenizer(folder), sentences)
     usual, rare, *nonsense = scores["log_p"]
     assert usual > rare > max(nonsense)
 
@@ -109,7 +109,7 @@ def test_validation_loss_is_the_mean_over_tokens(prepared: Path, tmp_path: Path)
     run = trainer(tmp_path, 1, limit_train_batches=3)
     run.fit(model, datamodule=data)
     (found,) = run.validate(model, datamodule=data, verbose=False)
-    network = load_masked_language_model(tmp_path / "language_model").eval()
+    network = load_language_model(tmp_path / "language_model")[0].eval()
     total, count = 0.0, 0
     for batch in data.val_dataloader():
         for tokens, length, labels in zip(batch["tokens"], batch["lengths"], batch["labels"], strict=True):
@@ -126,7 +126,7 @@ def test_export_is_the_best_not_the_last(prepared: Path, tmp_path: Path) -> None
     """With the mode turned round, the best is the first epoch."""
     model, data = build(prepared)
     trainer(tmp_path, 2, mode="max").fit(model, datamodule=data)
-    exported = load_masked_language_model(tmp_path / "language_model").state_dict()
+    exported = load_language_model(tmp_path / "language_model")[0].state_dict()
     best = checkpoint_weights(tmp_path / "checkpoints" / "best.ckpt")
     assert all(
         torch.equal(value, exported[name.removeprefix("language_model.")]) for name, value in best.items()
@@ -152,7 +152,7 @@ def test_a_resumed_run_ends_as_an_uninterrupted_one(prepared: Path, tmp_path: Pa
             )
         ends[name] = {
             **model.state_dict(),
-            **load_masked_language_model(tmp_path / name / "language_model").state_dict(),
+            **load_language_model(tmp_path / name / "language_model")[0].state_dict(),
         }
     assert all(torch.equal(value, ends["parts"][name]) for name, value in ends["whole"].items())
 
@@ -174,14 +174,14 @@ def test_a_run_killed_before_export_exports_later(prepared: Path, tmp_path: Path
     """Also where its folder was moved in between."""
     model, data = build(prepared)
     trainer(tmp_path / "old", 1, limit_train_batches=3).fit(model, datamodule=data)
-    expected = weights_fingerprint(load_masked_language_model(tmp_path / "old" / "language_model"))
+    expected = weights_fingerprint(load_language_model(tmp_path / "old" / "language_model")[0])
     shutil.rmtree(tmp_path / "old" / "language_model")
     run = tmp_path / "new"
     shutil.move(tmp_path / "old", run)
     model, data = build(prepared)
     last = str(run / "checkpoints" / "last.ckpt")
     trainer(run, 1, limit_train_batches=3).fit(model, datamodule=data, ckpt_path=last)
-    assert weights_fingerprint(load_masked_language_model(run / "language_model")) == expected
+    assert weights_fingerprint(load_language_model(run / "language_model")[0]) == expected
 
 
 def test_another_tokenizer_than_the_checkpoints_is_refused(
@@ -202,7 +202,9 @@ def test_pretrained_keeps_its_tokenizer_and_improves(finished: Path, prepared: P
     run.fit(model, datamodule=data)
     (after,) = run.validate(model, datamodule=data, verbose=False)
     assert before["validate/loss"] < 3 and after["validate/loss"] < before["validate/loss"] + 0.3
-    tokenizers = [load_tokenizer(folder / "language_model").get_vocab() for folder in (finished, tmp_path)]
+    tokenizers = [
+        load_masked_tokenizer(folder / "language_model").get_vocab() for folder in (finished, tmp_path)
+    ]
     assert tokenizers[0] == tokenizers[1]
 
 
@@ -214,7 +216,7 @@ def test_two_processes_train_the_model_of_one(prepared: Path, tmp_path: Path) ->
         model, data = build(prepared, architecture=replace(SMALL, dropout=0.0))
         trainer(tmp_path / name, 1, **options).fit(model, datamodule=data)
     one, two = (
-        load_masked_language_model(tmp_path / name / "language_model").state_dict() for name in ("one", "two")
+        load_language_model(tmp_path / name / "language_model")[0].state_dict() for name in ("one", "two")
     )
     for name, value in one.items():
         assert torch.allclose(value, two[name], atol=2e-5), name
@@ -240,7 +242,7 @@ def test_both_configurations_run_from_the_command_line(prepared: Path, tmp_path:
 
     first = fit("language_model_small.yaml", "small", "--data.init_args.vocabulary_size", "90")
     second = fit("language_model.yaml", "tuned", "--model.init_args.pretrained", str(first))
-    models = [load_masked_language_model(folder) for folder in (first, second)]
+    models = [load_language_model(folder)[0] for folder in (first, second)]
     assert weights_fingerprint(models[0]) != weights_fingerprint(models[1])
     assert models[1].config.num_hidden_layers == 2
     metrics = pd.read_csv(tmp_path / "tuned" / "metrics.csv")

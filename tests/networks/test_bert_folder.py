@@ -1,4 +1,4 @@
-"""Loading and writing BERT folders: CXR-BERT's exact files, complete or refused by name."""
+"""Loading and writing folders of transformers: CXR-BERT's exact files, complete or refused by name."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForPreT
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks import bert_folder as pretrained
 from medclip_dcl.networks.bert_folder import (
-    load_bert,
-    load_masked_language_model,
     resolve_folder,
     save_language_model,
     weights_fingerprint,
     word_pieces,
 )
-from medclip_dcl.networks.tokenizer_files import load_tokenizer
+from medclip_dcl.networks.language_model import load_language_model, load_masked_tokenizer
+from medclip_dcl.networks.text_encoder import TransformersSentences
 
 SMALL = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", "no", "##rmal", "heart", "size", "."]
@@ -98,7 +97,7 @@ def edit_json(file: Path, **changes: object) -> None:
 
 def test_cxr_bert_encoder_and_head_hold_file_values(cxr_bert: Path) -> None:
     state = stored(cxr_bert)
-    encoder, language_model = load_bert(cxr_bert), load_masked_language_model(cxr_bert)
+    encoder, language_model = TransformersSentences(str(cxr_bert)).model, load_language_model(cxr_bert)[0]
     assert encoder.training and language_model.training
     assert encoder.pooler is None
     assert encoder.config.hidden_dropout_prob == 0.25
@@ -109,7 +108,7 @@ def test_cxr_bert_encoder_and_head_hold_file_values(cxr_bert: Path) -> None:
 
 
 def test_cxr_bert_tokenizer_needs_no_remote_class(cxr_bert: Path) -> None:
-    tokenizer = load_tokenizer(cxr_bert)
+    tokenizer = load_masked_tokenizer(cxr_bert)
     assert len(tokenizer) == 30522
     special = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
     assert (*special, tokenizer.mask_token_id) == (0, 1, 2, 3, 4)
@@ -120,7 +119,7 @@ def test_word_pieces_are_those_of_the_tokenizer_itself(
     real_data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whole reports of Open-i and odd texts, whatever the tokenizer was used for before."""
-    tokenizer = load_tokenizer(real_data / "cxr_bert_tokenizer")
+    tokenizer = load_masked_tokenizer(real_data / "cxr_bert_tokenizer")
     reports = pd.read_csv(real_data / "openi" / "openi_reports.csv")["findings"].dropna()[:300]
     odd = ["", " ", "a [SEP] b[MASK]", "[CLS]", "XXXX ___ caf\u00e9 \u4e00 \x00\t\n", "a" * 300, "no " * 700]
     texts = [*reports, *odd]
@@ -135,20 +134,23 @@ def test_word_pieces_are_those_of_the_tokenizer_itself(
 
 def test_decoder_stays_tied_to_the_word_embeddings(small: Path) -> None:
     before = torch.get_rng_state()
-    model = load_masked_language_model(small)
+    model = load_language_model(small)[0]
     assert torch.equal(torch.get_rng_state(), before)
-    assert model.cls.predictions.decoder.weight is model.bert.embeddings.word_embeddings.weight
+    assert model.cls.predictions.decoder.weight is model.get_input_embeddings().weight
     assert model.cls.predictions.decoder.bias is model.cls.predictions.bias
 
 
 def test_plain_bert_model_folder_loads_without_prefix(small: Path, tmp_path: Path) -> None:
     edit_json(small / "config.json", vocab_size=128)  # embedding rows may be rounded up
-    assert len(load_tokenizer(small)) == 18
+    assert len(load_masked_tokenizer(small)) == 18
     edit_json(small / "config.json", vocab_size=18)
     without("cls.")(small)
-    expected = load_bert(small)
+    expected = TransformersSentences(str(small)).model
     BertModel.from_pretrained(small).save_pretrained(tmp_path / "bare")
-    assert weights_fingerprint(load_bert(tmp_path / "bare")) == weights_fingerprint(expected)
+    shutil.copyfile(small / "vocab.txt", tmp_path / "bare/vocab.txt")
+    assert weights_fingerprint(TransformersSentences(str(tmp_path / "bare")).model) == weights_fingerprint(
+        expected
+    )
 
 
 def test_fingerprint_is_of_the_values_only(small: Path, tmp_path: Path) -> None:
@@ -160,9 +162,9 @@ def test_fingerprint_is_of_the_values_only(small: Path, tmp_path: Path) -> None:
     ):
         shutil.copytree(small, tmp_path / name)
         save_file(state, tmp_path / name / "model.safetensors")
-        prints.append(weights_fingerprint(load_masked_language_model(tmp_path / name)))
+        prints.append(weights_fingerprint(load_language_model(tmp_path / name)[0]))
     assert prints[0] == prints[1]
-    model = load_masked_language_model(small)
+    model = load_language_model(small)[0]
     assert len(prints[0]) == 16 and weights_fingerprint(model) != prints[0]
     before = weights_fingerprint(model)
     with torch.no_grad():
@@ -171,7 +173,7 @@ def test_fingerprint_is_of_the_values_only(small: Path, tmp_path: Path) -> None:
 
 
 def test_saved_folder_loads_here_and_with_plain_transformers(cxr_bert: Path, tmp_path: Path) -> None:
-    model, tokenizer = load_masked_language_model(cxr_bert), load_tokenizer(cxr_bert)
+    model, tokenizer = load_language_model(cxr_bert)[0], load_masked_tokenizer(cxr_bert)
     folder = tmp_path / "out" / "language_model"
     for _ in range(2):  # the second replaces the first
         save_language_model(model, tokenizer, folder)
@@ -186,38 +188,38 @@ def test_saved_folder_loads_here_and_with_plain_transformers(cxr_bert: Path, tmp
     theirs, info = BertForMaskedLM.from_pretrained(folder, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
     assert weights_fingerprint(theirs) == weights_fingerprint(model)
-    assert weights_fingerprint(load_masked_language_model(folder)) == weights_fingerprint(model)
+    assert weights_fingerprint(load_language_model(folder)[0]) == weights_fingerprint(model)
     text = "Naïve ___ HEART size, 3.5cm"
-    for again in (AutoTokenizer.from_pretrained(folder), load_tokenizer(folder)):
+    for again in (AutoTokenizer.from_pretrained(folder), load_masked_tokenizer(folder)):
         assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
 
 
 def test_an_untied_decoder_is_kept(small: Path, tmp_path: Path) -> None:
     edit_json(small / "config.json", tie_word_embeddings=False)
     untie(small)
-    model = load_masked_language_model(small)
+    model = load_language_model(small)[0]
     with torch.no_grad():
         model.cls.predictions.decoder.bias += 1
-    save_language_model(model, load_tokenizer(small), tmp_path / "saved")
+    save_language_model(model, load_masked_tokenizer(small), tmp_path / "saved")
     tokens = torch.tensor([[2, 7, 4, 3]])
     expected = model.eval()(tokens).logits
-    assert torch.equal(load_masked_language_model(tmp_path / "saved").eval()(tokens).logits, expected)
+    assert torch.equal(load_language_model(tmp_path / "saved")[0].eval()(tokens).logits, expected)
     assert torch.equal(BertForMaskedLM.from_pretrained(tmp_path / "saved").eval()(tokens).logits, expected)
 
 
 def test_a_cased_tokenizer_stays_cased(small: Path, tmp_path: Path) -> None:
     (small / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-    assert load_tokenizer(small).tokenize("heart HEART") == ["heart", "[UNK]"]
-    save_language_model(load_masked_language_model(small), load_tokenizer(small), tmp_path / "saved")
+    assert load_masked_tokenizer(small).tokenize("heart HEART") == ["heart", "[UNK]"]
+    save_language_model(load_language_model(small)[0], load_masked_tokenizer(small), tmp_path / "saved")
     (tmp_path / "saved" / "tokenizer_config.json").unlink()
-    assert load_tokenizer(tmp_path / "saved").tokenize("heart HEART") == ["heart", "[UNK]"]
+    assert load_masked_tokenizer(tmp_path / "saved").tokenize("heart HEART") == ["heart", "[UNK]"]
 
 
 def test_saving_refuses_to_replace_another_folder(small: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("precious")
     with pytest.raises(FileExistsError, match="thesis also holds chapter.tex; move it away"):
-        save_language_model(load_masked_language_model(small), load_tokenizer(small), tmp_path / "thesis")
+        save_language_model(load_language_model(small)[0], load_masked_tokenizer(small), tmp_path / "thesis")
     assert (tmp_path / "thesis" / "chapter.tex").exists()
 
 
@@ -295,42 +297,33 @@ def broken_settings(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{")
 
 
-def other_tokenizer(folder: Path) -> None:
-    raw = {"model": {"type": "BPE", "vocab": {}}, "normalizer": None}
-    (folder / "tokenizer.json").write_text(json.dumps(raw))
-
-
-LM = load_masked_language_model
+def encoder_of(folder: Path) -> TransformersSentences:
+    return TransformersSentences(str(folder))
 
 
 @pytest.mark.parametrize(
     ("load", "damage", "words"),
     [
-        (LM, without("bert.encoder.layer.1.output"), r"missing \['bert\.encoder\.layer\.1\."),
-        (load_bert, without("bert.encoder.layer.1.output"), r"missing \['encoder\.layer\.1\."),
-        (LM, add_a_layer, r"unexpected \['bert\.encoder\.layer\.2\.output\.dense\.bias'"),
-        (LM, config(intermediate_size=19), r"another shape .*intermediate\.dense\.bias \(20,\) instead of \(19,\)"),
-        (LM, untie, "says that they are tied"),
-        (LM, another_bias, "says that they are tied"),
-        (LM, not_a_number, "NaN or infinite in .*cls.predictions.bias"),
-        (LM, without("cls.predictions.transform.dense"), r"missing .*transform\.dense\.bias"),
-        (LM, without("cls."), "missing .*cls.predictions.bias.*configs/language_model.yaml"),
-        (LM, truncate, r"\(Error while deserializing"),
-        (LM, pickled_code, r"\(Weights only load failed\).*Python objects are not opened"),
-        (LM, removed("model.safetensors"), "no file named model.safetensors"),
-        (load_bert, removed("config.json"), "config.json is missing"),
-        (load_bert, config(model_type="roberta"), "model_type: expected 'bert', found 'roberta'"),
-        (load_bert, config(position_embedding_type="relative_key"), "expected 'absolute', found 'relative_key'"),
-        (load_bert, config(is_decoder=True), "is_decoder: expected False, found True"),
-        (load_bert, config(num_attention_heads=None), "num_attention_heads: expected an integer .* found None"),
-        (load_bert, config(num_attention_heads=5), "12.* is not a multiple of .*5"),
-        (load_tokenizer, no_tokenizer, "does not fit .*neither tokenizer.json nor vocab.txt"),
-        (load_tokenizer, pieces(*PIECES, "extra"), "19 tokens, but 18 embedding rows"),
-        (load_tokenizer, pieces(*(f"piece{i}" for i in range(18))), r"no \[PAD\], \[UNK\]"),
-        (load_tokenizer, pieces(*PIECES[1:5], "[PAD]", *PIECES[5:]), r"\[PAD\] has id 4, config\.json says 0"),
-        (load_tokenizer, config(vocab_size=30522), "18 tokens, but 30522 embedding rows"),
-        (load_tokenizer, other_tokenizer, r"expected BERT's tokenizer .* found \('BPE', None, None\)"),
-        (load_tokenizer, broken_settings, "small: the tokenizer cannot be read .JSONDecodeError"),
+        (load_language_model, without("bert.encoder.layer.1.output"), r"missing \['bert\.encoder\.layer\.1\."),
+        (encoder_of, without("bert.encoder.layer.1.output"), r"missing \['encoder\.layer\.1\."),
+        (load_language_model, add_a_layer, r"unexpected \['bert\.encoder\.layer\.2\.output\.dense\.bias'"),
+        (load_language_model, config(intermediate_size=19), r"another shape .*bias \(20,\) instead of \(19,\)"),
+        (load_language_model, untie, "says it is tied"),
+        (load_language_model, another_bias, "says it is tied"),
+        (load_language_model, not_a_number, "NaN or infinite in .*cls.predictions.bias"),
+        (load_language_model, without("cls."), "missing .*cls.predictions.bias.*configs/language_model.yaml"),
+        (load_language_model, truncate, r"\(Error while deserializing"),
+        (load_language_model, pickled_code, r"\(Weights only load failed\).*Python objects are not opened"),
+        (load_language_model, removed("model.safetensors"), "no file named model.safetensors"),
+        (encoder_of, removed("config.json"), "config.json is missing"),
+        (encoder_of, config(num_attention_heads=5), "12.* is not a multiple of .*5"),
+        (load_language_model, config(is_decoder=True), "expected an encoder or a causal .*, found 'bert'"),
+        (load_masked_tokenizer, no_tokenizer, "no tokenizer: none of tokenizer.json, vocab.txt"),
+        (load_masked_tokenizer, pieces(*PIECES, "extra"), "19 tokens, but 18 embedding rows"),
+        (load_masked_tokenizer, pieces(*(f"piece{i}" for i in range(18))), "23 tokens, but 18 embedding rows"),
+        (load_masked_tokenizer, pieces(*PIECES[1:5], "[PAD]", *PIECES[5:]), r"\[PAD\] has id 4, config\.json says 0"),
+        (load_masked_tokenizer, config(vocab_size=30522), "18 tokens, but 30522 embedding rows"),
+        (load_masked_tokenizer, broken_settings, "tokenizer_config.json: not readable as JSON"),
     ],
 )  # fmt: skip
 def test_folders_that_do_not_fit_are_refused(
@@ -346,7 +339,7 @@ def test_loaded_model_does_not_change_with_file(small: Path, name: str) -> None:
     if name == "pytorch_model.bin":
         torch.save(load_file(small / "model.safetensors"), small / name)
         (small / "model.safetensors").unlink()
-    model = load_masked_language_model(small)
+    model = load_language_model(small)[0]
     before = weights_fingerprint(model)
     with (small / name).open("r+b") as file:
         file.write(bytes((small / name).stat().st_size))

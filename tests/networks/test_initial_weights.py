@@ -131,8 +131,8 @@ def test_whole_network_is_taken_differing_settings_are_said(network, small_bert,
     assert taken_over.taken == list(network.state_dict())
     assert taken_over.kept == taken_over.left_out == []
     assert taken_over.settings == [
-        "text_encoder.init_args.bert.attention_probs_dropout_prob: 0.1 (configured: 0.3)",
-        "text_encoder.init_args.bert.hidden_dropout_prob: 0.1 (configured: 0.3)",
+        "text_encoder.init_args.architecture.attention_probs_dropout_prob: 0.1 (configured: 0.3)",
+        "text_encoder.init_args.architecture.hidden_dropout_prob: 0.1 (configured: 0.3)",
         "text_encoder.init_args.max_tokens: 128 (configured: 40)",
         "similarity.init_args.sharpness: 5.0 (configured: 8.0)",
     ]
@@ -171,7 +171,7 @@ def test_of_a_classifier_the_image_encoder_is_taken(network, small_bert, tmp_pat
     assert taken_over.kept == others
     assert all(torch.equal(mine.state_dict()[name], before[name]) for name in others)
     said = str(taken_over)
-    assert "text_encoder: none; as configured start text_encoder.bert.* (" in said
+    assert "text_encoder: none; as configured start text_encoder.model.* (" in said
 
 
 def test_a_head_of_the_source_needs_a_place(small_bert, source, tmp_path):
@@ -355,5 +355,5 @@ def test_a_text_encoder_starts_from_a_models_transformer(kind, has_head, small_b
 
 def test_a_model_without_a_text_encoder_gives_none(network, tmp_path):
     torch.save(classifier(network, ""), tmp_path / "c.ckpt")
-    with pytest.raises(ValueError, match="c.ckpt has no BERT as its text encoder"):
+    with pytest.raises(ValueError, match="c.ckpt has no transformer as its text encoder"):
         BertSentences(str(tmp_path / "c.ckpt"))

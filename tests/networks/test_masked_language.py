@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from transformers import BertForMaskedLM
 
 from medclip_dcl.common.weight_files import load_exactly
-from medclip_dcl.networks.bert_folder import load_masked_language_model
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
+from medclip_dcl.networks.language_model import load_language_model
 from medclip_dcl.networks.masked_language import masked_places
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import BertSentences
@@ -94,14 +94,14 @@ def names_of_graph(value: Tensor) -> str:
 def test_gradients_are_those_of_transformers(folder: Path) -> None:
     """The word embeddings get theirs from both ends."""
     encoder = BertSentences(str(folder), masked_language_head=True, dropout=0.0)
-    reference = load_masked_language_model(folder).eval()
+    reference = load_language_model(folder)[0].eval()
     tokens, lengths, labels, places = masked_batch(encoder)
     encoder.masked_language_loss(tokens, lengths, labels, places).mean().backward()
     mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).long()
     logits = reference(tokens, attention_mask=mask).logits
     cross_entropy(logits.flatten(0, 1), labels.flatten()).backward()
     for mine, theirs in (
-        (encoder.bert.embeddings.word_embeddings.weight, reference.bert.embeddings.word_embeddings.weight),
+        (encoder.model.get_input_embeddings().weight, reference.get_input_embeddings().weight),
         (encoder.masked_language_head.bias, reference.cls.predictions.decoder.bias),  # type: ignore[union-attr]
     ):
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-3, atol=1e-5)
@@ -116,7 +116,7 @@ def test_the_head_runs_at_masked_positions_only(small_bert: Path) -> None:
     tokens, lengths, labels, places = masked_batch(encoder)
     encoder.masked_language_loss(tokens, lengths, labels, places)
     nothing = encoder.masked_language_loss(tokens, lengths, torch.full_like(labels, -100), places[:0])
-    vocabulary = encoder.bert.config.vocab_size
+    vocabulary = encoder.model.config.vocab_size
     assert shapes == [(3, vocabulary), (0, vocabulary)] and nothing.shape == (0,)
 
 
@@ -132,7 +132,7 @@ def test_the_tie_survives_copying_and_loading(small_bert: Path) -> None:
         assert torch.equal(other.masked_language_loss(tokens, lengths, labels, places), expected)
         # A word piece that stands in no sentence: only the decoder can see its embedding change.
         absent = (set(range(5, 40)) - set(tokens.flatten().tolist()) - set(labels.flatten().tolist())).pop()
-        other.bert.embeddings.word_embeddings.weight[absent, 0] += 1
+        other.model.get_input_embeddings().weight[absent, 0] += 1
         assert (other.masked_language_loss(tokens, lengths, labels, places) != expected).all()
     assert torch.equal(first.masked_language_loss(tokens, lengths, labels, places), expected)
 
@@ -145,11 +145,11 @@ def test_an_exported_network_keeps_its_head(folder: Path, tmp_path: Path) -> Non
     ).eval()
     network.save_pretrained(tmp_path / "export")
     stored = load_file(tmp_path / "export" / "model.safetensors")
-    words = text.bert.embeddings.word_embeddings.weight
+    words = text.model.get_input_embeddings().weight
     sizes = [name for name, value in stored.items() if value.shape == words.shape]
-    is_tied = text.bert.config.tie_word_embeddings
+    is_tied = text.model.config.tie_word_embeddings
     own = [] if is_tied else ["text_encoder.masked_language_head.weight"]
-    assert sorted(sizes) == sorted([f"text_encoder.{WORDS}", *own])
+    assert sorted(sizes) == sorted([f"text_encoder.model.{WORDS.removeprefix('bert.')}", *own])
     loaded = ImageTextNetwork.from_pretrained(tmp_path / "export")
     load_exactly(loaded, stored, "export")
     assert loaded.config() == network.config()
@@ -163,12 +163,12 @@ def test_an_exported_network_keeps_its_head(folder: Path, tmp_path: Path) -> Non
 def test_without_the_option_nothing_changes(small_bert: Path) -> None:
     plain = BertSentences(str(small_bert), dim=8)
     headed = BertSentences(str(small_bert), dim=8, masked_language_head=True)
-    assert headed.training and headed.bert.training
+    assert headed.training and headed.model.training
     assert headed.config() == {**plain.config(), "masked_language_head": True}
     head = {f"masked_language_head.transform.{name}" for name in
             ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias")}  # fmt: skip
     assert set(headed.state_dict()) == set(plain.state_dict()) | head | {"masked_language_head.bias"}
-    assert plain.transformer is plain.bert
+    assert plain.transformer is plain.model
     transformer = {id(parameter) for parameter in headed.transformer.parameters()}
     projection = {id(parameter) for parameter in headed.projection.parameters()}
     assert transformer | projection == {id(parameter) for parameter in headed.parameters()}

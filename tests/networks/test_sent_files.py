@@ -20,7 +20,7 @@ from medclip_dcl.common.weight_files import check_sizes, read_model, read_state_
 from medclip_dcl.exchange.convert import main as convert
 from medclip_dcl.networks.adapters import LoRA, add_adapters
 from medclip_dcl.networks.pretrained_regions import FINAL_NORM, TransformersRegions
-from medclip_dcl.networks.pretrained_sentences import TransformersSentences, _model_class
+from medclip_dcl.networks.text_encoder import TransformersSentences, _model_class
 from tests.dual_encoders import write_dual_encoder
 
 Change = Callable[[Any], Any]

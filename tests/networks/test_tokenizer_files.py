@@ -14,8 +14,7 @@ import transformers as T
 from medclip_dcl.exchange.convert import main as convert
 from medclip_dcl.networks.bert_folder import ModelFolderError
 from medclip_dcl.networks.language_model import load_language_model
-from medclip_dcl.networks.pretrained_sentences import TransformersSentences
-from medclip_dcl.networks.text_encoder import BertSentences
+from medclip_dcl.networks.text_encoder import BertSentences, TransformersSentences
 from medclip_dcl.networks.tokenizer_files import _difference
 from tests.dual_encoders import TEXTS, write_dual_encoder
 from tests.text_models import write_text_model
