@@ -34,7 +34,7 @@ def write_run(folder: Path, network: ImageTextNetwork) -> Path:
     """A run folder with a checkpoint and a configuration, not tested."""
     (folder / "checkpoints").mkdir(parents=True)
     state = {f"network.{name}": value for name, value in network.state_dict().items()}
-    content = {"format_version": 2, "network": network.config(), "state_dict": state, "objective": {}}
+    content = {"format_version": 3, "network": network.config(), "state_dict": state, "objective": {}}
     torch.save(content, folder / "checkpoints/best.ckpt")
     config = {"seed_everything": 3, "data": {"init_args": {"folder": "data/nowhere"}}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))

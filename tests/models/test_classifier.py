@@ -403,7 +403,7 @@ def test_a_checkpoint_needs_nothing_else(sources, tmp_path):
     assert_same(state_of(model.network.image_encoder), state_of(again.network.image_encoder))
     assert again.network.mean.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
     content = torch.load(tmp_path / "classifier.ckpt", weights_only=True)
-    assert content["format_version"] == 2 and content["network"]["findings"] == ["Fracture", "Edema"]
+    assert content["format_version"] == 3 and content["network"]["findings"] == ["Fracture", "Edema"]
     with pytest.raises(ValueError, match="expected kind image-text, found classifier"):
         load(tmp_path / "classifier.ckpt")
 

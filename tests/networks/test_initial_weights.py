@@ -36,7 +36,7 @@ def network(small_bert) -> ImageTextNetwork:
 
 def checkpoint(network, prefix="network.") -> dict:
     state = {f"{prefix}{name}": value for name, value in network.state_dict().items()}
-    return {"format_version": 2, "network": network.config(), "state_dict": state, "objective": {}}
+    return {"format_version": 3, "network": network.config(), "state_dict": state, "objective": {}}
 
 
 def classifier(network, prefix) -> dict:
@@ -44,7 +44,7 @@ def classifier(network, prefix) -> dict:
     state = {f"{prefix}image_encoder.{k}": x for k, x in network.image_encoder.state_dict().items()}
     state["head.weight"] = torch.zeros(3, 6)
     return {
-        "format_version": 2,
+        "format_version": 3,
         "network": {"kind": "classifier", "image_encoder": part_config(network.image_encoder)},
         "state_dict": state,
     }
@@ -287,13 +287,13 @@ STATE = {"state_dict": {"w": torch.zeros(1)}}
         ("a.ckpt", STATE, "expected a model of kind image-text, classifier, unimodal, found none"),
         (
             "a.ckpt",
-            {"format_version": 2, "network": {"x": 1}, **STATE},
+            {"format_version": 3, "network": {"x": 1}, **STATE},
             "found none; a ResNet's state dict is for",
         ),
-        ("a.ckpt", {"format_version": 2, "network": {"kind": "classifier"}}, "is not a state dict"),
-        ("a.ckpt", {"format_version": 2, "language_model": {}, **STATE}, "language model; score, embed and"),
+        ("a.ckpt", {"format_version": 3, "network": {"kind": "classifier"}}, "is not a state dict"),
+        ("a.ckpt", {"format_version": 3, "language_model": {}, **STATE}, "language model; score, embed and"),
         ("a.pth", Code(), "copy the file again, or give one of tensors"),
-        ("a.ckpt", {"format_version": 2, "network": {}, **STATE, "x": Code()}, "Python objects are not"),
+        ("a.ckpt", {"format_version": 3, "network": {}, **STATE, "x": Code()}, "Python objects are not"),
     ],
 )
 def test_foreign_files_are_refused(name, content, message, tmp_path, capsys):

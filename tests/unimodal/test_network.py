@@ -37,13 +37,13 @@ def test_a_checkpoint_rebuilds_the_network(options, tmp_path):
     network(IMAGES)  # moves BatchNorm's statistics
     state = {f"network.{name}": value for name, value in network.state_dict().items()}
     torch.save(
-        {"format_version": 2, "network": network.config(), "state_dict": state}, tmp_path / "last.ckpt"
+        {"format_version": 3, "network": network.config(), "state_dict": state}, tmp_path / "last.ckpt"
     )
     again = UnimodalNetwork.from_pretrained(tmp_path / "last.ckpt")
     assert not again.training and again.config() == network.config()
     assert torch.equal(again(IMAGES), network.eval()(IMAGES))
     torch.save(
-        {"format_version": 2, "network": network.config(), "state_dict": dict(list(state.items())[1:])},
+        {"format_version": 3, "network": network.config(), "state_dict": dict(list(state.items())[1:])},
         tmp_path / "less.ckpt",
     )
     with pytest.raises(UserError, match="missing.*layers.0.weight"):
