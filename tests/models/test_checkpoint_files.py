@@ -26,7 +26,7 @@ from tests.models.test_image_text import trainer as quick
 def test_an_unsaid_default_is_not_a_difference(of_python, tmp_path):
     file, model = of_python
     content = torch.load(file, weights_only=True)
-    bert = content["network"]["text_encoder"]["init_args"]["bert"]
+    bert = content["network"]["text_encoder"]["init_args"]["architecture"]
     bert.pop("use_cache", None)
     bert.pop("layer_norm_eps", None)
     model.on_load_checkpoint(content)
