@@ -1,4 +1,4 @@
-"""The exported folder: config.json and model.safetensors for `load`, calibration.json, and a model card."""
+"""The exported folder: config.json and model.safetensors for `load`, calibration.json, data.json and a model card."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.run_folder import DATA_FILE
 
-ONNX_FILES = (IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE)
-FILES = (CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE, CARD_FILE, DATA_FILE, *ONNX_FILES)
-"""All files that an exported folder may hold, beside those of `TERMS`."""
+_SAVED = (CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE)
+FILES = (*_SAVED, CARD_FILE, DATA_FILE, IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE)
+"""Files of an exported folder, beside the licences and card of its source."""
+
+
+def exported_files(folder: Path) -> dict[str, Path]:
+    """Name -> file of each file of an exported folder; other files in it are somebody else's."""
+    files = [*(folder / name for name in FILES), *files_of_terms(folder)]
+    return {file.name: file for file in files if file.is_file()}
 
 
 def export_model(
@@ -45,8 +51,9 @@ def export_model(
     _require_better(folder, model, card)
     # First, and at once or not at all: weights that do not fit on the disk leave the folder as it was, too.
     model.save_pretrained(folder)
-    for file in (*(folder / name for name in (CARD_FILE, DATA_FILE, *ONNX_FILES)), *files_of_terms(folder)):
-        file.unlink(missing_ok=True)
+    for name, file in exported_files(folder).items():
+        if name not in _SAVED:  # of the earlier export
+            file.unlink()
     copy_terms(found.folder, folder)
     if data := Lineage.of(read_model(found.path)).record:
         write_json(data, folder / DATA_FILE)
@@ -76,13 +83,12 @@ def _card_of(folder: Path) -> str:
 
 def _check_free(folder: Path) -> None:
     """Refuse a folder that holds files of another kind than an export's, or a run."""
-    found = folder.iterdir() if folder.is_dir() else [folder] if folder.exists() else ()
-    names = {path.name for path in found if not path.name.startswith(".")}
-    known = {*FILES, *(file.name for file in files_of_terms(folder))}
+    paths = folder.iterdir() if folder.is_dir() else [folder] if folder.exists() else ()
+    names = {path.name for path in paths if not path.name.startswith(".")}
     # A first export that was killed holds the weights alone.
     is_export = is_exported(folder) or names == {WEIGHTS_FILE}
-    if others := sorted(names - known if is_export else names):
+    if others := names - exported_files(folder).keys() if is_export else names:
         raise UserError(
-            f"{folder} holds {others[0]}, which is not of an export; give a new or an empty folder, or that of an "
+            f"{folder} holds {min(others)}, which is not of an export; give a new or an empty folder, or that of an "
             "earlier export"
         )

@@ -56,12 +56,12 @@ def export_layout(source: str | Path, folder: Path, layout: str) -> list[str]:
         bias = _bias(found.path) if kind == _SIGLIP else 0.0
         notes = _notes(network, layout, kind, bias)
         tokenizer = plain_tokenizer(cast(TransformersSentences, network.text_encoder))
-        if kind == _BIOMED_CLIP:
-            state, config = _timm_and_bert(network, temporary)
-            config["text_cfg"]["hf_model_name"] = str(folder)
+        if layout == "open_clip":
+            is_clip = kind == _CLIP
+            state, config = (
+                _clip_of_open_clip(network) if is_clip else _timm_and_bert(network, temporary, folder)
+            )
             _write_open_clip(network, state, config, temporary)
-        elif layout == "open_clip":
-            _write_open_clip(network, *_clip_of_open_clip(network), temporary)
         else:
             with silent():
                 _model(network, bias).save_pretrained(temporary)
@@ -197,33 +197,31 @@ def _clip_of_open_clip(network: ImageTextNetwork) -> tuple[dict[str, Tensor], di
                 f"--format open_clip: {name}: expected {' or '.join(map(str, known))}, found {value}, which open_clip "
                 "does not have; write --format transformers"
             )
-    config = {
-        "quick_gelu": vision.hidden_act == "quick_gelu",
-        "vision_cfg": {
-            **_tower(vision),
-            "head_width": vision.hidden_size // vision.num_attention_heads,
-            "patch_size": vision.patch_size,
-        },
-        "text_cfg": {
-            **_tower(text),
-            "context_length": text.max_position_embeddings,
-            "vocab_size": text.vocab_size,
-            "heads": text.num_attention_heads,
-        },
+    config: dict[str, Any] = {
+        part: {
+            "layers": tower.num_hidden_layers,
+            "width": tower.hidden_size,
+            "mlp_ratio": tower.intermediate_size / tower.hidden_size,
+        }
+        for part, tower in (("vision_cfg", vision), ("text_cfg", text))
+    }
+    config["quick_gelu"] = vision.hidden_act == "quick_gelu"
+    config["vision_cfg"] |= {
+        "head_width": vision.hidden_size // vision.num_attention_heads,
+        "patch_size": vision.patch_size,
+    }
+    config["text_cfg"] |= {
+        "context_length": text.max_position_embeddings,
+        "vocab_size": text.vocab_size,
+        "heads": text.num_attention_heads,
     }
     return to_openai_names(model.state_dict()), config
 
 
-def _tower(config: Any) -> dict[str, Any]:
-    return {
-        "layers": config.num_hidden_layers,
-        "width": config.hidden_size,
-        "mlp_ratio": config.intermediate_size / config.hidden_size,
-    }
-
-
-def _timm_and_bert(network: ImageTextNetwork, folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Weights and model_cfg of a model of timm with a BERT, whose config.json is written into `folder`."""
+def _timm_and_bert(
+    network: ImageTextNetwork, temporary: Path, folder: Path
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Weights and model_cfg of a model of timm with a BERT, whose config.json is written into `temporary`."""
     image: Any = network.image_encoder
     text: Any = network.text_encoder
     poolers, built_for = backwards(POOLINGS), image.backbone.model.pretrained_cfg["input_size"][-1]
@@ -238,7 +236,7 @@ def _timm_and_bert(network: ImageTextNetwork, folder: Path) -> tuple[dict[str, T
             f"--format open_clip: expected {image.name} as timm builds it, {known}, and pooling "
             f"{' or '.join(poolers)}, found {settings} and {text.pooling}, which open_clip does not build"
         )
-    text.model.config.save_pretrained(folder)
+    text.model.config.save_pretrained(temporary)
     vision = {"timm_model_name": image.name, "timm_pool": "", "timm_proj": "linear", "timm_proj_bias": True}
-    words = {"hf_proj_type": "mlp", "hf_pooler_type": poolers[text.pooling]}
+    words = {"hf_model_name": str(folder), "hf_proj_type": "mlp", "hf_pooler_type": poolers[text.pooling]}
     return state, {"vision_cfg": vision, "text_cfg": {**words, "context_length": text.max_tokens}}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.terms import TERMS
-from medclip_dcl.exchange.folder import FILES
+from medclip_dcl.exchange.folder import FILES, exported_files
 
 WARNING = (
     "weights and vocabulary derive from the reports and images of the training data, which may be credentialed: give "
@@ -15,26 +15,20 @@ WARNING = (
 
 
 def push_to_hub(folder: Path, repository: str, *, public: bool = False) -> str:
-    """Upload the files of an exported folder, and nothing else in it; returns the address of the repository.
+    """Upload the files of an exported folder to a repository ("owner/name"), made if needed; returns its address.
 
-    The repository ("owner/name") is made if needed. Its visibility is never changed: a public one is refused unless
-    `public`.
+    Its visibility is never changed: a public one is refused unless `public`.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
 
     api = HfApi()
     # Files of an earlier upload that this export does not have are of other weights.
-    files = list(FILES)
+    patterns: Any = {"allow_patterns": list(exported_files(folder)), "delete_patterns": list(FILES)}
     try:
         address = str(api.create_repo(repository, private=not public, exist_ok=True))
         if public or api.repo_info(repository).private:
-            api.upload_folder(
-                repo_id=repository,
-                folder_path=folder,
-                allow_patterns=[*files, *TERMS],
-                delete_patterns=files,
-            )
+            api.upload_folder(repo_id=repository, folder_path=folder, **patterns)
             return address
     # Without a network httpx's errors, which are not OSErrors; a bad name is a ValueError.
     except (HTTPError, OSError, ValueError) as error:

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 
-from medclip_dcl.common.terms import TERMS
 from medclip_dcl.exchange.export import main
 from medclip_dcl.exchange.folder import FILES
 
@@ -42,8 +41,9 @@ def test_a_new_repository_is_private_and_complete(hub, run, tmp_path, capsys):
     out = tmp_path / "out"
     main([str(run), str(out), "--push_to_hub", "me/mine"])
     assert hub.private == {"me/mine": True}
-    files = {"allow_patterns": [*FILES, *TERMS], "delete_patterns": list(FILES)}
-    assert hub.uploaded == [{"repo_id": "me/mine", "folder_path": out, **files}]
+    (uploaded,) = hub.uploaded
+    assert sorted(uploaded["allow_patterns"]) == sorted(file.name for file in out.iterdir())
+    assert uploaded["delete_patterns"] == list(FILES) and uploaded["folder_path"] == out
     assert 'load("me/mine")' in (out / "README.md").read_text()
     said = capsys.readouterr()
     assert "uploaded: https://hub.example/me/mine" in said.out
