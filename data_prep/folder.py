@@ -40,7 +40,6 @@ from data_prep.sources import rows as row_tables
 from data_prep.sources.cells import with_texts
 from data_prep.sources.growth import digests_of_rows
 from data_prep.sources.preparation import Source
-from data_prep.sources.prepared_images import IMAGE_ENDING
 from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.rows import NO_REPORT, PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
 from data_prep.sources.spellings import find_files
@@ -50,6 +49,7 @@ from medclip_dcl.common.command_line import option, parse_options, run_command
 from medclip_dcl.common.files import encoding_of, kind_of_file
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import TABLES
+from medclip_dcl.pictures.image_file import IMAGE_ENDING
 
 VIEWS = ("PA", "AP", "FRONTAL")
 """Frontal views, in upper or lower case."""

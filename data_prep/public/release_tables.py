@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_prep.sources.prepared_images import ENDINGS, listed_files
+from data_prep.sources.prepared_images import listed_files
 from data_prep.sources.releases import ReleaseError, require
 from data_prep.sources.spellings import as_spelled, code_points, plain_image
+from medclip_dcl.pictures.image_file import ENDINGS
 
 _CHEXPERT = re.compile(r"(patient\d+)/(study\d+)/(view\d+_[a-z]+)$", re.IGNORECASE)
 BOX = ["image", "category", "reader", "x", "y", "w", "h", "image_width", "image_height"]

@@ -19,10 +19,7 @@ from PIL import Image
 from medclip_dcl.common.files import digest, files_below, write_bytes
 from medclip_dcl.pictures.geometry import fit
 from medclip_dcl.pictures.grey import UnusableImageError, notes_of
-from medclip_dcl.pictures.image_file import read_grey
-
-IMAGE_ENDING = r"(?i:\.(?:png|jpe?g|dcm|dicom|tiff?|bmp|jp2))"
-ENDINGS = re.compile(f"{IMAGE_ENDING}+$")
+from medclip_dcl.pictures.image_file import ENDINGS, read_grey
 
 RULES_VERSION = 2
 """Raised whenever the same file gives another picture; part of a set's making and of each prepared file."""

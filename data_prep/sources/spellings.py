@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.sources.prepared_images import ENDINGS, listed_files
+from data_prep.sources.prepared_images import listed_files
 from medclip_dcl.common.files import file_states
+from medclip_dcl.pictures.image_file import ENDINGS
 
 # Characters without ink that Unicode does not count as format characters.
 _UNSEEN = {*map(chr, (0x34F, 0x115F, 0x1160, 0x2800, *range(0xFE00, 0xFE10)))}

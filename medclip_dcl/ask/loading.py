@@ -19,10 +19,8 @@ from medclip_dcl.common.files import files_below
 from medclip_dcl.common.processes import begin_worker
 from medclip_dcl.pictures.dicom import HEAD, is_dicom
 from medclip_dcl.pictures.geometry import View
-from medclip_dcl.pictures.image_file import FORMATS
+from medclip_dcl.pictures.image_file import ENDINGS, FORMATS
 from medclip_dcl.pictures.inputs import ImageWarning, as_grey, doubts, network_input
-
-_DICOM_SUFFIXES = (".dcm", ".dicom")
 
 
 class ReadFile(NamedTuple):
@@ -86,9 +84,8 @@ def image_files_in(folder: Path) -> list[Path]:
 
     Linked folders are searched, too, and each folder once. Unreadable folders are among the files: `as_grey` says why.
     """
-    known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
     content = files_below(folder)
-    found = [file for file in content.files if file.suffix.lower() in known or _may_be_dicom(file)]
+    found = [file for file in content.files if ENDINGS.search(file.name) or _may_be_dicom(file)]
     found += [Path(error.filename) for error in content.closed]
     if not found:
         raise UserError(f"{folder} holds no image file ({', '.join(FORMATS)} or DICOM)")
@@ -96,8 +93,6 @@ def image_files_in(folder: Path) -> list[Path]:
 
 
 def _may_be_dicom(file: Path) -> bool:
-    if file.suffix.lower() in _DICOM_SUFFIXES:
-        return True
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             return False

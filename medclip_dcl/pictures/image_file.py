@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import stat
 import warnings
 from pathlib import Path
@@ -14,6 +15,10 @@ from medclip_dcl.pictures.grey import MAX_PIXELS, UnusableImageError, require_re
 
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "JPEG2000", "GIF", "WEBP", "PPM")
 """Formats read besides DICOM. PIL has more, some of which start other programs."""
+
+IMAGE_ENDING = r"(?i:\.(?:a?png|jpe?g|jpe|jfif|tiff?|bmp|jp[2cfx]|j2[ck]|gif|webp|p[bfgnp]m|dcm|dicom))"
+ENDINGS = re.compile(f"{IMAGE_ENDING}+$")
+"""Endings of files in these formats or DICOM, one or several (.dcm.png)."""
 
 
 def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
