@@ -29,7 +29,7 @@ from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.pictures.geometry import GEOMETRIES, View
 
-Network = TypeVar("Network", bound="ImageNetwork")
+Network = TypeVar("Network", bound="DescribedNetwork")
 
 _IMAGE_ARGUMENTS = ("image_size", "mean", "std", "geometry", "prepared_size", "crop_size")
 
@@ -49,6 +49,34 @@ class DescribedNetwork(nn.Module):
     def config(self) -> dict[str, Any]:
         """Plain values (JSON) from which `from_config` builds the same network with random weights."""
         return {VERSION_KEY: NETWORK.version, "kind": self.kind}
+
+    @classmethod
+    def from_config(cls: type[Network], config: dict[str, Any]) -> Network:
+        """A network with random weights from `config`."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_pretrained(cls: type[Network], source: str | Path) -> Network:
+        """Load a network from a folder of `save_pretrained` or a checkpoint of `fit`, in evaluation mode.
+
+        Raises:
+            MissingFileError: nothing there, or the folder is incomplete.
+            UserError: a description of another version or kind, or that builds no network; weights that do not fit.
+        """
+        return cls.of_saved(read_model(source))
+
+    @classmethod
+    def of_saved(cls: type[Network], saved: SavedModel) -> Network:
+        """`from_pretrained` of a file or folder that is read already."""
+        described = saved.require_network()
+        try:
+            network = cls.from_config(described)
+        # Torch, transformers and tokenizers raise almost anything for values that they do not know.
+        except Exception as error:
+            reason = str(error) if isinstance(error, UserError) else repr(error)
+            raise UserError(f"{saved.path}: {' '.join(reason.split())[:300]}") from error
+        load_exactly(network, saved.tensors(), saved.path)
+        return network.eval()
 
 
 class Encoded(NamedTuple):
@@ -162,36 +190,8 @@ class ImageNetwork(DescribedNetwork):
     def image_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
         return {name: config[name] for name in _IMAGE_ARGUMENTS}
 
-    @classmethod
-    def from_config(cls: type[Network], config: dict[str, Any]) -> Network:
-        """A network with random weights from `config`."""
-        raise NotImplementedError
-
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, from which `from_pretrained` loads without the original files."""
         folder = Path(folder)
         write_safetensors(merged_state(self), folder / WEIGHTS_FILE)
         write_text(json.dumps(self.config(), indent=2, sort_keys=True) + "\n", folder / CONFIG_FILE)
-
-    @classmethod
-    def from_pretrained(cls: type[Network], source: str | Path) -> Network:
-        """Load a network from a folder of `save_pretrained` or a checkpoint of `fit`, in evaluation mode.
-
-        Raises:
-            MissingFileError: nothing there, or the folder is incomplete.
-            UserError: a description of another version or kind, or that builds no network; weights that do not fit.
-        """
-        return cls.of_saved(read_model(source))
-
-    @classmethod
-    def of_saved(cls: type[Network], saved: SavedModel) -> Network:
-        """`from_pretrained` of a file or folder that is read already."""
-        described = saved.require_network()
-        try:
-            network = cls.from_config(described)
-        # Torch, transformers and tokenizers raise almost anything for values that they do not know.
-        except Exception as error:
-            reason = str(error) if isinstance(error, UserError) else repr(error)
-            raise UserError(f"{saved.path}: {' '.join(reason.split())[:300]}") from error
-        load_exactly(network, saved.tensors(), saved.path)
-        return network.eval()

@@ -22,7 +22,7 @@ from medclip_dcl.common.errors import MissingFileError, UserError
 UNLABELLED = -1
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _SSD = ("dog", "frog", "horse", "ship", "truck")
-_CIFAR10_FOLDERS = ("cifar-10-batches-py", "cifar-10-batches-bin", "plain_text")
+_CIFAR10_FOLDERS = ("cifar-10-batches-py", "plain_text")
 _CIFAR10_SHAPE, _STL10_SHAPE = (3, 32, 32), (3, 96, 96)
 _ARRAY_PARTS = {
     ("numpy", "ndarray"),
@@ -77,18 +77,17 @@ def read_digits() -> ImageArrays:
 
 
 def read_cifar10(folder: Path) -> ImageArrays:
-    """CIFAR-10 from its official Python batches, binary batches, or the Parquet files of the Hugging Face data set."""
+    """CIFAR-10 from its official Python batches, or the Parquet files of the Hugging Face data set."""
     for place in (folder, *(folder / name for name in _CIFAR10_FOLDERS)):
-        for suffix, read in (("", _read_python_batch), (".bin", _read_binary_batch)):
-            if (place / f"data_batch_1{suffix}").is_file():
-                files = [place / f"data_batch_{number}{suffix}" for number in range(1, 6)]
-                return _cifar10(files, [place / f"test_batch{suffix}"], read)
+        if (place / "data_batch_1").is_file():
+            files = [place / f"data_batch_{number}" for number in range(1, 6)]
+            return _cifar10(files, [place / "test_batch"], _read_python_batch)
         if train := sorted(place.glob("train-*.parquet")):
             test = sorted(place.glob("test-*.parquet")) or [place / "test-*.parquet"]
             return _cifar10(train, test, _read_parquet)
     raise MissingFileError(
-        f"data.files: found no CIFAR-10 in {folder}; expected the files data_batch_1 (Python batches), "
-        "data_batch_1.bin (binary batches) or train-*.parquet (Hugging Face), unpacked"
+        f"data.files: found no CIFAR-10 in {folder}; expected the files data_batch_1 (Python batches) or "
+        "train-*.parquet (Hugging Face), unpacked"
     )
 
 
@@ -124,12 +123,6 @@ def _read_python_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
         return batch["data"].reshape(len(labels), *_CIFAR10_SHAPE), labels
     except Exception as error:  # which ones damaged bytes raise is not limited
         raise UserError(f"{file}: expected a Python batch of CIFAR-10, found {error!r}") from error
-
-
-def _read_binary_batch(file: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of a binary batch: a byte of the label, then 3,072 of the image."""
-    rows = _rows(file, 3073)
-    return rows[:, 1:].reshape(-1, *_CIFAR10_SHAPE), rows[:, 0]
 
 
 def _read_parquet(file: Path) -> tuple[np.ndarray, np.ndarray]:

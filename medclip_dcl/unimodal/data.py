@@ -64,7 +64,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
 
     Args:
         source: "digits", 1,797 images of 8 x 8 pixels that come with scikit-learn; "cifar10"; or "stl10".
-        files: folder of CIFAR-10 (the official Python or binary batches, or the Parquet files of the Hugging
+        files: folder of CIFAR-10 (the official Python batches, or the Parquet files of the Hugging
             Face data set) or STL10 (the official binary files). null for digits.
         fraction: share r of the training images of each selected class that is kept, in (0, 1]. Other classes and the
             test images stay whole (SSD describes 6,000 images of a class, training and test together: choice).

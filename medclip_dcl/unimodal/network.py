@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from jaxtyping import Float
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from medclip_dcl.common.errors import check_min
 from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import UNIMODAL, load_exactly, read_model, require_kind
+from medclip_dcl.common.weight_files import UNIMODAL, require_kind
 from medclip_dcl.networks.base import DescribedNetwork
 from medclip_dcl.unimodal.encoders import SmallImageEncoder
 
@@ -69,7 +68,6 @@ class UnimodalNetwork(DescribedNetwork):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> UnimodalNetwork:
-        """Build a network from the result of `config`."""
         require_kind(config, cls.kind)
         return cls(
             build_part(config["image_encoder"], SmallImageEncoder),
@@ -77,11 +75,3 @@ class UnimodalNetwork(DescribedNetwork):
             config["hidden"],
             config["batch_norm"],
         )
-
-    @classmethod
-    def from_pretrained(cls, source: str | Path) -> UnimodalNetwork:
-        """Load the network of a checkpoint of `fit`, in evaluation mode."""
-        saved = read_model(source)
-        network = cls.from_config(saved.require_network())
-        load_exactly(network, saved.tensors(), saved.path)
-        return network.eval()

@@ -16,7 +16,6 @@ from medclip_dcl.unimodal.augmentation import (
     NUMBERS,
     Augmentation,
     Drawn,
-    resized_crops,
     uniform_numbers,
 )
 
@@ -101,14 +100,6 @@ def test_probabilities_are_kept():
     )
     # Independent of one another.
     assert float((drawn.is_flipped & drawn.is_grey).float().mean()) == pytest.approx(0.06, abs=0.01)
-
-
-def test_a_whole_box_is_a_resized_image():
-    images = some_images(3, 3, 12)
-    boxes = torch.tensor([[0, 0, 12, 12]]).expand(3, -1)
-    for size in (4, 5, 12, 31):
-        expected = tv.resize(images, [size, size], antialias=True)
-        torch.testing.assert_close(resized_crops(images, boxes, size), expected, rtol=0, atol=2e-6)
 
 
 def test_numbers_depend_on_seed_epoch_view_image():

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from sklearn.metrics import accuracy_score, hinge_loss, log_loss
 from sklearn.neighbors import NearestCentroid
 
 from medclip_dcl.unimodal.curl import margin_loss
@@ -53,25 +52,6 @@ def test_class_means_are_scikit_learns_centroids():
     expected = NearestCentroid().fit(embeddings.numpy(), labels.numpy()).centroids_
     torch.testing.assert_close(class_means(embeddings, labels), torch.from_numpy(expected))
     assert class_means(embeddings.half(), labels).dtype == torch.float32
-
-
-def test_one_task_equals_scikit_learn():
-    counts = [3, 8, 5, 2]
-    embeddings, labels = labelled(counts, 5)
-    means = class_means(embeddings, labels) + 0.2
-    weights = (0.25 / torch.tensor(counts))[labels].numpy()
-    scores = (embeddings @ means.T).numpy()
-    for loss in LOSSES:
-        found = average_k_metrics(embeddings, labels, means, 3, loss=loss)
-        if loss == "hinge":
-            expected = hinge_loss(labels.numpy(), scores, sample_weight=weights)
-        else:
-            chances = torch.from_numpy(scores).softmax(1).numpy()
-            expected = log_loss(labels.numpy(), chances, sample_weight=weights) / math.log(2)
-        assert found.loss == pytest.approx(expected, rel=1e-6)
-        assert found.accuracy == pytest.approx(
-            accuracy_score(labels.numpy(), scores.argmax(1), sample_weight=weights)
-        )
 
 
 @pytest.mark.parametrize("loss", LOSSES)

@@ -15,12 +15,10 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.objectives import KnownClassProbability
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.loggers import MetricsFile
 from medclip_dcl.runs.run_folder import RunFolder
-from medclip_dcl.training.finite import FiniteCheck, NonFiniteError
 from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, LastEpoch
 from medclip_dcl.training.record import RunRecord
 from medclip_dcl.unimodal.data import UnimodalDataModule
@@ -99,22 +97,6 @@ def views(images: int = 6) -> dict[str, Tensor]:
     }
 
 
-def test_loss_is_the_objectives_of_all_views():
-    one = model().double()
-    batch = views()
-    loss, figures = one._loss(batch)
-    together = one.network(torch.cat([*batch["images"]]))
-    expected, _ = one.objective(torch.stack([together[:6], together[6:]]), {"rho": batch["rho"]})
-    assert torch.equal(loss, expected) and figures["class_probability"] > 0
-
-
-def test_a_broken_loss_names_the_images(tmp_path):
-    broken: Any = model()
-    broken.network.projection[2].bias.data[0] = float("nan")
-    with pytest.raises(NonFiniteError, match=r"the loss is not finite(.|\n)*  index: (\d+, ){39}\d+"):
-        train(tmp_path, broken, data(), FiniteCheck())
-
-
 # Checkpoints and resuming
 
 
@@ -176,16 +158,6 @@ def test_weights_of_another_network_are_refused(whole, changed, message):
         model(**changed).on_load_checkpoint(checkpoint)
     with pytest.raises(UserError, match="expected kind unimodal$"):
         model().on_load_checkpoint({"network": {"image_encoder": {}}})
-    with pytest.raises(UserError, match="expected kind image-text; to start from its weights, give it as"):
-        ImageTextModel.on_load_checkpoint(_Unbuilt(), checkpoint)
-
-
-class _Unbuilt(ImageTextModel):
-    """An image-text model of which only the name of its kind is needed."""
-
-    def __init__(self) -> None:
-        LightningModule.__init__(self)
-        self.network = model().network  # type: ignore[assignment]
 
 
 # Two processes

@@ -189,17 +189,6 @@ def test_configurations_are_complete(file):
     assert loss.isfinite()
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("dcl_true_m4", torch.float16), ("blocks", torch.bfloat16)])
-def test_autocast_leaves_the_loss_in_float32(name, dtype):
-    (file,) = [file for file in CONFIGS if file.stem == name]
-    objective = built(file)
-    views = (10 * torch.randn(objective.n_views, 7, 16)).to(dtype)
-    with torch.autocast("cpu", dtype=dtype):
-        loss, _ = objective(views, fields(7))
-    expected, _ = objective(views.float(), fields(7))
-    assert loss.dtype == torch.float32 and loss.item() == expected.item()
-
-
 # Two processes; tests/models/test_two_processes.py has the processes in which this runs.
 
 COUNTS = (3, 4)
