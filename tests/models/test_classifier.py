@@ -370,10 +370,6 @@ def test_it_starts_from_a_described_encoder(sources, name):
 def test_weights_of_another_encoder_are_refused(sources):
     with pytest.raises(ValueError, match="training cannot start from it: .*backbone.7.0.conv1.weight"):
         Classifier(image_encoder=ResNetRegions(dim=5, width=8), init_from=str(sources["model.ckpt"]))
-    with pytest.raises(
-        ValueError, match="image_encoder: give class_path .*resnet18.pth does not describe it"
-    ):
-        Classifier(init_from=str(sources["resnet18.pth"]))
 
 
 def save(model: Classifier, file: Path) -> None:
@@ -404,8 +400,7 @@ def test_a_checkpoint_needs_nothing_else(sources, tmp_path):
     assert again.network.mean.flatten().tolist() == pytest.approx([0.1, 0.2, 0.3])
     content = torch.load(tmp_path / "classifier.ckpt", weights_only=True)
     assert content["format_version"] == 3 and content["network"]["findings"] == ["Fracture", "Edema"]
-    with pytest.raises(ValueError, match="expected kind image-text, found classifier"):
-        load(tmp_path / "classifier.ckpt")
+    assert load(tmp_path / "classifier.ckpt").network.kind == "classifier"
 
 
 def test_checkpoints_of_other_models_are_refused(sources, tmp_path):
