@@ -24,7 +24,9 @@ from medclip_dcl.exchange.card_facts import (
     training_facts,
 )
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
+from medclip_dcl.networks.base import ImageNetwork
 from medclip_dcl.networks.bert_folder import weights_fingerprint
+from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report import tables
 from medclip_dcl.report.page import render_template
@@ -45,12 +47,16 @@ _SECTIONS = {
     "grounding": ("phrase grounding", "visual-grounding"),
     "retrieval": ("retrieval of phrases and boxes", "image-text-retrieval"),
     tables.REPORTS: ("retrieval of reports", "image-text-retrieval"),
+    tables.CLASSIFIER: ("classification of findings", "image-classification"),
 }
 """Section of results.json -> its name in the card, and the Hub's name of the task."""
 
 
 def model_card(
-    folder: Path, network: ImageTextNetwork, address: str, calibration: Calibration | None = None
+    folder: Path,
+    network: ImageTextNetwork | FindingNetwork,
+    address: str,
+    calibration: Calibration | None = None,
 ) -> str:
     """The card of a network from a run folder as Markdown; the same folder gives the same text.
 
@@ -70,8 +76,9 @@ def model_card(
         f"results.json: the model has not been tested; {create}": run.results is None,
         f"results.json is of other weights ({tested.get('file')}), so that its numbers are left out; test these: "
         f"{run.command}": bool(tested and not runs),
-        f"results_untrained.json: no numbers of the untrained network; {create}": bool(runs)
-        and len(runs) < 2,
+        f"results_untrained.json: no numbers of the untrained network; {create}": (
+            bool(runs) and len(runs) < 2 and isinstance(network, ImageTextNetwork)
+        ),
         "the description of the training data: their folder is not at hand, and the run was not tested on them; "
         f"{create}": not dataset,
         "config.yaml: objective and settings of the training; restore the file in the run folder": not config,
@@ -90,6 +97,7 @@ def model_card(
     content = {
         "name": folder.resolve().name,
         "address": address,
+        "findings": getattr(network, "findings", ()),
         "example": _example(network, config, calibration),
         "phantom": bool(dataset.get("phantom")) if dataset else None,
         "data": data_facts(dataset),
@@ -104,18 +112,18 @@ def model_card(
         "limits": _limits(network, runs, dataset),
         "missing": [line.replace(str(folder), shown) for line in missing],
         "provenance": {"run": folder.resolve().name, "weights": weights} | _provenance(runs),
-        "metadata": _metadata(folder, runs, dataset),
+        "metadata": _metadata(folder, network, runs, dataset),
     }
     return render_template("card.md", content, Path(__file__).parent)
 
 
 def _example(
-    network: ImageTextNetwork, config: Mapping[str, Any], calibration: Calibration | None
+    network: ImageNetwork, config: Mapping[str, Any], calibration: Calibration | None
 ) -> dict[str, Any]:
     """Prompts other than CheX5's, a sentence and modules of the user's classes, for the example of use."""
     fitted = calibration.findings if calibration else {}
     prompts = {finding: one.prompts for finding, one in fitted.items()} or prompts_of(config)
-    if prompts == read_prompts(CHEX5):
+    if prompts == read_prompts(CHEX5) or isinstance(network, FindingNetwork):
         prompts = {}
     modules = {type(part).__module__ for part in network.children()}
     return {
@@ -167,11 +175,10 @@ def _summary(runs: Mapping[str, tables.Shown]) -> Table:
     return Table("Summary", [*map(Column, runs), Column("by chance")], rows, note)
 
 
-def _limits(
-    network: ImageTextNetwork, runs: Mapping[str, TestedRun], dataset: Mapping[str, Any]
-) -> list[str]:
+def _limits(network: ImageNetwork, runs: Mapping[str, TestedRun], dataset: Mapping[str, Any]) -> list[str]:
     """Limits that follow from the run: data, what was not measured, approximations."""
-    similarity = explained(network.config()["similarity"]["class_path"])
+    is_classifier = isinstance(network, FindingNetwork)
+    similarity = "" if is_classifier else explained(network.config()["similarity"]["class_path"])
     limits = [f"Similarity: {similarity}"] if similarity else []
     if dataset.get("phantom"):
         limits.append("Trained on drawn pictures: its scores of real radiographs mean nothing.")
@@ -185,9 +192,11 @@ def _limits(
             )
     if runs:
         tested = runs[_MODEL].tested
-        if names := [name for x, (name, _) in _SECTIONS.items() if not tables.is_measured(tested, x)]:
+        sections = [x for x in _SECTIONS if (x == tables.CLASSIFIER) == is_classifier]
+        if names := [_SECTIONS[x][0] for x in sections if not tables.is_measured(tested, x)]:
             limits.append(f"Not measured: {', '.join(names)}.")
-        by_finding = tested["metrics"].get("classification", {}).get("by_finding", {})
+        section = tables.CLASSIFIER if is_classifier else "classification"
+        by_finding = tested["metrics"].get(section, {}).get("by_finding", {})
         if few := [finding for finding, numbers in by_finding.items() if numbers["auc"] is None]:
             limits.append(f"Too few test cases for a number: {', '.join(few)}.")
         if tested["dataset"]["fingerprint"] == dataset.get("fingerprint"):
@@ -208,15 +217,20 @@ def _provenance(runs: Mapping[str, TestedRun]) -> dict[str, str]:
     }
 
 
-def _metadata(folder: Path, runs: Mapping[str, TestedRun], dataset: Mapping[str, Any]) -> str:
+def _metadata(
+    folder: Path, network: ImageNetwork, runs: Mapping[str, TestedRun], dataset: Mapping[str, Any]
+) -> str:
     """YAML head of the card, as the Hub reads it; metrics are exactly those of results.json."""
+    is_classifier = isinstance(network, FindingNetwork)
     metadata: dict[str, Any] = {
         "library_name": "medclip_dcl",
-        "pipeline_tag": "zero-shot-image-classification",
+        "pipeline_tag": f"{'' if is_classifier else 'zero-shot-'}image-classification",
         "license": "other",
         "license_name": "terms-of-the-training-data",
-        "tags": ["medical", "radiology", "chest-x-ray", "image-text", "contrastive-learning"],
+        "tags": ["medical", "radiology", "chest-x-ray"],
     }
+    if not is_classifier:
+        metadata["tags"] += ["image-text", "contrastive-learning"]
     # The language of other sources' reports is not known.
     if dataset.get("phantom") or str(dataset.get("source")).startswith(("mimic-cxr", "open-i")):
         metadata["language"] = ["en"]

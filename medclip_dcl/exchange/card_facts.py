@@ -11,6 +11,7 @@ from typing import Any
 
 from medclip_dcl.common.errors import MissingFileError
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
+from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.saved import setting, settings_of_callback
 
@@ -112,15 +113,17 @@ def prompts_of(config: Mapping[str, Any]) -> PromptEnsembles:
     return {}
 
 
-def model_facts(network: ImageTextNetwork) -> dict[str, str]:
+def model_facts(network: ImageTextNetwork | FindingNetwork) -> dict[str, str]:
     """Rows about the network, from its own description."""
-    described = network.config()
-    parts = ("image_encoder", "text_encoder", "similarity")
-    size = network.image_size
+    described, size = network.config(), network.image_size
+    if isinstance(network, FindingNetwork):
+        own = {"findings": ", ".join(network.findings)}
+    else:
+        own = {"largest logit, gamma^2": f"{network.scale:.3g}"}
     first = f", first fitted to {network.prepared_size}" if network.prepared_size else ""
     return {
-        **{part.replace("_", " "): _part(described[part]) for part in parts},
-        "largest logit, gamma^2": f"{network.similarity.gamma2.item():.3g}",
+        **{part.replace("_", " "): _part(described[part]) for part in network.parts},
+        **own,
         "parameters": f"{sum(p.numel() for p in network.parameters()):,}",
         "images": f"{size} x {size} pixels, geometry {network.geometry}{first}",
     }
@@ -144,7 +147,7 @@ def training_facts(fit: Mapping[str, Any], config: Mapping[str, Any]) -> dict[st
         of_library = setting(config, "model.init_args.image_encoder.init_args.pretrained")
         settings = {image_encoder: settings.get(image_encoder, as_text(of_library or "random"))} | settings
     if setting(config, "model.init_args.frozen"):
-        settings["encoders"] = "frozen; projections and similarity were trained"
+        settings["encoders"] = "frozen; only the layers behind them were trained"
     if lora := setting(config, "model.init_args.lora"):
         settings["encoders"] = f"trained by adapters (LoRA) of rank {lora['rank']}, which are merged"
     return facts("fit", fit) | settings

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import read_settings, safetensors_bytes, write_safetensors
+from medclip_dcl.networks.base import ImageNetwork
 from medclip_dcl.networks.bert_folder import save_language_model
 from medclip_dcl.networks.image_encoder import TORCHVISION_WIDTH, ResNetRegions, to_torchvision_names
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -72,7 +73,7 @@ def plain_tokenizer(encoder: TransformersSentences) -> PreTrainedTokenizerFast:
     )
 
 
-def export_image_encoder(network: ImageTextNetwork, file: Path) -> None:
+def export_image_encoder(network: ImageNetwork, file: Path) -> None:
     """Write the ResNet of the image encoder as a torchvision state dict, without classifier and projection.
 
     ``torchvision.models.resnet18`` (or 34, 50) loads it strictly once its ``fc``, and for stride 16 its ``layer4``, is

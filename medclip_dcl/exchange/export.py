@@ -65,17 +65,17 @@ def _export(options: argparse.Namespace) -> None:
             print(f"note: {note}")
         print(f"model for {options.format}: {options.folder}")
     else:
-        network = export_model(options.model, options.folder, options.push_to_hub, options.calibration)
+        model = export_model(options.model, options.folder, options.push_to_hub, options.calibration)
         print(f"model: {options.folder}")
         if options.text_encoder:
-            export_text_encoder(network, options.text_encoder)
+            export_text_encoder(model.image_text, options.text_encoder)
             print(f"text encoder: {options.text_encoder}")
         if options.image_encoder:
-            export_image_encoder(network, options.image_encoder)
+            export_image_encoder(model.network, options.image_encoder)
             print(f"image encoder: {options.image_encoder}")
         if options.onnx:
-            export_onnx(network, options.folder)
-            print(f"ONNX encoders: {options.folder}")
+            export_onnx(model.network, options.folder)
+            print(f"ONNX files: {options.folder}")
     print(f"medclip_dcl.exchange.export: warning: {WARNING}", file=sys.stderr)
     if options.push_to_hub:
         print(f"uploaded: {push_to_hub(options.folder, options.push_to_hub, public=options.public)}")

@@ -11,14 +11,13 @@ from medclip_dcl.common.terms import copy_terms, files_of_terms
 from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported, read_model
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.exchange.card import CARD_FILE, RESULTS, model_card
-from medclip_dcl.exchange.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
+from medclip_dcl.exchange.onnx_files import CLASSIFIER_FILE, IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
 from medclip_dcl.inference.model import LoadedModel, load
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
-from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.run_folder import DATA_FILE
 
 _SAVED = (CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE)
-FILES = (*_SAVED, CARD_FILE, DATA_FILE, IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE)
+FILES = (*_SAVED, CARD_FILE, DATA_FILE, IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE, CLASSIFIER_FILE)
 """Files of an exported folder, beside the licences and card of its source."""
 
 
@@ -30,8 +29,8 @@ def exported_files(folder: Path) -> dict[str, Path]:
 
 def export_model(
     source: str | Path, folder: Path, address: str | None = None, calibration: str | Path | None = None
-) -> ImageTextNetwork:
-    """Write the exported folder of a model, and return the network.
+) -> LoadedModel:
+    """Write the exported folder of a model, and return the model.
 
     The card is made from the checkpoint's run folder. Of an exported folder, its files are copied but for ONNX. An
     earlier export at `folder` is replaced, ONNX files included. `address` stands in the example of the card; the
@@ -42,7 +41,7 @@ def export_model(
     _check_free(folder)
     model = load(found.path, calibration=calibration)
     if home.resolve() == folder.resolve():
-        return model.network
+        return model
     # Before anything is written: a card that cannot be made leaves the folder as it was.
     if found.path.is_dir():
         card = _card_of(home)
@@ -59,7 +58,7 @@ def export_model(
         write_json(data, folder / DATA_FILE)
     if card:
         write_text(card, folder / CARD_FILE)
-    return model.network
+    return model
 
 
 def _require_better(folder: Path, model: LoadedModel, card: str) -> None:

@@ -1,4 +1,4 @@
-"""Both encoders as ONNX files, which run without torch; needs the extra ``onnx``."""
+"""Both encoders, or a classifier, as ONNX files, which run without torch; needs the extra ``onnx``."""
 
 from __future__ import annotations
 
@@ -15,21 +15,26 @@ from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_bytes, write_text
+from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 
 IMAGE_FILE = "image_encoder.onnx"
 TEXT_FILE = "text_encoder.onnx"
 TOKENIZER_FILE = "tokenizer.json"
+CLASSIFIER_FILE = "classifier.onnx"
 
 TOLERANCE = 1e-4
 """Largest difference from torch, relative to the largest value where that exceeds 1."""
 
 _IMAGES = (
     "images: float32 (batch, 3, size, size), grey levels / 255 in three equal channels, of radiographs fitted to the "
-    "size as image_size, geometry and prepared_size say; the normalisation of the channels is inside. feature_map: "
-    "(batch, dim, row, column), a region every stride pixels, not normalised to length 1; global_vector, of encoders "
-    "that have one: (batch, dim)."
+    "size as image_size, geometry and prepared_size say; the normalisation of the channels is inside. "
 )
+_FEATURE_MAP = (
+    "feature_map: (batch, dim, row, column), a region every stride pixels, not normalised to length 1; global_vector, "
+    "of encoders that have one: (batch, dim)."
+)
+_LOGITS = "logits: (batch, finding), in the order of findings."
 _SENTENCES = (
     "input_ids, attention_mask: int64 (batch, token), at most max_tokens, padded at the end, of tokenizer.json with "
     "special tokens; where final_period is true, a text without a final mark gets a period first. sentence_embedding: "
@@ -48,27 +53,35 @@ class _Encoder(nn.Module):
         return self.encode(*inputs)
 
 
-def export_onnx(network: ImageTextNetwork, folder: Path) -> None:
-    """Write image_encoder.onnx, text_encoder.onnx and tokenizer.json, each checked against torch before it is written.
+def export_onnx(network: ImageTextNetwork | FindingNetwork, folder: Path) -> None:
+    """Write image_encoder.onnx, text_encoder.onnx and tokenizer.json, or classifier.onnx.
 
-    Inputs and outputs stand in the files' descriptions, size, geometry and treatment of texts in their metadata. The
-    network must be in evaluation mode, on the CPU.
+    Each is checked against torch before it is written. Inputs and outputs stand in the files' descriptions; size,
+    geometry, treatment of texts and findings in their metadata. The network must be in evaluation mode, on the CPU.
     """
     try:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError(f"ONNX files need the package {error.name}: pip install -e '.[onnx]'") from error
-    has_vector, text, seen = network.image_encoder.has_global_vector, network.text_encoder, network.view.seen
+    has_vector, seen = network.image_encoder.has_global_vector, network.view.seen
     batch, token = torch.export.Dim("batch"), torch.export.Dim("token")
+    images = {"images": (torch.rand(2, 3, seen, seen), {0: batch})}
+    settings = {name: getattr(network, name) for name in ("image_size", "geometry", "prepared_size")}
+    if isinstance(network, FindingNetwork):
+        settings["findings"] = network.findings
+        classifier = _Encoder(network, lambda images: (network(images),))
+        program = _program(classifier, images, ["logits"], _IMAGES + _LOGITS, settings)
+        return write_bytes(program, folder / CLASSIFIER_FILE)
+    text = network.text_encoder
     tokens, lengths = network.tokenize(["Small left pleural effusion.", "No edema", "The lungs are clear."])
     mask = (torch.arange(tokens.shape[1]) < lengths[:, None]).long()
     image = _program(
         _Encoder(network, lambda images: tuple(network.encode(images))[: 1 + has_vector]),
-        {"images": (torch.rand(2, 3, seen, seen), {0: batch})},
+        images,
         ["feature_map", "global_vector"][: 1 + has_vector],
-        _IMAGES,
-        {name: getattr(network, name) for name in ("image_size", "geometry", "prepared_size", "stride")},
+        _IMAGES + _FEATURE_MAP,
+        settings | {"stride": network.stride},
     )
     sentence = _program(
         _Encoder(network, lambda tokens, mask: (network.encode_sentences(tokens, mask.sum(dim=1)),)),

@@ -17,6 +17,9 @@ from medclip_dcl.command.cli import main
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import write_table
+from medclip_dcl.exchange.export import main as export
+from medclip_dcl.exchange.onnx_files import export_onnx
+from medclip_dcl.pictures.inputs import as_grey, network_input
 from medclip_dcl.runs.run_folder import IMAGES_FILE
 from tests.evaluation.classifier_runs import FINDINGS, words
 
@@ -113,3 +116,28 @@ def test_its_logits_are_calibrated(kind, run, exported, validate_set, tmp_path, 
     assert (found["Edema positive"] == (expected >= threshold).to_numpy(float)).all()
     load(source).save_pretrained(tmp_path / "again")
     pd.testing.assert_frame_equal(load(tmp_path / "again").classify(files, calibrated=True), probabilities)
+
+
+def test_an_export_has_a_card_and_its_logits(run, labelled_set, tmp_path, capsys):
+    folder, expected = tmp_path / "exported", logits(run, labelled_set)
+    export([str(run), str(folder)])
+    card = (folder / "README.md").read_text()
+    assert "pipeline_tag: image-classification" in card and "Edema, Fracture, Support Devices" in card
+    assert "A classifier of chest radiographs" in card and "heat_map" not in card and "image-text" not in card
+    np.testing.assert_allclose(load(folder).classify(list(expected.index)), expected, rtol=0, atol=1e-5)
+    for place, more in enumerate((["--text_encoder", str(tmp_path / "text")], ["--format", "transformers"])):
+        with pytest.raises(SystemExit):
+            export([str(run), str(tmp_path / f"other{place}"), *more])
+        assert "classifier" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.slow
+def test_its_onnx_file_gives_its_logits(run, labelled_set, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    expected, network = logits(run, labelled_set)[:5], load(run).network
+    export_onnx(network, tmp_path)
+    inputs = np.stack([network_input(as_grey(file), network.view) for file in expected.index])
+    images = (inputs[:, None].repeat(3, axis=1) / 255).astype(np.float32)
+    session = onnxruntime.InferenceSession(tmp_path / "classifier.onnx", providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(["logits"], {"images": images})[0], expected, rtol=0, atol=1e-4)
+    assert json.loads(session.get_modelmeta().custom_metadata_map["findings"]) == list(FINDINGS)
