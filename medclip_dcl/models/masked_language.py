@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 from dataclasses import asdict, dataclass
@@ -197,7 +198,7 @@ class MaskedLanguageModel(TrainedModel):
                 file = Path(callback.dirpath or "", Path(callback.best_model_path).name)
                 if file.is_file():
                     state = read_model(file).state.items()
-                    best = type(self._model)(self._model.config)
+                    best = copy.deepcopy(self._model)
                     best.load_state_dict({name.removeprefix(_WEIGHTS_PREFIX): x for name, x in state})
                     return best
         warnings.warn("no checkpoint was selected: the last weights are exported, not the best", stacklevel=2)

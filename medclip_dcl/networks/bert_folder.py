@@ -25,6 +25,7 @@ from medclip_dcl.common.weight_files import (
     WRAPPER,
     check_numbers,
     check_sizes,
+    is_exported,
     read_state_dict,
     shapes_of,
     some_of,
@@ -58,6 +59,11 @@ class ModelFolderError(UserError):
 def resolve_folder(name_or_path: str | Path) -> Path:
     """Return the folder of a library's model: itself, in the run of a language model, or a downloaded repository."""
     folder = Path(name_or_path).expanduser()
+    if folder.is_file() or is_exported(folder):
+        raise ModelFolderError(
+            f"pretrained: expected a library's folder or repository, found a model of this program, {folder}; start "
+            "from it by model.init_args.init_from, and leave out the encoder"
+        )
     if folder.is_dir():
         return folder / LANGUAGE_MODEL if (folder / LANGUAGE_MODEL).is_dir() else folder
     snapshot = download(str(name_or_path), _FILES)

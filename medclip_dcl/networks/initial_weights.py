@@ -17,7 +17,7 @@ from medclip_dcl.common.weight_files import compare_state_dicts, read_model
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import IMAGENET_MEAN, IMAGENET_STD
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.text_encoder import functional_settings
+from medclip_dcl.networks.library_folder import OF_TRAINING
 
 PARTS = ("image_encoder", "text_encoder", "similarity")
 WITHOUT_PROJECTION = {
@@ -180,12 +180,12 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool) -> 
 
 def _check_function(part: str, there: dict[str, Any], here: dict[str, Any], settings: list[str]) -> None:
     """Refuse another tokenization, and settings of a library's model that its tensors do not show."""
-    names: list[str] = []
-    for arguments in (there, here):
-        flat = _flat(arguments.get("architecture") or {}, "architecture.")
-        names += functional_settings(flat)
-    starts = tuple(f"{part}.init_args.{name}: " for name in names)
-    others = [line for line in settings if line.startswith(starts)]
+    start = f"{part}.init_args.architecture."
+    others = [
+        line
+        for line in settings
+        if line.startswith(start) and not OF_TRAINING.search(line.partition(": ")[0])
+    ]
     if _splitting(there.get("tokenizer")) != _splitting(here.get("tokenizer")):
         others.append("another tokenizer, so that its weights belong to other tokens")
     if others:

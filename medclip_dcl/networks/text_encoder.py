@@ -25,10 +25,9 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
-from medclip_dcl.common.weight_files import CONFIG_FILE, SavedModel, is_exported, load_exactly, read_model
+from medclip_dcl.common.weight_files import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import ModelFolderError, read_folder_json, resolve_folder
 from medclip_dcl.networks.library_folder import (
-    OF_TRAINING,
     check_source,
     forward_settings,
     library_config,
@@ -138,8 +137,7 @@ class TransformersSentences(SentenceEncoder):
     Args:
         pretrained: a Hugging Face folder or repository id of an encoder that transformers knows, with its tokenizer,
             e.g. microsoft/BiomedVLP-CXR-BERT-general, or the export of configs/language_model.yaml; or of a CLIP or
-            SigLIP, whose text tower is used; or a checkpoint or an exported folder of an image-text model, whose
-            transformer and tokenizer are used.
+            SigLIP, whose text tower is used.
         dim: size of the projected sentences.
         max_tokens: longer sentences are truncated to this many tokens, special tokens included; null for the model's
             positions, at most 128 (choice).
@@ -195,9 +193,7 @@ class TransformersSentences(SentenceEncoder):
         check_choice("text_encoder.projection", projection, ("linear", "mlp", "gelu", "pretrained"))
         if dropout is not None and not 0 <= dropout < 1:
             raise UserError(f"text_encoder.dropout: expected a number in [0, 1), found {dropout}")
-        trained, of_trained = _trained_encoder(pretrained, [*described])
-        described |= of_trained
-        folder = None if pretrained is None or trained is not None else resolve_folder(pretrained)
+        folder = None if pretrained is None else resolve_folder(pretrained)
         if folder is not None:
             config, described = _described(folder, read_folder_json(folder / CONFIG_FILE))
         else:
@@ -239,10 +235,6 @@ class TransformersSentences(SentenceEncoder):
             self.projection = _projection(projection, size, dim)
         if folder is not None:
             self._try_out(folder)
-        if trained is not None and projection == "pretrained":
-            load_exactly(self, trained.tensors("text_encoder"), trained.path)
-        elif trained is not None:
-            self._take_transformer(trained)
 
     @classmethod
     def untrained(
@@ -376,17 +368,6 @@ class TransformersSentences(SentenceEncoder):
         advice = "give a folder of CLIP that has both towers"
         return load_library_model(CLIPTextModelWithProjection, folder, config, advice).text_projection
 
-    def _take_transformer(self, saved: SavedModel) -> None:
-        """Load all weights but the projection's from a trained encoder of the same configuration."""
-        own, state = self.state_dict(), saved.tensors("text_encoder")
-        wanted = [name for name in own if not name.startswith("projection.")]
-        if missing := [name for name in wanted if name not in state]:
-            raise UserError(
-                f"{saved.path}: its text encoder has no {', '.join(missing)}; choose masked_language_head: false, "
-                "another pooling, or a model that was trained with them"
-            )
-        self.load_state_dict({**own, **{name: state[name] for name in wanted}})
-
 
 BertSentences = TransformersSentences
 """The text encoder under the name of the family that the configurations start from."""
@@ -474,23 +455,6 @@ def share_of_truncated(count: int, total: int) -> str:
     return f"{count:,} of {total:,} sentences ({count / total:.2%}) are longer than max_tokens: their end is cut off"
 
 
-def _trained_encoder(source: str | None, needed: Sequence[str]) -> tuple[SavedModel | None, dict[str, Any]]:
-    """The checkpoint or exported folder of an image-text model, and those arguments that rebuild its text encoder.
-
-    None for a folder of weights or a repository id.
-    """
-    path = Path(source or "").expanduser()
-    if source is None or not (path.is_file() or is_exported(path)):
-        return None, {}
-    saved = read_model(path)
-    arguments = saved.require_network().get("text_encoder", {}).get("init_args", {})
-    if not set(needed) <= arguments.keys():
-        raise UserError(
-            f"{source} has no transformer as its text encoder; give a transformer's folder (pretrained)"
-        )
-    return saved, {name: arguments[name] for name in needed}
-
-
 def _tokenizer_settings(described: Any) -> Any:
     """Content of a tokenizer.json without entries that are off, of which versions have more or fewer."""
     if isinstance(described, list):
@@ -499,11 +463,6 @@ def _tokenizer_settings(described: Any) -> Any:
         return described
     is_on = {name: value for name, value in described.items() if value is not None and value is not False}
     return {name: _tokenizer_settings(value) for name, value in is_on.items()}
-
-
-def functional_settings(architecture: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a transformer's configuration on which its hidden states depend in evaluation."""
-    return {name: value for name, value in architecture.items() if not OF_TRAINING.search(name)}
 
 
 def _projection(kind: str, hidden_size: int, dim: int) -> nn.Module:

@@ -31,7 +31,10 @@ from medclip_dcl.networks.bert_folder import (
     save_language_model,
     weights_fingerprint,
 )
+from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.networks.language_model import load_language_model, load_masked_tokenizer
+from medclip_dcl.networks.text_encoder import TransformersSentences
+from tests.text_models import write_text_model
 
 ROOT = Path(__file__).resolve().parents[2]
 # A budget of which two of the set's sentences that have one length fill no batch.
@@ -87,6 +90,28 @@ def test_embeddings_are_the_frozen_encoders_sorted_by_id(prepared: Path, model: 
     expected = one_by_one(model, sentences["text"].tolist(), pooling)
     np.testing.assert_allclose(found.embedding, expected, rtol=1e-4, atol=1e-5)
     assert pq.read_schema(file).field("embedding").type == pa.list_(pa.float32(), 32)
+
+
+@pytest.mark.parametrize(
+    ("family", "pooling", "suffix"),
+    [
+        *(("roberta", None, ""), ("roberta", "mean", "-mean"), ("modernbert", "last", "-last"), ("mpnet", "cls", "")),
+        *(("deberta-v2", None, ""), ("clip", None, ""), ("clip", "mean", "-mean"), ("siglip", None, "")),
+    ],
+)  # fmt: skip
+@torch.no_grad()
+def test_every_family_and_pooling_is_embedded(
+    family, pooling, suffix, prepared: Path, tmp_path: Path
+) -> None:
+    """Whatever trains as a text encoder; states before the projection, text by text."""
+    model = write_text_model(family, tmp_path / family)
+    file = embed(prepared, model, *(("--pooling", pooling) if pooling else ()))
+    assert file.stem.startswith(f"{family}-") and file.stem.endswith(suffix)
+    encoder = TransformersSentences(str(model), pooling=pooling, final_period=False).eval()
+    texts = PreparedSet(prepared).table("sentences").sort_values("sentence_id")["text"]
+    expected = [encoder.states(*pad_tokens(encoder.tokenize([text])))[0].numpy() for text in texts]
+    found = PreparedSet(prepared).text_embedding(file.stem).embedding
+    np.testing.assert_allclose(found, np.stack(expected), rtol=1e-4, atol=1e-5)
 
 
 def openi_sentences(real_data: Path, count: int) -> list[str]:

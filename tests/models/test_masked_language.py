@@ -16,15 +16,20 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from medclip_dcl.command.cli import main
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import FORMAT_VERSION, write_table
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
 from medclip_dcl.networks.bert_folder import weights_fingerprint
+from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.networks.language_model import load_language_model, load_masked_tokenizer
 from medclip_dcl.networks.masked_language import IGNORED
+from medclip_dcl.networks.text_encoder import TransformersSentences
 from medclip_dcl.scoring import pseudo_log_likelihood
+from tests.text_models import write_text_model
 
+MASKED = ("bert", "distilbert", "roberta", "mpnet", "modernbert", "deberta", "deberta-v2", "electra")
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = BertArchitecture(
     layers=1, hidden_size=32, attention_heads=2, intermediate_size=40, max_positions=40, dropout=0.1
@@ -104,12 +109,18 @@ def test_it_learns_the_language(finished: Path) -> None:
     assert usual > rare > max(nonsense)
 
 
-def test_validation_loss_is_the_mean_over_tokens(prepared: Path, tmp_path: Path) -> None:
-    model, data = build(prepared)
+@pytest.mark.parametrize("family", [*MASKED, "scratch"])
+def test_every_masked_family_is_trained(family: str, prepared: Path, tmp_path: Path) -> None:
+    """The loss is the library's mean over masked tokens; the export scores, and starts a text encoder."""
+    options: dict[str, Any] = {}
+    if family != "scratch":
+        options = {"architecture": None, "pretrained": str(write_text_model(family, tmp_path / "source"))}
+    model, data = build(prepared, **options)
     run = trainer(tmp_path, 1, limit_train_batches=3)
     run.fit(model, datamodule=data)
     (found,) = run.validate(model, datamodule=data, verbose=False)
-    network = load_language_model(tmp_path / "language_model")[0].eval()
+    network, tokenizer = load_language_model(tmp_path / "language_model")
+    network.eval()
     total, count = 0.0, 0
     for batch in data.val_dataloader():
         for tokens, length, labels in zip(batch["tokens"], batch["lengths"], batch["labels"], strict=True):
@@ -118,8 +129,29 @@ def test_validation_loss_is_the_mean_over_tokens(prepared: Path, tmp_path: Path)
             for position in (labels != IGNORED).nonzero().flatten().tolist():
                 total -= log_probability[position, labels[position]].item()
                 count += 1
-    assert found["validate/loss"] == pytest.approx(total / count, rel=1e-5)
-    assert found["validate/perplexity"] == pytest.approx(math.exp(total / count), rel=1e-5)
+    assert found["validate/loss"] == pytest.approx(total / count, rel=1e-4)
+    assert found["validate/perplexity"] == pytest.approx(math.exp(found["validate/loss"]), rel=1e-5)
+    texts = ["No pneumothorax.", "Left pneumothorax."]
+    assert pseudo_log_likelihood(network, tokenizer, texts)["log_p"].lt(0).all()
+    encoder = TransformersSentences(str(tmp_path / "language_model"), dim=8).eval()
+    ids = tokenizer(texts)["input_ids"]
+    assert encoder.tokenize(texts) == ids and encoder(*pad_tokens(ids)).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("family", "words"),
+    [
+        ("gpt2", "expected a masked language model, found a causal one, GPT2LMHeadModel"),
+        ("clip", "found 'clip'"),
+    ],
+)
+def test_other_models_are_one_line(family: str, words: str, prepared: Path, tmp_path: Path) -> None:
+    model, data = build(
+        prepared, architecture=None, pretrained=str(write_text_model(family, tmp_path / family))
+    )
+    with pytest.raises(UserError, match=words) as error:
+        trainer(tmp_path, 1).fit(model, datamodule=data)
+    assert "\n" not in str(error.value)
 
 
 def test_export_is_the_best_not_the_last(prepared: Path, tmp_path: Path) -> None:
@@ -193,19 +225,6 @@ def test_another_tokenizer_than_the_checkpoints_is_refused(
         trainer(tmp_path, 13).fit(
             model, datamodule=data, ckpt_path=str(finished / "checkpoints" / "last.ckpt")
         )
-
-
-def test_pretrained_keeps_its_tokenizer_and_improves(finished: Path, prepared: Path, tmp_path: Path) -> None:
-    model, data = build(prepared, architecture=None, pretrained=str(finished / "language_model"))
-    run = trainer(tmp_path, 1)
-    (before,) = run.validate(model, datamodule=data, verbose=False)
-    run.fit(model, datamodule=data)
-    (after,) = run.validate(model, datamodule=data, verbose=False)
-    assert before["validate/loss"] < 3 and after["validate/loss"] < before["validate/loss"] + 0.3
-    tokenizers = [
-        load_masked_tokenizer(folder / "language_model").get_vocab() for folder in (finished, tmp_path)
-    ]
-    assert tokenizers[0] == tokenizers[1]
 
 
 @pytest.mark.slow

@@ -328,32 +328,12 @@ def test_nothing_there(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "exported"])
-@pytest.mark.parametrize("has_head", [False, True])
-def test_a_text_encoder_starts_from_a_models_transformer(kind, has_head, small_bert, tmp_path):
-    """Loads although the BERT folder of its training is gone."""
-    trained = build(small_bert, masked_language_head=has_head, final_period=False)
+def test_pretrained_is_no_model_of_this_program(kind, network, tmp_path):
     if kind == "checkpoint":
-        torch.save(checkpoint(trained), tmp_path / "source")
+        torch.save(checkpoint(network), tmp_path / "source")
     else:
-        trained.save_pretrained(tmp_path / "source")
-    torch.manual_seed(11)
-    # With a head or without, if it has one to give.
-    for wants_head in {False, has_head}:
-        mine = BertSentences(str(tmp_path / "source"), dim=5, max_tokens=30, masked_language_head=wants_head)
-        assert (mine.max_tokens, mine.final_period, mine.dim) == (30, True, 5)
-        theirs = trained.text_encoder.state_dict()
-        shared = [name for name in mine.state_dict() if not name.startswith("projection.")]
-        assert len(shared) > 30 and all(torch.equal(mine.state_dict()[name], theirs[name]) for name in shared)
-        assert any("masked_language_head" in name for name in shared) == wants_head
-    assert mine.tokenize(["Mild edema."]) == trained.text_encoder.tokenize(["Mild edema."])
-    if not has_head:
-        with pytest.raises(
-            ValueError, match="source: its text encoder has no masked_language_head.bias, .*false"
-        ):
-            BertSentences(str(tmp_path / "source"), masked_language_head=True)
-
-
-def test_a_model_without_a_text_encoder_gives_none(network, tmp_path):
-    torch.save(classifier(network, ""), tmp_path / "c.ckpt")
-    with pytest.raises(ValueError, match="c.ckpt has no transformer as its text encoder"):
-        BertSentences(str(tmp_path / "c.ckpt"))
+        network.save_pretrained(tmp_path / "source")
+    with pytest.raises(
+        ValueError, match="found a model of this program, .*source; start from it by .*init_from"
+    ):
+        BertSentences(str(tmp_path / "source"))

@@ -149,7 +149,7 @@ def test_siglips_head_is_not_trained_where_unused(folder_of):
     assert without == {"model.head.weight", "model.head.bias"}
 
 
-def test_clips_own_projection_gives_its_text_embeddings(folder_of, tmp_path):
+def test_clips_own_projection_gives_its_text_embeddings(folder_of):
     folder = folder_of("clip")
     encoder = TransformersSentences(str(folder), dim=12, projection="pretrained", final_period=False).eval()
     options: dict[str, Any] = {"padding": True, "truncation": True, "max_length": 40, "return_tensors": "pt"}
@@ -157,32 +157,41 @@ def test_clips_own_projection_gives_its_text_embeddings(folder_of, tmp_path):
     with torch.no_grad():
         expected = T.CLIPModel.from_pretrained(folder).eval().get_text_features(**tokens).pooler_output
         torch.testing.assert_close(encoder(*encoded(encoder, TEXTS)), expected, rtol=1e-5, atol=1e-5)
-    ImageTextNetwork(PatchRegions(12), encoder, GlobalCosine()).save_pretrained(tmp_path / "net")
-    again = TransformersSentences(str(tmp_path / "net"), dim=12, projection="pretrained")
-    assert torch.equal(again.state_dict()["projection.weight"], encoder.state_dict()["projection.weight"])
 
 
 def test_a_trained_encoder_can_be_taken_over(folder_of, tmp_path):
-    def network(source: str, **options: Any) -> ImageTextNetwork:
+    def network(source: Path, **options: Any) -> ImageTextNetwork:
         return ImageTextNetwork(
-            PatchRegions(8), TransformersSentences(source, dim=8, **options), GlobalCosine()
+            PatchRegions(8), TransformersSentences(str(source), dim=8, **options), GlobalCosine()
         )
 
-    trained = network(str(folder_of("roberta")), dropout=0.3)
-    with torch.no_grad():
-        next(trained.text_encoder.transformer.parameters()).add_(1)
+    trained, mine = (network(folder_of("roberta"), dropout=x) for x in (0.3, None))
     trained.save_pretrained(tmp_path / "net")
-    expected = trained.text_encoder.transformer.state_dict()
-    by_option, by_init = network(str(tmp_path / "net")), network(str(folder_of("roberta")))
-    take_over(by_init, tmp_path / "net")
-    for found in (by_option, by_init):
-        state = found.text_encoder.transformer.state_dict()
-        assert all(torch.equal(state[name], value) for name, value in expected.items())
+    take_over(mine, tmp_path / "net")
+    expected, found = trained.text_encoder.state_dict(), mine.text_encoder.state_dict()
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
     other = changed(folder_of("roberta"), tmp_path / "other", hidden_act="relu")
     with pytest.raises(UserError, match=r"another model, with .*hidden_act: gelu \(configured: relu\)"):
-        take_over(network(str(other)), tmp_path / "net")
+        take_over(network(other), tmp_path / "net")
     with pytest.raises(UserError, match="another model, .*another tokenizer"):
-        take_over(network(str(folder_of("deberta"))), tmp_path / "net")
+        take_over(network(folder_of("deberta")), tmp_path / "net")
+
+
+@pytest.mark.parametrize("has_head", [False, True])
+def test_random_weights_are_drawn_in_one_order(has_head, folder_of):
+    """Only the projection's where the model is read; first the model's, then the projection's, where it is not."""
+    torch.manual_seed(3)
+    first = TransformersSentences(str(folder_of("bert")), dim=8, masked_language_head=has_head)
+    torch.manual_seed(3)
+    assert torch.equal(torch.nn.Linear(16, 8).weight, first.state_dict()["projection.weight"])
+    torch.manual_seed(5)
+    found = TransformersSentences(**first.config())
+    torch.manual_seed(5)
+    kind, options = (T.BertForMaskedLM, {}) if has_head else (T.BertModel, {"add_pooling_layer": False})
+    expected = kind(first.model.config, **options)
+    for one, other in zip(found.transformer.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert torch.equal(torch.nn.Linear(16, 8).weight, found.state_dict()["projection.weight"])
 
 
 def test_rounded_vocabularies_and_short_sentences_are_taken(folder_of, tmp_path):
