@@ -317,9 +317,10 @@ def require_same_cases(a: Predictions, b: Predictions) -> None:
             )
 
 
-def units_of(results: Mapping[str, Any]) -> str:
-    """The units that the bootstrap draws: patients, or images of a set that names no patients."""
-    return "patients" if results["dataset"].get("names_patients", True) else "images"
+def units_of(*results: Mapping[str, Any]) -> str:
+    """The units that the bootstrap draws: patients, images of sets that name no patients, or "patients or images"."""
+    found = {"patients" if one["dataset"].get("names_patients", True) else "images" for one in results}
+    return " or ".join(sorted(found, reverse=True)) or "patients"
 
 
 def method(units: str, n_draws: int = N_DRAWS) -> str:

@@ -32,7 +32,7 @@ from medclip_dcl.statistics.contrasts import (
     side_named,
     sides_of,
 )
-from medclip_dcl.statistics.draws import Estimate
+from medclip_dcl.statistics.draws import Estimate, units_of
 from medclip_dcl.studies.benchmark_plan import APART, BenchmarkedRun, marks
 
 PAGE, CSV = "benchmark.html", "benchmark.csv"
@@ -97,7 +97,7 @@ def write_page(
     means = [(one, Column(name, *place, group=one.name)) for one in sets for name, place in _MEANS.items()]
     sides = {label: side for one in sets for label, side in one.sides.items()}
     compared_with = next((one.baseline for one in sets if one.baseline), None)
-    units = "patients (images of a set that names no patients)"
+    units = units_of(*(run.tested for one in sets for run in one.runs))
     content = {
         "names": list(sides),
         "method": explain(sides, compared_with, units, marks_networks=True),

@@ -10,9 +10,8 @@ import pandas as pd
 from medclip_dcl.common.files import write_text
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import NOTHING
-from medclip_dcl.statistics.draws import N_DRAWS
+from medclip_dcl.statistics.draws import N_DRAWS, TestedRun, units_of
 from medclip_dcl.studies.grid import Experiment
-from medclip_dcl.studies.grid_patients import units_drawn
 from medclip_dcl.studies.grid_plots import draw_plots
 from medclip_dcl.studies.grid_tables import ALPHA, tables
 from medclip_dcl.studies.one_run import LOG_FILE, error_of, is_done
@@ -72,10 +71,12 @@ def _method(experiment: Experiment, finished: pd.DataFrame) -> str:
             "outcome; outcomes are not adjusted for one another."
         )
     if experiment.patients:
+        runs = [run for run in experiment.runs() if run.name in set(finished["run"])]
+        units = units_of(*(TestedRun(run.folder).tested for run in runs))
         number = f"number, the mean over {experiment.pairs}" if experiment.pairs else "number"
         text += (
             f" In round brackets, 95% percentile intervals over {N_DRAWS:,} bootstrap draws of the tested "
-            f"{units_drawn(experiment, finished)}, of the same {number}: they do not say how trainings vary."
+            f"{units}, of the same {number}: they do not say how trainings vary."
         )
     return text
 

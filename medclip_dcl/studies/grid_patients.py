@@ -14,7 +14,6 @@ from medclip_dcl.statistics.draws import (
     TestedRun,
     percentiles,
     require_same_cases,
-    units_of,
 )
 from medclip_dcl.studies.grid import Experiment, Outcome
 
@@ -53,13 +52,6 @@ def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataF
         "patients_high",
     ]
     return pd.DataFrame(means, columns=columns), pd.DataFrame(differences, columns=columns)
-
-
-def units_drawn(experiment: Experiment, table: pd.DataFrame) -> str:
-    """The units that the draws of these runs take: patients, or images of sets that name no patients."""
-    folders = [run.folder for run in experiment.runs() if run.name in set(table["run"])]
-    found = {units_of(TestedRun(folder).tested) for folder in folders}
-    return found.pop() if len(found) == 1 else "patients (of sets that name none: images)"
 
 
 def _of_group(folders: Sequence[Path], outcomes: Mapping[str, Outcome]) -> list[Numbers]:

@@ -15,7 +15,7 @@ from scipy import stats
 from medclip_dcl.metrics import summaries
 from medclip_dcl.report.compare import FILES, compare, main, tables
 from medclip_dcl.report.page import latex_text, markdown_text
-from medclip_dcl.report.tables import number, why_left_out
+from medclip_dcl.report.tables import number
 from medclip_dcl.statistics.contrasts import bootstrap_differences
 from medclip_dcl.statistics.draws import bootstrap_intervals
 from tests.report.page import Page
@@ -217,25 +217,6 @@ def test_published_rows_are_those_of_the_paper(pair, tmp_path):
     assert found == expected
 
 
-@pytest.mark.parametrize(
-    ("missing", "reason"),
-    [
-        (0, "this set is a phantom"),
-        (1, "this set is a source"),
-        (2, "this set has 49 boxes, 1,162 image-phrase pairs on 138 images"),
-    ],
-)
-def test_another_set_than_the_papers_is_named(two_runs, missing, reason):
-    results = json.loads((two_runs / "a/results.json").read_text())
-    results["counts"]["grounding"] |= {"boxes": 49, "images": 138}
-    for place, (part, *path, value) in enumerate(AS_PUBLISHED):
-        inner = results[part] if len(path) == 1 else results[part][path[0]]
-        if place != missing:
-            inner[path[-1]] = value
-    assert reason in why_left_out(results)
-    assert "1,448 boxes, 1,162 image-phrase pairs on 1,047 images" in why_left_out(results)
-
-
 def test_published_rows_are_folded_beside_another_set(written):
     reason = "this set is a phantom"
     for name in FILES[:3]:
@@ -256,16 +237,6 @@ def test_a_shared_untrained_network_is_one_row(make_tested_run, tmp_path, runs):
     assert "other, untrained" not in apart.differences
     kinds = {row.label: row.kind for row in tables(apart)[0].rows}
     assert kinds["other"] == "run" and kinds["other, untrained"] == "untrained"
-
-
-def test_json_holds_every_number(written):
-    found = json.loads((written / "comparison.json").read_text())
-    assert found["protocol"]["classification"]["min_cases"] == 3
-    intervals = found["rows"]["dcl_lm"]["intervals"]
-    assert "classification/by_finding/Pneumothorax/acc" in intervals
-    assert "grounding/by_category/Nodule/Mass/cnr" in intervals
-    assert found["rows"]["dcl_lm"]["differences"].keys() == intervals.keys()
-    assert found["rows"]["infonce"]["differences"] == {}
 
 
 def test_no_report_text_or_machine_path_is_written(written, runs):

@@ -85,16 +85,6 @@ def test_draws_equal_a_loop_over_repeated_rows(tables, measured):
             assert values[draw] == pytest.approx(expected[path], abs=1e-12, nan_ok=True), (path, draw)
 
 
-def test_draws_that_lose_a_class_are_left_out(tables):
-    found = intervals_of(bootstrap_numbers(Predictions(tables, MIN_CASES), 500), {})
-    rare, average = found["classification/by_finding/Pneumothorax/auc"], found["classification/auc"]
-    # Its positives are two patients': both are missing from about exp(-2) of the draws.
-    assert 0.8 < rare.n / 500 < 0.93
-    assert found["classification/by_finding/Pneumothorax/acc"].n == rare.n
-    assert average.n == rare.n
-    assert found["classification/by_finding/Edema/auc"].n == 500
-
-
 def test_one_patient_gives_a_value_without_interval(tables):
     cases, boxes = tables["classification"], tables["grounding"]
     one_patients = (cases["finding"] == "Pneumothorax") & (cases["subject_id"] != 103)
@@ -190,20 +180,6 @@ def test_intervals_hold_the_truth_95_times_in_100():
     assert 0.91 <= hits / n_trials <= 0.98
 
 
-def test_equal_boxes_of_a_patient_count_once():
-    values = np.random.default_rng(0).normal(size=50)
-
-    def width(predictions):
-        found = bootstrap_intervals(predictions, 2000)["grounding/cnr_signed"]
-        assert found.low is not None and found.high is not None
-        return found.high - found.low
-
-    by_patient = width(boxes_of(np.repeat(np.arange(50), 9), np.repeat(values, 9)))
-    assert by_patient == pytest.approx(width(boxes_of(np.arange(50), values)), rel=1e-9)
-    by_row = width(boxes_of(np.arange(450), np.repeat(values, 9)))
-    assert by_patient / by_row == pytest.approx(3, rel=0.1)
-
-
 def test_differences_are_paired():
     random = np.random.default_rng(0)
     patients, values = np.arange(80), random.normal(size=80)
@@ -215,20 +191,6 @@ def test_differences_are_paired():
     assert single.low is not None and single.low < 0.0, "unpaired, 0.1 is nothing"
     same = bootstrap_differences(a, a, 400)["grounding/cnr_signed"]
     assert same[:5] == (0.0, 0.0, 0.0, None, 400)
-
-
-def test_a_difference_is_computed_draw_by_draw(make_predictions):
-    a, b = (Predictions(make_predictions(seed=seed), MIN_CASES) for seed in (1, 2))
-    found = bootstrap_differences(a, b, 200, seed=5)
-    numbers = [bootstrap_numbers(one, 200, seed=5) for one in (a, b)]
-    assert found.keys() == numbers[0].keys()
-    for path, one in found.items():
-        if one.n_patients is not None and one.n_patients < MIN_PATIENTS:
-            assert one[1:5] == (None, None, None, 0), path
-            continue
-        draws = numbers[0][path][1:] - numbers[1][path][1:]
-        assert one.low == pytest.approx(np.nanpercentile(draws, 2.5)), path
-        assert one.high == pytest.approx(np.nanpercentile(draws, 97.5)), path
 
 
 def _drop_column(run: Path) -> None:

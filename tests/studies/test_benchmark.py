@@ -149,30 +149,6 @@ def test_each_number_is_that_of_its_predictions(run, table, models) -> None:
         assert own.loc["", "value"] == pytest.approx(np.mean([expected[x] for x in SHARED]), abs=1e-6)
 
 
-def test_differences_are_paired(run, table) -> None:
-    found = table[
-        (table["minus"] == "model") & (table["section"] == "classification") & (table["metric"] == "auc")
-    ]
-    assert set(found["model"]) == {"other", "classifier"} and "Fracture" not in set(found["finding"])
-    row = found[(found["set"] == "set") & (found["model"] == "other") & (found["finding"] == "Edema")].iloc[0]
-    a, b = (scores(run[0], model).query("finding == 'Edema'") for model in ("other", "model"))
-    assert a["dicom_id"].tolist() == b["dicom_id"].tolist()
-    patients = a["subject_id"].unique()
-    generator = np.random.default_rng(7)
-    draws: list[float] = []
-    while len(draws) < N_DRAWS:
-        drawn = generator.choice(patients, len(patients))
-        rows = np.concatenate([np.flatnonzero(a["subject_id"] == patient) for patient in drawn])
-        if a["label"].iloc[rows].nunique() == 2:
-            draws.append(
-                np.subtract(*(roc_auc_score(x["label"].iloc[rows], x["score"].iloc[rows]) for x in (a, b)))
-            )
-    value = roc_auc_score(a["label"], a["score"]) - roc_auc_score(b["label"], b["score"])
-    assert row["value"] == pytest.approx(value, abs=1e-6)
-    # Of other draws.
-    assert [row["low"], row["high"]] == pytest.approx(np.quantile(draws, [0.025, 0.975]), abs=0.1)
-
-
 def test_two_models_alone_have_the_numbers_of_compare(
     run, models, labelled_set, table, prompts, tmp_path
 ) -> None:
