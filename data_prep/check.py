@@ -29,23 +29,14 @@ from medclip_dcl.data.table_checks import USES
 from medclip_dcl.report.tables import PUBLISHED_COUNTS
 
 PUBLISHED = {
-    "images": ("images of the release", 377_110),
-    "studies": ("studies", 227_835),
-    "patients": ("patients", 65_379),
-    "train": ("official split: train images", 368_960),
-    "validate": ("official split: validate images", 2_991),
-    "test": ("official split: test images", 5_159),
-}
-"""Counts of MIMIC-CXR-JPG as its authors give them, by the keys of counts["release"]."""
+    "images": 377_110, "studies": 227_835, "patients": 65_379, "train": 368_960, "validate": 2_991, "test": 5_159,
+}  # fmt: skip
+"""Counts of MIMIC-CXR-JPG as its authors give them, by the keys of counts["release"]; of the splits the images."""
 
 PUBLISHED_FRONTAL = 234_073
 """Frontal images with reports (SSD, section 3.2: "a subset of 234,073")."""
 
-PUBLISHED_MS_CXR = {
-    "boxes": ("boxes", PUBLISHED_COUNTS["boxes"]),
-    "images": ("images with a box", PUBLISHED_COUNTS["images"]),
-    "image_sentence_pairs": ("image-sentence pairs", PUBLISHED_COUNTS["pairs"]),
-}
+PUBLISHED_MS_CXR = {**PUBLISHED_COUNTS, "image_sentence_pairs": PUBLISHED_COUNTS["pairs"]}
 """Counts of MS-CXR, by the keys of counts["ms_cxr"]."""
 
 
@@ -118,12 +109,14 @@ def _beside_published(info: Mapping[str, Any], found: Mapping[str, pd.DataFrame]
     counts = info["counts"]
     if not info["source"].startswith("mimic-cxr") or info.get("phantom"):
         return []
-    rows = [(what, counts["release"][key], number) for key, (what, number) in PUBLISHED.items()]
+    rows = [(f"release: {key}", counts["release"][key], number) for key, number in PUBLISHED.items()]
     with_report = found["images"]["study_id"].isin(found["reports"]["study_id"])
     rows.append(("frontal images with a report", int(with_report.sum()), PUBLISHED_FRONTAL))
     if "boxes" in found:
-        rows += [(f"MS-CXR: {what}", counts["ms_cxr"][key], n) for key, (what, n) in PUBLISHED_MS_CXR.items()]
-        rows.append(("MS-CXR: boxes in this set", len(found["boxes"]), PUBLISHED_MS_CXR["boxes"][1]))
+        rows += [
+            (f"MS-CXR: {key}", number, PUBLISHED_MS_CXR[key]) for key, number in counts["ms_cxr"].items()
+        ]
+        rows.append(("MS-CXR: boxes in this set", len(found["boxes"]), PUBLISHED_MS_CXR["boxes"]))
     lines = [f"  {'':<34}{'here':>10}{'published':>12}"]
     for what, here, number in rows:
         note = "" if here == number else "   differs"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from medclip_dcl.common.command_line import nearest
 from medclip_dcl.common.errors import MissingFileError, UserError, quoted
 
 CHEXPERT: tuple[str, ...] = (
@@ -115,10 +115,7 @@ def require_labelled(asked: Iterable[str], labelled: Sequence[str], owner: str) 
     """Refuse a finding that a data set does not label."""
     for finding in asked:
         if finding not in labelled:
-            by_letters = {name.lower(): name for name in labelled}
-            alike = difflib.get_close_matches(finding.lower(), by_letters, n=1)
-            meant = f" (did you mean {by_letters[alike[0]]!r}?)" if alike else ""
             raise UserError(
-                f"{owner}: the data set does not label {finding!r}{meant}; it labels "
+                f"{owner}: the data set does not label {finding!r}{nearest(finding, labelled)}; it labels "
                 f"{', '.join(labelled) or 'no finding at all: prepare it from a source with labels'}"
             )

@@ -473,7 +473,7 @@ def test_prompts_of_a_file_replace_the_callbacks(finished, tmp_path, capsys):
     before = (finished / "results.json").read_bytes()
     (tmp_path / "mine.yaml").write_text("Fractur: [No fracture, Fracture]\n")
     said = refused(capsys, ["test", *command])
-    assert "does not label 'Fractur' (did you mean 'Fracture'?)" in said and "Support Devices" in said
+    assert "does not label 'Fractur'; did you mean Fracture?" in said and "Support Devices" in said
     assert (finished / "results.json").read_bytes() == before
 
 

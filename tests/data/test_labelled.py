@@ -187,7 +187,7 @@ def test_findings_of_any_name_may_be_labelled(labelled_set, tmp_path):
     assert {row[0] == expected[of_study[dicom_id]] for dicom_id, row in served(data).items()} == {True}
     assert set(data.evaluation("test").labels["finding"]) == {"Rib fracture", "Edema"}
     with pytest.raises(
-        UserError, match="'rib fractures' .did you mean 'Rib fracture'.*Cardiomegaly, .*Rib fracture"
+        UserError, match="'rib fractures'; did you mean Rib fracture.*Cardiomegaly, .*Rib fracture"
     ):
         datamodule(folder, ("rib fractures",)).setup("fit")
     # A classifier from elsewhere is tested on the findings that this set labels.

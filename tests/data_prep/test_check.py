@@ -77,10 +77,10 @@ def test_page_of_a_sound_set(whole: Path, capsys: pytest.CaptureFixture[str]) ->
         "  images     11 frontal of 12 (train 3, validate 1, test 2, grounding 4, excluded 1)",
         "  by use     patients: train 1, validate 1, test 2, grounding 3, excluded 1",
         "  boxes      3",
-        "  images of the release                     12     377,110   differs",
-        "  official split: validate images            2       2,991   differs",
+        "  release: images                           12     377,110   differs",
+        "  release: validate                          2       2,991   differs",
         "  frontal images with a report              10     234,073   differs",
-        "  MS-CXR: image-sentence pairs               3       1,162   differs",
+        "  MS-CXR: image_sentence_pairs               3       1,162   differs",
         "         1 report  report has no findings or impression",
         "  log_p      a",
     ):
@@ -97,7 +97,7 @@ def test_published_counts_that_are_met_do_not_differ(damaged: Path) -> None:
     file.write_text(json.dumps(info))
     page, problems = check_set(damaged)
     assert problems == []
-    assert "  images of the release                377,110     377,110\n" in page
+    assert "  release: images                      377,110     377,110\n" in page
 
 
 DAMAGES = [

@@ -237,7 +237,7 @@ def error_of(arguments: list[str], capsys) -> str:
 def test_errors_are_lines_that_say_the_remedy(labelled_set, encoder, tmp_path, capsys):
     run = tmp_path / "run"
     for more, message in (
-        (["--model.init_args.findings", '["Oedema"]'], "does not label 'Oedema' (did you mean 'Edema'?)"),
+        (["--model.init_args.findings", '["Oedema"]'], "does not label 'Oedema'; did you mean Edema?"),
         (
             ["--model.init_args.frozen", "true"],
             "expected encoder_learning_rate null, layer_decay 1.0 and frozen_steps 0",

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from data_prep.text.abbreviations import language_of, unknown_script
+from data_prep.text.abbreviations import language_of
 from data_prep.text.languages import LANGUAGES
 from data_prep.text.reports import Report, Sentences, read_sentences
 from data_prep.text.sections import SECTIONS, Section
@@ -114,21 +114,6 @@ def test_marks_without_blanks_and_lists(text: str, expected: str) -> None:
 )
 def test_language_by_its_function_words(text: str, language: tuple[str, int]) -> None:
     assert language_of(text) == language
-
-
-@pytest.mark.parametrize(
-    ("text", "script"),
-    [
-        ("Herz normal groß, 5 µm.", ""),
-        ("双肺纹理清晰。CT", "CJK"),
-        ("القلب طبيعي", "ARABIC"),
-        ("Œdème, côté droit", ""),
-        ("123", ""),
-        ("。", ""),
-    ],
-)
-def test_scripts_without_rules(text: str, script: str) -> None:
-    assert unknown_script(text) == script
 
 
 def read(*texts: str, language: str | None = None, others: str | None = None) -> Sentences:

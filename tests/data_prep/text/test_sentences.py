@@ -75,14 +75,6 @@ def test_sentences_of_report_text(text: str, expected: str) -> None:
     assert "|".join(sentences(text)) == expected
 
 
-@pytest.mark.parametrize(
-    ("sentence", "answer"),
-    [("___.", False), ("1.", False), ("", False), ("..", False), ("No.", True), ("é", True)],
-)
-def test_a_sentence_without_a_letter_says_nothing(sentence: str, answer: bool) -> None:
-    assert has_letter(sentence) is answer
-
-
 # Sentences that follow upon one another in a passage; "|" marks where one ends.
 IN_PLACE = """
 Compression of T12. | L1 is intact. | T11 and 12. | Mild scoliosis.
