@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
 import torchvision
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoTokenizer, BertModel
 
 from medclip_dcl.common.errors import UserError
@@ -23,34 +22,16 @@ from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import BertSentences, SentenceEncoder, TransformersSentences
-from tests.exchange.small import small_network
 from tests.text_models import write_text_model
 
 TEXTS = ["No pneumothorax.", "There is a patchy opacity in the right lower lung.", "Edema."]
 
 
-def computed_by_readme(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tensor:
-    """Sentence embeddings by the lines of an exported text encoder's README.md."""
-    (block,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
-    found: dict = {}
-    monkeypatch.chdir(folder)
-    exec(compile(re.sub(r"texts = .*", f"texts = {TEXTS!r}", block), "README.md", "exec"), found)
-    return found["embeddings"]
-
-
-@pytest.mark.parametrize("pooling, projection", [("mean", "linear"), ("cls", "mlp")])
-def test_text_encoder_readme_computes_the_networks_embeddings(
-    small_bert, pooling, projection, tmp_path, monkeypatch
-):
-    network = small_network(small_bert, pooling=pooling, projection=projection)
-    export_text_encoder(network, tmp_path / "bert")
-    found = computed_by_readme(tmp_path / "bert", monkeypatch)
-    torch.testing.assert_close(found, network.embed_texts(TEXTS), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     ("family", "options"),
     [
+        ("bert", {"pooling": "mean"}),
+        ("bert", {"projection": "mlp"}),
         ("roberta", {"pooling": "last"}),
         ("modernbert", {"pooling": "mean", "projection": "gelu"}),
         ("clip", {"dim": 12, "projection": "pretrained"}),
@@ -58,42 +39,39 @@ def test_text_encoder_readme_computes_the_networks_embeddings(
         ("siglip", {"pooling": "mean"}),
     ],
 )
-def test_any_text_encoder_is_exported(family, options, tmp_path, monkeypatch):
-    source = write_text_model(family, tmp_path / "source")
+def test_readme_of_any_text_encoder_computes_its_embeddings(family, options, tmp_path, monkeypatch):
+    source, folder = write_text_model(family, tmp_path / "source"), tmp_path / "text"
     encoder = TransformersSentences(str(source), **{"dim": 5, **options}).eval()
     images = ResNetRegions(dim=encoder.dim, stride=16, width=8)
     network = ImageTextNetwork(images, encoder, GlobalCosine(), 48).eval()
     shutil.rmtree(source)
-    export_text_encoder(network, tmp_path / "text")
-    found = computed_by_readme(tmp_path / "text", monkeypatch)
-    torch.testing.assert_close(found, network.embed_texts(TEXTS), rtol=1e-5, atol=1e-5)
-    again = TransformersSentences(str(tmp_path / "text"), dim=5, pooling=options.get("pooling")).eval()
+    export_text_encoder(network, folder)
+    (block,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+    found: dict = {}
+    monkeypatch.chdir(folder)
+    exec(compile(re.sub(r"texts = .*", f"texts = {TEXTS!r}", block), "README.md", "exec"), found)
+    torch.testing.assert_close(found["embeddings"], network.embed_texts(TEXTS), rtol=1e-5, atol=1e-5)
+    again = TransformersSentences(str(folder), dim=5, pooling=options.get("pooling")).eval()
     assert again.tokenize(TEXTS) == encoder.tokenize(TEXTS)
     tokens, lengths = network.tokenize(TEXTS)
     assert torch.equal(again.states(tokens, lengths), encoder.states(tokens, lengths))
 
 
-def test_the_text_encoder_loads_here_and_in_transformers(network, tmp_path):
+def test_transformers_loads_the_text_encoder(network, tmp_path):
     folder = tmp_path / "bert"
     for _ in range(2):  # the second replaces the first
         export_text_encoder(network, folder)
     assert os.listdir(tmp_path) == ["bert"]
-    own = network.text_encoder.model.state_dict()
+    own, encoder = network.text_encoder.model.state_dict(), network.text_encoder
     theirs, info = BertModel.from_pretrained(folder, add_pooling_layer=False, output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]
+    state = theirs.state_dict()
+    assert state.keys() == own.keys() and all(torch.equal(state[name], own[name]) for name in own)
+    texts = [*TEXTS, " ".join(TEXTS * 9)]  # the last is cut
+    found = AutoTokenizer.from_pretrained(folder)(texts, truncation=True)["input_ids"]
+    assert found == encoder.tokenize(texts)
     again = BertSentences(str(folder), dim=5, max_tokens=40, pooling="mean")
-    for state in (
-        theirs.state_dict(),
-        TransformersSentences(str(folder)).model.state_dict(),
-        again.model.state_dict(),
-    ):
-        assert state.keys() == own.keys() and all(torch.equal(state[name], own[name]) for name in own)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    long = " ".join(TEXTS * 9)
-    assert tokenizer([*TEXTS, long], truncation=True)["input_ids"] == network.text_encoder.tokenize(
-        [*TEXTS, long]
-    )
-    assert again.tokenize([*TEXTS, "no dot"]) == network.text_encoder.tokenize([*TEXTS, "no dot"])
+    assert again.tokenize(["no dot"]) == encoder.tokenize(["no dot"])
 
 
 class OwnSentences(SentenceEncoder):
