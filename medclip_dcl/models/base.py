@@ -141,8 +141,10 @@ class NetworkModel(TrainedModel):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load weights only into the network that they were trained in."""
         there, here = checkpoint.get("network", {}), self.network.config()
-        if there.get("kind") != self.kind:
-            raise UserError(f"the checkpoint: expected kind {self.kind}{self.instead_of_other_kinds}")
+        if (found := there.get("kind", "none")) != self.kind:
+            raise UserError(
+                f"the checkpoint: expected kind {self.kind}, found {found}{self.instead_of_other_kinds}"
+            )
         CHECKPOINT.check(checkpoint, "the checkpoint")
         if others := [part for part in self.parts if not _is_same(there[part], here[part])]:
             raise UserError(

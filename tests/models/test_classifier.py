@@ -408,7 +408,10 @@ def test_checkpoints_of_other_models_are_refused(sources, tmp_path):
         Classifier.load_from_checkpoint(sources["model.ckpt"])
     content = torch.load(sources["model.ckpt"], weights_only=True)
     model = Classifier(["Edema"], resnet())
-    with pytest.raises(ValueError, match="expected kind classifier; .* give it as model.init_args.init_from"):
+    with pytest.raises(
+        ValueError,
+        match="expected kind classifier, found image-text; .* give it as model.init_args.init_from",
+    ):
         model.on_load_checkpoint(content)
     save(Classifier(["Fracture"], ResNetRegions(dim=5, width=8)), tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match="trained with another image_encoder and findings "):

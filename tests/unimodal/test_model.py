@@ -156,7 +156,7 @@ def test_weights_of_another_network_are_refused(whole, changed, message):
     checkpoint = torch.load(whole / "checkpoints/last.ckpt", weights_only=True)
     with pytest.raises(UserError, match=message):
         model(**changed).on_load_checkpoint(checkpoint)
-    with pytest.raises(UserError, match="expected kind unimodal$"):
+    with pytest.raises(UserError, match="expected kind unimodal, found none$"):
         model().on_load_checkpoint({"network": {"image_encoder": {}}})
 
 
