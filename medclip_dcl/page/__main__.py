@@ -59,7 +59,9 @@ def _listening(port: int) -> socket.socket:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Command line of the page; a mistake of the user is one line and status 2."""
-    description = "Serve a page on this machine that draws heat maps of sentences over an image."
+    description = (
+        "Serve a page on this machine: heat maps of sentences over an image, or the findings of a classifier."
+    )
     options = parse_options(Options, "page", description, arguments, has_own_classes=True)
     try:
         with one_line_errors("medclip_dcl.page: error"):

@@ -66,6 +66,8 @@ def make_app(model: LoadedModel, name: str) -> Starlette:
         (FOLDER / "page.html").read_text(encoding="utf-8"), autoescape=True, undefined=jinja2.StrictUndefined
     ).render(
         model=name,
+        is_classifier=viewer.is_classifier,
+        title="Findings of a radiograph" if viewer.is_classifier else "Heat maps of sentences",
         calibration=viewer.calibration,
         unlabelled=", ".join(viewer.unlabelled),
         examples=_EXAMPLES,

@@ -19,6 +19,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.inference.model import UNKNOWN_TEXT, EncodedImage, LoadedModel
 from medclip_dcl.metrics.calibration import Calibration
 from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.pictures.image_file import read_grey
 
 SHOWN_SIDE = 1024
@@ -52,6 +53,11 @@ class Viewer:
         self.model = model
         self._images: OrderedDict[str, EncodedImage] = OrderedDict()
         self._images_lock, self._model_lock = threading.Lock(), threading.Lock()
+
+    @property
+    def is_classifier(self) -> bool:
+        """True for a model that scores findings and reads no sentences."""
+        return isinstance(self.model.network, FindingNetwork)
 
     @property
     def calibration(self) -> Calibration | None:

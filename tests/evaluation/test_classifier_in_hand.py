@@ -141,3 +141,21 @@ def test_its_onnx_file_gives_its_logits(run, labelled_set, tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "classifier.onnx", providers=["CPUExecutionProvider"])
     np.testing.assert_allclose(session.run(["logits"], {"images": images})[0], expected, rtol=0, atol=1e-4)
     assert json.loads(session.get_modelmeta().custom_metadata_map["findings"]) == list(FINDINGS)
+
+
+def test_the_page_shows_its_scores_without_sentences(exported, labelled_set):
+    client = pytest.importorskip("starlette.testclient").TestClient
+    from medclip_dcl.page.app import make_app
+
+    page, file = (
+        client(make_app(load(exported), "mine"), "http://localhost"),
+        next(labelled_set.rglob("*.jpg")),
+    )
+    text = page.get("/").text
+    assert "Logits of findings" in text and 'class="sentence" hidden' in text and "Heat maps" not in text
+    opened = page.post("/image", content=file.read_bytes()).json()
+    scores = {one["finding"]: one["score"] for one in opened["scores"]}
+    assert scores == pytest.approx(load(exported).classify(file).iloc[0].to_dict(), abs=1e-5)
+    question = {"image": opened["image"], "sentences": ["edema"], "threshold": None}
+    answer = page.post("/maps", content=json.dumps(question))
+    assert answer.status_code == 422 and "has no text encoder" in answer.json()["error"]

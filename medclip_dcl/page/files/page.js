@@ -4,6 +4,7 @@ const TYPING_PAUSE = 250; // milliseconds
 const find = (id) => document.getElementById(id);
 const panels = find("panels");
 const maxSentences = Number(document.body.dataset.maxSentences);
+const isClassifier = "isClassifier" in document.body.dataset; // it reads no sentences
 const maxBytes = Number(document.body.dataset.maxBytes);
 
 let image = null; // {file, token, width, height, picture}
@@ -180,7 +181,7 @@ function showMap(panel, map) {
 
 // One request at a time; what changes meanwhile is drawn after it.
 async function draw() {
-  if (!image) return;
+  if (!image || isClassifier) return;
   if (drawing) {
     drawAgain = true;
     return;
