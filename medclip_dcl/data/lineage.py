@@ -94,7 +94,8 @@ class Lineage:
         is_told = len(images.merge(self.images, on=["dicom_id", "original"])) > 0
         here = {*others, *([] if is_told else [source])}
         names = self.sets[1 + len(others) :] if is_own else self.sets
-        return Answer(train_images, next((name for name in names if name in here), None) or "", self.is_known)
+        elsewhere = next((name for name in names if name in here), None) or ""
+        return Answer(train_images, elsewhere, self.is_known or (is_own and not names))
 
     def require_untrained(self, prepared: PreparedSet, evaluated: Iterable[str]) -> None:
         """Refuse to evaluate images (dicom_id) that the model was trained on, or other images of these patients."""
