@@ -26,6 +26,8 @@ from medclip_dcl.report.tables import (
     Shown,
     Table,
     describe_data,
+    facts_of,
+    facts_table,
     filled,
     interval_cell,
     signed,
@@ -33,7 +35,6 @@ from medclip_dcl.report.tables import (
 )
 from medclip_dcl.runs.saved import (
     SavedResultsError,
-    describe_checkpoint,
     describe_image_size,
     differing_settings,
     setting,
@@ -200,22 +201,12 @@ def _difference_cell(difference: Estimate | None, digits: int) -> Cell:
 
 
 def _facts(comparison: Comparison) -> Table:
-    """The networks of the rows."""
-    columns: list[Column] = []
-    rows = []
-    for row in comparison.rows:
-        facts = {
-            "run folder": row.folder.resolve().name,
-            "checkpoint": describe_checkpoint(row.tested["checkpoint"]),
-            "weights": row.tested["checkpoint"]["weights"],
-            "images shown at": describe_image_size(row.tested),
-            "precision": row.tested["precision"],
-            "medclip_dcl": row.tested["versions"].get("medclip_dcl"),
-        }
-        columns = [*map(Column, facts)]
-        rows.append(Row(row.name, "plain", [Cell(str(text or NOTHING)) for text in facts.values()]))
+    facts = [
+        (row.name, {"run folder": row.folder.resolve().name, **facts_of(row.tested)})
+        for row in comparison.rows
+    ]
     fingerprint = comparison.rows[0].tested["dataset"].get("fingerprint")
-    return Table("Networks", columns, rows, f"All on the prepared set with fingerprint {fingerprint}.")
+    return facts_table("Networks", facts, f"All on the prepared set with fingerprint {fingerprint}.")
 
 
 def _without_place(value: Any) -> Any:

@@ -16,7 +16,7 @@ import yaml
 
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS, MEAN_KS, by_path
-from medclip_dcl.runs.saved import SavedResultsError, value_at
+from medclip_dcl.runs.saved import SavedResultsError, describe_checkpoint, describe_image_size, value_at
 from medclip_dcl.statistics.contrasts import UNTRAINED
 from medclip_dcl.statistics.draws import Estimate, TestedRun, units_of
 
@@ -177,6 +177,23 @@ def describe_data(results: Results) -> str:
     if n_boxes is not None:
         words.append(f"{n_boxes:,} boxes" if n_boxes else "no boxes")
     return ", ".join(words)
+
+
+def facts_of(results: Results) -> dict[str, Any]:
+    """The network of a test, and how it saw the images."""
+    return {
+        "checkpoint": describe_checkpoint(results["checkpoint"]),
+        "weights": results["checkpoint"]["weights"],
+        "images shown at": describe_image_size(results),
+        "precision": results["precision"],
+        "medclip_dcl": results["versions"].get("medclip_dcl"),
+    }
+
+
+def facts_table(title: str, facts: Sequence[tuple[str, Mapping[str, Any]]], note: str = "") -> Table:
+    """A row for each label and its facts, which have the same names."""
+    rows = [Row(label, "plain", [Cell(str(x or NOTHING)) for x in one.values()]) for label, one in facts]
+    return Table(title, [Column(name) for name in facts[0][1]], rows, note)
 
 
 def chance_levels(results: Results) -> dict[str, float]:

@@ -35,7 +35,6 @@ from medclip_dcl.statistics.draws import (
     method,
     predictions_of,
     require_same_cases,
-    without_few,
 )
 
 ALPHA = 0.05
@@ -216,7 +215,7 @@ def differences(numbers: Sequence[Numbers], predictions: Sequence[Predictions]) 
     paths = [path for path in a if path in b and (are_alike or not _is_mean_over_findings(path))]
     few = [one.n_patients for one in predictions]
     n_patients = {path: min(one[path] for one in few) for path in paths if all(path in one for one in few)}
-    found = without_few({path: a[path] - b[path] for path in paths}, n_patients)
+    found = {path: a[path] - b[path] for path in paths}
     behind = np.array([min(one.n_behind(path) for one in predictions) for path in paths], dtype=int)
     p = joint_p(np.array([*found.values()]), behind) if paths else np.empty(0)
     return {

@@ -144,13 +144,16 @@ class Predictions:
         return found
 
     def n_behind(self, path: str) -> int:
-        """Patients that a number rests on: of a mean over findings, of the rarest, at least `MIN_PATIENTS`."""
-        section = path.split("/")[0]
-        n = self.n_patients.get(path)
-        if n is None and section in CLASSIFICATIONS:
-            is_known = {one for one, (value,) in self.values[section].items() if np.isfinite(value)}
-            n = min((n for one, n in self.n_patients.items() if one in is_known), default=0)
-        return max(MIN_PATIENTS, self.tables[section]["subject_id"].nunique() if n is None else n)
+        """Patients that a number rests on, 0 if too few; of a mean over findings, of the rarest, but `MIN_PATIENTS`."""
+        section, n = path.split("/")[0], self.n_patients.get(path)
+        if n is not None:
+            return n if n >= MIN_PATIENTS else 0
+        if section in CLASSIFICATIONS:
+            known = {one for one, (value,) in self.values[section].items() if np.isfinite(value)}
+            return max(
+                MIN_PATIENTS, min((n for one, n in self.n_patients.items() if one in known), default=0)
+            )
+        return max(MIN_PATIENTS, self.tables[section]["subject_id"].nunique())
 
 
 class TestedRun(SavedRun):
@@ -276,29 +279,17 @@ def numbers_of_draws(
     return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
 
 
-def without_few(numbers: Numbers, n_patients: Mapping[str, int]) -> Numbers:
-    """Numbers without the draws of those that rest on fewer than `MIN_PATIENTS` patients: they have no interval."""
-    return {
-        path: np.where(np.arange(len(values)) > 0, np.nan, values)
-        if n_patients.get(path, MIN_PATIENTS) < MIN_PATIENTS
-        else values
-        for path, values in numbers.items()
-    }
-
-
 def intervals_of(numbers: Numbers, n_patients: Mapping[str, int]) -> dict[str, Estimate]:
     """The percentile interval of each number of :func:`bootstrap_numbers`; `n_patients` as in `Predictions`."""
-    return {
-        path: estimate(values, n_patients.get(path))
-        for path, values in without_few(numbers, n_patients).items()
-    }
+    return {path: estimate(values, n_patients.get(path)) for path, values in numbers.items()}
 
 
 def estimate(
     values: Shaped[np.ndarray, "one_and_draws"], n_patients: int | None = None, p: float = math.nan
 ) -> Estimate:
-    """A number with its percentile interval, from its value among the tested patients and in each draw."""
-    low, high, n_draws = percentiles(values[1:])
+    """A number with its percentile interval; without one if it rests on fewer than `MIN_PATIENTS` patients."""
+    is_few = n_patients is not None and n_patients < MIN_PATIENTS
+    low, high, n_draws = percentiles(values[1:1] if is_few else values[1:])
     return Estimate(_number(values[0]), low, high, _number(p), n_draws, n_patients)
 
 

@@ -18,11 +18,12 @@ from medclip_dcl.report.tables import (
     Row,
     Table,
     describe_data,
+    facts_of,
+    facts_table,
     interval_cell,
     number,
     signed,
 )
-from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size
 from medclip_dcl.statistics.contrasts import (
     Contrasts,
     Sides,
@@ -236,23 +237,12 @@ def _table(
 
 def _facts(sets: Sequence[_OnSet], trained: Trained) -> Table:
     """What was tested: each model once, and how it saw the images of each set."""
-    rows = []
-    facts: dict[str, str] = {}
-    for one in sets:
-        for run in one.runs:
-            results = run.tested
-            protocol = results["protocol"].get("classification", {})
-            facts = {
-                "set": one.name,
-                "trained on": str(trained[one.name, run.name]),
-                "checkpoint": describe_checkpoint(results["checkpoint"]) or NOTHING,
-                "weights": results["checkpoint"]["weights"],
-                "images shown at": describe_image_size(results),
-                "several prompts": protocol.get("ensemble") or NOTHING,
-                "precision": results["precision"],
-                "medclip_dcl": results["versions"]["medclip_dcl"],
-                "device": results["timings"]["device"],
-                "fingerprint of the set": results["dataset"]["fingerprint"],
-            }
-            rows.append(Row(run.name, "plain", [Cell(str(value)) for value in facts.values()]))
-    return Table("What was tested", [*map(Column, facts)], rows)
+    facts = []
+    for one, run in [(on_set, run) for on_set in sets for run in on_set.runs]:
+        results = run.tested
+        here = {"set": one.name, "trained on": trained[one.name, run.name], **facts_of(results)}
+        here["several prompts"] = results["protocol"].get("classification", {}).get("ensemble")
+        here["device"] = results["timings"]["device"]
+        here["fingerprint of the set"] = results["dataset"]["fingerprint"]
+        facts.append((run.name, here))
+    return facts_table("What was tested", facts)
