@@ -34,8 +34,6 @@ from scipy.stats import spearmanr
 from medclip_dcl.common.command_line import option, parse_options, run_command
 from medclip_dcl.common.files import write_bytes, write_text
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
-from medclip_dcl.report.charts import draw_eta, draw_truth
-from medclip_dcl.report.report import probable_sentences
 
 SSD = (0.2, 0.35)
 SSD_CONSTANT = 0.05
@@ -171,6 +169,8 @@ def _warnings(sentences: pd.DataFrame, problem: str, chosen: str) -> list[str]:
 
 def _examples(sentences: pd.DataFrame) -> list[str]:
     """The most and the least probable sentences, as Markdown."""
+    from medclip_dcl.report.report import probable_sentences
+
     lines = []
     for title, some in probable_sentences(sentences, _SHOWN_SENTENCES).items():
         lines += [f"## {title}", "", "| log p | eta | training reports | sentence |", "|---|---|---|---|"]
@@ -183,6 +183,8 @@ def _examples(sentences: pd.DataFrame) -> list[str]:
 
 def _figure(sentences: pd.DataFrame) -> Figure:
     """Histograms of log p and eta; on a phantom eta over rho."""
+    from medclip_dcl.report.charts import draw_eta, draw_truth
+
     figure = Figure(figsize=(13.5 if "rho" in sentences else 9, 3.8), layout="constrained")
     first, *others = figure.subplots(1, 3 if "rho" in sentences else 2)
     log_p, reports = sentences["log_p"], sentences["train_reports"]
