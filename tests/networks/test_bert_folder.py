@@ -105,14 +105,9 @@ def test_cxr_bert_encoder_and_head_hold_file_values(cxr_bert: Path) -> None:
         assert torch.equal(value, state[f"bert.{name}"]), name
     for name, value in language_model.state_dict().items():
         assert torch.equal(value, state[name]), name
-
-
-def test_cxr_bert_tokenizer_needs_no_remote_class(cxr_bert: Path) -> None:
-    tokenizer = load_masked_tokenizer(cxr_bert)
-    assert len(tokenizer) == 30522
-    special = (tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.cls_token_id, tokenizer.sep_token_id)
-    assert (*special, tokenizer.mask_token_id) == (0, 1, 2, 3, 4)
+    tokenizer = load_masked_tokenizer(cxr_bert)  # of a class that is remote code
     assert tokenizer.tokenize("No Pneumothorax.") == ["no", "pneumothorax", "."]
+    assert (len(tokenizer), tokenizer.pad_token_id, tokenizer.mask_token_id) == (30522, 0, 4)
 
 
 def test_word_pieces_are_those_of_the_tokenizer_itself(
@@ -130,14 +125,6 @@ def test_word_pieces_are_those_of_the_tokenizer_itself(
     assert list(word_pieces(tokenizer, [])) == []
     # As it was for whoever uses it afterwards.
     assert tokenizer("a [SEP]", add_special_tokens=False)["input_ids"][-1] == tokenizer.sep_token_id
-
-
-def test_decoder_stays_tied_to_the_word_embeddings(small: Path) -> None:
-    before = torch.get_rng_state()
-    model = load_language_model(small)[0]
-    assert torch.equal(torch.get_rng_state(), before)
-    assert model.cls.predictions.decoder.weight is model.get_input_embeddings().weight
-    assert model.cls.predictions.decoder.bias is model.cls.predictions.bias
 
 
 def test_plain_bert_model_folder_loads_without_prefix(small: Path, tmp_path: Path) -> None:
@@ -207,14 +194,6 @@ def test_an_untied_decoder_is_kept(small: Path, tmp_path: Path) -> None:
     assert torch.equal(BertForMaskedLM.from_pretrained(tmp_path / "saved").eval()(tokens).logits, expected)
 
 
-def test_a_cased_tokenizer_stays_cased(small: Path, tmp_path: Path) -> None:
-    (small / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": False}))
-    assert load_masked_tokenizer(small).tokenize("heart HEART") == ["heart", "[UNK]"]
-    save_language_model(load_language_model(small)[0], load_masked_tokenizer(small), tmp_path / "saved")
-    (tmp_path / "saved" / "tokenizer_config.json").unlink()
-    assert load_masked_tokenizer(tmp_path / "saved").tokenize("heart HEART") == ["heart", "[UNK]"]
-
-
 def test_saving_refuses_to_replace_another_folder(small: Path, tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter.tex").write_text("precious")
@@ -233,10 +212,6 @@ def without(*keys: str) -> Callable[[Path], None]:
         edit_weights(folder, lambda state: {k: x for k, x in state.items() if not k.startswith(keys)})
 
     return change
-
-
-def add_a_layer(folder: Path) -> None:
-    edit_weights(folder, lambda state: {**state, "bert.encoder.layer.2.output.dense.bias": torch.ones(12)})
 
 
 def untie(folder: Path) -> None:
@@ -288,26 +263,13 @@ def pieces(*lines: str) -> Callable[[Path], None]:
     return change
 
 
-def no_tokenizer(folder: Path) -> None:
-    for name in ("tokenizer.json", "vocab.txt"):
-        (folder / name).unlink(missing_ok=True)
-
-
 def broken_settings(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{")
-
-
-def encoder_of(folder: Path) -> TransformersSentences:
-    return TransformersSentences(str(folder))
 
 
 @pytest.mark.parametrize(
     ("load", "damage", "words"),
     [
-        (load_language_model, without("bert.encoder.layer.1.output"), r"missing \['bert\.encoder\.layer\.1\."),
-        (encoder_of, without("bert.encoder.layer.1.output"), r"missing \['encoder\.layer\.1\."),
-        (load_language_model, add_a_layer, r"unexpected \['bert\.encoder\.layer\.2\.output\.dense\.bias'"),
-        (load_language_model, config(intermediate_size=19), r"another shape .*bias \(20,\) instead of \(19,\)"),
         (load_language_model, untie, "says it is tied"),
         (load_language_model, another_bias, "says it is tied"),
         (load_language_model, not_a_number, "NaN or infinite in .*cls.predictions.bias"),
@@ -315,14 +277,9 @@ def encoder_of(folder: Path) -> TransformersSentences:
         (load_language_model, truncate, r"\(Error while deserializing"),
         (load_language_model, pickled_code, r"\(Weights only load failed\).*Python objects are not opened"),
         (load_language_model, removed("model.safetensors"), "no file named model.safetensors"),
-        (encoder_of, removed("config.json"), "config.json is missing"),
-        (encoder_of, config(num_attention_heads=5), "12.* is not a multiple of .*5"),
-        (load_language_model, config(is_decoder=True), "expected an encoder or a causal .*, found 'bert'"),
-        (load_masked_tokenizer, no_tokenizer, "no tokenizer: none of tokenizer.json, vocab.txt"),
         (load_masked_tokenizer, pieces(*PIECES, "extra"), "19 tokens, but 18 embedding rows"),
         (load_masked_tokenizer, pieces(*(f"piece{i}" for i in range(18))), "23 tokens, but 18 embedding rows"),
         (load_masked_tokenizer, pieces(*PIECES[1:5], "[PAD]", *PIECES[5:]), r"\[PAD\] has id 4, config\.json says 0"),
-        (load_masked_tokenizer, config(vocab_size=30522), "18 tokens, but 30522 embedding rows"),
         (load_masked_tokenizer, broken_settings, "tokenizer_config.json: not readable as JSON"),
     ],
 )  # fmt: skip

@@ -158,21 +158,3 @@ def test_an_exported_network_keeps_its_head(folder: Path, tmp_path: Path) -> Non
     batch = masked_batch(text)
     assert torch.equal(again.masked_language_loss(*batch), text.masked_language_loss(*batch))
     assert torch.equal(loaded.embed_texts(TEXTS), network.embed_texts(TEXTS))
-
-
-def test_without_the_option_nothing_changes(small_bert: Path) -> None:
-    plain = BertSentences(str(small_bert), dim=8)
-    headed = BertSentences(str(small_bert), dim=8, masked_language_head=True)
-    assert headed.training and headed.model.training
-    assert headed.config() == {**plain.config(), "masked_language_head": True}
-    head = {f"masked_language_head.transform.{name}" for name in
-            ("dense.weight", "dense.bias", "LayerNorm.weight", "LayerNorm.bias")}  # fmt: skip
-    assert set(headed.state_dict()) == set(plain.state_dict()) | head | {"masked_language_head.bias"}
-    assert plain.transformer is plain.model
-    transformer = {id(parameter) for parameter in headed.transformer.parameters()}
-    projection = {id(parameter) for parameter in headed.projection.parameters()}
-    assert transformer | projection == {id(parameter) for parameter in headed.parameters()}
-    assert not transformer & projection
-    headed.projection.load_state_dict(plain.projection.state_dict())
-    tokens, lengths = pad_tokens(plain.tokenize(TEXTS))
-    assert torch.equal(plain.eval()(tokens, lengths), headed.eval()(tokens, lengths))

@@ -15,7 +15,6 @@ from medclip_dcl.exchange.convert import main as convert
 from medclip_dcl.networks.bert_folder import ModelFolderError
 from medclip_dcl.networks.language_model import load_language_model
 from medclip_dcl.networks.text_encoder import BertSentences, TransformersSentences
-from medclip_dcl.networks.tokenizer_files import _difference
 from tests.dual_encoders import TEXTS, write_dual_encoder
 from tests.text_models import write_text_model
 
@@ -118,20 +117,6 @@ def test_a_class_that_lacks_a_package_has_a_remedy(source_of, tmp_path) -> None:
         encoder("roberta", folder)
     settings(tokenizer_class=None)(folder)
     encoder("roberta", folder)
-
-
-@pytest.mark.parametrize(
-    ("one", "two", "found"),
-    [
-        ({"a": 1, "b": [1, {"c": 2}]}, {"a": 1, "b": [1, {"c": 3}]}, ("b.1.c 2", "b.1.c 3")),
-        ({"vocab": {"x": 1, "y": 2}}, {"vocab": {"x": 1, "z": 2}}, ('vocab {"y": 2}', 'vocab {"z": 2}')),
-        ({"type": "A", "b": 1}, {"type": "B", "b": 1}, (' {"type": "A", "b": 1}', ' {"type": "B", "b": 1}')),
-        ({"a": [1]}, {"a": [1, 2]}, ("a [1]", "a [1, 2]")),
-        ({"a": None}, {"a": {"type": "B"}}, ("a null", 'a {"type": "B"}')),
-    ],
-)
-def test_difference_is_the_first_part(one, two, found) -> None:
-    assert _difference(one, two) == found
 
 
 @pytest.mark.filterwarnings("error")
