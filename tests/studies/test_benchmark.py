@@ -8,6 +8,8 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -25,6 +27,7 @@ from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.report.compare import compare
 from medclip_dcl.runs.saved import command_of_test, other_geometry
 from medclip_dcl.statistics import draws as intervals
+from medclip_dcl.statistics.contrasts import sides_of
 from medclip_dcl.studies import benchmark_plan as plan
 from medclip_dcl.studies import one_run
 from medclip_dcl.studies.benchmark import _stop, main
@@ -33,7 +36,6 @@ from medclip_dcl.studies.benchmark_plan import read_models
 
 SHARED = ["Edema", "Pneumonia"]
 PROJECTION = "image_encoder.projection.weight"
-N_DRAWS = 150
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +176,20 @@ def test_two_models_alone_have_the_numbers_of_compare(
         for name in ("value", "low", "high", "p"):
             expected = getattr(one, name)
             assert row[name] == expected or (expected is None and np.isnan(row[name])), (key, name)
+
+
+def test_models_that_differ_in_the_seed_are_one_row(tmp_path) -> None:
+    runs = []
+    for seed in (0, 1):
+        file = tmp_path / f"infonce_{seed}/checkpoints/best.ckpt"
+        file.parent.mkdir(parents=True)
+        (file.parents[1] / "config.yaml").write_text(f"seed_everything: {seed}")
+        model: Any = SimpleNamespace(name=f"infonce_{seed}", saved=SimpleNamespace(path=file))
+        runs.append(plan.BenchmarkedRun(tmp_path / "test", model))
+    assert [*sides_of(runs)] == ["infonce (2 seeds)"]
+    assert [*sides_of([runs[0], plan.BenchmarkedRun(tmp_path / "test", runs[0].model)])] != [
+        "infonce (2 seeds)"
+    ]
 
 
 def test_a_tests_settings_name_the_model_alone(run, models) -> None:
