@@ -14,7 +14,6 @@ from medclip_dcl import load
 from medclip_dcl.exchange.export import main
 from medclip_dcl.exchange.folder import export_model
 from medclip_dcl.metrics.calibration import Calibration
-from medclip_dcl.networks.image_text import ImageTextNetwork
 from tests.small import platt_calibration
 
 TEXTS = ["No pneumothorax.", "Mild pulmonary edema."]
@@ -36,12 +35,8 @@ def exported(run, tmp_path):
 
 def test_an_export_gives_the_runs_numbers(run, tmp_path, monkeypatch, capsys):
     main([str(run), str(tmp_path / "exported")])
-    assert sorted(path.name for path in (tmp_path / "exported").iterdir()) == [
-        "README.md",
-        "config.json",
-        "data.json",
-        "model.safetensors",
-    ]
+    names = {path.name for path in (tmp_path / "exported").iterdir()}
+    assert names == {"README.md", "config.json", "data.json", "model.safetensors"}
     found = load(tmp_path / "exported").similarity(GREY, TEXTS)
     assert np.array_equal(found, load(run).similarity(GREY, TEXTS))
     assert "warning: weights and vocabulary derive from" in capsys.readouterr().err
@@ -109,21 +104,13 @@ def test_a_full_disk_leaves_the_earlier_export(run, exported, tmp_path, monkeypa
     assert ended.value.code == 2 and {file: file.read_bytes() for file in exported.iterdir()} == before
 
 
-def test_a_killed_export_is_completed(run, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(ImageTextNetwork, "save_pretrained", killed_after_weights)
-        with pytest.raises(KeyboardInterrupt):
-            export_model(run, tmp_path / "exported")
+def test_a_killed_export_is_completed(run, tmp_path):
+    (tmp_path / "exported").mkdir()
+    (tmp_path / "exported/model.safetensors").write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=r"config.json is missing; .*medclip-dcl export RUN"):
         load(tmp_path / "exported")
     export_model(run, tmp_path / "exported")
     load(tmp_path / "exported")
-
-
-def killed_after_weights(self, folder):
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"")
-    raise KeyboardInterrupt
 
 
 def test_other_folders_are_left_alone(run, exported, tmp_path, capsys):
