@@ -75,7 +75,8 @@ def curves(metrics: pd.DataFrame) -> tuple[list[Markup], dict[str, str]]:
         ):
             charts.append(chart(f"curve{len(charts)}", (3.7, 2.3), _draw_curves, title, series))
         elif series:
-            constant[title] = " and ".join(f"{points[name].iloc[0]:.4g}" for name, points in series.items())
+            values = (f"{points[name].iloc[0]:.4g}".replace("-", "−") for name, points in series.items())
+            constant[title] = " and ".join(values)
     return charts, constant
 
 

@@ -246,6 +246,7 @@ def probable_sentences(table: pd.DataFrame, number: int) -> dict[str, pd.DataFra
 def _sentences(rows: pd.DataFrame) -> str:
     columns = {name: shown for name, shown in _SENTENCE_FORMATS.items() if name in rows}
     texts = pd.DataFrame({heading: rows[name].map(form.format) for name, (heading, form) in columns.items()})
+    texts.iloc[:, 1:] = texts.iloc[:, 1:].replace("-", "−", regex=True)
     with pd.option_context("display.max_colwidth", None):  # else to_html cuts long sentences
         return texts.to_html(index=False, border=0, justify="unset", classes="sentences")
 

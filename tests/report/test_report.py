@@ -221,7 +221,7 @@ def test_probable_sentences_are_listed_in_order(page):
     assert [row[0] for row in most[1:4]] == ["Sentence number 0.", "Sentence number 1.", "Sentence number 2."]
     # The other page, of medclip-dcl eta, counts the training reports.
     assert most[0][1] == "reports (whole set)"
-    assert most[1][1:] == ["1,000", "-2.00", "0.0993"]
+    assert most[1][1:] == ["1,000", "−2.00", "0.0993"]
     assert [row[0] for row in least[1:3]] == ["Sentence number 39.", "Sentence number 38."]
 
 
