@@ -93,7 +93,7 @@ def encode(settings: Settings) -> Path:
     from medclip_dcl.data.features import FOLDER, IMAGES_FILE, INFO_FILE, SENTENCES_FILE, FeaturesInfo
     from medclip_dcl.inference.model import load
 
-    network = load(settings.model, device).network
+    network = load(settings.model, device).image_text
     view = _view(settings, network)
     if prepared.fitting[0] != network.geometry:
         print(
