@@ -41,7 +41,6 @@ from medclip_dcl.evaluation.predictions import PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.image_encoder import IMAGENET
-from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.checkpoint_files import ResumeError
 from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
 from medclip_dcl.runs.run_folder import (
@@ -339,7 +338,7 @@ class MedclipCLI(LightningCLI):
             self.results.lineage = Lineage.of(self.source)
             self.source = None  # its tensors need not stay mapped
         if self.exported is not None:
-            self.model.network = ImageTextNetwork.from_pretrained(self.exported)
+            self.model.network = type(self.model.network).from_pretrained(self.exported)
             self.results.exported = self.exported
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:

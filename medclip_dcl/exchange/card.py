@@ -125,7 +125,7 @@ def _example(
     prompts = {finding: one.prompts for finding, one in fitted.items()} or prompts_of(config)
     if prompts == read_prompts(CHEX5) or isinstance(network, FindingNetwork):
         prompts = {}
-    modules = {type(part).__module__ for part in network.children()}
+    modules = {type(getattr(network, part)).__module__ for part in network.parts}
     return {
         "prompts": prompts,
         "text": next((positive[0] for _, positive in prompts.values()), "Small left pleural effusion."),

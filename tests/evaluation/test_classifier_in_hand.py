@@ -127,6 +127,8 @@ def test_an_export_has_a_card_and_its_logits(run, labelled_set, tmp_path, capsys
     assert "pipeline_tag: image-classification" in card and "Edema, Fracture, Support Devices" in card
     assert "A classifier of chest radiographs" in card and "heat_map" not in card and "image-text" not in card
     np.testing.assert_allclose(load(folder).classify(list(expected.index)), expected, rtol=0, atol=1e-5)
+    main(["test", "--config", str(run / "config.yaml"), "--ckpt_path", str(folder)])
+    assert len([*(run / "tests").rglob("results.json")]) == 1
     for place, more in enumerate((["--text_encoder", str(tmp_path / "text")], ["--format", "transformers"])):
         with pytest.raises(SystemExit):
             export([str(run), str(tmp_path / f"other{place}"), *more])
