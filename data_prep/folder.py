@@ -26,6 +26,7 @@ import argparse
 import codecs
 import math
 import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -366,6 +367,7 @@ def _labels(
     """
     given = settings.label_values or {}
     labels, counts, found, is_lost, seen = {}, {}, [], False, {""}
+    unread: Counter[str] = Counter()
     for finding in map(str, cells):
         words = (
             cells[finding].str.normalize("NFKC").str.replace("\u2212", "-").str.strip("='\" ").str.casefold()
@@ -374,6 +376,7 @@ def _labels(
         numbers = releases.label_numbers(words.map({**_LABEL_WORDS, **given}).fillna(words))
         labels[finding] = numbers.replace(math.inf, math.nan)
         wrong = Counter(words[numbers == math.inf]).most_common()
+        unread.update(dict(wrong))
         if not wrong:
             continue
         shown = [f"{value[:40]!r} {number:,}" for value, number in wrong]
@@ -388,10 +391,10 @@ def _labels(
     if found and settings.drop_bad_rows and not is_lost:
         check.warn(f"{'; '.join(found)}; these are no labels, their rows stay")
     elif found:
-        check.problems.append(
-            f"{'; '.join(found)}; write labels in their place, or say what they stand for by --label_values, as in "
-            "present=1,absent=0,maybe= (1, 0, -1; nothing: no label)"
-        )
+        words = {word: "?" for word, _ in unread.most_common(10) if "," not in word}
+        pairs = shlex.quote(",".join(f"{word}={label}" for word, label in {**words, **given}.items()))
+        remedy = f", or give --label_values={pairs} with 1, 0, -1 or nothing (no label) for each ?"
+        check.problems.append(f"{'; '.join(found)}; write labels in their place{remedy if words else ''}")
     return labels, counts
 
 

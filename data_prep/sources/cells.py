@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import re
 import warnings
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from data_prep.sources.rows import NO_REPORT, TableCheck
-from medclip_dcl.common.files import encoding_of
+from medclip_dcl.common.files import encoding_of, kind_of_file
 
 # Beginnings of cells; a text may begin with "[**Name**]" or "(portable)".
 _QUOTE = r"(?:np\.\w+_\()?[bru]?['\"]"
@@ -22,12 +23,9 @@ _KINDS = {
         rf"|\(\s*{_QUOTE}(?s:.*)['\"]\)?,?\s*\)$|\[[-+\d.,eE\s]*\]$"
     ),
     "XML": re.compile(r"<\?xml\b|<ClinicalDocument\b"),
-    # A long word without a blank, in which capitals or digits stand behind small letters, is no text.
-    "base64": re.compile(
-        r"(?:data:[\w./+-]*;base64,)?(?=\S*[a-z][A-Z\d])[A-Za-z0-9+/_-]{30,}(?:\r?\n[A-Za-z0-9+/_-]+)*={0,2}$"
-    ),
     "HL7 segments": re.compile(r"(?:MSH|[FB]HS|EVN|PID|PV1|ORC|OBR|OBX|NTE|TXA)\|"),
 }
+_BASE64 = re.compile(r"(?:data:[\w./+-]*;base64,)?([A-Za-z0-9+/_-]{10,}(?:\r?\n[A-Za-z0-9+/_-]+)*={0,2})")
 # Between two texts of numpy, which writes no commas; Python would join them.
 _GAP = re.compile(r"(?<=['\"])\s+(?=[bru]?['\"])")
 _REMEDY = (
@@ -40,7 +38,22 @@ def kind_of_cell(text: str) -> str:
     for kind, beginning in _KINDS.items():
         if beginning.match(text):
             return kind
-    return ""
+    return "base64" if _is_base64(text) else ""
+
+
+def _is_base64(text: str) -> bool:
+    match = _BASE64.fullmatch(text)
+    if match is None:
+        return False
+    packed = re.sub(r"\s", "", match[1]).translate(str.maketrans("-_", "+/"))
+    # A word of letters is one as well, though hardly of a text; a cell that was cut off is long.
+    if len(packed) < (12 if packed.endswith("=") else 16) or (len(packed) % 4 and len(packed) < 64):
+        return False
+    content = base64.b64decode(packed[: len(packed) // 4 * 4])
+    plain = content.decode(encoding_of(content), "replace")
+    n_odd = sum(c == "\ufffd" or not (c.isprintable() or c.isspace()) for c in plain)
+    is_text = n_odd <= 0.1 * len(plain) * (" " in plain)
+    return len(packed) > 200 or bool(kind_of_file(content)) or is_text
 
 
 def value_of_cell(text: str) -> Any:

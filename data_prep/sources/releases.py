@@ -367,8 +367,8 @@ class CsvFile:
         for number, (line, row) in enumerate(self._lines(), start=1):
             if number == 1 or not any(row):
                 continue
-            if len(row) < n_named or any(row[len(header) :]):
-                unequal.append(f"line {line}: {len(row)} values for {len(header)} columns")
+            if len(row) < n_named or any(row[n_named:]):
+                unequal.append(f"line {line}: {len(row)} values for {n_named} columns")
             elif long := [
                 column for column, place in zip(wanted, places, strict=True) if len(row[place]) > MAX_CELL
             ]:

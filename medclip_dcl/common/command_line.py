@@ -86,9 +86,10 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Closest known name, as a question."""
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    """Closest known name in any case, as a question."""
+    plain = {word.casefold(): word for word in known}
+    near = difflib.get_close_matches(name.casefold(), plain, n=1)
+    return f"; did you mean {plain[near[0]]}?" if near else ""
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:

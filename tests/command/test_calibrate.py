@@ -256,7 +256,7 @@ def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp
     assert "device gpu cannot be used" in refused(capsys, run, *data, "--device", "gpu")
     prompts = tmp_path / "prompts.yaml"
     prompts.write_text("Pneumonja: [no pneumonia, pneumonia]\n")
-    assert "did you mean 'Pneumonia'" in refused(capsys, run, *data, "--prompts", str(prompts))
+    assert "did you mean Pneumonia?" in refused(capsys, run, *data, "--prompts", str(prompts))
 
     both = shutil.copytree(validate_set, tmp_path / "both")
     images = pd.read_parquet(both / "images.parquet")

@@ -30,6 +30,7 @@ KINDS = {
     "base64": [
         packed(TEXT.encode()), packed(TEXT.encode("utf-16")), base64.encodebytes(TEXT.encode() * 5).decode().strip(),
         base64.urlsafe_b64encode(TEXT.encode() * 3).decode(), packed(TEXT.encode() * 900)[:32767],
+        packed(b"Clear it"), packed(b"%PDF-1.4 \xff\xd8"), "RklORElOR1M6IENs\nZWFyLiBObyBlZmZ1c2lvbi4=",
     ],
     "XML": ["<?xml version='1.0'?><report>Clear.</report>", '<ClinicalDocument xmlns="urn:hl7-org:v3">'],
     "": [
@@ -37,6 +38,7 @@ KINDS = {
         "[1] Normal.", "(portable) chest", '("portable") chest is clear.', "PA|LAT|clear", "B. Clear", "{{name}} clear",
         "Cardiomegaly", "Infiltration", "Hypertension", "hepatosplenomegalie", "Thoraxröntgenaufnahme", "antibiotics",
         "unremarkablechestradiograph", "NORMALCHESTXRAY1", "'Clear' lungs", "## Findings\nClear.", "",
+        "Cardiomegaly\nPneumonia\nEffusion",
     ],
 }  # fmt: skip
 

@@ -178,6 +178,14 @@ def test_decompression_bomb_is_not_decoded(
     assert reason.endswith("at most 100,000,000 pixels are read: give a smaller copy")
 
 
+def test_a_large_radiograph_is_no_bomb(tmp_path: Path) -> None:
+    large = Image.new("L", (9_500, 10_400))  # 98.8 million pixels, above PIL's own warning
+    large.paste(200, (0, 0, 9_500, 5_200))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert prepare_image(job(tmp_path, encoded(large, compress_level=1)))[:2] == (10_400, 9_500)
+
+
 def test_a_note_outlives_a_killed_preparation(tmp_path: Path) -> None:
     values = np.linspace(0, 3000, 5000).astype(np.uint16).reshape(50, 100)
     values[0, :9] = 65535

@@ -111,6 +111,9 @@ def test_a_comma_at_a_lines_end_is_no_column(tmp_path: Path) -> None:
     whole = read_images(find_release(write(tmp_path / "whole")))
     commas = read_images(find_release(write(tmp_path / "commas", split=SPLIT.replace(",train", ",train,"))))
     assert commas.equals(whole)
+    shifted = SPLIT.replace("split\n", "split,,\n").replace(",train", ",train,x")
+    with pytest.raises(ReleaseError, match="line 2: 5 values for 4 columns"):
+        read_images(find_release(write(tmp_path / "shifted", split=shifted)))
 
 
 def test_missing_tables_are_named(tmp_path: Path) -> None:
