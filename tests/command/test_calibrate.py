@@ -204,17 +204,6 @@ def test_a_calibration_of_other_weights_is_left_out(copy, validate_set):
     assert own(load(copy)).scale == pytest.approx(model.network.similarity.gamma2.item())
 
 
-def test_other_prompts(copy, validate_set, tmp_path):
-    prompts, own = tmp_path / "prompts.yaml", CHEX5["Pneumonia"]
-    texts = (own.positive, "signs of pneumonia")
-    prompts.write_text(json.dumps({"Pneumonia": [own.negative, texts]}))
-    output = copy / "other.json"
-    main([str(copy), "--data", str(validate_set), "--prompts", str(prompts), "--output", str(output)])
-    found = Calibration.read(output)
-    assert list(found.findings) == ["Pneumonia"]
-    assert found.findings["Pneumonia"].positive == texts
-
-
 def test_a_better_calibration_is_kept(copy, small_set, capsys):
     def content():
         return {file: file.read_bytes() for file in copy.rglob("*") if file.is_file()}
@@ -296,14 +285,6 @@ def test_a_calibration_belongs_to_its_ensemble(copy, validate_set, tmp_path, cap
     config["trainer"]["callbacks"][0]["init_args"]["ensemble"] = "embeddings"
     (copy / "config.yaml").write_text(yaml.safe_dump(config))
     assert calibrate(copy, data=validate_set, prompts=str(prompts)).ensemble == "embeddings", "the run's own"
-
-
-def test_a_calibration_of_an_earlier_version_is_left_out(copy):
-    content = json.loads((copy / "calibration.json").read_text())
-    del content["fingerprint"]["settings"]
-    (copy / "calibration.json").write_text(json.dumps(content))
-    with pytest.warns(UserWarning, match="by an earlier version .* and is left out; calibrate again"):
-        assert load(copy).calibration is None
 
 
 def rows(n: int = 57) -> pd.DataFrame:

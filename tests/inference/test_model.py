@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,16 +67,6 @@ def test_heat_map_has_image_pixels_and_region_values(model, grey):
     # The image's corners lie in the corner regions, beyond their centres: bilinear interpolation is constant there.
     corners = heat_map[[0, 0, -1, -1], [0, -1, 0, -1]]
     np.testing.assert_allclose(corners, cosines[[0, 0, -1, -1], [0, -1, 0, -1]], atol=1e-5)
-
-
-def test_encoded_image_has_the_images_heat_maps(model, grey):
-    encoded = model.encode_image(grey)
-    found, expected = model.heat_maps(encoded, TEXTS), model.heat_maps(grey, TEXTS)
-    np.testing.assert_allclose(found.in_image(2), expected.in_image(2), atol=1e-6)
-    np.testing.assert_allclose(found.similarity, expected.similarity, atol=1e-6)
-    # Every third row of the image lies in the middle of a row of the smaller heat map.
-    smaller = model.heat_maps(replace(encoded, grey=Image.new("L", (70, 30))), TEXTS[:1]).in_image(0)
-    np.testing.assert_allclose(smaller, model.heat_map(grey, TEXTS[0])[1::3], atol=1e-6)
 
 
 def test_classify_is_positive_minus_negative(model, grey, tmp_path):
