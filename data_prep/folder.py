@@ -391,10 +391,10 @@ def _labels(
     if found and settings.drop_bad_rows and not is_lost:
         check.warn(f"{'; '.join(found)}; these are no labels, their rows stay")
     elif found:
-        words = {word: "?" for word, _ in unread.most_common(10) if "," not in word}
-        pairs = shlex.quote(",".join(f"{word}={label}" for word, label in {**words, **given}.items()))
+        unknown = {word: "?" for word, _ in unread.most_common(10) if "," not in word}
+        pairs = shlex.quote(",".join(f"{word}={label}" for word, label in {**unknown, **given}.items()))
         remedy = f", or give --label_values={pairs} with 1, 0, -1 or nothing (no label) for each ?"
-        check.problems.append(f"{'; '.join(found)}; write labels in their place{remedy if words else ''}")
+        check.problems.append(f"{'; '.join(found)}; write labels in their place{remedy if unknown else ''}")
     return labels, counts
 
 
