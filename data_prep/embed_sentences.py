@@ -30,7 +30,7 @@ from data_prep.scores.language_model import (
     remove_progress,
     require_writable,
     result_file,
-    settings_fingerprint,
+    scoring_fingerprint,
 )
 from medclip_dcl.common.command_line import option, parse_options, run_command, whole_number
 from medclip_dcl.data.prepared import (
@@ -88,7 +88,7 @@ def embed_sentences(settings: Settings) -> Path:
     pieces = DistinctPieces(tokenizer, texts, positions=positions, truncate=True)
     # The configuration also determines values, and is not among the weights.
     meaning = (
-        f"{pieces.fingerprint_with((*pieces.before, *pieces.after))}-{settings_fingerprint(encoder.model)}"
+        f"{pieces.fingerprint_with((*pieces.before, *pieces.after))}-{scoring_fingerprint(encoder.model)}"
     )
     encoder = encoder.to(device)
     budget = settings.batch_tokens or _BATCH_TOKENS[device]

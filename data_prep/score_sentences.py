@@ -33,7 +33,7 @@ from data_prep.scores.language_model import (
     remove_progress,
     require_writable,
     result_file,
-    settings_fingerprint,
+    scoring_fingerprint,
 )
 from medclip_dcl.common.command_line import option, parse_options, run_command, whole_number
 from medclip_dcl.data.prepared import PreparedSet, seal, write_table
@@ -114,7 +114,7 @@ def score_sentences(settings: Settings) -> Path:
             truncate=True,
         )
         # The configuration also determines values, and is not among the weights.
-        meaning = f"{plan.fingerprint}-{settings_fingerprint(network)}"
+        meaning = f"{plan.fingerprint}-{scoring_fingerprint(network)}"
         if settings.dtype != "float32":
             meaning += "-without_dropout"  # older files were scored with it, and are scored again
         ids = sentences["sentence_id"].to_numpy()

@@ -66,7 +66,7 @@ def choose_device(device: str) -> str:
     return ("cuda" if has_cuda else "cpu") if device == "auto" else device
 
 
-def settings_fingerprint(network: PreTrainedModel) -> str:
+def scoring_fingerprint(network: PreTrainedModel) -> str:
     """Fingerprint of the configuration that determines a model's values; dropout rates, names and the like do not."""
     if network.config.model_type == "bert":
         settings = {name: getattr(network.config, name) for name in _DECIDING}

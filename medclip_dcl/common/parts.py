@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import torch
+
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import digest
 
 Part = TypeVar("Part")
+
+_TOKENIZER_PARTS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")
+"""Entries of a tokenizer.json that decide how a text is split, and the tokens' ids."""
 
 
 def part_config(part: Any) -> dict[str, Any]:
@@ -43,3 +51,29 @@ def part_class(class_path: str, base: type[Part]) -> type[Part]:
             f"--import {module_name} to the command (in Python: import {module_name} before loading)"
         )
     return kind
+
+
+def differing_arguments(there: Mapping[str, Any], here: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Settings in which two descriptions of a part differ, by dotted name; none where they are one architecture.
+
+    `there` is rebuilt first, as other versions of libraries state more or fewer defaults. A tokenizer counts by a
+    digest of how it splits a text.
+    """
+    if there["class_path"] == here["class_path"] and there != here:
+        with torch.device("meta"):
+            there = part_config(build_part(dict(there), object))
+    a, b = _flat(there), _flat(here)
+    return {
+        name: (a.get(name), b.get(name)) for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)
+    }
+
+
+def _flat(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if name == "tokenizer" and str(value).startswith("{"):
+            raw = json.loads(value)
+            value = digest(json.dumps([raw.get(part) for part in _TOKENIZER_PARTS], sort_keys=True).encode())
+        inner = _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        flat.update(inner)
+    return flat

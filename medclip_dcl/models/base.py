@@ -17,7 +17,7 @@ from medclip_dcl.common.devices import widest_float
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
-from medclip_dcl.common.parts import Part, build_part, part_config
+from medclip_dcl.common.parts import Part, build_part, differing_arguments
 from medclip_dcl.common.weight_files import SavedModel, load_exactly, read_model
 from medclip_dcl.data.images import ImagesDataModule, image_settings
 from medclip_dcl.data.link import ImageSettings, trainer_data
@@ -146,7 +146,7 @@ class NetworkModel(TrainedModel):
                 f"the checkpoint: expected kind {self.kind}, found {found}{self.instead_of_other_kinds}"
             )
         CHECKPOINT.check(checkpoint, "the checkpoint")
-        if others := [part for part in self.parts if not _is_same(there[part], here[part])]:
+        if others := [part for part in self.parts if _is_other(there[part], here[part])]:
             raise UserError(
                 f"the checkpoint was trained with another {' and '.join(others)} (settings, tokenizer or findings "
                 "differ); restore what it was trained with, or choose another --run_folder to train anew"
@@ -223,15 +223,9 @@ class ImageModel(NetworkModel):
         self.initial_weights = TakenOver.of_checkpoint(checkpoint)
 
 
-def _is_same(there: Any, here: Any) -> bool:
-    """True if both describe the same part; other versions of libraries may say more or fewer of the defaults."""
-    if there == here:
-        return True
-    if not isinstance(there, dict) or there["class_path"] != here["class_path"]:
-        return False
-    with torch.device("meta"):
-        built: Any = build_part(there, nn.Module)
-    return part_config(built) == here
+def _is_other(there: Any, here: Any) -> bool:
+    """True if two entries of descriptions differ: parts, or names of findings."""
+    return bool(differing_arguments(there, here)) if isinstance(there, dict) else there != here
 
 
 def described_part(name: str, base: type[Part], init_from: str | None) -> Part:

@@ -205,7 +205,7 @@ def weights_fingerprint(model: nn.Module) -> str:
     return digest.hexdigest()[:16]
 
 
-def settings_fingerprint(model: nn.Module, settings: Mapping[str, Any]) -> str:
+def model_fingerprint(model: nn.Module, settings: Mapping[str, Any]) -> str:
     """16 hexadecimal digits over the weights and over settings, plain values that they do not show."""
     text = json.dumps(settings, sort_keys=True)
     return hashlib.sha256(f"{weights_fingerprint(model)}{text}".encode()).hexdigest()[:16]

@@ -14,7 +14,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import IMAGE_TEXT, require_kind
 from medclip_dcl.networks.base import Encoded, ImageNetwork
-from medclip_dcl.networks.bert_folder import settings_fingerprint
+from medclip_dcl.networks.bert_folder import model_fingerprint
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.similarity import LSENonLocal, Similarity
 from medclip_dcl.networks.text_encoder import SentenceEncoder
@@ -79,8 +79,8 @@ class ImageTextNetwork(ImageNetwork):
         image, text = self.image_encoder, self.text_encoder
         of_images = {**image.trunk_settings(), **self._normalisation()}
         return {
-            "image_encoder": settings_fingerprint(image.trunk, of_images),
-            "text_encoder": settings_fingerprint(text.transformer, text.transformer_settings()),
+            "image_encoder": model_fingerprint(image.trunk, of_images),
+            "text_encoder": model_fingerprint(text.transformer, text.transformer_settings()),
         }
 
     def image_features(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
-from medclip_dcl.common.parts import part_config
+from medclip_dcl.common.parts import differing_arguments, part_config
 from medclip_dcl.common.weight_files import compare_state_dicts, read_model
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import IMAGENET_MEAN, IMAGENET_STD
@@ -31,7 +30,7 @@ _Fit: TypeAlias = tuple[dict[str, Tensor], list[str]]
 
 _HEAD = "masked_language_head."
 _PROJECTION = "projection."
-_TOKENIZER_PARTS = ("model", "added_tokens", "normalizer", "pre_tokenizer", "post_processor")
+_LIBRARY, _TOKENIZER = "init_args.architecture.", "init_args.tokenizer"
 
 
 @dataclass(frozen=True)
@@ -165,58 +164,28 @@ def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool) -> 
             for tensors in (state, expected)
         )
     there, here = found.config[part], part_config(module)
-    settings = _differences(part, there, here)
+    differing = differing_arguments(there, here)
+    lines = {name: f"{part}.{name}: {a} (configured: {b})" for name, (a, b) in differing.items()}
+    is_other_tokenizer = lines.pop(_TOKENIZER, None) is not None
+    settings = [*lines.values()]
     if there["class_path"] != here["class_path"]:
         if part == "similarity":
             return {}, settings
         raise UserError(f"{part} is of another class; set {settings[0]}")
-    _check_function(part, there["init_args"], here["init_args"], settings)
-    if not any(name.startswith(_HEAD) for name in state):  # keep that of the configured BERT, if any
-        expected = {name: x for name, x in expected.items() if not name.startswith(_HEAD)}
-    if problems := compare_state_dicts(expected, state):
-        raise UserError(f"{part}: {problems}; set what differs: {', '.join(settings)}")
-    return state, settings
-
-
-def _check_function(part: str, there: dict[str, Any], here: dict[str, Any], settings: list[str]) -> None:
-    """Refuse another tokenization, and settings of a library's model that its tensors do not show."""
-    start = f"{part}.init_args.architecture."
-    others = [
-        line
-        for line in settings
-        if line.startswith(start) and not OF_TRAINING.search(line.partition(": ")[0])
-    ]
-    if _splitting(there.get("tokenizer")) != _splitting(here.get("tokenizer")):
+    # Settings of a library's model that its tensors do not show.
+    others = [x for name, x in lines.items() if name.startswith(_LIBRARY) and not OF_TRAINING.search(name)]
+    if is_other_tokenizer:
         others.append("another tokenizer, so that its weights belong to other tokens")
     if others:
         raise UserError(
             f"{part}: another model, with {', '.join(others)}; set {part}.init_args.pretrained to the one that the "
             f"source was trained with, or {part}: null to take the source's"
         )
-
-
-def _differences(part: str, there: dict[str, Any], here: dict[str, Any]) -> list[str]:
-    """Settings of the source's part that differ from the configured ones; not the tokenizer."""
-    a, b = _flat(there), _flat(here)
-    return [
-        f"{part}.{name}: {a.get(name)} (configured: {b.get(name)})"
-        for name in sorted(a.keys() | b.keys())
-        if a.get(name) != b.get(name) and name != "init_args.tokenizer"
-    ]
-
-
-def _flat(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in settings.items():
-        inner = _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-        flat.update(inner)
-    return flat
-
-
-def _splitting(tokenizer: str | None) -> list[Any]:
-    """Parts of a tokenizer that decide how it splits a text, and the tokens' ids."""
-    raw = json.loads(tokenizer or "{}")
-    return [raw.get(name) for name in _TOKENIZER_PARTS]
+    if not any(name.startswith(_HEAD) for name in state):  # keep that of the configured BERT, if any
+        expected = {name: x for name, x in expected.items() if not name.startswith(_HEAD)}
+    if problems := compare_state_dicts(expected, state):
+        raise UserError(f"{part}: {problems}; set what differs: {', '.join(settings)}")
+    return state, settings
 
 
 def _in_groups(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from medclip_dcl.common.devices import usable_device
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import encoding_of, kind_of_file, parse_json, write_bytes, write_parquet
 from medclip_dcl.common.journal import Journal
-from medclip_dcl.networks.bert_folder import resolve_folder, settings_fingerprint
+from medclip_dcl.networks.bert_folder import model_fingerprint, resolve_folder
 from medclip_dcl.networks.language_model import load_language_model
 from medclip_dcl.scoring.score import restored, score_left, score_summary, scoring_plan
 
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     model = model.to(device)
     plan = scoring_plan(model, tokenizer, texts, within_word_l2r=options.within_word_l2r, truncate=True)
     meaning = {"sentences": plan.fingerprint, "dtype": options.dtype, "device": device.type}
-    meaning["model"] = settings_fingerprint(model, model.config.to_diff_dict())
+    meaning["model"] = model_fingerprint(model, model.config.to_diff_dict())
     output.parent.mkdir(parents=True, exist_ok=True)
     progress = output.with_name(f".{output.name}.progress.jsonl")
     kept = Journal(progress, meaning, "give the options of before, or remove it")
