@@ -52,11 +52,11 @@ $(LM)/fit.json: $(SET)/dataset.json
 	$(RUN) -m medclip_dcl fit --config configs/language_model_small.yaml --run_folder $(LM) --data.init_args.folder $(SET)
 
 $(SET)/log_p/.scored: $(LM)/fit.json
-	$(RUN) -m medclip_dcl score --data $(SET) --model $(LM)/language_model
+	$(RUN) -m medclip_dcl score $(SET) --model $(LM)/language_model
 	touch $@
 
 $(SET)/eta/class_probability.yaml: $(SET)/log_p/.scored
-	$(RUN) -m medclip_dcl eta --data $(SET)
+	$(RUN) -m medclip_dcl eta $(SET)
 
 $(DEMO)/fit.json: $(SET)/eta/class_probability.yaml
 	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/objective/dcl_lm.yaml \
@@ -133,8 +133,8 @@ $(STUDY)/%/language_model/fit.json: $(STUDY)/%/set/dataset.json
 # Means over tokens, as measured in docs/objectives.md: reports that are near by the [CLS] of so small a model fit no more
 # often than chance.
 $(STUDY)/%/set/.texts: $(STUDY)/%/language_model/fit.json
-	$(RUN) -m medclip_dcl score --data $(@D) --model $(<D)/language_model
-	$(RUN) -m medclip_dcl embed --data $(@D) --model $(<D)/language_model --pooling mean
+	$(RUN) -m medclip_dcl score $(@D) --model $(<D)/language_model
+	$(RUN) -m medclip_dcl embed $(@D) --model $(<D)/language_model --pooling mean
 	touch $@
 
 $(STUDY)/%/warm/fit.json: $(STUDY)/%/set/.texts
@@ -143,7 +143,7 @@ $(STUDY)/%/warm/fit.json: $(STUDY)/%/set/.texts
 	    --model.init_args.text_encoder.init_args.pretrained $(STUDY)/$*/language_model/language_model
 
 $(STUDY)/%/set/features/warm/features.json: $(STUDY)/%/warm/fit.json
-	$(RUN) -m medclip_dcl encode --data $(STUDY)/$*/set --model $(<D) --name warm
+	$(RUN) -m medclip_dcl encode $(<D $(STUDY)/$*/set) --name warm
 
 # They compare with the CPU's values bit for bit.
 test test-slow: export CUDA_VISIBLE_DEVICES :=

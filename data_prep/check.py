@@ -1,19 +1,10 @@
-"""Verify a prepared data set and summarise it, with the published counts for comparison.
-
-    medclip-dcl check --data SET [--full]
-
-Every table is checked against the format, the digests in dataset.json and the other tables; every image file must be
-as it was written, by its size and time. Identical images are a warning across patients, a problem across uses: those
-of equal files, and with --full, which decodes all images and compares their digests, those of equal pixels. The page
-goes to standard output, problems last; the exit status is 1 if there are any.
-"""
+"""Verify a prepared data set and summarise it, with the published counts for comparison."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +12,9 @@ import pandas as pd
 
 from data_prep import image_checks
 from data_prep.command import worker_processes
+from data_prep.options import Check
 from data_prep.sources import set_tables
 from data_prep.sources.preparation import count_lines
-from medclip_dcl.common.command_line import available_cores, option, parse_options, run_command, whole_number
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.data.table_checks import USES
 from medclip_dcl.report.tables import PUBLISHED_COUNTS
@@ -137,30 +128,14 @@ def _rejects(file: Path) -> list[str]:
     return ["  left out", *(f"  {count:>8,} {kind:<7} {reason}" for kind, reason, count in rows)]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Options of the command."""
-
-    data: Path = option("prepared data set", type=Path, metavar="SET")
-    full: bool = option("decode every image, compare its digest, and find images of equal pixels", False)
-    workers: int = option(
-        "processes (as many as there are cores)", 1, type=whole_number(1), default=available_cores()
-    )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`: print the page and the problems; status 1 if there are any."""
-    settings = parse_options(Settings, "check", __doc__, arguments)
-    with worker_processes(settings.workers) as pool:
-        page, problems = check_set(settings.data, settings.full, pool)
+def run(options: Check) -> None:
+    """Print the page and the problems; status 1 if there are any."""
+    with worker_processes(options.workers) as pool:
+        page, problems = check_set(options.data, options.full, pool)
     print(f"{page}\n")
     if problems:
         print(f"{len(problems)} problem{'s' if len(problems) > 1 else ''}:")
         print("\n".join(f"  - {problem}" for problem in problems))
         raise SystemExit(1)
-    by_size = "" if settings.full else " (image files by their sizes and times; --full reads all of them)"
+    by_size = "" if options.full else " (image files by their sizes and times; --full reads all of them)"
     print(f"no problem found{by_size}")
-
-
-if __name__ == "__main__":
-    run_command(main)

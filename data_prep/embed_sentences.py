@@ -1,30 +1,17 @@
-"""Embed every distinct sentence of a prepared set by the initial, frozen text encoder, of any family that trains.
-
-    medclip-dcl embed --data SET --model FOLDER
-
-FOLDER is a Hugging Face folder or repository id, as text_encoder.init_args.pretrained takes it: of a BERT, RoBERTa,
-ModernBERT, ... (no head is needed), or of a CLIP or SigLIP. The embeddings, pooled hidden states before any projection,
-in float32, go to ``SET/text_embedding/NAME.parquet`` with the columns sentence_id and embedding; NAME is the folder's
-name, a fingerprint of the encoder's weights and "-POOLING" for another pooling than the family's own. Existing
-embeddings are not computed again, and the same command continues after a kill.
-
-The objectives by text similarity read them; medclip-dcl similar prints what their thresholds find.
-"""
+"""Embed every distinct sentence of a prepared set by the initial, frozen text encoder, of any family that trains."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
-from data_prep.scores import language_model
+from data_prep.options import Embed
 from data_prep.scores.language_model import (
     RowFile,
-    choose_device,
     has_results,
     journal,
     remove_progress,
@@ -32,7 +19,6 @@ from data_prep.scores.language_model import (
     result_file,
     scoring_fingerprint,
 )
-from medclip_dcl.common.command_line import option, parse_options, run_command, whole_number
 from medclip_dcl.data.prepared import (
     PreparedSet,
     TextEmbedding,
@@ -41,7 +27,7 @@ from medclip_dcl.data.prepared import (
 )
 
 if TYPE_CHECKING:
-    from medclip_dcl.networks.text_encoder import Pooling, TransformersSentences
+    from medclip_dcl.networks.text_encoder import TransformersSentences
     from medclip_dcl.scoring.plan import Batch, DistinctPieces
 
 # Parquet metadata: identifies the embedded tokens and the model's settings.
@@ -50,32 +36,14 @@ _MEANING = "medclip_dcl_embedded"
 _BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings(language_model.Settings):
-    """Options of the command."""
-
-    pooling: Pooling | None = option(
-        "cls: hidden state of the first token (choice, not from the paper); mean: over all tokens, special ones "
-        "included; last: of the last token; pooler: the model's own (pooler for CLIP and SigLIP, else cls)",
-        None,
-        choices=("cls", "mean", "last", "pooler"),
-    )
-    batch_tokens: int | None = option(
-        "tokens in a batch, which bounds memory (4096 on CPU, 65536 on GPU)",
-        None,
-        type=whole_number(1),
-        metavar="N",
-    )
-
-
-def embed_sentences(settings: Settings) -> Path:
+def embed_sentences(settings: Embed) -> Path:
     """Write the embeddings of one model unless they exist, and return their file."""
     prepared = PreparedSet(settings.data)
     sentences = prepared.table("sentences").sort_values("sentence_id", ignore_index=True)
-    device = choose_device(settings.device)
     # Heavy imports come after the cheap checks.
     from transformers import PreTrainedTokenizerFast
 
+    from medclip_dcl.common.devices import usable_device
     from medclip_dcl.networks.library_folder import longest_sentence
     from medclip_dcl.networks.text_encoder import TransformersSentences
     from medclip_dcl.scoring.plan import DistinctPieces
@@ -90,14 +58,14 @@ def embed_sentences(settings: Settings) -> Path:
     meaning = (
         f"{pieces.fingerprint_with((*pieces.before, *pieces.after))}-{scoring_fingerprint(encoder.model)}"
     )
-    encoder = encoder.to(device)
-    budget = settings.batch_tokens or _BATCH_TOKENS[device]
+    encoder = encoder.to(device := usable_device(settings.device))
+    budget = settings.batch_tokens or _BATCH_TOKENS[device.type]
     ids = sentences["sentence_id"].to_numpy()
     if has_results(file, ids, _MEANING, meaning):
         print(f"{file} holds the embeddings of all {len(ids):,} sentences by this model: nothing to do")
     else:
         require_writable(file.parent)
-        kept = journal(file, {"sentences": meaning, "batch_tokens": budget, "device": device})
+        kept = journal(file, {"sentences": meaning, "batch_tokens": budget, "device": device.type})
         rows = RowFile(file.with_name(f".{file.stem}.rows.progress.npy"), pieces.n_distinct, kept)
         values = _embedded(encoder, pieces, budget, rows)[pieces.row]
         write_text_embedding(
@@ -144,12 +112,3 @@ def embed_batches(
                 encoder.states(tokens, tokens.new_full((len(tokens),), tokens.shape[1])).float().cpu().numpy()
             )
         yield found
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`."""
-    embed_sentences(parse_options(Settings, "data_prep.embed_sentences", __doc__, arguments))
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,14 +1,4 @@
-"""Encode every image and sentence of a prepared set once, by the frozen encoders of an image-text model.
-
-    medclip-dcl encode --data SET --model SOURCE
-
-SOURCE is a run folder, a checkpoint or an exported folder. The features go to ``SET/features/NAME/``: those of images
-before the projection, in the view of evaluation, in float16; pooled sentence states in float32; and ``features.json``,
-which identifies encoders, set and view. NAME is by default the model's name and a fingerprint of its encoders.
-
-Training of projections and similarity alone then reads them in place of images and tokens (configs/heads.yaml). The
-files grow row by row, on the disk alone; the same command continues after a kill, which costs at most 20 seconds.
-"""
+"""Encode every image and sentence of a prepared set once, by the frozen encoders of an image-text model."""
 
 from __future__ import annotations
 
@@ -16,17 +6,17 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
-from data_prep.scores import language_model
-from data_prep.scores.language_model import RowFile, choose_device, require_writable
-from medclip_dcl.common.command_line import available_cores, option, parse_options, run_command, whole_number
+from data_prep.options import Encode
+from data_prep.scores.language_model import RowFile, require_writable
+from medclip_dcl.common.command_line import available_cores
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json
 from medclip_dcl.common.journal import Journal
@@ -46,41 +36,7 @@ _NAME_DIGITS = 8
 _SORTED, _SENTENCES = 1024, 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings(language_model.Settings):
-    """Options of the command."""
-
-    model: str = option(
-        "image-text model: a run folder (its best checkpoint), a checkpoint, an exported folder",
-        metavar="SOURCE",
-    )
-    name: str | None = option(
-        "folder in SET/features (the model's name and a fingerprint)", None, metavar="NAME"
-    )
-    image_size: int | None = option(
-        "side in pixels of the whole image, data.image_size of the training (that of the model)",
-        None,
-        type=whole_number(1),
-        metavar="N",
-    )
-    evaluation_crop: int | None = option(
-        "side in pixels of the middle square, data.evaluation_crop of the training (the whole image)",
-        None,
-        type=whole_number(1),
-        metavar="N",
-    )
-    batch_size: int = option(
-        "images in a batch, which bounds memory (64)", 64, type=whole_number(1), metavar="N"
-    )
-    workers: int | None = option(
-        "processes that read images (with a GPU one a core, else none)",
-        None,
-        type=whole_number(1),
-        metavar="N",
-    )
-
-
-def encode(settings: Settings) -> Path:
+def encode(settings: Encode) -> Path:
     """Write the features of one model unless they exist, and return their folder."""
     prepared = PreparedSet(settings.data)
     images, sentences = prepared.table("images"), prepared.table("sentences")
@@ -88,12 +44,12 @@ def encode(settings: Settings) -> Path:
         raise PreparedDataError(
             f"{prepared.folder} has {len(images)} images and {len(sentences)} sentences: both are needed"
         )
-    device = choose_device(settings.device)
     # Heavy imports come after the cheap checks.
+    from medclip_dcl.common.devices import usable_device
     from medclip_dcl.data.features import FOLDER, IMAGES_FILE, INFO_FILE, SENTENCES_FILE, FeaturesInfo
     from medclip_dcl.inference.model import load
 
-    network = load(settings.model, device).image_text
+    network = load(settings.model, device := usable_device(settings.device)).image_text
     view = _view(settings, network)
     if prepared.fitting[0] != network.geometry:
         print(
@@ -118,7 +74,9 @@ def encode(settings: Settings) -> Path:
     states.write(_states(network, left), math.ceil(len(left) / _SORTED), "sentences")
     files = [prepared.image_file(path) for path in images["path"]]
     features = RowFile(folder / IMAGES_FILE, len(files), kept)
-    workers = (0 if device == "cpu" else available_cores()) if settings.workers is None else settings.workers
+    workers = (
+        (0 if device.type == "cpu" else available_cores()) if settings.workers is None else settings.workers
+    )
     batches = _batches(files[features.done :], view, settings.batch_size, workers)
     features.write(_features(network, batches), len(batches), "images")
     write_json(info, folder / INFO_FILE)
@@ -169,7 +127,7 @@ def _states(network: ImageTextNetwork, texts: list[str]) -> Iterator[Float[np.nd
         yield np.concatenate(parts)[np.argsort(order)]
 
 
-def _view(settings: Settings, network: ImageTextNetwork) -> View:
+def _view(settings: Encode, network: ImageTextNetwork) -> View:
     """The view of evaluation in a training with these options."""
     size = settings.image_size or network.image_size
     seen = settings.evaluation_crop or size
@@ -189,12 +147,3 @@ def _name(model: str, encoders: dict[str, str]) -> str:
         stem = f"{path.parent.parent.name}-{stem}"
     digest = hashlib.sha256(json.dumps(encoders, sort_keys=True).encode()).hexdigest()
     return f"{stem}-{digest[:_NAME_DIGITS]}"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`."""
-    encode(parse_options(Settings, "encode", __doc__, arguments, has_own_classes=True))
-
-
-if __name__ == "__main__":
-    run_command(main)

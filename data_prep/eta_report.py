@@ -1,28 +1,8 @@
-"""Describe what a language model's sentence scores give: eta(x) = a * p_LM(x)^k of the training reports' sentences.
-
-    medclip-dcl eta --data SET
-
-Into SET/eta/ (or --output FOLDER) go
-
-- report.md with quantiles of log p and eta, rank correlations of log p, and the most and least probable sentences. It
-  holds report texts: it is patient data where the reports are;
-- eta.png: histograms of log p and eta, and on a phantom, whose truth is known, eta over rho;
-- class_probability.yaml, the configuration to train with:
-  medclip-dcl fit --config configs/mimic_cxr.yaml --config configs/objective/dcl_lm.yaml \
-      --config SET/eta/class_probability.yaml
-  It holds SSD's (a, k), or --a and --k. If training would warn that these do not fit the scores, it holds SSD's
-  constant eta instead, and the command says so.
-
-All numbers are computed on the sentences of the training reports; an anchor is one of them in one of these reports. SSD
-chose (a, k) by training, as configs/experiments/search_eta.yaml does.
-"""
+"""Describe what a language model's sentence scores give: eta(x) = a * p_LM(x)^k of the training reports' sentences."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +11,7 @@ import yaml
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from medclip_dcl.common.command_line import option, parse_options, run_command
+from data_prep.options import Eta
 from medclip_dcl.common.files import write_bytes, write_text
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 
@@ -45,18 +25,7 @@ _SHOWN_SENTENCES = 15
 _NOT_SHOWN = 0.05
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Options of the command."""
-
-    data: Path = option("prepared data set with scores", type=Path, metavar="SET")
-    log_p: str | None = option("stem of a file in SET/log_p (the only one)", None, metavar="NAME")
-    output: Path | None = option("folder of the report (SET/eta)", None, type=Path, metavar="FOLDER")
-    a: float | None = option("use this a, with --k, instead of SSD's", None, type=float)
-    k: float | None = option("use this k, with --a, instead of SSD's", None, type=float)
-
-
-def write_report(settings: Settings) -> None:
+def write_report(settings: Eta) -> None:
     """Write report.md, eta.png and class_probability.yaml; print the summary, which has no report texts."""
     prepared = PreparedSet(settings.data)
     output = settings.output or settings.data / "eta"
@@ -215,12 +184,3 @@ def _yaml(a: float, k: float, chosen: str, name: str, problem: str) -> str:
     chosen_rule = {"class_path": f"medclip_dcl.objectives.{rule}", "init_args": options}
     configuration = {"model": {"init_args": {"class_probability": chosen_rule}}, **data}
     return f"# {why}\n{yaml.safe_dump(configuration, sort_keys=False)}"
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`."""
-    write_report(parse_options(Settings, "eta", __doc__, arguments))
-
-
-if __name__ == "__main__":
-    run_command(main)

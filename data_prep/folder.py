@@ -1,41 +1,18 @@
-"""Prepare a folder of images with a table, as a hospital exports them.
-
-    medclip-dcl prepare folder --table FILE.csv --output SET [--images DIR]
-
-FILE.csv (or .csv.gz) has a header and one row for each image, in these columns, which options may name otherwise:
-
-    image        path of the image below DIR (the table's own folder), in any format that can be read
-    text         the report; or findings and impression, its sections, each in a column of its own
-    patient      name or number; all rows of a patient are used for the same purpose
-    study        optional, name or number; rows of one study share their report. Without it every row is a study
-    view         optional; images of other views than PA, AP and FRONTAL (option --views) are left out
-    sex, age     optional, for tables of results by group: F, M, female or male, else unknown; age at the study in
-                 years, or as DICOM has it (045Y, 006M), else unknown; the words of some other languages are known
-    split        optional: train, validate or test. Without it patients are drawn by --split_seed and --split_shares
-    Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty, or
-                 words such as yes and no; so are the columns of other findings that --label_columns names
-
-One error lists all that is wrong with the table; --drop_bad_rows leaves out the bad rows instead, with their reasons in
-``rejects.csv`` of the set. With --text_only there are no images: the set serves the language model, sentence scores and
-embeddings. See docs/other_data.md.
-"""
+"""Prepare a folder of images with a table, as a hospital exports them."""
 
 from __future__ import annotations
 
-import argparse
-import codecs
 import math
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
 from data_prep.finding_names import plain_finding
+from data_prep.options import VIEWS, Folder
 from data_prep.sources import preparation, releases
 from data_prep.sources import rows as row_tables
 from data_prep.sources.cells import with_texts
@@ -44,16 +21,11 @@ from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.rows import NO_REPORT, PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
 from data_prep.sources.spellings import find_files
-from data_prep.text.languages import LANGUAGES
 from data_prep.text.sections import OWN_RULES_VERSION
-from medclip_dcl.common.command_line import option, parse_options, run_command
 from medclip_dcl.common.files import encoding_of, kind_of_file
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import TABLES
 from medclip_dcl.pictures.image_file import IMAGE_ENDING
-
-VIEWS = ("PA", "AP", "FRONTAL")
-"""Frontal views, in upper or lower case."""
 
 _ADVICE = "fix the table"
 _READING_ADVICE = f"{_ADVICE}, or name its --encoding (as cp1252 or utf-16) and its --delimiter"
@@ -79,81 +51,7 @@ _RESERVED = {*_COLUMNS, "file", *(column for columns in TABLES.values() for colu
 """Names that a finding cannot have."""
 
 
-def _encoding(text: str) -> str:
-    try:
-        name = codecs.lookup(text).name
-        "".encode(name)
-    except (LookupError, ValueError) as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a text encoding that Python knows") from error
-    return "utf-8-sig" if name == "utf-8" else name
-
-
-def _delimiter(text: str) -> str:
-    text = {"tab": "\t", "\\t": "\t"}.get(text, text)
-    if len(text) != 1 or text in '"\r\n':
-        raise argparse.ArgumentTypeError(f"{text!r}: expected one character, or tab")
-    return text
-
-
-def _label_values(text: str) -> dict[str, str]:
-    values = {}
-    for pair in text.split(","):
-        word, sign, value = (part.strip() for part in pair.rpartition("="))
-        if not (word and sign) or value not in ("1", "0", "-1", "") or word.casefold() in values:
-            expected = (
-                "each word once with its label, as in present=1,absent=0,maybe= (1, 0, -1; nothing: no label)"
-            )
-            raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, found {pair!r}")
-        values[word.casefold()] = value
-    return values
-
-
-def _column(name: str) -> Any:
-    return option(f"column of the table ({name})", None, metavar="NAME")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(row_tables.Settings):
-    """Options of the command."""
-
-    table: Path = option("CSV file with a header", type=Path, metavar="FILE")
-    images: Path | None = option(
-        "folder below which the images lie (the table's)", None, type=Path, metavar="DIR"
-    )
-    image_column: str | None = _column("image")
-    text_column: str | None = _column("text")
-    findings_column: str | None = _column("findings")
-    impression_column: str | None = _column("impression")
-    patient_column: str | None = _column("patient")
-    study_column: str | None = _column("study")
-    view_column: str | None = _column("view")
-    split_column: str | None = _column("split")
-    sex_column: str | None = _column("sex")
-    age_column: str | None = _column("age")
-    label_columns: Sequence[str] = option(
-        "columns of labels of other findings than CheXpert's; the columns' names are the findings'",
-        (),
-        nargs="+",
-        metavar="NAME",
-    )
-    label_values: Mapping[str, str] | None = option(
-        "labels that words in the label columns stand for: 1, 0, -1, or nothing for no label, as in present=1,maybe=",
-        None,
-        type=_label_values,
-        metavar="WORD=LABEL,...",
-    )
-    views: tuple[str, ...] = option(
-        "frontal views of the view column (PA,AP,FRONTAL)", VIEWS, type=preparation.names, metavar="NAMES"
-    )
-    delimiter: str | None = option("between two values (the header's)", None, type=_delimiter)
-    encoding: str | None = option("of the table (utf-8, or utf-16 with its mark)", None, type=_encoding)
-    language: str | None = option(
-        "of all reports (that of each one's words, else that of most)", None, choices=tuple(LANGUAGES)
-    )
-    drop_bad_rows: bool = option("leave out bad rows, with reasons, instead of refusing the table", False)
-
-
-def prepare(settings: Settings) -> None:
+def prepare(settings: Folder) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     check = TableCheck(settings.table, settings.drop_bad_rows)
     table, encoding = _table(settings, check)
@@ -183,7 +81,7 @@ def prepare(settings: Settings) -> None:
     preparation.prepare_set(settings, made_from, lambda: _read(settings, table, columns, check))
 
 
-def _table(settings: Settings, check: TableCheck) -> tuple[CsvFile, str]:
+def _table(settings: Folder, check: TableCheck) -> tuple[CsvFile, str]:
     """The table, read as its byte order mark and its header say where no option does, and its encoding."""
     content = releases.unpacked(settings.table, _READING_ADVICE)
     if settings.encoding is None and (kind := kind_of_file(content)):
@@ -203,7 +101,7 @@ def _table(settings: Settings, check: TableCheck) -> tuple[CsvFile, str]:
     return CsvFile(settings.table, text, _READING_ADVICE, settings.delimiter or found), encoding
 
 
-def _columns(settings: Settings, table: CsvFile, check: TableCheck) -> dict[str, str]:
+def _columns(settings: Folder, table: CsvFile, check: TableCheck) -> dict[str, str]:
     """Content -> name of its column in the table."""
     header = table.header()
     named = {name: getattr(settings, f"{name}_column") for name in _COLUMNS}
@@ -247,7 +145,7 @@ def _columns(settings: Settings, table: CsvFile, check: TableCheck) -> dict[str,
     return columns
 
 
-def _label_columns(settings: Settings, header: Sequence[str], check: TableCheck) -> dict[str, str]:
+def _label_columns(settings: Folder, header: Sequence[str], check: TableCheck) -> dict[str, str]:
     """Findings -> their columns: CheXpert's by name ("pleural_effusion" is "Pleural Effusion"), others as named."""
     found: dict[str, str] = {}
     others = [
@@ -275,7 +173,7 @@ def _lacks(check: TableCheck, column: str, header: Sequence[str], advice: str) -
     check.problems.append(f"it lacks the column {column}{found}; {advice}")
 
 
-def _read(settings: Settings, table: CsvFile, columns: dict[str, str], check: TableCheck) -> Source:
+def _read(settings: Folder, table: CsvFile, columns: dict[str, str], check: TableCheck) -> Source:
     """Read and check the table."""
     if unused := [name for name in table.header() if name not in columns.values()]:
         print(
@@ -312,7 +210,7 @@ def _read(settings: Settings, table: CsvFile, columns: dict[str, str], check: Ta
 
 
 def _cells(
-    settings: Settings, table: CsvFile, columns: dict[str, str], check: TableCheck
+    settings: Folder, table: CsvFile, columns: dict[str, str], check: TableCheck
 ) -> tuple[pd.DataFrame, dict[str, int]]:
     """The rows of the table, in which placeholders are "", and the number of placeholders by content."""
     cells, wrong = table.read(dict.fromkeys(columns.values()))
@@ -358,7 +256,7 @@ def _without_headers(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
 
 
 def _labels(
-    settings: Settings, cells: pd.DataFrame, check: TableCheck
+    settings: Folder, cells: pd.DataFrame, check: TableCheck
 ) -> tuple[dict[str, pd.Series], dict[str, int]]:
     """Labels as numbers by finding, and the number of cells by finding that are not read: these are no labels.
 
@@ -413,8 +311,8 @@ def standard_views(views: pd.Series) -> pd.Series:
     return plain.where(plain.isin(VIEWS), plain.str.fullmatch(_OTHER_VIEWS).map({True: "OTHER", False: ""}))
 
 
-def _of_wanted_views(rows: pd.DataFrame, settings: Settings, check: TableCheck) -> pd.DataFrame:
-    """The rows of the views that `Settings.views` names, and those without an image; unknown views are rejects."""
+def _of_wanted_views(rows: pd.DataFrame, settings: Folder, check: TableCheck) -> pd.DataFrame:
+    """The rows of the views that `Folder.views` names, and those without an image; unknown views are rejects."""
     wanted = {view.upper() for view in settings.views}
     views = standard_views(rows["view"])
     views = views.mask(rows["view"].str.upper().isin(wanted), rows["view"])
@@ -442,12 +340,3 @@ def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:
             if column in (*TEXTS, NO_REPORT, *PEOPLE):
                 rows[column] = rows[column].fillna("")
     return rows
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`."""
-    prepare(parse_options(Settings, "prepare folder", __doc__, arguments))
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,30 +1,20 @@
-"""Prepare MIMIC-CXR-JPG, or anything in its layout (the digital phantom), for training and evaluation.
-
-    medclip-dcl prepare mimic-cxr --source RAW --output SET [--reports PLACE] [--ms_cxr FILE] [--patients FILE]
-
-RAW holds the tables ``mimic-cxr-2.0.0-{metadata,split,chexpert}.csv.gz`` and ``files/``; the reports lie in
-``RAW/files``, in ``RAW/mimic-cxr-reports/files``, in ``RAW/mimic-cxr-reports.zip`` (read without unpacking) or in
-PLACE. SET becomes a prepared data set (see `medclip_dcl.data.prepared`): frontal images of one size, sentences of the
-findings and impression sections, labels, boxes, and the use of each image; with --patients (MIMIC-IV's table) also the
-patient's sex and age at the study. RAW is only read; see `data_prep.sources.preparation`.
-"""
+"""Prepare MIMIC-CXR-JPG, or anything in its layout (the digital phantom), for training and evaluation."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from data_prep.options import MimicCxr
 from data_prep.sources import preparation, set_tables
 from data_prep.sources.people import with_patients
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import (
     FRONTAL_VIEWS,
-    LABELERS,
     SPLITS,
     Release,
     ReleaseError,
@@ -42,53 +32,10 @@ from data_prep.sources.releases import (
 from data_prep.sources.rows import SPLIT_NAMES
 from data_prep.sources.spellings import find_files
 from data_prep.text.reports import ARCHIVE, find_reports, no_reports, report_places
-from medclip_dcl.common.command_line import option, parse_options, run_command
 from medclip_dcl.common.files import ZIP, kind_of_file
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings(preparation.ReportSettings):
-    """Options of the command."""
-
-    source: Path = option("folder of MIMIC-CXR-JPG", type=Path, metavar="RAW")
-    reports: Path | None = option(
-        "folder of MIMIC-CXR's reports, or mimic-cxr-reports.zip, if not in RAW",
-        None,
-        type=Path,
-        metavar="PLACE",
-    )
-    ms_cxr: Path | None = option(
-        "MS_CXR_Local_Alignment_v*.json or .csv (1.0.0 or 1.1.0)", None, type=Path, metavar="FILE"
-    )
-    ms_cxr_split: str | None = option(
-        "boxes to evaluate, by the split of MS-CXR 1.1.0 (all); all its patients stay out of training",
-        None,
-        choices=("train", "val", "test"),
-    )
-    resized: str | None = option(
-        "how images got other proportions than the release's, to scale boxes: stretch, or pad or crop two sides alike",
-        None,
-        choices=set_tables.RESIZED,
-    )
-    subset: tuple[str, ...] | None = option(
-        "only patients of these folders, as in p10 or p10,p11", None, type=preparation.names, metavar="p10"
-    )
-    patients: Path | None = option(
-        "hosp/patients.csv.gz of MIMIC-IV, for tables of results by sex and age",
-        None,
-        type=Path,
-        metavar="FILE",
-    )
-    labels: str = option("labels to take (chexpert)", "chexpert", choices=LABELERS)
-    test_labels: str | None = option(
-        "labels of the official test split: by the radiologist of MIMIC-CXR-JPG 2.1.0 for 687 studies, none for its "
-        "others (those of --labels)",
-        None,
-        choices=("radiologist",),
-    )
-
-
-def prepare(settings: Settings) -> None:
+def prepare(settings: MimicCxr) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     release = find_release(settings.source, settings.labels)
     if (place := settings.reports) is not None and place.is_file():
@@ -124,7 +71,7 @@ def prepare(settings: Settings) -> None:
     preparation.prepare_set(settings, made_from, lambda: _read(settings, release, radiologist))
 
 
-def _read(settings: Settings, release: Release, radiologist: Path | None) -> Source:
+def _read(settings: MimicCxr, release: Release, radiologist: Path | None) -> Source:
     """Read and check all tables before any work begins."""
     images = read_images(release)
     boxes = read_ms_cxr(settings.ms_cxr) if settings.ms_cxr is not None else None
@@ -213,7 +160,7 @@ def _release_counts(images: pd.DataFrame, boxes: pd.DataFrame | None) -> dict[st
     return counts
 
 
-def _of_split(boxes: pd.DataFrame, settings: Settings) -> pd.DataFrame:
+def _of_split(boxes: pd.DataFrame, settings: MimicCxr) -> pd.DataFrame:
     """The boxes to evaluate, by MS-CXR's own split; without the option all, with a note if there is one."""
     split = boxes["split"].str.strip().str.lower().map(SPLIT_NAMES)
     wanted = SPLIT_NAMES.get(settings.ms_cxr_split or "")
@@ -246,7 +193,7 @@ def _subset(images: pd.DataFrame, subset: Sequence[str] | None, release: Release
     return images[folder.isin(list(subset))].reset_index(drop=True)
 
 
-def _note_unused_boxes(settings: Settings) -> None:
+def _note_unused_boxes(settings: MimicCxr) -> None:
     unused = sorted(settings.source.glob("MS_CXR_Local_Alignment*"))
     if settings.ms_cxr is None and unused:
         print(
@@ -254,13 +201,3 @@ def _note_unused_boxes(settings: Settings) -> None:
             "training",
             file=sys.stderr,
         )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`."""
-    description = "Prepare MIMIC-CXR-JPG (or the digital phantom)."
-    prepare(parse_options(Settings, "prepare mimic-cxr", description, arguments))
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,21 +1,4 @@
-"""Prepare Open-i, the chest X-rays of Indiana University: 3,955 reports, 7,470 images.
-
-    medclip-dcl prepare openi --source RAW --output SET [--images DIR] [--projections FILE] [--labels FILE]
-
-RAW is one of the collection's two public forms, or a folder that holds it:
-
-    NLMCXR_reports.tgz      the official reports, one XML file each, read without unpacking; or ``ecgen-radiology/``,
-                            what it unpacks to. Their images: ``NLMCXR_png/CXR1_1_IM-0001-3001.png``
-    indiana_reports.csv     Kaggle's copy, with ``indiana_projections.csv`` beside it. Their images:
-                            ``images/images_normalized/1_IM-0001-3001.dcm.png``
-
-The XML files do not name the frontal images: --projections takes Kaggle's file for that, --all_views takes every
-image. Images that are not there are left out, however many, with their names in ``rejects.csv``; with --text_only all
-of them are, and the set serves language models and scores (see `medclip-dcl prepare folder`). A report is a patient,
-since the collection names none; patients are drawn for train, validate and test. There are no CheXpert labels; --labels
-takes ``negbio_gold_14_labels.csv``: the seven findings and No Finding that mean the same as CheXpert's, where 0 stands
-for "not positive", mentioned or not.
-"""
+"""Prepare Open-i, the chest X-rays of Indiana University: 3,955 reports, 7,470 images."""
 
 from __future__ import annotations
 
@@ -24,7 +7,6 @@ import re
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -32,8 +14,8 @@ from xml.etree import ElementTree
 import pandas as pd
 
 from data_prep.finding_names import common_names, names_of
+from data_prep.options import OpenI
 from data_prep.sources import preparation
-from data_prep.sources import rows as row_tables
 from data_prep.sources.growth import files_of_set
 from data_prep.sources.preparation import Source
 from data_prep.sources.prepared_images import image_files
@@ -42,7 +24,6 @@ from data_prep.sources.rows import TableCheck, rows_source, with_image_paths
 from data_prep.sources.set_tables import Reject
 from data_prep.text.reports import MAX_BYTES
 from data_prep.text.sections import OWN_RULES_VERSION
-from medclip_dcl.common.command_line import option, parse_options, run_command
 from medclip_dcl.pictures.image_file import ENDINGS
 
 ARCHIVE = "NLMCXR_reports.tgz"
@@ -54,25 +35,6 @@ NEGBIO = names_of("NegBio")
 """Columns of negbio_gold_14_labels.csv that mean the same as a column of CheXpert."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings(row_tables.Settings):
-    """Options of the command."""
-
-    source: Path = option(
-        f"{ARCHIVE}, ecgen-radiology/, {REPORTS}, or a folder that holds one of them",
-        type=Path,
-        metavar="RAW",
-    )
-    images: Path | None = option(
-        "folder of the images, if not beside the reports", None, type=Path, metavar="DIR"
-    )
-    projections: Path | None = option(
-        f"{PROJECTIONS}, which names the frontal images", None, type=Path, metavar="FILE"
-    )
-    all_views: bool = option("lateral images as well", False)
-    labels: Path | None = option("negbio_gold_14_labels.csv", None, type=Path, metavar="FILE")
-
-
 class OpeniReport(NamedTuple):
     """One report; images by the names that the collection gives them."""
 
@@ -82,7 +44,7 @@ class OpeniReport(NamedTuple):
     images: tuple[str, ...]
 
 
-def prepare(settings: Settings) -> None:
+def prepare(settings: OpenI) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     place = find_source(settings.source)
     projections, is_table = settings.projections, place.suffix == ".csv"
@@ -127,7 +89,7 @@ def find_source(source: Path) -> Path:
     return [*folders, *files][0]
 
 
-def _read(settings: Settings, place: Path, projections: Path | None) -> Source:
+def _read(settings: OpenI, place: Path, projections: Path | None) -> Source:
     """Read and check the reports, the views and the labels."""
     views = read_projections(projections) if projections is not None else {}
     rejects: list[Reject] = []
@@ -298,7 +260,7 @@ def read_negbio(file: Path) -> pd.DataFrame:
 # --- Images ------------------------------------------------------------------------------------------------------
 
 
-def _image_folder(settings: Settings, place: Path) -> Path:
+def _image_folder(settings: OpenI, place: Path) -> Path:
     if settings.images is not None:
         return settings.images
     # The folder of XML files is next to the images, not above them.
@@ -315,12 +277,3 @@ def _key(name: str) -> str:
     stem = _stem(name)
     match = re.fullmatch(r"(?:CXR)?(\d+)(?:_\d+)?_(IM-.*)", stem)
     return f"{match[1]}_{match[2]}" if match else stem
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`."""
-    prepare(parse_options(Settings, "prepare openi", __doc__, arguments))
-
-
-if __name__ == "__main__":
-    run_command(main)

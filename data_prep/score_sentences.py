@@ -1,32 +1,18 @@
-"""Score every distinct sentence of a prepared set by a masked language model, or a causal one.
-
-    medclip-dcl score --data SET --model FOLDER
-    torchrun --nproc_per_node 4 -m medclip_dcl score --data SET --model FOLDER
-
-FOLDER is a Hugging Face folder or repository id with a masked-language-model head: CXR-BERT, what
-`medclip-dcl fit --config configs/language_model.yaml` exported, RoBERTa, ModernBERT, DeBERTa or another of
-transformers; or a causal language model, such as GPT-2. The scores (pseudo-log-likelihood, of a causal model the
-likelihood, natural logarithm) go to ``SET/log_p/NAME.parquet`` with the columns sentence_id, n_tokens, log_p; NAME is
-the folder's name, a fingerprint of the weights and the options that change the scores. Existing scores are not computed
-again. The same command continues after a kill; the result is the same, byte for byte, on the same machine.
-"""
+"""Score every distinct sentence of a prepared set by a masked language model, or a causal one."""
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from data_prep.scores import language_model
+from data_prep.options import Score
 from data_prep.scores.language_model import (
-    choose_device,
     earlier_entries,
     has_results,
     journal,
@@ -35,7 +21,7 @@ from data_prep.scores.language_model import (
     result_file,
     scoring_fingerprint,
 )
-from medclip_dcl.common.command_line import option, parse_options, run_command, whole_number
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import PreparedSet, seal, write_table
 
 if TYPE_CHECKING:
@@ -51,44 +37,26 @@ _LONGEST_WAIT = timedelta(days=30)
 _PLAN = "medclip_dcl_scored"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings(language_model.Settings):
-    """Options of the command; see `medclip_dcl.scoring.pseudo_log_likelihood`."""
+def run(options: Score) -> None:
+    """Score the sentences of a prepared set, or of a file."""
+    names = ("output", "column", "per_token")
+    if options.data.is_dir():
+        if of_file := [f"--{name}" for name in names if getattr(options, name)]:
+            raise UserError(f"{', '.join(of_file)}: of a FILE, but {options.data} is a folder; leave out")
+        score_sentences(options)
+        return
+    if options.output is None:
+        raise UserError(
+            f"--output: expected a .csv or .parquet file for the scores of {options.data}, found none"
+        )
+    from medclip_dcl.scoring.sentence_file import score_file
 
-    token_budget: int | None = option(
-        "tokens in a batch (of each thread), which bounds memory (4096 on CPU, for models narrower than 512 16384; "
-        "65536 on GPU)",
-        None,
-        type=whole_number(1),
-    )
-    within_word_l2r: bool = option(
-        "also mask the later tokens of a word (Kauf & Ivanova, ACL 2023); its scores get a file of their own",
-        False,
-    )
-    mask_every: int | None = option(
-        "APPROXIMATE: mask every K-th token at once; K = 8 ranked Open-i's sentences like the exact scores (Spearman "
-        ".9999) (exact)",
-        None,
-        type=whole_number(1),
-        metavar="K",
-    )
-    dtype: str = option(
-        "float32 is the reference; bfloat16 is faster where the CPU has AMX (BERT-base: 3.7 x) or AVX-512 for it "
-        "(2 x); float16 is 8 times as precise as bfloat16 (float32)",
-        "float32",
-        choices=("float32", "bfloat16", "float16"),
-    )
-
-    @property
-    def suffix(self) -> str:
-        """The options that are part of the scores' name."""
-        parts = ["within_word_l2r"] if self.within_word_l2r else []
-        parts += [f"mask_every_{self.mask_every}"] if self.mask_every is not None else []
-        parts += [self.dtype] if self.dtype != "float32" else []
-        return "".join(f"-{part}" for part in parts)
+    others = ("device", "dtype", "within_word_l2r", "mask_every", "token_budget", "column", "per_token")
+    settings = {name: getattr(options, name) for name in others}
+    score_file(options.data, options.model, options.output, **settings)
 
 
-def score_sentences(settings: Settings) -> Path:
+def score_sentences(settings: Score) -> Path:
     """Write the scores of one model unless they exist, and return their file."""
     prepared = PreparedSet(settings.data)
     sentences = prepared.table("sentences").sort_values("sentence_id", ignore_index=True)
@@ -101,7 +69,7 @@ def score_sentences(settings: Settings) -> Path:
 
     network, tokenizer = load_language_model(resolve_folder(settings.model))
     file = result_file(prepared.folder / "log_p", settings.model, network, settings.suffix)
-    with _processes(choose_device(settings.device)) as fabric:
+    with _processes(settings.device) as fabric:
         network = network.to(fabric.device)
         budget = settings.token_budget or default_token_budget(network)
         plan = scoring_plan(
@@ -177,32 +145,22 @@ def _processes(device: str) -> Iterator[Fabric]:
     from lightning_fabric.plugins.environments import LightningEnvironment
     from lightning_fabric.strategies import DDPStrategy
 
+    from medclip_dcl.common.devices import usable_device
+
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         # Not SLURM's environment, which expects as many processes as the job has tasks.
-        yield Fabric(accelerator=device, devices=1, plugins=LightningEnvironment())
+        used = usable_device(device)
+        devices = 1 if used.index is None else [used.index]
+        yield Fabric(accelerator=used.type, devices=devices, plugins=LightningEnvironment())
         return
     local_size = int(os.environ["LOCAL_WORLD_SIZE"])
     # A fast process waits for a slow one; torchrun ends both if one of them dies.
     strategy = DDPStrategy(timeout=_LONGEST_WAIT)
-    fabric = Fabric(accelerator=device, devices=local_size, num_nodes=size // local_size, strategy=strategy)
+    kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    fabric = Fabric(accelerator=kind, devices=local_size, num_nodes=size // local_size, strategy=strategy)
     fabric.launch()
     try:
         yield fabric
     finally:
         torch.distributed.destroy_process_group()
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`."""
-    words = sys.argv[1:] if arguments is None else arguments
-    if words and not words[0].startswith("-"):
-        from medclip_dcl.scoring.__main__ import main as score_file
-
-        score_file(words)
-        return
-    score_sentences(parse_options(Settings, "score", __doc__, arguments))
-
-
-if __name__ == "__main__":
-    run_command(main)

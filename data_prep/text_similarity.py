@@ -1,22 +1,7 @@
-"""Print what the similarity of texts finds: images counted as fitting a sentence, and the mass of soft targets.
-
-    medclip-dcl similar --data SET
-
-SET needs sentence embeddings (medclip-dcl embed). The anchors are the sentences of training reports, each with
-its own image; the candidates are other training images. First table: the share of candidates that `NearTexts` counts as
-fitting at each threshold, all sentences of their reports compared, and the number in a batch that has all of these
-(data.sentences: all) or one drawn of each report (data.sentences: one). Second table: the target probability that
-`SoftTargets` gives, at each temperature, to the own image and to the others of a batch. Choose by them, and by the
-quantiles of the similarity between reports of different studies.
-
-On a phantom, whose truth is known, both say how often that is right: precision and recall of a threshold, precision of
-what it finds further than equal sentences do; targets of others that fit and that do not. Nothing is written.
-"""
+"""Print what the similarity of texts finds: images counted as fitting a sentence, and the mass of soft targets."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +9,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float, Int
 
-from medclip_dcl.common.command_line import option, parse_options, run_command, whole_number
+from data_prep.options import Similar
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, report_embedding
 
 THRESHOLDS = (0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99)
@@ -34,18 +19,6 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _MIN_SPREAD = 0.01
 # FaNe's threshold, on its normalised similarity.
 _FANE = 0.95
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Options of the command."""
-
-    data: Path = option("prepared data set with sentence embeddings", type=Path, metavar="SET")
-    text_embedding: str | None = option(
-        "stem of a file in SET/text_embedding (the only one)", None, metavar="NAME"
-    )
-    images: int = option("training images, drawn at random (1000)", 1000, type=whole_number(1), metavar="N")
-    batch_size: int = option("images in a batch (64)", 64, type=whole_number(1), metavar="N")
 
 
 class Texts(NamedTuple):
@@ -67,10 +40,10 @@ class Texts(NamedTuple):
         return self.study[self.image][:, None] != self.study
 
 
-def read_texts(settings: Settings) -> Texts:
+def read_texts(settings: Similar) -> Texts:
     """The texts of a sample of the training images."""
     prepared = PreparedSet(settings.data)
-    embedding = prepared.text_embedding(settings.text_embedding)
+    embedding = prepared.text_embedding(_stem(prepared, settings.model))
     reports = prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
     images = prepared.table("images").query("use == 'train'")[["dicom_id", "study_id"]]
     images = images[images["study_id"].isin(reports["study_id"])].sort_values("dicom_id")
@@ -94,6 +67,13 @@ def read_texts(settings: Settings) -> Texts:
         image,
         _truth(prepared, ids, images["dicom_id"]) if prepared.has("image_classes") else None,
     )
+
+
+def _stem(prepared: PreparedSet, model: str | None) -> str | None:
+    """Stem of the only file of embeddings by a model, which its name begins; else the name itself."""
+    begin = f"{Path(model).expanduser().resolve().name}-" if model else ""
+    stems = [stem for stem in prepared.models("text_embedding") if model and stem.startswith(begin)]
+    return stems[0] if len(stems) == 1 else model
 
 
 def _unit(vectors: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, "text dim"]:
@@ -218,11 +198,6 @@ def summary(texts: Texts, batch_size: int) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`."""
-    settings = parse_options(Settings, "similar", __doc__, arguments)
-    print(summary(read_texts(settings), settings.batch_size))
-
-
-if __name__ == "__main__":
-    run_command(main)
+def run(options: Similar) -> None:
+    """Print what thresholds and temperatures find."""
+    print(summary(read_texts(options), options.batch_size))

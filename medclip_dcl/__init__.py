@@ -5,8 +5,6 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from medclip_dcl.common.processes import let_threads_of_a_command_sleep
-
 if TYPE_CHECKING:
     from medclip_dcl.inference.model import load as load
 
@@ -16,8 +14,6 @@ except PackageNotFoundError:
     __version__ = "0 (not installed)"
 
 __all__ = ["__version__", "load"]
-
-let_threads_of_a_command_sleep()
 
 
 def __getattr__(name: str) -> Any:

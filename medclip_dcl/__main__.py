@@ -5,60 +5,93 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
-from medclip_dcl.common.command_line import nearest, run_command
+from medclip_dcl.common.command_line import nearest, parse_options, run_command
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.processes import let_threads_sleep
 
 
 class Verb(NamedTuple):
-    """A verb, the module that is imported to run it, and one line of help."""
+    """A verb: the function that runs it, the dataclass of its options, one line of help.
 
-    name: str
-    module: str
+    The function's module is imported to run the verb alone, not for its help. LightningCLI declares the options of
+    `fit`, `validate`, `test` and `predict`, whose function takes the words.
+    """
+
+    function: str
+    options: str
     help: str
 
 
-_CLI = "medclip_dcl.command.cli"
+_CLI = "medclip_dcl.command.cli.main"
+_MODEL, _DATA = "medclip_dcl.options", "data_prep.options"
 GROUPS = {
-    "prepare data": (
-        Verb("prepare mimic-cxr", "data_prep.mimic_cxr", "a set of MIMIC-CXR-JPG, or of a phantom"),
-        Verb("prepare folder", "data_prep.folder", "a set of images or reports with a table"),
-        Verb("prepare openi", "data_prep.openi", "a set of Open-i"),
-        Verb("prepare public", "data_prep.public.__main__", "a set of a public release: NIH, CheXpert, ..."),
-        Verb("phantom", "data_prep.phantom.__main__", "write synthetic radiographs with reports"),
-        Verb("check", "data_prep.check", "verify a prepared set and count its contents"),
-    ),
-    "score sentences, encode sets": (
-        Verb("score", "data_prep.score_sentences", "likelihood of sentences under a language model"),
-        Verb("embed", "data_prep.embed_sentences", "sentence embeddings of a language model"),
-        Verb("similar", "data_prep.text_similarity", "choose thresholds for the similarity of texts"),
-        Verb("eta", "data_prep.eta_report", "class probabilities that follow from scores"),
-        Verb("encode", "data_prep.encode", "outputs of frozen encoders, to train heads on"),
-    ),
-    "train and evaluate": (
-        Verb("fit", _CLI, "train a model, or continue its training"),
-        Verb("validate", _CLI, "evaluate on validate patients"),
-        Verb("test", _CLI, "evaluate on test patients"),
-        Verb("predict", _CLI, "write scores and embeddings of a set"),
-        Verb("calibrate", "medclip_dcl.command.calibrate", "fit probabilities and thresholds of findings"),
-    ),
-    "compare": (
-        Verb("report", "medclip_dcl.report.report", "page of a run"),
-        Verb("compare", "medclip_dcl.report.compare", "tables of tested runs, with differences"),
-        Verb("benchmark", "medclip_dcl.studies.benchmark", "test models on sets, on one page"),
-        Verb("study", "medclip_dcl.studies.study", "train and compare a grid of runs"),
-    ),
-    "use a model": (
-        Verb("ask", "medclip_dcl.ask.__main__", "heat maps and scores of image files"),
-        Verb("page", "medclip_dcl.page.__main__", "heat maps of sentences in a browser"),
-        Verb("export", "medclip_dcl.exchange.export", "folder of a model to share: card, ONNX, Hugging Face"),
-        Verb("convert", "medclip_dcl.exchange.convert", "read a published CLIP, SigLIP, open_clip or BioViL"),
-    ),
+    "prepare data": {
+        "prepare mimic-cxr": Verb(
+            "data_prep.mimic_cxr.prepare", f"{_DATA}.MimicCxr", "MIMIC-CXR-JPG, or a phantom"
+        ),
+        "prepare folder": Verb(
+            "data_prep.folder.prepare", f"{_DATA}.Folder", "images or reports with a table"
+        ),
+        "prepare openi": Verb("data_prep.openi.prepare", f"{_DATA}.OpenI", "Open-i"),
+        "prepare public": Verb(
+            "data_prep.public.command.prepare", f"{_DATA}.Public", "NIH, CheXpert, RSNA, ..."
+        ),
+        "phantom": Verb(
+            "data_prep.phantom.release.run",
+            "data_prep.phantom.options.Phantom",
+            "synthetic radiographs with reports",
+        ),
+        "check": Verb(
+            "data_prep.check.run", f"{_DATA}.Check", "verify a prepared set and count its contents"
+        ),
+    },
+    "score sentences, encode sets": {
+        "score": Verb("data_prep.score_sentences.run", f"{_DATA}.Score", "likelihood of sentences"),
+        "embed": Verb("data_prep.embed_sentences.embed_sentences", f"{_DATA}.Embed", "sentence embeddings"),
+        "similar": Verb(
+            "data_prep.text_similarity.run", f"{_DATA}.Similar", "choose thresholds of text similarity"
+        ),
+        "eta": Verb(
+            "data_prep.eta_report.write_report", f"{_DATA}.Eta", "class probabilities that follow from scores"
+        ),
+        "encode": Verb(
+            "data_prep.encode.encode", f"{_DATA}.Encode", "outputs of frozen encoders, to train heads on"
+        ),
+    },
+    "train and evaluate": {
+        "fit": Verb(_CLI, "", "train a model, or continue its training"),
+        "validate": Verb(_CLI, "", "evaluate on validate patients"),
+        "test": Verb(_CLI, "", "evaluate on test patients"),
+        "predict": Verb(_CLI, "", "write scores and embeddings of a set"),
+        "calibrate": Verb(
+            "medclip_dcl.command.calibrate.run",
+            f"{_MODEL}.Calibrate",
+            "probabilities and thresholds of findings",
+        ),
+    },
+    "compare": {
+        "report": Verb("medclip_dcl.report.report.run", f"{_MODEL}.Report", "page of a run"),
+        "compare": Verb("medclip_dcl.report.compare.run", f"{_MODEL}.Compare", "tables of tested runs"),
+        "benchmark": Verb(
+            "medclip_dcl.studies.benchmark.run", f"{_MODEL}.Benchmark", "test models on sets, on a page"
+        ),
+        "study": Verb("medclip_dcl.studies.study.run", f"{_MODEL}.Study", "train and compare a grid of runs"),
+    },
+    "use a model": {
+        "ask": Verb("medclip_dcl.ask.tasks.run", f"{_MODEL}.Ask", "heat maps and scores of image files"),
+        "page": Verb("medclip_dcl.page.serve.run", f"{_MODEL}.Page", "heat maps of sentences in a browser"),
+        "export": Verb(
+            "medclip_dcl.exchange.export.run", f"{_MODEL}.Export", "a folder to share, ONNX, Hugging Face"
+        ),
+        "convert": Verb(
+            "medclip_dcl.exchange.convert.run", f"{_MODEL}.Convert", "a published CLIP, SigLIP or BioViL"
+        ),
+    },
 }
-VERBS = {verb.name: verb for verbs in GROUPS.values() for verb in verbs}
-_TWO_WORDS = {name.split()[0] for name in VERBS if " " in name}
+VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -67,25 +100,38 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in ([], ["--help"], ["-h"]):
         print(_help())
+    else:
+        name = next((name for name in VERBS if words[: name.count(" ") + 1] == name.split()), "")
+        run_command(f"medclip-dcl {name}".strip(), partial(run, words))
+
+
+def run(words: Sequence[str]) -> None:
+    """Run a verb and raise its errors.
+
+    Raises:
+        UserError: no such verb.
+    """
+    name = next((name for name in VERBS if [*words[: name.count(" ") + 1]] == name.split()), None)
+    if name is None:
+        given = " ".join(words[: 2 if words[:1] == ["prepare"] else 1])
+        raise UserError(f"VERB: expected one of {', '.join(VERBS)}, found {given!r}{nearest(given, VERBS)}")
+    verb = VERBS[name]
+    if not verb.options:
+        _named(verb.function)(words)
         return
-    run_command(lambda: _run(words))
+    options = parse_options(_named(verb.options), f"medclip-dcl {name}", words[name.count(" ") + 1 :])
+    _named(verb.function)(options)
 
 
-def _run(words: list[str]) -> None:
-    n_words = 2 if words[0] in _TWO_WORDS else 1
-    name = " ".join(words[:n_words])
-    if name not in VERBS:
-        raise UserError(
-            f"VERB: expected one of {', '.join(VERBS)}, found {name!r}{nearest(name, VERBS)}; medclip-dcl --help"
-        )
-    module = VERBS[name].module
-    importlib.import_module(module).main(words if module == _CLI else words[n_words:])
+def _named(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def _help() -> str:
-    lines = ["usage: medclip-dcl VERB ...; options of a verb: medclip-dcl VERB --help"]
+    lines = ["usage: medclip-dcl VERB ...; the options of a verb: medclip-dcl VERB --help"]
     for group, verbs in GROUPS.items():
-        lines += ["", f"{group}:", *(f"  {verb.name:<18} {verb.help}" for verb in verbs)]
+        lines += ["", f"{group}:", *(f"  {name:<18} {verb.help}" for name, verb in verbs.items())]
     return "\n".join(lines)
 
 

@@ -140,8 +140,12 @@ def workplace(small_set, tmp_path_factory) -> Path:
 def test_documented_commands_are_accepted_by_their_parsers(name, workplace, monkeypatch):
     monkeypatch.chdir(workplace)
     monkeypatch.syspath_prepend(workplace)
-    for parser in (argparse.ArgumentParser, jsonargparse.ArgumentParser, LightningCLI):
-        method = "parse_arguments" if parser is LightningCLI else "parse_args"
+    parsers = {
+        argparse.ArgumentParser: "parse_intermixed_args",
+        jsonargparse.ArgumentParser: "parse_args",
+        LightningCLI: "parse_arguments",
+    }
+    for parser, method in parsers.items():
         parse = getattr(parser, method)
 
         def stopped(self, *args, parse=parse, **options):

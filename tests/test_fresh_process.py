@@ -11,6 +11,7 @@ from PIL import Image
 
 from medclip_dcl.report import compare, report
 from tests.command.small_runs import CLASSIFICATION, small
+from tests.program import shell
 from tests.statistics.conftest import _tested_run as make_tested_run
 from tests.test_house import MODULES, floors
 
@@ -25,11 +26,10 @@ LOWER = [
 SCRIPT = """
 import importlib, sys
 lower, stage, folder, compared, questions, commands = {arguments!r}
-from medclip_dcl.report import compare
-compare.main(compared)
+from medclip_dcl.__main__ import main
+main(["compare", *compared])
 assert not {{"pytorch_lightning", "transformers", "matplotlib"}} & set(sys.modules)
-from medclip_dcl.report import report
-report.main(compared[:1])
+main(["report", *compared[:1]])
 assert "pytorch_lightning" not in sys.modules, "report"
 print(stage)
 for name in lower:
@@ -38,12 +38,10 @@ for name in lower:
 from medclip_dcl import load
 load(folder)
 assert "pytorch_lightning" not in sys.modules, "load"
-from medclip_dcl.ask import __main__ as ask
 for one in questions:
-    ask.main(one)
+    main(["ask", *one])
 assert "pytorch_lightning" not in sys.modules, "ask"
 print(stage)
-from medclip_dcl.command.cli import main
 for one in commands:
     main(one)
     print(stage)
@@ -69,7 +67,7 @@ def stages(small_set: Path, small_bert: Path, exported: Path, run: Path, compare
     """Output of one process, stage by stage: importing costs more than all that it does."""
     image, out = run.parent / "a.png", run.parent / "out"
     Image.effect_noise((40, 30), 9).save(image)
-    to_model = ["--model", str(exported), str(image)]
+    to_model = [str(exported), str(image)]
     questions = [
         [*to_model, "--text", "x", "--output", str(out)],
         [*to_model, "--classify", "--output", str(out / "scores.parquet")],
@@ -93,7 +91,7 @@ def test_lower_floors_work_without_lightning(stages):
 
 def test_comparison_and_report_are_those_of_any_process(stages, compared, tmp_path):
     run, out = Path(compared[0]), Path(compared[-1])
-    compare.main([*compared[:-1], str(tmp_path)])
+    shell("compare")([*compared[:-1], str(tmp_path)])
     for name in compare.FILES:
         assert (out / name).read_bytes() == (tmp_path / name).read_bytes(), name
     assert (run / "report.html").read_text(encoding="utf-8") == report.render(run)

@@ -10,11 +10,12 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import eta_report, mimic_cxr, score_sentences
-from data_prep.phantom.__main__ import main as write_phantom
 from medclip_dcl import load
 from medclip_dcl.command.cli import main
 from medclip_dcl.report.report import write_report
+from tests.program import verb
+
+write_phantom = verb("phantom")
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs"
@@ -24,7 +25,7 @@ def go(source: Path, folder: Path) -> Path:
     """Preparation, language model, scores, (a, k), training, test and report; returns the run folder."""
     data, language_model, run = folder / "set", folder / "language_model_run", folder / "run"
     boxes = source / "MS_CXR_Local_Alignment_v1.0.0.json"
-    mimic_cxr.main(
+    verb("prepare mimic-cxr")(
         ["--source", str(source), "--output", str(data), "--ms_cxr", str(boxes), "--size", "64"]
         + ["--workers", "1"]
     )
@@ -35,10 +36,10 @@ def go(source: Path, folder: Path) -> Path:
         + ["--model.init_args.warmup_steps", "2", *quiet]
     )
     model = language_model / "language_model"
-    score_sentences.main(["--data", str(data), "--model", str(model)])
+    verb("score")([str(data), "--model", str(model)])
     fitted = data / "eta" / "class_probability.yaml"
     # SSD's values do not fit this little training.
-    eta_report.main(["--data", str(data), "--a", "0.1", "--k", "0.03"])
+    verb("eta")([str(data), "--a", "0.1", "--k", "0.03"])
     main(
         ["fit", "--config", str(CONFIGS / "demo.yaml"), "--config", str(CONFIGS / "objective/dcl_lm.yaml")]
         + ["--config", str(fitted), "--run_folder", str(run), "--data.init_args.folder", str(data)]

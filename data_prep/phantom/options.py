@@ -66,8 +66,12 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Options):
-    """Options of the command; not in its ``__main__``, which spawned workers do not import."""
+class Phantom(Options):
+    """Write a digital phantom: stylised chest radiographs with reports, labels, boxes and the truth about them.
+
+    RAW gets the raw layout of MIMIC-CXR-JPG 2.0.0 and MS-CXR v1.0.0. No patients are in it. The same options give the
+    same files; a finished folder is left alone, an unfinished one is completed.
+    """
 
     output: Path = option("folder to write", type=Path, metavar="RAW")
     workers: int = option(

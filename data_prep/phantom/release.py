@@ -21,7 +21,7 @@ from data_prep.phantom.catalogue import catalogue
 from data_prep.phantom.dial import dialled_rates
 from data_prep.phantom.drawing import degraded, draw_frontal, draw_lateral
 from data_prep.phantom.findings import FindingClass, StudyState
-from data_prep.phantom.options import Options, PhantomError
+from data_prep.phantom.options import Options, Phantom, PhantomError
 from data_prep.phantom.people import PATIENT_COLUMNS, PATIENTS_FILE, draw_sex, patient_rows
 from data_prep.phantom.rates import Rates
 from data_prep.phantom.release_tables import (
@@ -239,3 +239,11 @@ def _is_whole_jpeg(file: Path) -> bool:
     """True if the file exists and has both ends of a JPEG."""
     content = file.read_bytes() if file.is_file() else b""
     return content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9")
+
+
+def run(options: Phantom) -> None:
+    """Write a phantom, or say that it is finished."""
+    if write_phantom(options.output, options, options.workers):
+        print(f"{options.output}: {options.studies:,} studies written (a phantom: no patients)")
+    else:
+        print(f"{options.output}: finished already with these options, nothing to do")

@@ -9,7 +9,6 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,7 +18,6 @@ import pyarrow.parquet as pq
 from jaxtyping import Int, Shaped
 
 from data_prep.command import progress
-from medclip_dcl.common.command_line import option
 from medclip_dcl.common.journal import Journal
 from medclip_dcl.data.prepared import PreparedDataError
 
@@ -36,17 +34,6 @@ _DECIDING = ("hidden_act", "layer_norm_eps", "num_attention_heads")
 _NOT_DECIDING = ("_name_or_path", "architectures", "auto_map", "dtype", "transformers_version", "use_cache")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Options of these commands."""
-
-    data: Path = option("prepared data set", type=Path, metavar="SET")
-    model: str = option("Hugging Face folder or repository id of the language model", metavar="FOLDER")
-    device: str = option(
-        "auto takes a GPU where there is one (auto)", "auto", choices=("auto", "cpu", "cuda")
-    )
-
-
 def result_file(folder: Path, model: str, network: PreTrainedModel, suffix: str) -> Path:
     """File of a model's results: its folder's or repository's name, a fingerprint of its weights, and a suffix."""
     from medclip_dcl.networks.bert_folder import weights_fingerprint
@@ -54,16 +41,6 @@ def result_file(folder: Path, model: str, network: PreTrainedModel, suffix: str)
     # Also for "." or a closing slash.
     name = os.path.basename(os.path.abspath(os.path.expanduser(model)))
     return folder / f"{name}-{weights_fingerprint(network)[:_FINGERPRINT_DIGITS]}{suffix}.parquet"
-
-
-def choose_device(device: str) -> str:
-    """The device to use: "auto" is CUDA where this machine has it."""
-    import torch
-
-    has_cuda = torch.cuda.is_available()
-    if device == "cuda" and not has_cuda:
-        raise PreparedDataError("--device cuda: this machine has no usable GPU; use --device cpu or auto")
-    return ("cuda" if has_cuda else "cpu") if device == "auto" else device
 
 
 def scoring_fingerprint(network: PreTrainedModel) -> str:

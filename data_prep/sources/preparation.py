@@ -6,7 +6,6 @@ left unchanged, but for --complete, and a set made with other options is never o
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,76 +19,21 @@ from typing import Any
 import pandas as pd
 
 from data_prep.command import progress, worker_processes
+from data_prep.options import Prepare, PrepareReports
 from data_prep.sources import prepared_images as image_files
 from data_prep.sources import set_tables
 from data_prep.sources.growth import FILE, Found, Growth
 from data_prep.sources.releases import ReleaseError, and_others, file_hash
 from data_prep.text import sections, sentences
 from data_prep.text.reports import Report, Sentences, read_sentences
-from medclip_dcl.common.command_line import available_cores, number, option, whole_number
 from medclip_dcl.common.files import parse_json, write_json, write_text
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.identity import IMAGE_FILES, describe
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
-from medclip_dcl.pictures.geometry import GEOMETRIES
 
 # Of an unknown head that is named.
 _PATIENTS = 5
 _COMPLETE = "complete the source"
-
-
-def names(text: str) -> tuple[str, ...]:
-    """Parse names with commas between them."""
-    return tuple(name.strip() for name in text.split(","))
-
-
-def _sections(text: str) -> tuple[str, ...]:
-    if unknown := {*names(text)} - {*sections.SECTIONS}:
-        expected = f"one or more of {','.join(sections.SECTIONS)}"
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, found {', '.join(unknown)}")
-    return tuple(name for name in sections.SECTIONS if name in names(text))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Options of every command that prepares a set."""
-
-    output: Path = option("folder of the prepared data set", type=Path, metavar="SET")
-    size: int = option("side of the prepared images, pixels (512)", 512, type=whole_number(1))
-    geometry: str = option(
-        "stretch both sides to SIZE (choice), scale the shortest side to SIZE, or scale the longest and pad "
-        "with black (stretch)",
-        "stretch",
-        choices=GEOMETRIES,
-    )
-    cases: str = option(
-        "cases of a finding: all, or balanced (as many with it as without)",
-        "all",
-        choices=set_tables.CASES,
-    )
-    limit: int | None = option(
-        "at most N patients of each use, for a first try", None, type=whole_number(1), metavar="N"
-    )
-    rejected_share: float = option(
-        "share of the images, and of the reports, that may be missing, damaged or empty and are left out, and of the "
-        "boxes drawn on images of another size; more end the preparation, a single one never does (0.01)",
-        0.01,
-        type=number(1.0),
-        metavar="SHARE",
-    )
-    complete: bool = option("add images that a finished set lacks, and prepare changed ones again", False)
-    workers: int = option(
-        "processes (as many as there are cores)", 1, type=whole_number(1), default=available_cores()
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportSettings(Settings):
-    """Options of every command that prepares a set with reports."""
-
-    sections: tuple[str, ...] = option(
-        "findings,impression (both)", sections.SECTIONS, type=_sections, metavar="NAMES"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +52,7 @@ class Source:
         boxes: with the view of each one's image (without: all on `images`), `box_id`, and image_width and image_height
             of the image that they were drawn on (NaN: the image itself); None without any.
         masks: rows of the table "masks"; None without any.
-        resized: how images got other proportions than those that the boxes were drawn on, from `set_tables.RESIZED`.
+        resized: how images got other proportions than those that the boxes were drawn on, from `options.RESIZED`.
         grounding_patients: subject_id of every patient of the MS-CXR file.
         truth: the phantom's, None for a real source.
         counts: further ones for dataset.json.
@@ -137,7 +81,7 @@ class Source:
     study_names: Mapping[int, str] = field(default_factory=dict)
 
 
-def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable[[], Source]) -> None:
+def prepare_set(settings: Prepare, made_from: Mapping[str, Any], read: Callable[[], Source]) -> None:
     """Prepare or complete a set, finish a broken one, or say that it is finished; `read` checks the tables."""
     _require_same(settings.output, made_from, True)
     source = read()
@@ -152,7 +96,7 @@ def prepare_set(settings: Settings, made_from: Mapping[str, Any], read: Callable
 
 
 def _make(
-    settings: Settings, made_from: Mapping[str, Any], source: Source, now: Found, growth: Growth
+    settings: Prepare, made_from: Mapping[str, Any], source: Source, now: Found, growth: Growth
 ) -> None:
     """Write the set and print its summary."""
     output = settings.output
@@ -169,7 +113,7 @@ def _make(
     _refuse_boxes(settings, source)
     with worker_processes(settings.workers) as pool:
         found = Sentences()
-        if source.reports is not None and isinstance(settings, ReportSettings):
+        if source.reports is not None and isinstance(settings, PrepareReports):
             found = read_sentences(
                 source.reports,
                 source.n_reports,
@@ -321,7 +265,7 @@ def _frequent_heads(heads: Mapping[tuple[str, str], Sequence[int]], patient: Map
     return {"named": named, "rare": sum(0 < len(people) < _PATIENTS for people in patients.values())}
 
 
-def _refuse_boxes(settings: Settings, source: Source) -> None:
+def _refuse_boxes(settings: Prepare, source: Source) -> None:
     """Refuse boxes and masks drawn on images of another size, or boxes mostly damaged, before hours of work."""
     remedy = "take the release's images, or copies in their proportions"
     if source.masks is not None:
@@ -370,7 +314,7 @@ _CONTENT = "content of "
 
 
 def made_from(
-    settings: Settings, source: str, phantom: bool, files: Sequence[Path], options: Mapping[str, Any]
+    settings: Prepare, source: str, phantom: bool, files: Sequence[Path], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Everything that the content of a set depends on, except reports and images (too many to hash)."""
     text_rules = {
@@ -389,10 +333,10 @@ def made_from(
             "filter": image_files.FILTER,
             "jpeg_quality": image_files.QUALITY,
             "image_rules": image_files.RULES_VERSION,
-            **({"sections": list(settings.sections)} if isinstance(settings, ReportSettings) else {}),
+            **({"sections": list(settings.sections)} if isinstance(settings, PrepareReports) else {}),
             "cases": settings.cases,
             "limit": settings.limit,
-            **(text_rules if isinstance(settings, ReportSettings) else {}),
+            **(text_rules if isinstance(settings, PrepareReports) else {}),
             **options,
         },
     }
@@ -431,7 +375,7 @@ def _require_same(
         )
 
 
-def _growth(settings: Settings, made_from: Mapping[str, Any], source: Source, now: Found) -> Growth | None:
+def _growth(settings: Prepare, made_from: Mapping[str, Any], source: Source, now: Found) -> Growth | None:
     """Changes with which a set is to be made or completed; None for a finished set, which is said."""
     output = settings.output
     kept = Found.of_set(output)
@@ -480,7 +424,7 @@ def _word(value: Any) -> str:
 
 
 def _prepare_images(
-    images: pd.DataFrame, settings: Settings, pool: Executor | None
+    images: pd.DataFrame, settings: Prepare, pool: Executor | None
 ) -> tuple[pd.DataFrame, list[set_tables.Reject]]:
     """Images that can be used, with the originals' size and the columns of the table "image_files", and the others."""
     folder = settings.output / "images"
@@ -504,7 +448,7 @@ def _prepare_images(
     return images[~is_bad].reset_index(drop=True), rejects
 
 
-def _refuse_many(settings: Settings, kind: str, reasons: Mapping[str, str], total: int, remedy: str) -> None:
+def _refuse_many(settings: Prepare, kind: str, reasons: Mapping[str, str], total: int, remedy: str) -> None:
     """A few damaged files are left out; many mean a broken download. One is always allowed."""
     if len(reasons) <= max(1, settings.rejected_share * total):
         return

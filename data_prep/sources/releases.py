@@ -28,7 +28,6 @@ from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.runs.saved import read_json
 
 T = TypeVar("T")
-LABELERS = ("chexpert", "negbio")
 FRONTAL_VIEWS = ("AP", "PA")
 SPLITS = ("train", "validate", "test")
 
@@ -55,7 +54,7 @@ class Release:
 
 
 def find_release(folder: Path, labeler: str = "chexpert") -> Release:
-    """Find the tables of a release in the folder that holds ``files``; `labeler` chooses between `LABELERS`."""
+    """Find the tables of a release in the folder that holds ``files``; `labeler` chooses between `options.LABELERS`."""
     if folder.is_file():
         found = kind_of_file(folder) or "a file"
         raise ReleaseError(f"--source {folder} is {found}; expected the folder of MIMIC-CXR-JPG, unpacked")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import math
 import re
@@ -15,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from data_prep.options import PrepareRows, PrepareSplit
 from data_prep.sources import preparation, set_tables
 from data_prep.sources.people import ages, sexes
 from data_prep.sources.preparation import Source
@@ -22,14 +22,10 @@ from data_prep.sources.releases import SPLITS, ReleaseError, wrong_values
 from data_prep.sources.spellings import plain_name, plain_number
 from data_prep.text.reports import Report
 from data_prep.text.sections import Section
-from medclip_dcl.common.command_line import option
 from medclip_dcl.common.findings import CHEXPERT
 
 TEXTS = ("text", "findings", "impression")
 """Columns of `rows_source` that hold text: a whole report, or its sections."""
-
-SHARES = (0.8, 0.1, 0.1)
-"""Of the patients, for train, validate and test, where a source has no split."""
 
 IDENTIFIERS = "identifiers.csv"
 """In a prepared set: the source's names of patients and studies that are not whole numbers, with their numbers."""
@@ -46,58 +42,6 @@ NO_REPORT = "no_report"
 """Optional column of `rows_source`: why a cell of the row is no report, "" for none."""
 
 _IMAGE_COLUMNS = ["dicom_id", "subject_id", "study_id", "view", "official_split", "path", "file"]
-
-
-def _shares(text: str) -> tuple[float, ...]:
-    try:
-        shares = tuple(float(share) for share in text.split(","))
-    except ValueError:
-        shares = ()
-    if len(shares) != 3 or not all(0 <= share <= 1 for share in shares) or not math.isclose(sum(shares), 1):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected three shares whose sum is 1, as in 0.8,0.1,0.1")
-    return shares
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitSettings(preparation.Settings):
-    """Options of sources that may have no split."""
-
-    split_shares: tuple[float, float, float] | None = option(
-        "of the patients, for train,validate,test, where there is no split (0.8,0.1,0.1)",
-        None,
-        type=_shares,
-        metavar="SHARES",
-    )
-    split_seed: int | None = option("of that draw (0)", None, type=int, metavar="SEED")
-
-    @property
-    def shares(self) -> tuple[float, float, float]:
-        """For train, validate, test."""
-        return self.split_shares or SHARES
-
-    @property
-    def seed(self) -> int:
-        return self.split_seed or 0
-
-    def split_options(self, has_split: bool) -> Any:
-        """The split, for dataset.json."""
-        if not has_split:
-            return {"shares": list(self.shares), "seed": self.seed}
-        if self.split_shares is not None or self.split_seed is not None:
-            raise ReleaseError(
-                "--split_shares and --split_seed draw a split, but the table has a column for it; leave them out, or "
-                "the column"
-            )
-        return "column"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(SplitSettings, preparation.ReportSettings):
-    """Options of sources that are tables of rows with reports."""
-
-    text_only: bool = option(
-        "a set of reports alone: for language models, scores and embeddings of sentences", False
-    )
 
 
 @dataclass
@@ -148,7 +92,7 @@ class TableCheck:
 
 
 def rows_source(
-    rows: pd.DataFrame, settings: SplitSettings, check: TableCheck, source_counts: Mapping[str, Any]
+    rows: pd.DataFrame, settings: PrepareSplit, check: TableCheck, source_counts: Mapping[str, Any]
 ) -> Source:
     """A source of rows, without reports if no column is one of `TEXTS`.
 
@@ -169,7 +113,7 @@ def rows_source(
     images = rows[rows["image"] != ""].reset_index(drop=True)
     rejects = [*check.rejects]
     studies = None
-    if isinstance(settings, Settings) and settings.text_only:
+    if isinstance(settings, PrepareRows) and settings.text_only:
         studies = rows.drop_duplicates("study_id")[["study_id", "subject_id", "official_split"]]
         images, wanted = images.iloc[:0], rows
     else:
@@ -230,7 +174,7 @@ def _prepared_paths(images: pd.Series) -> pd.Series:
     return images.where(is_jpeg, images + ".jpg")
 
 
-def _splits(rows: pd.DataFrame, settings: SplitSettings, check: TableCheck) -> pd.Series:
+def _splits(rows: pd.DataFrame, settings: PrepareSplit, check: TableCheck) -> pd.Series:
     if (rows["split"] != "").any():
         return rows["split"]
     drawn = draw_split(rows["patient"], settings.shares, settings.seed)

@@ -16,12 +16,6 @@ from medclip_dcl.data.table_checks import USES
 Reject = tuple[str, str, str]
 """Kind (image, report, box, mask), id, reason: a row of rejects.csv."""
 
-CASES = ("all", "balanced")
-"""Exact labels that become cases: all, or as many with a finding as without it."""
-
-RESIZED = ("stretch", "pad", "crop")
-"""Ways to give an image other proportions; padding, or what was cropped, lies on two sides alike."""
-
 OTHER_SIZE = "drawn on an image of"
 """Beginning of a box's reason: the image of the source is not the one that it was drawn on."""
 OF_ITS_IMAGE = "its image "

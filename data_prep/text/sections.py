@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
+from data_prep.options import SECTIONS
 from data_prep.sources.releases import PLACEHOLDER
 from data_prep.text.languages import (
     SIGN_OFF,
@@ -36,9 +37,6 @@ from data_prep.text.sentences import has_letter, passages, split_sentences, with
 
 RULES_VERSION = 4
 """Incremented with every change of the resulting text; part of the options of a prepared set."""
-
-SECTIONS = ("findings", "impression")
-"""Sections to choose from. A combined section (FINDINGS AND IMPRESSION) counts as either."""
 
 BOTH = "findings_and_impression"
 LAST_PARAGRAPH = "last_paragraph"

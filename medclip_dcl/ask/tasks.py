@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
@@ -32,6 +31,7 @@ from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import read_text, replacing, write_text
 from medclip_dcl.inference.model import UNKNOWN_TEXT, FindingScorer, LoadedModel, load
 from medclip_dcl.metrics.calibration import Calibration
+from medclip_dcl.options import Ask
 from medclip_dcl.pictures.inputs import doubts
 
 SCORES_FILE = "scores.csv"
@@ -45,7 +45,17 @@ _MAX_LETTERS = 40
 _MAX_BYTES = 150
 
 
-def draw_heat_maps(options: argparse.Namespace) -> None:
+def run(options: Ask) -> None:
+    """Draw heat maps or classify images; warnings are one line each, without the program's source."""
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
+        if options.classify:
+            classify_files(options)
+        else:
+            draw_heat_maps(options)
+
+
+def draw_heat_maps(options: Ask) -> None:
     """Write the heat map of each text over each image, and scores.csv."""
     images = _images(options)
     _require_writable(options.output, options.output)
@@ -53,7 +63,7 @@ def draw_heat_maps(options: argparse.Namespace) -> None:
     if file.is_file() and not file.read_bytes().startswith(",".join(COLUMNS).encode()):
         raise UserError(f"{file} is not a table of heat maps; give another --output, or remove it")
     model = _load(options)
-    model.embed_texts(options.text)  # A text that is too long is refused before the first image.
+    model.embed_texts(options.texts)  # A text that is too long is refused before the first image.
     table = io.StringIO()
     writer = csv.DictWriter(table, COLUMNS)
     writer.writeheader()
@@ -74,16 +84,16 @@ def draw_heat_maps(options: argparse.Namespace) -> None:
 
 
 def _ask_image(
-    model: LoadedModel, image: str, grey: Image.Image, number: int, options: argparse.Namespace
+    model: LoadedModel, image: str, grey: Image.Image, number: int, options: Ask
 ) -> Iterator[dict[str, Any]]:
     """Draw the texts' heat maps over one image; its rows of scores.csv."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        maps = model.heat_maps(grey, options.text)
+        maps = model.heat_maps(grey, options.texts)
     low, high = maps.limits
-    are_unknown = model.image_text.text_encoder.are_unknown(options.text)
+    are_unknown = model.image_text.text_encoder.are_unknown(options.texts)
     stem = re.sub(r"[\x00-\x1f\x7f]", "_", shown(Path(image).stem)).encode()[:_MAX_BYTES]
-    for place, text in enumerate(options.text):
+    for place, text in enumerate(options.texts):
         words = re.sub(r"[^a-z0-9]+", "_", text.lower())[:_MAX_LETTERS].strip("_")
         file = options.output / f"{number}_{stem.decode(errors='ignore')}_{place + 1}_{words}.png"
         with _writing(options.output), replacing(file) as stream:
@@ -104,14 +114,14 @@ def _ask_image(
         }
 
 
-def classify_files(options: argparse.Namespace) -> None:
+def classify_files(options: Ask) -> None:
     """Write one table of scores of findings; finished rows of a killed command are kept."""
     if options.output.suffix not in SUFFIXES or options.output.is_dir():
         raise UserError(f"--output {options.output}: scores are written to a file, .csv or .parquet")
     images = _images(options)
     _require_writable(options.output, options.output.parent)
     model = _load(options)
-    scorer = model.scorer(options.prompts, options.ensemble, options.calibrated)
+    scorer = model.scorer(options.prompts, options.ensemble, options.is_calibrated)
     if taken := sorted({IMAGE, ERROR, WARNING} & {*scorer.findings}):
         raise UserError(f"--prompts {options.prompts}: a finding cannot be called {taken[0]!r}; rename it")
     # Inputs besides the images that determine the scores.
@@ -123,7 +133,7 @@ def classify_files(options: argparse.Namespace) -> None:
         "dtype": options.dtype,
         "code of --import": digests_of_imports(options.imported),
     }
-    columns, calibration = scorer.findings, model.require_calibration() if options.calibrated else None
+    columns, calibration = scorer.findings, model.require_calibration() if options.is_calibrated else None
     if calibration is not None:
         columns = [*columns, *(f"{finding}{POSITIVE}" for finding in columns)]
         meaning["calibration"] = json.loads(calibration.to_json())
@@ -181,7 +191,7 @@ def _scores(
     return rows.where(rows.notna(), None).to_dict("records")  # type: ignore[return-value]
 
 
-def _images(options: argparse.Namespace) -> list[str]:
+def _images(options: Ask) -> list[str]:
     """Distinct image files in their order; folders are searched."""
     found: list[str] = []
     for name in map(os.path.expanduser, options.images):
@@ -192,8 +202,8 @@ def _images(options: argparse.Namespace) -> list[str]:
         except OSError:
             is_folder = False  # its row has the reason
         found += map(str, image_files_in(Path(name)) if is_folder else [Path(name)])
-    if options.list is not None:
-        lines = filter(None, map(str.strip, read_text(options.list).split("\n")))
+    if options.listed is not None:
+        lines = filter(None, map(str.strip, read_text(options.listed).split("\n")))
         found += [str(Path(os.path.expanduser(line))) for line in lines]
     if not found:
         raise UserError(
@@ -202,12 +212,9 @@ def _images(options: argparse.Namespace) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _load(options: argparse.Namespace) -> LoadedModel:
-    device = options.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+def _load(options: Ask) -> LoadedModel:
     without_tf32()  # as a calibration was fitted
-    return load(options.model, device, getattr(torch, options.dtype), options.calibration)
+    return load(options.model, options.device, getattr(torch, options.dtype), options.calibration)
 
 
 def _require_writable(output: Path, folder: Path) -> None:

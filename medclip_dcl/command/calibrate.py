@@ -8,16 +8,15 @@ exported folder, which may be shared, keeps nothing of single patients.
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pandas as pd
 import torch
 
-from medclip_dcl.common.command_line import add_import_option, one_line_errors, progress_bar
+from medclip_dcl.common.command_line import progress_bar
 from medclip_dcl.common.devices import usable_device, without_tf32
 from medclip_dcl.common.errors import UserError, WorseResultError
 from medclip_dcl.common.files import write_parquet
@@ -33,7 +32,6 @@ from medclip_dcl.evaluation.finding_classification import labelled_cases, logit_
 from medclip_dcl.inference.model import FindingScorer, LoadedModel, network_of
 from medclip_dcl.metrics.calibration import (
     CALIBRATION_FILE,
-    TARGETS,
     Calibration,
     check_target,
     fit_finding,
@@ -41,11 +39,11 @@ from medclip_dcl.metrics.calibration import (
 from medclip_dcl.networks.base import ImageNetwork
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.options import SENSITIVITY, Calibrate
 from medclip_dcl.runs.saved import read_config, read_parquet, setting, settings_of_callback
 
 SCORES_FILE = "predictions/validate_classification.parquet"
-TARGET = {"sensitivity": 0.95}
-"""Default of the thresholds (choice)."""
+TARGET = {"sensitivity": SENSITIVITY}
 
 _SCORES_OF = "scores_of"
 """Attribute of the kept scores: the model, data and prompts that they are of."""
@@ -74,9 +72,7 @@ def calibrate(
     options = setting(config, "data.init_args") or {}
     folder = data or options.get("folder")
     if folder is None:
-        raise UserError(
-            f"--data: expected a prepared set, found none, and {model} names none; give --data SET"
-        )
+        raise UserError(f"SET: expected a prepared set, found none, and {model} names none; give one")
     home = None if found.is_downloaded else found.folder
     if (file := output or (home and home / CALIBRATION_FILE)) is None:
         raise UserError(
@@ -162,7 +158,7 @@ def calibrate(
         reasons = "; ".join(f"{name}: {one.reason}" for name, one in findings.items())
         raise WorseResultError(
             f"{file} is not written: {module.prepared.folder} calibrates no finding ({reasons}); give a set with more "
-            "validate patients by --data"
+            "validate patients"
         )
     fitted.write(file)
     if output is None and found.run:
@@ -236,47 +232,10 @@ def summary(found: Calibration) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line; a mistake of the user is one line and status 2."""
-    parser = argparse.ArgumentParser(
-        prog="medclip-dcl calibrate",
-        description="Fit calibrated probabilities and thresholds of findings on validate patients; writes "
-        f"MODEL/{CALIBRATION_FILE}.",
+def run(options: Calibrate) -> None:
+    """Calibrate a model, and print a line for each finding."""
+    found = calibrate(
+        *(options.model, options.target, options.data, options.prompts, options.device, options.output),
+        options.ensemble,
     )
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="run folder, checkpoint, exported folder or Hugging Face repository")
-    targets = parser.add_mutually_exclusive_group()
-    for name, words in (
-        ("sensitivity", "find this share of the positive cases"),
-        ("specificity", "leave this share of the negative cases negative"),
-    ):
-        help = f"choose thresholds that {words}, in (0, 1]; default: a sensitivity of {TARGET['sensitivity']}"
-        targets.add_argument(f"--{name}", type=float, metavar="SHARE", help=help)
-    add("--data", metavar="SET", help="prepared set; default: the run's")
-    add(
-        "--prompts",
-        metavar="FILE",
-        help="YAML file of prompts; default: those of the run's test, else CheX5's",
-    )
-    words = "several prompts a side: the mean of scores or of embeddings; default: as in the run's test, else scores"
-    add("--ensemble", choices=get_args(Ensemble), help=words)
-    add(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help=f"file to write; default: {CALIBRATION_FILE} of the run or folder",
-    )
-    add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="default: %(default)s")
-    add_import_option(parser)
-    options = parser.parse_args(arguments)
-    given = {name: getattr(options, name) for name in TARGETS if getattr(options, name) is not None}
-    with one_line_errors("medclip_dcl.command.calibrate: error"):
-        found = calibrate(
-            *(options.model, given or TARGET, options.data, options.prompts, options.device, options.output),
-            options.ensemble,
-        )
     print(summary(found))
-
-
-if __name__ == "__main__":
-    main()

@@ -19,7 +19,6 @@ from yaml.representer import RepresenterError
 
 from medclip_dcl.common.command_line import take_imports
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.processes import let_threads_sleep
 
 _NESTED_NULL = re.compile(r"\A(--[\w.+]+?\.init_args\.\w+)\.init_args\.(\w+)=null\Z")
 
@@ -29,13 +28,8 @@ def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
 
     `are_typed`: a class path among the arguments imports its module; else ``--import`` alone does, as in files.
     """
-    let_threads_sleep()  # here for the script medclip-dcl, which `python -m` does not start
     modules, args = take_imports(sys.argv[1:] if args is None else args, "medclip_dcl")
     try:
-        if args and args[0] in ("--config", "-c"):
-            raise UserError(
-                f"{args[0]}: give the command first, fit | validate | test | predict, then its options"
-            )
         args = _with_nulls(args)
         lightning_cli().run(args, [*modules, *(_class_paths(args) if are_typed else ())])
         return
@@ -124,7 +118,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__
-
-
-if __name__ == "__main__":
-    main()

@@ -7,12 +7,14 @@ import dataclasses
 import difflib
 import errno
 import importlib
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -39,12 +41,6 @@ def one_line_errors(program: str) -> Iterator[None]:
             f"{program}: {f'{error.filename}: ' if error.filename else ''}{error.strerror}", file=sys.stderr
         )
         raise SystemExit(2) from error
-
-
-def add_import_option(parser: argparse.ArgumentParser) -> None:
-    """Add ``--import MODULE``, for classes of the user's own: checkpoints and configuration files import nothing."""
-    words = "import this module of yours, whose classes the model uses; may be given several times"
-    parser.add_argument("--import", dest="imported", action=_Import, default=(), metavar="MODULE", help=words)
 
 
 class _Import(argparse.Action):
@@ -75,7 +71,7 @@ def take_imports(arguments: Sequence[str], program: str) -> tuple[Sequence[str],
     parser = argparse.ArgumentParser(
         prog=program, usage=argparse.SUPPRESS, add_help=False, allow_abbrev=False
     )
-    add_import_option(parser)
+    parser.add_argument("--import", dest="imported", action=_Import, default=())
     options, others = parser.parse_known_args(arguments)
     return options.imported, others
 
@@ -136,39 +132,62 @@ def yaml_value(text: str) -> Any:
 
 
 def option(help: str, field_default: Any = dataclasses.MISSING, /, **argument: Any) -> Any:
-    """A field of a settings dataclass that is an option of the command line, required without a default.
+    """A field of a dataclass that is an option of a verb, required without a default.
 
-    `argument` is for `argparse.ArgumentParser.add_argument`.
+    `argument` is for `argparse.ArgumentParser.add_argument`; a `default` there is that of the command line alone.
     """
     return dataclasses.field(default=field_default, metadata={"help": help, **argument})
 
 
-def parse_options(
-    settings: type[Item],
-    program: str,
-    description: str,
-    arguments: Sequence[str] | None,
-    has_own_classes: bool = False,
-) -> Item:
-    """Parse the options that the fields of a settings dataclass declare; ``--import`` where a model is loaded."""
-    parser = argparse.ArgumentParser(
-        prog=f"medclip-dcl {program}",
-        description=description,
+def positional(help: str, field_default: Any = dataclasses.MISSING, /, **argument: Any) -> Any:
+    """A field that is a positional argument of a verb, in the order of the fields."""
+    return option(help, field_default, flag=None, **argument)
+
+
+def device() -> Any:
+    """The option ``--device``; `medclip_dcl.common.devices.usable_device` reads it."""
+    help = "cpu, cuda, cuda:1, ...; auto takes a GPU if there is one (auto)"
+    return option(help, "auto", type=_device, metavar="DEVICE")
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected auto, cpu, cuda or cuda:N")
+    return text
+
+
+def imports() -> Any:
+    """The option ``--import MODULE``, for classes of the user's own: checkpoints and configurations import nothing."""
+    help = "import this module of yours, whose classes the model uses; may be given several times"
+    return option(help, (), flag="--import", action=_Import, metavar="MODULE")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}; {self.prog} --help lists the options\n")
+
+
+def parse_options(settings: type[Item], program: str, arguments: Sequence[str]) -> Item:
+    """Parse the arguments that the fields of a dataclass declare; its docstring describes the command."""
+    parser = _Parser(
+        prog=program,
+        description=inspect.cleandoc(settings.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         argument = dict(field.metadata)
+        flag = argument.pop("flag", f"--{field.name}")
         if field.default is False:
             argument["action"] = "store_true"
-        elif field.default is dataclasses.MISSING:
-            argument["required"] = True
-        else:
+        elif field.default is not dataclasses.MISSING:
             argument.setdefault("default", field.default)
-        parser.add_argument(f"--{field.name}", **argument)
-    if has_own_classes:
-        add_import_option(parser)
-    options = vars(parser.parse_args(arguments))
-    return settings(**{name: value for name, value in options.items() if name != "imported"})
+        elif flag:
+            argument["required"] = True
+        if flag:
+            parser.add_argument(flag, dest=field.name, **argument)
+        else:
+            parser.add_argument(field.name, **argument)
+    return settings(**vars(parser.parse_intermixed_args(arguments)))
 
 
 def number(most: float) -> Callable[[str], float]:
@@ -186,11 +205,11 @@ def number(most: float) -> Callable[[str], float]:
     return parse
 
 
-def run_command(main: Callable[[], None]) -> None:
+def run_command(program: str, main: Callable[[], None]) -> None:
     """Run a command with `one_line_errors`; an interruption ends with 130, and what was finished by then stays."""
     try:
-        with one_line_errors("error"):
+        with one_line_errors(f"{program}: error"):
             main()
     except KeyboardInterrupt:
-        print("interrupted; the same command continues where it stopped", file=sys.stderr)
+        print("interrupted; what is finished stays, and the same command makes the rest", file=sys.stderr)
         raise SystemExit(130) from None

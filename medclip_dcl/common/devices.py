@@ -35,7 +35,9 @@ def without_tf32() -> None:
 
 
 def usable_device(device: str | torch.device) -> torch.device:
-    """The device, with its number."""
+    """The device, with its number; auto is a GPU if there is one."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         return torch.empty(0, device=device).device
     # Torch's own errors for a device without a driver, one it was not built for, and an unknown name.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
-import sys
 import threading
 from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
@@ -26,16 +25,6 @@ def let_threads_sleep() -> None:
     """
     if not any(name in os.environ for name in _KNOWN):
         os.environ[WAIT_POLICY] = "PASSIVE"
-
-
-def let_threads_of_a_command_sleep() -> None:
-    """`let_threads_sleep` where Python is about to run ``python -m PACKAGE...``; nothing where a package is a library.
-
-    For the ``__init__`` of a package with commands: OpenMP reads its variables once, when a command's own imports load
-    torch. While Python looks for the module to run, ``sys.argv[0]`` is "-m".
-    """
-    if sys.argv[:1] == ["-m"]:
-        let_threads_sleep()
 
 
 def begin_worker(*_: object) -> None:

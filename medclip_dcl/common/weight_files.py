@@ -372,7 +372,7 @@ def _read_exported_config(folder: Path) -> dict[str, Any]:
         if not (folder / name).is_file():
             raise MissingFileError(
                 f"{folder} is not an exported medclip_dcl model: {name} is missing; give a run folder or an exported "
-                "folder, copy all of its files, or write it again: medclip-dcl export RUN FOLDER"
+                "folder, copy all of its files, or write it again: medclip-dcl export RUN --output FOLDER"
             )
     file = folder / CONFIG_FILE
     config = None
@@ -381,7 +381,7 @@ def _read_exported_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict) or "image_encoder" not in config:
         raise UserError(
             f"{file} does not describe an image-text network; give a run folder, a .ckpt file, or a folder of "
-            "medclip-dcl export RUN FOLDER; if it is one, copy it again"
+            "medclip-dcl export RUN --output FOLDER; if it is one, copy it again"
         )
     NETWORK.check(config, str(file))
     return config

@@ -72,8 +72,8 @@ _MADE_BY = {
     "classes": "medclip-dcl prepare mimic-cxr on a phantom release (only there the truth is known)",
     "image_classes": "medclip-dcl prepare mimic-cxr on a phantom release (only there the truth is known)",
     "studies": "medclip-dcl prepare folder on a table without images",
-    "log_p": "medclip-dcl score --data SET --model FOLDER",
-    "text_embedding": "medclip-dcl embed --data SET --model FOLDER",
+    "log_p": "medclip-dcl score SET --model FOLDER",
+    "text_embedding": "medclip-dcl embed SET --model FOLDER",
 }
 # Folder with one file for each language model -> what the files hold.
 _BY_MODEL = {"log_p": "sentence scores", "text_embedding": "sentence embeddings"}
@@ -303,7 +303,7 @@ class PreparedSet:
             return ""
         return (
             f"{some(f'{self.folder} was changed after it was prepared', changed)[0]}: it counts as another set, of "
-            f"fingerprint {self.fingerprint}; medclip-dcl check --data {self.folder} looks for damage"
+            f"fingerprint {self.fingerprint}; medclip-dcl check {self.folder} looks for damage"
         )
 
     def image_digests(self) -> pd.DataFrame:
@@ -340,7 +340,7 @@ class PreparedSet:
             if problems:
                 raise PreparedDataError(
                     f"{self.folder}: {'; '.join(problems)}; correct the table, or prepare the set again into a new "
-                    f"folder (all problems: medclip-dcl check --data {self.folder})"
+                    f"folder (all problems: medclip-dcl check {self.folder})"
                 )
             self._sound.add(table)
         return self._tables[table]

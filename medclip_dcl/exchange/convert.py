@@ -1,34 +1,18 @@
-"""Make an exported folder of a published image-text model, which `load` and every command take.
-
-    medclip-dcl convert SOURCE --output FOLDER
-
-SOURCE is one of
-    a folder of transformers' CLIPModel or SiglipModel (MedSigLIP, XrayCLIP), with preprocessor and tokenizer
-    a folder of open_clip (open_clip_config.json and weights; BiomedCLIP needs --text_encoder and the extra timm)
-    a state dict of OpenAI's CLIP with a vision transformer (CheXzero): needs --text_encoder, --mean and --std
-    the image weights of BioViL (biovil_image_resnet50_proj_size_128.pt) or BioViL-T
-        (biovil_t_image_model_proj_size_128.pt, without its prior images): needs --text_encoder
-Files are read as data, without running their code, and must hold exactly the model's tensors. Licence and model card of
-the source are copied beside the weights.
-"""
+"""Make an exported folder of a published image-text model, which `load` and every command take."""
 
 from __future__ import annotations
 
-import argparse
 import shutil
-from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from medclip_dcl.common.command_line import run_command
+from medclip_dcl.options import Convert
 
 if TYPE_CHECKING:
     from medclip_dcl.networks.image_text import ImageTextNetwork
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`."""
-    options = _parser().parse_args(arguments)
+def run(options: Convert) -> None:
+    """Convert a model, and print what a user should know about it."""
     # Import here to keep --help fast.
     from medclip_dcl.common.files import new_folder, write_text
     from medclip_dcl.common.terms import SOURCE_CARD, copy_terms
@@ -59,7 +43,7 @@ def plain_card(title: str, origin: str, terms: list[str], notes: list[str]) -> s
     )
 
 
-def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]]:
+def _converted(options: Convert) -> tuple[ImageTextNetwork, list[str]]:
     """The network of SOURCE, and what a user should know; an option that its kind does not take is refused."""
     from medclip_dcl.common.errors import MissingFileError, UserError
     from medclip_dcl.common.weight_files import read_model
@@ -99,22 +83,3 @@ def _converted(options: argparse.Namespace) -> tuple[ImageTextNetwork, list[str]
         f"{source}: expected a CLIP with a vision transformer (visual.proj) or BioViL's image weights, found "
         f"{', '.join(sorted(state)[:8])}; this architecture has no counterpart here"
     )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="medclip-dcl convert",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("source", type=Path, metavar="SOURCE", help="folder or file, see above")
-    add("--output", type=Path, required=True, metavar="FOLDER", help="exported folder, a new one")
-    add("--text_encoder", type=Path, metavar="FOLDER", help="tokenizer, and configuration where it is a BERT")
-    add("--mean", type=float, nargs=3, metavar="X", help="of channels in [0, 1], for a state dict of CLIP")
-    add("--std", type=float, nargs=3, metavar="X", help="likewise")
-    return parser
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -179,7 +179,7 @@ class MaskedLanguageModel(TrainedModel):
 
     def next_command(self, run: Path) -> str:
         data: Any = trainer_data(self.trainer)
-        return f"medclip-dcl score --data {data.folder} --model {run / _EXPORT}"
+        return f"medclip-dcl score {data.folder} --model {run / _EXPORT}"
 
     def on_fit_end(self) -> None:
         """Write the weights that were best on validate, also for a run that is resumed after its last step."""

@@ -52,7 +52,7 @@ class NearTexts(Described):
         share = share_above(self.threshold, fields[name])
         message = (
             f"near_texts.threshold: {self.threshold} takes {share:.0%} of the pairs of {self.compare} for near; choose "
-            "a higher one by: medclip-dcl similar --data SET"
+            "a higher one by: medclip-dcl similar SET"
         )
         if share > _MAX:
             raise UserError(message)

@@ -1,4 +1,4 @@
 """A page in the browser on which a trained model draws heat maps of typed sentences over an image.
 
-``medclip-dcl page --model runs/demo`` (needs the extra ``page``)
+``medclip-dcl page runs/demo`` (needs the extra ``page``)
 """

@@ -6,7 +6,6 @@ The files hold numbers, names of runs and the protocol, no text of a report.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medclip_dcl.common.command_line import one_line_errors
 from medclip_dcl.common.files import write_json, write_text
+from medclip_dcl.options import Compare
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import (
     NOTHING,
@@ -50,7 +49,6 @@ from medclip_dcl.statistics.contrasts import (
 )
 from medclip_dcl.statistics.draws import N_DRAWS, Estimate, TestedRun, require_same_cases, units_of
 
-OUTPUT = Path("runs/comparison")
 FILES = ("comparison.md", "comparison.tex", "comparison.html", "comparison.json")
 
 _PHANTOM = (
@@ -265,32 +263,12 @@ def _json(comparison: Comparison, settings: Table, explanation: str) -> dict[str
     }
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line of the comparison; a mistake of the user is one line and status 2."""
-    parser = argparse.ArgumentParser(
-        prog="medclip-dcl compare",
-        description="Compare tested runs in the shape of SSD's tables 1, 3, 4 and 5, with bootstrap intervals by"
-        f" patient; writes {', '.join(FILES)} and prints the Markdown.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    add = parser.add_argument
-    add("runs", type=Path, nargs="+", metavar="RUN", help="folder of a tested run")
-    add("--baseline", metavar="RUN", help="folder or name of the row that is subtracted from the others")
-    add("--names", metavar="A,B", help="names of the rows, by commas; None: the folders' names")
-    add("--untrained", action="store_true", help="add the untrained network of each run")
-    add("--output", type=Path, default=OUTPUT, metavar="FOLDER", help="where to write")
-    options = parser.parse_args(arguments)
-    with one_line_errors("medclip_dcl.report.compare: error"):
-        # Before minutes of work.
-        if options.output.is_file():
-            raise SavedResultsError(f"--output: expected a folder, found the file {options.output}")
-        names = options.names.split(",") if options.names is not None else None
-        comparison = compare(
-            options.runs, baseline=options.baseline, names=names, untrained=options.untrained
-        )
-        print(write_comparison(comparison, options.output), end="")
+def run(options: Compare) -> None:
+    """Write the comparison of runs, and print it as Markdown."""
+    # Fail before minutes of work.
+    if options.output.is_file():
+        raise SavedResultsError(f"--output: expected a folder, found the file {options.output}")
+    names = options.names.split(",") if options.names is not None else None
+    comparison = compare(options.runs, baseline=options.baseline, names=names, untrained=options.untrained)
+    print(write_comparison(comparison, options.output), end="")
     print(f"written: {', '.join(str(options.output / name) for name in FILES)}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,20 +5,19 @@ The page opens without network, and lists missing pieces of the run folder, each
 
 from __future__ import annotations
 
-import argparse
 import base64
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from PIL import Image
 
-from medclip_dcl.common.command_line import one_line_errors
 from medclip_dcl.common.files import write_text
 from medclip_dcl.metrics.summaries import DIRECTIONS
+from medclip_dcl.options import Report
 from medclip_dcl.pictures.plots import draw_roc
 from medclip_dcl.report import charts, tables
 from medclip_dcl.report import reliability as calibration
@@ -268,12 +267,6 @@ def _data_uri(file: Path) -> str:
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line of the report; a mistake of the user is one line and status 2."""
-    parser = argparse.ArgumentParser(
-        prog="medclip-dcl report", description="Write RUN/report.html from the run folder alone."
-    )
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run, e.g. runs/demo")
-    run = parser.parse_args(arguments).run
-    with one_line_errors("medclip_dcl.report: error"):
-        print(write_report(run))
+def run(options: Report) -> None:
+    """Write the report of a run, and print its path."""
+    print(write_report(options.run))

@@ -1,33 +1,21 @@
-"""Test models on prepared sets by one protocol, and compare them on one page.
-
-    medclip-dcl benchmark MODEL... --sets SET... --output FOLDER
-
-Tests that are finished are kept: the same command continues after a kill, and one with a further model or set tests
-only that. Writes benchmark.html and benchmark.csv of the models and sets of the command.
-"""
+"""Test models on prepared sets by one protocol, and compare them on one page."""
 
 from __future__ import annotations
 
-import argparse
 import signal
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
-from typing import NoReturn, get_args
+from typing import NoReturn
 
-from medclip_dcl.common.command_line import add_import_option, in_words, run_command
-from medclip_dcl.common.findings import Ensemble
-
-PROMPTS = Path("configs/prompts/public.yaml")
+from medclip_dcl.common.command_line import in_words
+from medclip_dcl.options import Benchmark as Options
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line; status 1 where a test failed, 2 for a mistake of the user, 143 if stopped."""
-    options = _parser().parse_args(arguments)
+def run(options: Options) -> None:
+    """Test and compare; status 1 where a test failed, 143 if stopped."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
-    # Here, so that --help is quick.
+    # Import here to keep --help fast.
     from medclip_dcl.common.errors import UserError
     from medclip_dcl.common.findings import read_prompts
     from medclip_dcl.runs.saved import SavedResultsError, other_geometry
@@ -108,29 +96,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(1)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="medclip-dcl benchmark",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add = parser.add_argument
-    add("models", type=Path, nargs="+", metavar="MODEL", help="run folder, checkpoint or exported folder")
-    add("--sets", type=Path, nargs="+", required=True, metavar="SET", help="prepared sets")
-    add("--output", type=Path, required=True, metavar="FOLDER", help="where tests and page go")
-    add("--names", metavar="A,B", help="names of the models, by commas; default: of their folders")
-    add("--baseline", metavar="NAME", help="model that is subtracted from the others; default: the first")
-    add("--prompts", type=Path, default=PROMPTS, metavar="FILE", help=f"of findings; default {PROMPTS}")
-    words = "several prompts a side: the mean of scores (default) or of embeddings, as in CLIP"
-    add("--ensemble", choices=get_args(Ensemble), default="scores", help=words)
-    add_import_option(parser)
-    return parser
-
-
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     """Lightning would end a test at a signal as one that failed, and the next would begin."""
     raise SystemExit(128 + number)
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,20 +1,18 @@
-"""``medclip-dcl study FILE.yaml``: run, continue and report a grid of runs."""
+"""Run, continue and report a grid of runs."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-from medclip_dcl.common.command_line import add_import_option, in_words, one_line_errors, whole_number
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.command_line import in_words
+from medclip_dcl.options import Study
 from medclip_dcl.studies.grid import Experiment
 from medclip_dcl.studies.grid_choice import write_choices
 from medclip_dcl.studies.grid_page import write_report
@@ -23,50 +21,21 @@ from medclip_dcl.studies.grid_results import claim_folder, write_table
 from medclip_dcl.studies.grid_workers import run_ones
 from medclip_dcl.studies.one_run import LOG_FILE, End, Run, is_done
 
-_PROGRAM = "medclip_dcl.studies.study"
 
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line; status 1 where a run failed, 2 for a mistake of the user, 128 + the signal's number if stopped."""
-    options, n_failed = _parser().parse_args(arguments), 0
-    with one_line_errors(f"{_PROGRAM}: error"):
-        if options.task >= options.tasks:
-            raise UserError(
-                f"--task counts from 0: expected less than --tasks {options.tasks}, found {options.task}"
-            )
-        experiment = read_experiment(options.file)
-        if options.report_only:
-            claim_folder(experiment, writes=False)
-        else:
-            runs = experiment.runs()[options.task :: options.tasks]
-            n_failed = _run(experiment, options.workers, runs, options.imported)
-        table = write_table(experiment)
-        for line in write_choices(experiment, table):
-            print(f"choice: {line}")
-        print(f"report: {write_report(experiment, table)}")
+def run(options: Study) -> None:
+    """Run and report the grid; status 1 where a run failed, 128 + the signal's number if stopped."""
+    experiment, n_failed = read_experiment(options.file), 0
+    if options.report_only:
+        claim_folder(experiment, writes=False)
+    else:
+        runs = experiment.runs()[options.task :: options.tasks]
+        n_failed = _run(experiment, options.workers, runs, options.imported)
+    table = write_table(experiment)
+    for line in write_choices(experiment, table):
+        print(f"choice: {line}")
+    print(f"report: {write_report(experiment, table)}")
     if n_failed:
         raise SystemExit(1)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="medclip-dcl study",
-        description="Run the grid of an experiment file: what is finished is kept, what was killed continues. Writes "
-        "results.parquet, report.html, tables.md, plots/ and what is chosen into the experiment's folder.",
-    )
-    add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="experiment file, such as configs/experiments/digits.yaml")
-    add("--workers", type=whole_number(1), default=1, help="processes that share the cores; default 1")
-    add("--task", type=whole_number(0), default=0, help="train the runs task, task + tasks, ...; default 0")
-    add(
-        "--tasks",
-        type=whole_number(1),
-        default=1,
-        help="commands that share the grid (SLURM array); default 1",
-    )
-    add("--report_only", action="store_true", help="make table and report of what is finished, run nothing")
-    add_import_option(parser)
-    return parser
 
 
 def _run(experiment: Experiment, workers: int, runs: Sequence[Run], modules: Sequence[str]) -> int:
@@ -122,9 +91,5 @@ def _until(times: Sequence[float], n_waiting: int, workers: int) -> str:
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
     """End the workers, which let training save."""
     name = signal.Signals(number).name
-    print(f"{_PROGRAM}: stopped by {name}; the same command continues", file=sys.stderr)
+    print(f"stopped by {name}; the same command continues", file=sys.stderr)
     raise SystemExit(128 + number)
-
-
-if __name__ == "__main__":
-    main()

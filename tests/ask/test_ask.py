@@ -15,13 +15,13 @@ import yaml
 from PIL import Image
 
 from medclip_dcl import __version__, load
-from medclip_dcl.ask import __main__ as ask
-from medclip_dcl.ask import loading, tasks
+from medclip_dcl.ask import loading
 from medclip_dcl.ask.file_state import FileState
 from medclip_dcl.ask.score_table import ScoreTable
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.pictures.overlay import overlay
+from tests.program import shell
 from tests.small import export_network, platt_calibration
 
 TEXTS = ["Mild pulmonary edema.", "No pneumothorax."]
@@ -44,7 +44,7 @@ def files(tmp_path):
 
 
 def run(*arguments):
-    ask.main([str(argument) for argument in arguments])
+    shell("ask")([str(argument) for argument in arguments])
 
 
 def refused(capsys, *arguments):
@@ -64,7 +64,7 @@ def test_heat_maps_cover_image_in_common_colours(exported, model, files, tmp_pat
     output = tmp_path / "out"
     images = [files / "a.jpg", files / "deep/a.jpg", files / "a_image1.png"]
     images[-1].write_bytes((files / "b.png").read_bytes())
-    run("--model", exported, *images, *asking_texts(TEXTS), "--output", output)
+    run(exported, *images, *asking_texts(TEXTS), "--output", output)
     table = pd.read_csv(output / "scores.csv")
     assert list(table["image"]) == [str(image) for image in images for _ in TEXTS]
     assert list(table["text"]) == TEXTS * 3
@@ -84,23 +84,21 @@ def test_heat_maps_cover_image_in_common_colours(exported, model, files, tmp_pat
 
 def test_unusable_image_is_a_row_or_an_error(exported, files, tmp_path, capsys):
     rest = (*asking_texts(TEXTS), "--output", tmp_path / "out")
-    run("--model", exported, files / "lost.jpg", files / "flat.png", *rest)
+    run(exported, files / "lost.jpg", files / "flat.png", *rest)
     table = pd.read_csv(tmp_path / "out/scores.csv")
     assert table["error"][0].startswith("image cannot be decoded") and table["heat_map"].isna()[0]
     assert (
         list(table["warning"][1:])
         == ["all pixels have grey level 3, so that the scores say nothing about a patient"] * 2
     )
-    assert "lost.jpg: image cannot be decoded" in refused(
-        capsys, "--model", exported, files / "lost.jpg", *rest
-    )
+    assert "lost.jpg: image cannot be decoded" in refused(capsys, exported, files / "lost.jpg", *rest)
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_scores_of_a_folder_are_those_of_classify(exported, model, files, tmp_path, kind, capsys):
     output = tmp_path / f"out/scores.{kind}"
     workers = 2 if kind == "csv" else 0
-    run("--model", exported, files, "--classify", "--output", output, "--batch_size", 3, "--workers", workers)
+    run(exported, files, "--classify", "--output", output, "--batch_size", 3, "--workers", workers)
     table = pd.read_csv(output) if kind == "csv" else pd.read_parquet(output)
     names = ["a.jpg", "b.png", "deep/a.jpg", "deep/c.TIFF", "deep/d.bmp", "flat.png", "lost.jpg"]
     assert list(table["image"]) == [str(files / name) for name in names]
@@ -119,7 +117,7 @@ def test_scores_of_a_folder_are_those_of_classify(exported, model, files, tmp_pa
 def test_calibrated_table_has_probabilities_and_threshold_sides(small_bert, files, tmp_path, capsys):
     folder = export_network(small_bert, tmp_path / "model")
     calibration = platt_calibration(load(folder).network, 0.02, 0.1, 0.5, ["Edema"])
-    asked = ["--model", folder, files / "a.jpg", files / "lost.jpg", "--classify", "--calibrated"]
+    asked = [folder, files / "a.jpg", files / "lost.jpg", "--classify", "--calibrated"]
     table = tmp_path / "scores.csv"
     assert "medclip-dcl calibrate" in refused(capsys, *asked, "--output", table)
     calibration.write(folder / "calibration.json")
@@ -141,7 +139,7 @@ def test_prompts_of_file_and_list_of_images(exported, model, files, tmp_path):
         f"\ufeff{files / 'b.png'}\n\n{files / 'gone.png'}\n{files}/./b.png\n", encoding="utf-8"
     )
     output = tmp_path / "scores.csv"
-    command = ("--model", exported, "--classify", "--list", tmp_path / "list.txt", "--output", output)
+    command = (exported, "--classify", "--list", tmp_path / "list.txt", "--output", output)
     run(*command, files / "a.jpg", "--prompts", tmp_path / "prompts.yaml")
     table = pd.read_csv(output)
     assert [os.path.basename(image) for image in table["image"]] == ["a.jpg", "b.png", "gone.png"]
@@ -168,7 +166,7 @@ def test_killed_run_continues_finished_one_does_nothing(
     exported, files, tmp_path, reads, kind, monkeypatch, capsys
 ):
     whole, output = tmp_path / f"whole.{kind}", tmp_path / f"scores.{kind}"
-    options = ("--model", exported, files, "--classify", "--batch_size", 2, "--workers", 0)
+    options = (exported, files, "--classify", "--batch_size", 2, "--workers", 0)
     run(*options, "--output", whole)
     add, calls = ScoreTable.add, []
 
@@ -207,26 +205,26 @@ def test_killed_run_continues_finished_one_does_nothing(
 def test_scores_of_something_else_are_never_mixed(exported, small_bert, files, tmp_path, capsys):
     output = tmp_path / "scores.csv"
     options = ("--classify", "--output", output, "--workers", 0)
-    run("--model", exported, files, *options)
+    run(exported, files, *options)
     before = output.read_bytes()
     (tmp_path / "prompts.yaml").write_text("wet: [dry, wet]")
     other = export_network(small_bert, tmp_path / "other", seed=1)
     capsys.readouterr()
     for changed, message in (
         (
-            ("--model", other, files),
+            (other, files),
             "scores.csv.json differs in model; give another --output",
         ),
-        (("--model", exported, files, "--prompts", tmp_path / "prompts.yaml"), "differs in prompts"),
-        (("--model", exported, files, "--dtype", "bfloat16"), "differs in dtype"),
-        (("--model", exported, files / "a.jpg"), "has rows of 6 images that are not asked for now"),
+        ((exported, files, "--prompts", tmp_path / "prompts.yaml"), "differs in prompts"),
+        ((exported, files, "--dtype", "bfloat16"), "differs in dtype"),
+        ((exported, files / "a.jpg"), "has rows of 6 images that are not asked for now"),
     ):
         assert message in refused(capsys, *changed, *options)
     pd.read_csv(output).assign(read_by="me").to_csv(output, index=False)
-    assert "has other columns" in refused(capsys, "--model", exported, files, *options)
+    assert "has other columns" in refused(capsys, exported, files, *options)
     output.write_bytes(before)
     (tmp_path / "scores.csv.json").unlink()
-    assert "was not written by this command" in refused(capsys, "--model", exported, files, *options)
+    assert "was not written by this command" in refused(capsys, exported, files, *options)
     assert output.read_bytes() == before
     partial = tmp_path / "new.csv.partial"
     for content, message in (
@@ -238,7 +236,7 @@ def test_scores_of_something_else_are_never_mixed(exported, small_bert, files, t
     ):
         partial.write_bytes(content)
         new = ("--classify", "--output", tmp_path / "new.csv")
-        assert message in refused(capsys, "--model", exported, files, *new)
+        assert message in refused(capsys, exported, files, *new)
 
 
 def test_scores_belong_to_ensemble_and_code(exported, model, files, tmp_path, monkeypatch, capsys):
@@ -247,7 +245,6 @@ def test_scores_belong_to_ensemble_and_code(exported, model, files, tmp_path, mo
     prompts = {"wet": ["dry", ["wet", "edema"]]}
     (tmp_path / "prompts.yaml").write_text(yaml.safe_dump(prompts))
     options = [
-        "--model",
         exported,
         files / "a.jpg",
         "--classify",
@@ -285,8 +282,8 @@ def test_two_commands_do_not_mix_their_rows(tmp_path):
         (["a.jpg", "--text", " ", "--output", "out"], "the text at position 0 is empty; give a sentence"),
         (["a.jpg", "--text", "edema " * 200, "--output", "out"], "200 words, is longer than the text encoder takes"),
         (["a.jpg", "--classify", "--output", "out"], "scores are written to a file, .csv or .parquet"),
-        (["a.jpg", "--text", "x", "--prompts", "p.yaml", "--output", "out"], "--prompts, --ensemble and --calibrated"),
-        (["a.jpg", "--text", "x", "--ensemble", "scores", "--output", "out"], "--prompts, --ensemble and --calibrated"),
+        (["a.jpg", "--text", "x", "--prompts", "p.yaml", "--output", "out"], "--prompts, --ensemble, --calibrated"),
+        (["a.jpg", "--text", "x", "--ensemble", "scores", "--output", "out"], "--prompts, --ensemble, --calibrated"),
         (["--classify", "--output", "s.csv"], "found no image; give image files or folders, or --list FILE"),
         (["gone.jpg", "--classify", "--output", "s.csv"], "gone.jpg: no such image file or folder; check the path"),
         (["nothing", "--classify", "--output", "s.csv"], "nothing holds no image file (JPEG, PNG, TIFF"),
@@ -302,7 +299,7 @@ def test_mistakes_are_one_line_with_the_remedy(exported, tmp_path, monkeypatch, 
     (tmp_path / "nothing").mkdir()
     (tmp_path / "blank.txt").write_text("\n\n")
     (tmp_path / "image.yaml").write_text("image: [no x, x]")
-    assert message in refused(capsys, "--model", exported, *arguments)
+    assert message in refused(capsys, exported, *arguments)
 
 
 @pytest.fixture
@@ -343,7 +340,7 @@ def odd(files, monkeypatch):
 def test_odd_files_have_their_rows_among_others(exported, odd, tmp_path, monkeypatch, capsys, kind):
     monkeypatch.chdir(tmp_path / "odd")
     output = tmp_path / f"scores.{kind}"
-    command = ("--model", exported, ".", "~x.jpg", "--classify", "--workers", 0, "--output", output)
+    command = (exported, ".", "~x.jpg", "--classify", "--workers", 0, "--output", output)
     run(*command)
     table = pd.read_csv(output) if kind == "csv" else pd.read_parquet(output)
     found = dict(zip(map(os.path.abspath, table["image"]), table["error"].fillna(""), strict=True))
@@ -360,7 +357,7 @@ def test_heat_maps_of_odd_files_have_own_names(exported, odd, files, tmp_path):
     images = [files / "b.png", tmp_path / "B.png", tmp_path / "b_1.png"]
     for image in images[1:]:
         image.write_bytes(images[0].read_bytes())
-    run("--model", exported, *odd, *images, *asking_texts(["2 x", "x"]), "--output", tmp_path / "out")
+    run(exported, *odd, *images, *asking_texts(["2 x", "x"]), "--output", tmp_path / "out")
     table = pd.read_csv(tmp_path / "out/scores.csv")
     assert table["error"].notna().sum() == 3
     names = {name.lower() for name in table["heat_map"].dropna()}
@@ -368,7 +365,7 @@ def test_heat_maps_of_odd_files_have_own_names(exported, odd, files, tmp_path):
 
 
 def test_rows_belong_to_files_and_not_to_names(exported, files, tmp_path, monkeypatch, capsys, reads):
-    options = ("--model", exported, "--classify", "--workers", 0, "--output", tmp_path / "scores.csv")
+    options = (exported, "--classify", "--workers", 0, "--output", tmp_path / "scores.csv")
     monkeypatch.chdir(files)
     run(*options, "a.jpg", "b.png")
     monkeypatch.chdir(files / "deep")
@@ -426,7 +423,6 @@ def test_an_exchanged_file_is_asked_again(tmp_path, capsys, way, is_finished):
 
 def test_a_table_without_states_is_asked_again(exported, files, tmp_path, capsys, reads):
     options = (
-        "--model",
         exported,
         files / "a.jpg",
         "--classify",
@@ -446,7 +442,7 @@ def test_a_table_without_states_is_asked_again(exported, files, tmp_path, capsys
 
 
 def test_a_text_of_unknown_words_is_named(exported, files, tmp_path, capsys):
-    run("--model", exported, files / "a.jpg", *asking_texts(["肺炎", TEXTS[0]]), "--output", tmp_path)
+    run(exported, files / "a.jpg", *asking_texts(["肺炎", TEXTS[0]]), "--output", tmp_path)
     assert "warning: the text at position 0 holds no word, or hardly one, that" in capsys.readouterr().err
     first, second = pd.read_csv(tmp_path / "scores.csv")["warning"]
     assert first.startswith("the text holds no word") and pd.isna(second)
@@ -458,23 +454,11 @@ def test_a_full_disk_is_one_line(exported, files, tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(
         Path, "open", lambda file, *how, **as_: full() if "xb" in how else opened(file, *how, **as_)
     )
-    options = ("--model", exported, files / "a.jpg", "--classify", "--output", tmp_path / "scores.csv")
+    options = (exported, files / "a.jpg", "--classify", "--output", tmp_path / "scores.csv")
     assert "cannot be written (No space left on device)" in refused(capsys, *options)
 
 
 def test_score_table_is_not_replaced_by_heat_maps(exported, files, tmp_path, capsys):
     (tmp_path / "scores.csv").write_text("image,Edema\n")
-    options = ("--model", exported, files / "a.jpg", "--text", "x", "--output", tmp_path)
+    options = (exported, files / "a.jpg", "--text", "x", "--output", tmp_path)
     assert "scores.csv is not a table of heat maps" in refused(capsys, *options)
-
-
-@pytest.mark.parametrize(("task", "continues"), [(["--classify"], True), (["--text", "x"], False)])
-def test_an_interrupted_command_promises_only_what_it_keeps(tmp_path, capsys, monkeypatch, task, continues):
-    def interrupted(options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(tasks, "classify_files", interrupted)
-    monkeypatch.setattr(tasks, "draw_heat_maps", interrupted)
-    with pytest.raises(SystemExit):
-        run("--model", "m", "a.jpg", *task, "--output", tmp_path / "out")
-    assert ("the same command continues" in capsys.readouterr().err) == continues

@@ -25,9 +25,9 @@ import torch
 from results_file import HERE, command, write_section
 
 from medclip_dcl import load
-from medclip_dcl.ask import __main__ as ask
 from medclip_dcl.ask.loading import image_files_in
 from medclip_dcl.pictures.inputs import as_grey, network_input
+from tests.program import shell
 
 TITLE = "Ask"
 BATCH = 32
@@ -59,7 +59,7 @@ def process_seconds(*words: str) -> tuple[float, float]:
 
 def cold_start(model: str, image: Path, rounds: int, folder: Path) -> list[str]:
     """From the start of Python to a written heat map, beyond `import torch`."""
-    asked = ("-m", "medclip_dcl", "ask", "--model", model, str(image), "--text", "Cardiomegaly.")
+    asked = ("-m", "medclip_dcl", "ask", model, str(image), "--text", "Cardiomegaly.")
     found = [
         (
             process_seconds("-c", "import torch"),
@@ -94,7 +94,7 @@ def throughput(model: str, files: list[Path], rounds: int, folder: Path) -> list
         for file in (table, folder / "scores.csv.json"):
             file.unlink(missing_ok=True)
         options = ["--classify", "--workers", "1", "--batch_size", str(BATCH), "--output", str(table)]
-        ask.main(["--model", model, str(folder / "copies"), *options])
+        shell("ask")([model, str(folder / "copies"), *options])
 
     bare()
     found = [(seconds(bare), seconds(classify)) for _ in range(rounds)]

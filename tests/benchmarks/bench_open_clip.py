@@ -34,13 +34,15 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from medclip_dcl.common.devices import device_name
-from medclip_dcl.exchange.convert import main as convert
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.objectives import LanguageModelClassProbability
 from medclip_dcl.training.finite import FiniteCheck
 from medclip_dcl.training.last_checkpoint import in_order
 from medclip_dcl.training.throughput import Throughput
+from tests.program import verb
 from tests.text_models import write_text_model
+
+convert = verb("convert")
 
 TITLE = "Training steps beside open_clip's loop"
 TOKENS, WARM_UP, GOAL, CLIPPING = 77, 3, 0.95, 1.0

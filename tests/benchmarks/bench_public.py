@@ -32,9 +32,11 @@ import PIL
 from PIL import Image
 from results_file import REAL, command, write_section
 
-from data_prep.public.__main__ import main as prepare
 from data_prep.sources.prepared_images import QUALITY
 from medclip_dcl.common.command_line import available_cores
+from tests.program import verb
+
+prepare = verb("prepare public")
 
 TITLE = "A public set"
 SIDE, SIZE, NOISE = 1024, 512, 1.0

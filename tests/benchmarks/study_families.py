@@ -32,7 +32,6 @@ from medclip_dcl import load
 from medclip_dcl.command import cli
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.evaluation import ZeroShotClassification
-from medclip_dcl.exchange.export import main as export
 from medclip_dcl.networks import (
     BertSentences,
     GlobalCosine,
@@ -46,8 +45,11 @@ from tests.command.small_runs import small
 from tests.networks import test_pretrained_regions as of_transformers
 from tests.networks import test_text_encoder as of_texts
 from tests.networks.test_timm_regions import SMALL, own_map
+from tests.program import shell
 from tests.small import SENTENCES, write_small_bert, write_small_set
 from tests.text_models import FAMILIES, write_text_model
+
+export = shell("export")
 
 TIMM = [
     "vit_tiny_patch16_224",
@@ -135,7 +137,7 @@ def whole_way(work: Path, part: str, kind: type, stride: int = 16) -> Row:
     words += ["--data.init_args.image_size", str(side), "--data.init_args.crop_size", str(side - stride)]
 
     def export_and_load() -> None:
-        export([str(run), str(exported)])
+        export([str(run), "--output", str(exported)])
         own, again = load(run), load(exported)
         image = np.random.default_rng(1).integers(0, 255, (side, side), dtype=np.uint8)
         assert np.array_equal(own.embed_images(image), again.embed_images(image)), "images differ"
@@ -145,7 +147,7 @@ def whole_way(work: Path, part: str, kind: type, stride: int = 16) -> Row:
         lambda: cli.main(["fit", *words]),
         lambda: cli.main(["test", "--config", str(run / "config.yaml"), "--untrained", "false"]),
         export_and_load,
-        lambda: export([str(exported), str(exported), "--onnx"]),
+        lambda: export([str(exported), "--output", str(exported), "--onnx"]),
     )
     row: Row = dict.fromkeys(STEPS, "no")
     for name, command in zip(STEPS, commands, strict=True):

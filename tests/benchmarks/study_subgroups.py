@@ -22,14 +22,13 @@ import pandas as pd
 import torch
 from results_file import command, write_section
 
-from data_prep import mimic_cxr
-from data_prep.phantom import __main__ as phantom
 from data_prep.phantom import release
 from data_prep.phantom.people import PATIENTS_FILE
 from data_prep.phantom.studies import PlannedStudy, plan_studies
 from medclip_dcl.command import cli
 from medclip_dcl.report.subgroups import subgroup_table
 from medclip_dcl.statistics.contrasts import ALPHA
+from tests.program import verb
 
 TITLE = "Gaps between groups that are found"
 
@@ -49,10 +48,10 @@ def tested(run: Path, folder: Path, seed: int, studies: int, is_planted: bool) -
     raw, prepared = output / "raw", output / "set"
     planted = ["--degraded_sex", "F"] if is_planted else []
     with patch.object(release, "plan_studies", tested_studies):
-        phantom.main(
+        verb("phantom")(
             ["--output", str(raw), "--studies", str(studies), "--seed", str(seed), "--workers", "1", *planted]
         )
-    mimic_cxr.main(
+    verb("prepare mimic-cxr")(
         [
             *("--source", str(raw), "--output", str(prepared), "--workers", "1"),
             *("--ms_cxr", str(raw / "MS_CXR_Local_Alignment_v1.0.0.json")),

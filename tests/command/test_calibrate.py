@@ -14,7 +14,7 @@ import yaml
 from sklearn.metrics import brier_score_loss
 
 from medclip_dcl import load
-from medclip_dcl.command.calibrate import SCORES_FILE, calibrate, main
+from medclip_dcl.command.calibrate import SCORES_FILE, calibrate
 from medclip_dcl.command.cli import main as medclip_dcl
 from medclip_dcl.common.files import write_parquet
 from medclip_dcl.common.findings import CHEX5, Ensemble
@@ -25,6 +25,9 @@ from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.run_folder import IMAGES_FILE
 from tests.command.small_runs import CLASSIFICATION, small
+from tests.program import shell
+
+main = shell("calibrate")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +74,7 @@ def validate_set(small_set, trained, tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def calibrated(trained, validate_set, tmp_path_factory) -> Path:
     run = shutil.copytree(trained, tmp_path_factory.mktemp("calibrated") / "a")
-    main([str(run), "--data", str(validate_set), "--sensitivity", "0.8"])
+    main([str(run), str(validate_set), "--sensitivity", "0.8"])
     return run
 
 
@@ -131,9 +134,9 @@ def test_classify_gives_the_probabilities_of_the_kept_scores(calibrated, validat
 def test_nothing_is_done_again_that_has_not_changed(copy, validate_set, monkeypatch, capsys):
     before = (copy / "calibration.json").read_bytes()
     monkeypatch.setattr(ImageTextNetwork, "feature_map", None)  # an image would raise
-    main([str(copy), "--data", str(validate_set), "--sensitivity", "0.8"])
+    main([str(copy), str(validate_set), "--sensitivity", "0.8"])
     assert (copy / "calibration.json").read_bytes() == before
-    main([str(copy), "--data", str(validate_set), "--specificity", "0.9"])
+    main([str(copy), str(validate_set), "--specificity", "0.9"])
     said = capsys.readouterr().out
     assert "thresholds for a specificity of 0.9" in said and "Edema: not calibrated" in said
     found = own(load(copy))
@@ -158,8 +161,8 @@ def test_an_exported_folder_is_calibrated_beside_its_weights(calibrated, validat
     load(calibrated / "checkpoints/best.ckpt").save_pretrained(folder)
     (folder / "data.json").write_text(json.dumps({"fingerprint": "f00d", "images_of": ["test"]}))
     files = {file.name for file in folder.iterdir()}
-    assert "--data: expected a prepared set, found none" in refused(capsys, str(folder))
-    main([str(folder), "--data", str(validate_set), "--sensitivity", "0.8"])
+    assert "SET: expected a prepared set, found none" in refused(capsys, str(folder))
+    main([str(folder), str(validate_set), "--sensitivity", "0.8"])
     assert own(load(folder)) == expected and expected.calibrated()
     assert (
         "exported was trained on: images of this set elsewhere (test); others not known; prob"
@@ -169,7 +172,7 @@ def test_an_exported_folder_is_calibrated_beside_its_weights(calibrated, validat
 
 
 def test_a_checkpoint_has_the_calibration_of_its_run_or_a_file(copy, validate_set, tmp_path, capsys):
-    checkpoint, data = copy / "checkpoints/best.ckpt", ["--data", str(validate_set), "--sensitivity", "0.8"]
+    checkpoint, data = copy / "checkpoints/best.ckpt", [str(validate_set), "--sensitivity", "0.8"]
     expected, before = own(load(copy)), (copy / CALIBRATION_FILE).read_bytes()
     assert own(load(checkpoint)) == expected
     alone = shutil.copy(checkpoint, tmp_path / "alone.ckpt")
@@ -200,7 +203,7 @@ def test_a_calibration_of_other_weights_is_left_out(copy, validate_set):
     with pytest.raises(ValueError, match="this model has no calibration: run medclip-dcl calibrate"):
         model.classify([], calibrated=True)
     assert model.classify([]).shape == (0, 5)
-    main([str(copy), "--data", str(validate_set)])
+    main([str(copy), str(validate_set)])
     assert own(load(copy)).scale == pytest.approx(model.network.similarity.gamma2.item())
 
 
@@ -210,14 +213,14 @@ def test_a_better_calibration_is_kept(copy, small_set, capsys):
 
     before = content()
     with pytest.raises(SystemExit) as ended:
-        main([str(copy), "--data", str(small_set)])
+        main([str(copy), str(small_set)])
     said = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 1 and content() == before
     assert "calibration.json is kept: it calibrates Cardiomegaly, Pleural Effusion, Pneumonia, which" in said
     assert "4 patients with a positive" in said and "--output FILE" in said
     (copy / CALIBRATION_FILE).unlink()
     with pytest.raises(SystemExit) as ended:
-        main([str(copy), "--data", str(small_set)])
+        main([str(copy), str(small_set)])
     said = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 1 and "calibration.json is not written" in said and "4 patients" in said
     assert not (copy / CALIBRATION_FILE).exists()
@@ -226,7 +229,7 @@ def test_a_better_calibration_is_kept(copy, small_set, capsys):
 def test_training_images_are_not_calibrated_on(copy, small_set, validate_set, capsys):
     write_parquet(PreparedSet(small_set).image_digests(), copy / IMAGES_FILE)
     before = (copy / CALIBRATION_FILE).read_bytes()
-    said = refused(capsys, str(copy), "--data", str(validate_set))
+    said = refused(capsys, str(copy), str(validate_set))
     assert "24 of 40 images to evaluate are training images" in said
     assert (copy / CALIBRATION_FILE).read_bytes() == before
 
@@ -239,10 +242,9 @@ def refused(capsys, *arguments: str) -> str:
 
 
 def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp_path, capsys):
-    run, data = str(copy), ["--data", str(validate_set)]
+    run, data = str(copy), [str(validate_set)]
     assert "found {'sensitivity': 95.0}" in refused(capsys, run, *data, "--sensitivity", "95")
     assert "--output: expected a file, found the folder" in refused(capsys, run, *data, "--output", run)
-    assert "device gpu cannot be used" in refused(capsys, run, *data, "--device", "gpu")
     prompts = tmp_path / "prompts.yaml"
     prompts.write_text("Pneumonja: [no pneumonia, pneumonia]\n")
     assert "did you mean Pneumonia?" in refused(capsys, run, *data, "--prompts", str(prompts))
@@ -251,20 +253,18 @@ def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp
     images = pd.read_parquet(both / "images.parquet")
     images.loc[41, "subject_id"] = 7
     write_table(images, both / "images.parquet", "images")
-    assert "1 patients are both validate and test patients (first: 7)" in refused(
-        capsys, run, "--data", str(both)
-    )
+    assert "1 patients are both validate and test patients (first: 7)" in refused(capsys, run, str(both))
     padded = shutil.copytree(validate_set, tmp_path / "padded")
     info = json.loads((padded / "dataset.json").read_text())
     (padded / "dataset.json").write_text(json.dumps(info | {"options": {"geometry": "pad", "size": 40}}))
-    assert "prepare the set with --geometry stretch" in refused(capsys, run, "--data", str(padded))
+    assert "prepare the set with --geometry stretch" in refused(capsys, run, str(padded))
 
 
 def test_a_calibration_belongs_to_its_ensemble(copy, validate_set, tmp_path, capsys):
     prompts = tmp_path / "prompts.yaml"
     pair = CHEX5["Pneumonia"]
     prompts.write_text(f"Pneumonia: [{pair.negative}, [{pair.positive}, {pair.positive} there]]\n")
-    words = [str(copy), "--data", str(validate_set), "--prompts", str(prompts)]
+    words = [str(copy), str(validate_set), "--prompts", str(prompts)]
     file, found = next(iter(paths(validate_set).values())), {}
     both: tuple[Ensemble, Ensemble] = ("scores", "embeddings")
     for ensemble, other in (both, both[::-1]):

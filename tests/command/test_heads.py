@@ -9,10 +9,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from data_prep.encode import main as encode
 from medclip_dcl import load
 from medclip_dcl.command.cli import main
 from tests.command.small_runs import ROOT, refused, small
+from tests.program import verb
+
+encode = verb("encode")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -20,7 +22,7 @@ def test_projections_on_frozen_encoders_become_an_ordinary_model(
     small_set, small_bert, exported, tmp_path, capsys
 ):
     folder, run = shutil.copytree(small_set, tmp_path / "set"), tmp_path / "run"
-    encode(["--data", str(folder), "--model", str(exported), "--device", "cpu"])
+    encode([str(exported), str(folder), "--device", "cpu"])
     (name,) = (file.name for file in (folder / "features").iterdir())
     assert name.startswith("model-") and f"--data.init_args.features {name}" in capsys.readouterr().out
     text, heads = "--model.init_args.text_encoder.init_args.", str(ROOT / "configs/heads.yaml")

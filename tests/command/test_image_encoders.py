@@ -11,13 +11,15 @@ import pytest
 from jsonargparse import Namespace
 from transformers import Dinov2Config, Dinov2Model
 
-from data_prep.encode import main as encode
 from medclip_dcl import load
 from medclip_dcl.command.cli import main
 from medclip_dcl.command.described_network import take_network_from
 from medclip_dcl.common.weight_files import SavedModel
-from medclip_dcl.exchange.export import main as export
 from tests.command.small_runs import ROOT, refused, small
+from tests.program import shell, verb
+
+encode = verb("encode")
+export = shell("export")
 
 ENCODER = "--model.init_args.image_encoder"
 
@@ -60,9 +62,9 @@ def test_the_whole_way(dinov2, small_set, small_bert, tmp_path, capsys, has_glob
     assert set(found) > {"classification", "grounding", "retrieval"}
     model = load(run)
     assert model.network.mean.flatten().tolist() == pytest.approx([0.53] * 3)
-    export([str(run), str(exported)])
+    export([str(run), "--output", str(exported)])
     assert "model_type dinov2" in (exported / "README.md").read_text()
-    encode(["--data", str(folder), "--model", str(exported), "--device", "cpu"])
+    encode([str(exported), str(folder), "--device", "cpu"])
     (name,) = (file.name for file in (folder / "features").iterdir())
     shutil.move(tmp_path / "elsewhere", dinov2)
     heads = small(tmp_path / "heads", folder, small_bert, objective="infonce", resnet=True) + own
@@ -111,7 +113,7 @@ def test_adapters_are_merged_after_training(dinov2, small_set, small_bert, tmp_p
     main(["fit", *words, "--model.init_args.lora.rank", "4"])
     shutil.rmtree(dinov2)
     main(["test", "--config", str(run / "config.yaml")])
-    export([str(run), str(exported)])
+    export([str(run), "--output", str(exported)])
     found = load(exported).network.fingerprint()["weights"]
     assert found == load(run).network.fingerprint()["weights"]
     assert json.loads((run / "results.json").read_text())["checkpoint"]["weights"] == found

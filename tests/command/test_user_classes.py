@@ -12,17 +12,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data_prep import encode
-from medclip_dcl.ask import __main__ as ask
 from medclip_dcl.command.cli import main
-from medclip_dcl.evaluation import calibrate
-from medclip_dcl.exchange import export
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
-from medclip_dcl.page import __main__ as page
-from medclip_dcl.studies import study as experiments
 from tests.command.small_runs import refused, small
+from tests.program import shell
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = """
@@ -136,20 +131,20 @@ def test_an_own_encoder_is_known_by_import(module, small_bert, tmp_path, capsys)
     parts = mine, BertSentences(str(small_bert), 16), LSENonLocal(16)
     ImageTextNetwork(*parts, image_size=64).save_pretrained(tmp_path / "model")
     del sys.modules["users_classes"]
-    arguments = [str(tmp_path / "model"), str(tmp_path / "exported")]
+    arguments = [str(tmp_path / "model"), "--output", str(tmp_path / "exported")]
     with pytest.raises(SystemExit) as error:
-        export.main(arguments)
+        shell("export")(arguments)
     said = capsys.readouterr().err
     assert error.value.code == 2 and "names users_classes.Mine" in said
     assert "add --import users_classes" in said
-    export.main([*arguments, "--import", "users_classes"])
+    shell("export")([*arguments, "--import", "users_classes"])
     assert (tmp_path / "exported/model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("command", [ask, calibrate, encode, experiments, export, page])
-def test_each_command_imports(command, capsys):
+@pytest.mark.parametrize("name", ["ask", "calibrate", "encode", "study", "export", "page", "benchmark"])
+def test_verbs_that_load_models_import(name, capsys):
     with pytest.raises(SystemExit) as error:
-        command.main(["--import", "nowhere.mine"])
+        shell(name)(["--import", "nowhere.mine"])
     assert error.value.code == 2
     assert "--import nowhere.mine: there is no module nowhere; run this from" in capsys.readouterr().err
 

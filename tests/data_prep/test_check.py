@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import check as command
 from data_prep.check import check_set
 from data_prep.image_checks import digests, find_copies
-from data_prep.mimic_cxr import Settings, prepare
+from data_prep.mimic_cxr import prepare
+from data_prep.options import MimicCxr
 from medclip_dcl.data.identity import describe
 from medclip_dcl.data.prepared import (
     TABLES,
@@ -28,6 +28,7 @@ from medclip_dcl.data.prepared import (
     write_text_embedding,
 )
 from tests.data_prep.small_release import dicom, image_path, report_path, write_release
+from tests.program import verb
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("check")
     raw = write_release(folder / "raw")
     report_path(raw, 50000010).write_text(" INDICATION:  Cough.\n")
-    prepare(Settings(source=raw, output=folder / "set", ms_cxr=raw / "boxes.json", size=16))
+    prepare(MimicCxr(source=raw, output=folder / "set", ms_cxr=raw / "boxes.json", size=16))
     sentences = len(PreparedSet(folder / "set").table("sentences"))
     scores = pd.DataFrame({"sentence_id": range(sentences), "n_tokens": 3, "log_p": -1.5})
     (folder / "set" / "log_p").mkdir()
@@ -70,7 +71,7 @@ def put(frame: pd.DataFrame, row: int, **values: Any) -> pd.DataFrame:
 
 
 def test_page_of_a_sound_set(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command.main(["--data", str(whole), "--full", "--workers", "1"])
+    verb("check")([str(whole), "--full", "--workers", "1"])
     page = capsys.readouterr().out
     assert page.rstrip().endswith("no problem found")
     for line in (
@@ -158,7 +159,7 @@ def test_missing_unreadable_and_unknown_files_are_named(
     ]
     assert check_set(damaged)[1][-3:] == of_images
     with pytest.raises(SystemExit) as stop:
-        command.main(["--data", str(damaged), "--full", "--workers", "1"])
+        verb("check")([str(damaged), "--full", "--workers", "1"])
     assert stop.value.code == 1
     shown = capsys.readouterr().out
     for part in (

@@ -24,14 +24,14 @@ def raising(error: BaseException) -> None:
     def main() -> None:
         raise error
 
-    run_command(main)
+    run_command("medclip-dcl", main)
 
 
 def test_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         raising(ReleaseError("no table;\n  do this"))
     assert stop.value.code == 2
-    assert capsys.readouterr().err == "error: no table; do this\n"
+    assert capsys.readouterr().err == "medclip-dcl: error: no table; do this\n"
 
 
 def test_a_full_disk_is_one_line(
@@ -42,14 +42,14 @@ def test_a_full_disk_is_one_line(
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(SystemExit, match="2"):
-        run_command(lambda: write_text("x", tmp_path / "a.txt"))
-    assert capsys.readouterr().err == f"error: {tmp_path / 'a.txt'}: No space left on device\n"
+        run_command("medclip-dcl", lambda: write_text("x", tmp_path / "a.txt"))
+    assert capsys.readouterr().err == f"medclip-dcl: error: {tmp_path / 'a.txt'}: No space left on device\n"
     assert not list(tmp_path.iterdir())
 
 
 def test_a_fault_of_the_program_keeps_its_traceback() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
-        run_command(lambda: print(int("x")))
+        run_command("medclip-dcl", lambda: print(int("x")))
 
 
 def test_an_interruption_has_its_status() -> None:

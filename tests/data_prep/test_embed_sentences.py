@@ -18,10 +18,9 @@ import torch
 from transformers import BertConfig, BertModel
 
 import data_prep.embed_sentences
-from data_prep.embed_sentences import main
 from data_prep.text.sentences import passages, split_sentences
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import (
-    PreparedDataError,
     PreparedSet,
     TextEmbedding,
     report_embedding,
@@ -34,7 +33,10 @@ from medclip_dcl.networks.bert_folder import (
 from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.networks.language_model import load_language_model, load_masked_tokenizer
 from medclip_dcl.networks.text_encoder import TransformersSentences
+from tests.program import verb
 from tests.text_models import write_text_model
+
+main = verb("embed")
 
 ROOT = Path(__file__).resolve().parents[2]
 # A budget of which two of the set's sentences that have one length fill no batch.
@@ -63,7 +65,7 @@ def model(small_bert: Path, tmp_path: Path) -> Path:
 
 def embed(prepared: Path, model: Path, *options: str) -> Path:
     before = set((prepared / "text_embedding").glob("*"))
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu", *options])
+    main([str(prepared), "--model", str(model), "--device", "cpu", *options])
     (written,) = set((prepared / "text_embedding").glob("*")) - before
     return written
 
@@ -157,7 +159,7 @@ def test_second_run_does_nothing(
     capsys.readouterr()
     monkeypatch.setattr(data_prep.embed_sentences, "embed_batches", None)
     moved = shutil.copytree(model, model.parent / "elsewhere" / "small_bert")
-    main(["--data", str(prepared), "--model", f"{moved}/", "--device", "cpu"])
+    main([str(prepared), "--model", f"{moved}/", "--device", "cpu"])
     assert file.stat().st_mtime_ns == before
     said = capsys.readouterr().out
     assert said.endswith("holds the embeddings of all 9 sentences by this model: nothing to do\n")
@@ -169,7 +171,7 @@ def test_other_weights_get_their_own_file(prepared: Path, model: Path, tmp_path:
     with torch.no_grad():
         network.cls.predictions.bias += 1
     save_language_model(network, load_masked_tokenizer(model), tmp_path / "head" / "small_bert")
-    main(["--data", str(prepared), "--model", str(tmp_path / "head" / "small_bert"), "--device", "cpu"])
+    main([str(prepared), "--model", str(tmp_path / "head" / "small_bert"), "--device", "cpu"])
     assert list((prepared / "text_embedding").iterdir()) == [first]
     with torch.no_grad():
         network.bert.encoder.layer[1].output.dense.bias[0] += 1
@@ -184,7 +186,7 @@ def test_other_texts_settings_or_ids_are_embedded_again(prepared: Path, model: P
     """The weights are the same, so that the file is, too; what it holds is not."""
 
     def again() -> TextEmbedding:
-        main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+        main([str(prepared), "--model", str(model), "--device", "cpu"])
         return PreparedSet(prepared).text_embedding()
 
     before = again().embedding
@@ -208,7 +210,7 @@ def test_a_damaged_file_is_made_again(prepared: Path, model: Path, damage) -> No
     file = embed(prepared, model)
     whole = file.read_bytes()
     damage(file)
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    main([str(prepared), "--model", str(model), "--device", "cpu"])
     assert file.read_bytes() == whole
 
 
@@ -245,7 +247,7 @@ def test_broken_run_continues_to_the_same_bytes(
         assert not expected.exists()
     with monkeypatch.context() as patch:
         second = stop_after(10**9, patch)
-        main(["--data", str(prepared), "--model", str(model), "--device", "cpu", *SMALL_BATCHES])
+        main([str(prepared), "--model", str(model), "--device", "cpu", *SMALL_BATCHES])
     assert len(first) == 3 and sum(first) + sum(second) == 9
     assert expected.read_bytes() == whole
     assert f"continuing: {sum(first)} of 9 sentences were done before" in capsys.readouterr().out
@@ -285,5 +287,5 @@ def test_report_embedding_is_its_distinct_sentences_mean() -> None:
 
 def test_a_missing_gpu_is_named(prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(PreparedDataError, match="--device cuda: this machine has no usable GPU"):
-        main(["--data", str(prepared), "--model", str(model), "--device", "cuda"])
+    with pytest.raises(UserError, match="device cuda.* cannot be used"):
+        main([str(prepared), "--model", str(model), "--device", "cuda"])

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import data_prep.encode
-from data_prep.encode import PROGRESS_FILE, main
+from data_prep.encode import PROGRESS_FILE
 from data_prep.scores import language_model
 from data_prep.scores.language_model import RowFile
 from medclip_dcl.common.journal import Journal
@@ -21,7 +21,10 @@ from medclip_dcl.data.features import Features
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.inference.model import load
 from medclip_dcl.pictures.transforms import centre_crop, load_grey, to_input
+from tests.program import verb
 from tests.small import export_network
+
+main = verb("encode")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def encoded(small_set, exported, tmp_path_factory) -> Path:
 
 
 def arguments(folder: Path, model: Path) -> list[str]:
-    return ["--data", str(folder), "--model", str(model), "--device", "cpu", "--batch_size", "5"]
+    return [str(model), str(folder), "--device", "cpu", "--batch_size", "5"]
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -12,12 +12,15 @@ import yaml
 from matplotlib.figure import Figure
 
 from data_prep import eta_report
-from data_prep.eta_report import main, scored_sentences
+from data_prep.eta_report import scored_sentences
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_table
 from medclip_dcl.objectives import LanguageModelClassProbability
 from medclip_dcl.training.class_probability import _report_quantiles
+from tests.program import verb
+
+main = verb("eta")
 
 NAME = "bert-12345678"
 
@@ -93,7 +96,7 @@ def test_command_writes_report_figure_and_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, again = write_set(tmp_path / "set", with_truth=True), tmp_path / "again"
-    main(["--data", str(folder)])
+    main([str(folder)])
     printed = capsys.readouterr().out
     assert class_probability(folder / "eta") == {"a": 0.2, "k": 0.35, "max_eta": 0.3}, "SSD's"
     assert (folder / "eta" / "eta.png").read_bytes().startswith(b"\x89PNG")
@@ -110,7 +113,7 @@ def test_command_writes_report_figure_and_configuration(
     assert "ecret" not in printed and "ecret" not in (folder / "eta" / "class_probability.yaml").read_text()
     for line in printed.splitlines()[:-1]:
         assert line in report
-    main(["--data", str(folder), "--output", str(again)])
+    main([str(folder), "--output", str(again)])
     for name in ("report.md", "class_probability.yaml", "eta.png"):
         assert (folder / "eta" / name).read_bytes() == (again / name).read_bytes()
 
@@ -118,7 +121,7 @@ def test_command_writes_report_figure_and_configuration(
 @pytest.mark.usefixtures("no_figure")
 def test_a_and_k_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_set(tmp_path / "set")
-    main(["--data", str(folder), "--a", "0.25", "--k", "0.01"])
+    main([str(folder), "--a", "0.25", "--k", "0.01"])
     assert class_probability(folder / "eta") == {"a": 0.25, "k": 0.01, "max_eta": 0.3}
     written = (folder / "eta" / "class_probability.yaml").read_text()
     assert "medclip-dcl eta: (a, k) as given by --a and --k." in written
@@ -130,7 +133,7 @@ def test_a_and_k_can_be_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.usefixtures("no_figure")
 def test_unusual_eta_gives_a_constant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_set(tmp_path / "set")
-    given = ["--data", str(folder), "--a", "0.001", "--k"]
+    given = [str(folder), "--a", "0.001", "--k"]
     # log p of the median sentence is near -4.8, of the median anchor near -1.2: each distinct one counts once.
     main([*given, "0.45"])
     assert class_probability(folder / "eta")["k"] == 0.45
@@ -163,7 +166,7 @@ def test_a_score_that_is_missing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         PreparedDataError, match=r"1 of 40 training .* have NaN log_p \(first: sentence_id 3\)"
     ):
-        main(["--data", str(folder)])
+        main([str(folder)])
     assert not (folder / "eta").exists()
 
 
@@ -179,7 +182,7 @@ def test_a_score_that_is_missing_is_refused(tmp_path: Path) -> None:
 )
 def test_wrong_options_are_named(plain_set: Path, options: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        main(["--data", str(plain_set), *options])
+        main([str(plain_set), *options])
 
 
 def test_a_set_without_training_is_refused(tmp_path: Path) -> None:
@@ -187,4 +190,4 @@ def test_a_set_without_training_is_refused(tmp_path: Path) -> None:
     images = pd.read_parquet(folder / "images.parquet")
     write_table(images.assign(use="excluded"), folder / "images.parquet", "images")
     with pytest.raises(PreparedDataError, match="has no train reports"):
-        main(["--data", str(folder)])
+        main([str(folder)])

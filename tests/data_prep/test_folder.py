@@ -15,9 +15,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import check, score_sentences
+from data_prep import check, options
 from data_prep import folder as command
-from data_prep.folder import Settings, prepare
+from data_prep.folder import prepare
+from data_prep.options import Folder
 from data_prep.sources.preparation import summary
 from data_prep.sources.releases import ReleaseError
 from data_prep.sources.rows import draw_split
@@ -26,6 +27,7 @@ from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import ReportsRequirements
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.reports import ReportsDataModule
+from tests.program import verb
 
 ROOT = Path(__file__).parents[2]
 
@@ -64,8 +66,8 @@ def read(file: Path) -> pd.DataFrame:
     return pd.read_csv(file, dtype=str, keep_default_na=False)
 
 
-def settings(table: Path, **changed: Any) -> Settings:
-    return Settings(**{"table": table, "output": table.parent.parent / "set", "size": 16, **changed})
+def settings(table: Path, **changed: Any) -> Folder:
+    return Folder(**{"table": table, "output": table.parent.parent / "set", "size": 16, **changed})
 
 
 def made(table: Path, rows: pd.DataFrame | None = None, **changed: Any) -> PreparedSet:
@@ -366,8 +368,8 @@ def test_label_values_that_say_nothing(text: str) -> None:
     with pytest.raises(
         argparse.ArgumentTypeError, match="expected each word once with its label, as in present=1"
     ):
-        command._label_values(text)
-    assert command._label_values("a = b=0, Present=1,maybe=") == {"a = b": "0", "present": "1", "maybe": ""}
+        options._label_values(text)
+    assert options._label_values("a = b=0, Present=1,maybe=") == {"a = b": "0", "present": "1", "maybe": ""}
 
 
 def test_header_rows_and_long_cells_of_others(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -552,12 +554,12 @@ def test_a_set_of_reports_alone(text_set: Path, capsys: pytest.CaptureFixture[st
     assert "text only  no images; studies: " in said
     # CheX5's cases are images.
     assert "CheX5" not in said
-    check.main(["--data", str(text_set)])
+    verb("check")([str(text_set)])
     assert "CheX5" not in capsys.readouterr().out
 
 
 def test_reports_alone_serve_no_image_model(text_set: Path, small_bert: Path) -> None:
-    score_sentences.main(["--data", str(text_set), "--model", str(small_bert), "--device", "cpu"])
+    verb("score")([str(text_set), "--model", str(small_bert), "--device", "cpu"])
     assert len(PreparedSet(text_set).log_p()) == 5
     reports = ReportsDataModule(str(text_set), batch_size=1, num_workers=0)
     reports.connect(ReportsRequirements(str(small_bert)))
@@ -591,7 +593,7 @@ def test_wrong_options_are_named(
     table: Path, arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        command.main(["--table", str(table), "--output", str(table.parent / "set"), *arguments])
+        verb("prepare folder")(["--table", str(table), "--output", str(table.parent / "set"), *arguments])
     assert f"argument {arguments[0]}: '{arguments[1]}'" in capsys.readouterr().err
 
 
@@ -629,5 +631,5 @@ def test_unknown_heads_of_five_patients_are_named(table: Path, capsys: pytest.Ca
     assert "  heads      ended the impression: JOB ID 5\n  heads      left out: WARD 5\n" in said
     assert "  heads      1 more, each in reports of fewer than 5 patients" in said
     assert "MUSTER" not in said + (table.parent / "set" / "dataset.json").read_text()
-    check.main(["--data", str(table.parent / "set"), "--workers", "1"])
+    verb("check")([str(table.parent / "set"), "--workers", "1"])
     assert "left out: WARD 5" in capsys.readouterr().out

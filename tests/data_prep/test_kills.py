@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from data_prep import folder as folder_command
-from data_prep import mimic_cxr
 from data_prep.check import check_set
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.prepared import PreparedDataError
 from tests.data_prep.killing import Watch, changes, content, differing, run
 from tests.data_prep.small_release import write_release
+from tests.program import verb
 
 Main = Callable[[list[str]], None]
 
@@ -109,7 +108,7 @@ def at_moments(*moments: str) -> Callable[[list[str]], list[int]]:
 def test_killed_preparation_ends_with_the_same_bytes(raw: Path, tmp_path: Path) -> None:
     """tests/slow kills before every change."""
     chosen = at_moments("rename images.parquet")
-    kill_and_finish(mimic_cxr.main, partial(with_boxes, raw), tmp_path, chosen=chosen)
+    kill_and_finish(verb("prepare mimic-cxr"), partial(with_boxes, raw), tmp_path, chosen=chosen)
 
 
 def test_leftovers_of_reports_alone_are_not_mixed(tmp_path: Path) -> None:
@@ -120,7 +119,7 @@ def test_leftovers_of_reports_alone_are_not_mixed(tmp_path: Path) -> None:
     arguments = ["--table", str(table), "--output", str(tmp_path / "set"), "--size", "16", "--workers", "1"]
     said = tmp_path / "said"
     watch = Watch(str(tmp_path / "set"), begin="rename reports.parquet", everything=False)
-    assert run(folder_command.main, [*arguments, "--text_only"], said, watch) < 0
+    assert run(verb("prepare folder"), [*arguments, "--text_only"], said, watch) < 0
     assert (tmp_path / "set/studies.parquet").exists()
-    assert run(folder_command.main, arguments, said) != 0
+    assert run(verb("prepare folder"), arguments, said) != 0
     assert "partly prepared set that was made differently" in said.read_text()

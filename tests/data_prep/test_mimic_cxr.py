@@ -22,7 +22,8 @@ from PIL import Image
 
 from data_prep import mimic_cxr
 from data_prep.check import check_set
-from data_prep.mimic_cxr import Settings, prepare
+from data_prep.mimic_cxr import prepare
+from data_prep.options import MimicCxr
 from data_prep.sources import preparation, set_tables
 from data_prep.sources.releases import ReleaseError, find_release
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
@@ -37,6 +38,7 @@ from tests.data_prep.small_release import (
     table,
     write_release,
 )
+from tests.program import verb
 
 
 @pytest.fixture
@@ -45,8 +47,8 @@ def raw(tmp_path: Path) -> Path:
     return write_release(tmp_path / "raw")
 
 
-def settings(raw: Path, **changed: Any) -> Settings:
-    return Settings(
+def settings(raw: Path, **changed: Any) -> MimicCxr:
+    return MimicCxr(
         **{"source": raw, "output": raw.parent / "set", "ms_cxr": raw / "boxes.json", "size": 16, **changed}
     )
 
@@ -839,7 +841,7 @@ def test_error_is_one_line_and_needs_no_torch(raw: Path) -> None:
     )
     assert (result.returncode, result.stdout) == (2, "[]\n")
     assert result.stderr.startswith(
-        f"error: --source {raw}: expected mimic-cxr-2.0.0-{{metadata,split,chexpert}}"
+        f"medclip-dcl prepare mimic-cxr: error: --source {raw}: expected mimic-cxr-2.0.0-{{metadata,split,chexpert}}"
     )
     assert result.stderr.count("\n") == 1
 
@@ -858,6 +860,6 @@ def test_wrong_options_are_named(
     raw: Path, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
-        mimic_cxr.main(["--source", str(raw), "--output", str(raw.parent / "set"), *arguments])
+        verb("prepare mimic-cxr")(["--source", str(raw), "--output", str(raw.parent / "set"), *arguments])
     assert stop.value.code == 2
     assert f"argument {arguments[0]}: '{arguments[1]}': expected" in capsys.readouterr().err

@@ -14,7 +14,8 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep.openi import NEGBIO, Settings, parse_report, prepare
+from data_prep.openi import NEGBIO, parse_report, prepare
+from data_prep.options import OpenI
 from data_prep.sources.releases import ReleaseError
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 
@@ -105,9 +106,9 @@ def kaggle(tmp_path: Path) -> Path:
     return folder
 
 
-def settings(source: Path, **changed: Any) -> Settings:
+def settings(source: Path, **changed: Any) -> OpenI:
     # The seed is one with which all splits have patients.
-    return Settings(
+    return OpenI(
         **{"source": source, "output": source.parent / "set", "size": 16, "split_seed": 1, **changed}
     )
 

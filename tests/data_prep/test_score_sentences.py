@@ -15,7 +15,6 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
-from data_prep.score_sentences import main
 from data_prep.scores import language_model
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json
@@ -27,7 +26,10 @@ from medclip_dcl.networks.bert_folder import (
 from medclip_dcl.networks.language_model import load_language_model, load_masked_tokenizer
 from medclip_dcl.scoring import pseudo_log_likelihood
 from tests.processes import in_processes
+from tests.program import verb
 from tests.scoring import families
+
+main = verb("score")
 
 TEXTS = ["No pneumothorax.", "Heart size is normal.", "no Pneumothorax .", "Small left effusion."]
 WORDS = ["no", "pneumo", "##thorax", "heart", "size", "is", "normal", "small", "left", "effusion", "."]
@@ -68,7 +70,7 @@ def model(tmp_path: Path) -> Path:
 
 def score(prepared: Path, model: Path, *options: str) -> Path:
     before = set((prepared / "log_p").glob("*"))
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu", *options])
+    main([str(prepared), "--model", str(model), "--device", "cpu", *options])
     (written,) = set((prepared / "log_p").glob("*")) - before
     return written
 
@@ -93,7 +95,7 @@ def test_second_run_does_nothing(
     moved = model.with_name("elsewhere") / "small_bert"
     shutil.copytree(model, moved)
     monkeypatch.setattr("medclip_dcl.scoring.score.score_batches", None)
-    main(["--data", str(prepared), "--model", f"{moved}{os.sep}"])
+    main([str(prepared), "--model", f"{moved}{os.sep}"])
     assert file.stat().st_mtime_ns == before
     assert capsys.readouterr().out.rstrip().endswith("nothing to do")
 
@@ -129,7 +131,7 @@ def test_another_dtype_differs_by_its_rounding(prepared: Path, model: Path, dtyp
     older.attrs = {name: meaning.removesuffix("-without_dropout") for name, meaning in found.attrs.items()}
     assert older.attrs != found.attrs
     write_table(older, file, "log_p")
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu", "--dtype", dtype])
+    main([str(prepared), "--model", str(model), "--device", "cpu", "--dtype", dtype])
     pd.testing.assert_frame_equal(pd.read_parquet(file), found)
 
 
@@ -149,7 +151,7 @@ def test_other_families_score_a_set(
                                      ({"hidden_act": "relu", "activation_function": "relu"}, True)):  # fmt: skip
         config |= changes
         write_json(config, folder / "config.json")
-        main(["--data", str(prepared), "--model", str(folder), "--device", "cpu"])
+        main([str(prepared), "--model", str(folder), "--device", "cpu"])
         assert ("are computed again" in capsys.readouterr().out) == is_scored_again
     assert not (pd.read_parquet(file)["log_p"] == found["log_p"]).any()
 
@@ -192,7 +194,7 @@ def test_broken_run_continues_to_the_same_bytes(
         journal.write(b'{"batch": 3, "val')
     with monkeypatch.context() as patch:
         second = stop_after(10**9, patch)
-        main(["--data", str(prepared), "--model", str(model), "--device", "cpu", *options])
+        main([str(prepared), "--model", str(model), "--device", "cpu", *options])
     assert len(first) == 3 and not set(first) & set(second)
     assert expected.read_bytes() == whole
     said = capsys.readouterr().out
@@ -212,7 +214,7 @@ def test_parts_of_other_options_are_kept_apart(
         UserError, match="0.progress.jsonl differs in token_budget; give the options of before"
     ):
         score(prepared, model)
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu", "--token_budget=7"])
+    main([str(prepared), "--model", str(model), "--device", "cpu", "--token_budget=7"])
     (left,) = (prepared / "log_p").glob(".*")
     assert "-bfloat16." in left.name
 
@@ -234,7 +236,7 @@ def test_a_run_beside_another_that_finishes_first(
                 files.append(score(prepared, model, "--token_budget", "14"))
 
     monkeypatch.setattr("medclip_dcl.scoring.score.score_batches", meets_another)
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu", "--token_budget", "14"])
+    main([str(prepared), "--model", str(model), "--device", "cpu", "--token_budget", "14"])
     assert [path.name for path in (prepared / "log_p").iterdir()] == [files[0].name]
     assert pd.read_parquet(files[0])["log_p"].notna().all()
 
@@ -290,7 +292,7 @@ def test_two_processes_share_what_is_left(
             score(prepared, model, "--token_budget", "14")
     seen = tmp_path / "seen"
     seen.mkdir()
-    command = ["--data", str(prepared), "--model", str(model), "--device", "cpu", "--token_budget", "14"]
+    command = [str(prepared), "--model", str(model), "--device", "cpu", "--token_budget", "14"]
     in_processes(2, watched_process, seen, command)
     first, second = (json.loads((seen / f"{rank}.json").read_text()) for rank in (0, 1))
     assert first["numbers"] == batches[0::4] and second["numbers"] == batches[2::4]
@@ -350,7 +352,7 @@ def test_only_what_changes_scores_makes_work(
     file = score(prepared, model)
     before = pd.read_parquet(file)
     change(file, model)
-    main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+    main([str(prepared), "--model", str(model), "--device", "cpu"])
     said, after = capsys.readouterr().out, pd.read_parquet(file)
     assert ("is of other settings or sentences" in said) == is_again == ("nothing to do" not in said)
     assert len(after) == 4 and (after["log_p"].equals(before["log_p"]) or is_again)
@@ -362,7 +364,7 @@ def test_unwritable_set_is_named_before_work(
     monkeypatch.setattr("medclip_dcl.scoring.score.score_batches", None)
     (prepared / "log_p").touch()
     with pytest.raises(FileExistsError, match="log_p"):
-        main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+        main([str(prepared), "--model", str(model), "--device", "cpu"])
 
 
 def test_damaged_scores_are_made_again(
@@ -373,7 +375,7 @@ def test_damaged_scores_are_made_again(
     # Cut, and overwritten in its footer.
     for damaged in (expected[: len(expected) // 2], expected[:-60] + b"\xff" * 20 + expected[-40:]):
         file.write_bytes(damaged)
-        main(["--data", str(prepared), "--model", str(model), "--device", "cpu"])
+        main([str(prepared), "--model", str(model), "--device", "cpu"])
         assert file.read_bytes() == expected
         assert f"{file} is damaged (" in capsys.readouterr().out
 
@@ -386,7 +388,7 @@ def test_approximation_excludes_the_other_masking(prepared: Path, model: Path) -
 @pytest.mark.parametrize("option", ["--token_budget", "--mask_every"])
 def test_options_that_mean_nothing_are_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["--data", "set", "--model", "none", option, "0"])
+        main(["set", "--model", "none", option, "0"])
     assert f"argument {option}: '0': expected" in capsys.readouterr().err
 
 
@@ -403,7 +405,7 @@ def test_weights_that_give_no_number_are_refused(prepared: Path, model: Path) ->
         network.bert.embeddings.word_embeddings.weight[WORDS.index("size") + 5] = torch.inf
     save_language_model(network, load_masked_tokenizer(model), model)
     with pytest.raises(UserError, match="weights are NaN or infinite in .*word_embeddings"):
-        main(["--data", str(prepared), "--model", str(model)])
+        main([str(prepared), "--model", str(model)])
 
 
 def test_cxr_berts_own_folder_scores(prepared: Path, real_data: Path, tmp_path: Path) -> None:

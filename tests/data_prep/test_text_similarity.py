@@ -10,15 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from data_prep.text_similarity import (
-    Settings,
-    main,
-    near_texts_table,
-    read_texts,
-    soft_targets_table,
-    summary,
-)
+from data_prep.options import Similar
+from data_prep.text_similarity import near_texts_table, read_texts, soft_targets_table, summary
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
+from tests.program import verb
+
+main = verb("similar")
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +40,7 @@ def cosine(a, b) -> float:
 
 def test_what_a_threshold_finds_is_the_loop(embedded_set, truth):
     images, class_of, vectors = truth
-    table = near_texts_table(read_texts(Settings(data=embedded_set)), batch_size=16)
+    table = near_texts_table(read_texts(Similar(data=embedded_set)), batch_size=16)
     for row in table.to_dict("records"):
         found = right = true = pairs = further = right_further = drawn = 0
         for study, said, _ in images:
@@ -79,7 +76,7 @@ def test_what_a_threshold_finds_is_the_loop(embedded_set, truth):
 
 def test_the_mass_of_soft_targets_is_the_loop(embedded_set, truth):
     images, class_of, vectors = truth
-    table = soft_targets_table(read_texts(Settings(data=embedded_set)), batch_size=len(images))
+    table = soft_targets_table(read_texts(Similar(data=embedded_set)), batch_size=len(images))
     for temperature, *found in table.to_numpy(dtype=float).tolist():
         masses = []
         for study, said, _ in images:
@@ -98,7 +95,7 @@ def test_without_truth_the_tables_say_what_is_found(embedded_set, truth, tmp_pat
     folder = shutil.copytree(embedded_set, tmp_path / "set")
     for name in ("classes", "image_classes"):
         (folder / f"{name}.parquet").unlink()
-    main(["--data", str(folder), "--images", "20", "--batch_size", "7"])
+    main([str(folder), "--images", "20", "--batch_size", "7"])
     said = capsys.readouterr().out
     assert "37 sentences of 20 training images" in said and "in a batch" in said
     assert "precision" not in said and "fit a sentence" not in said and "others" in said
@@ -107,14 +104,14 @@ def test_without_truth_the_tables_say_what_is_found(embedded_set, truth, tmp_pat
     means = [vectors[list(said)].mean(0) for _, said, _ in images]
     pairs = [(a, b) for a, b in itertools.permutations(range(len(means)), 2) if images[a][0] != images[b][0]]
     expected = np.quantile([cosine(means[a], means[b]) for a, b in pairs], 0.05)
-    assert f"quantiles: 5% {expected:.4f}" in summary(read_texts(Settings(data=embedded_set)), 64)
+    assert f"quantiles: 5% {expected:.4f}" in summary(read_texts(Similar(data=embedded_set)), 64)
 
 
 def test_refusals(embedded_set, small_set, tmp_path):
     with pytest.raises(PreparedDataError, match=r"has no sentence embeddings; .* medclip-dcl embed"):
-        main(["--data", str(small_set)])
+        main([str(small_set)])
     folder = shutil.copytree(embedded_set, tmp_path / "set")
     images = pd.read_parquet(folder / "images.parquet")
     write_table(images.assign(use="test"), folder / "images.parquet", "images")
     with pytest.raises(PreparedDataError, match="fewer than two training reports"):
-        main(["--data", str(folder)])
+        main([str(folder)])

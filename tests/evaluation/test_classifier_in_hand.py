@@ -12,17 +12,19 @@ import pytest
 from PIL import Image
 
 from medclip_dcl import load
-from medclip_dcl.ask.__main__ import main as ask
-from medclip_dcl.command.calibrate import main as calibrate
 from medclip_dcl.command.cli import main
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import write_table
-from medclip_dcl.exchange.export import main as export
 from medclip_dcl.exchange.onnx_files import export_onnx
 from medclip_dcl.pictures.inputs import as_grey, network_input
 from medclip_dcl.runs.run_folder import IMAGES_FILE
 from tests.evaluation.classifier_runs import FINDINGS, words
+from tests.program import shell
+
+ask = shell("ask")
+calibrate = shell("calibrate")
+export = shell("export")
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +97,12 @@ def test_load_gives_lightnings_logits(run, exported, probed, labelled_set):
 def test_its_logits_are_calibrated(kind, run, exported, validate_set, tmp_path, capsys):
     source = shutil.copytree(run if kind == "run" else exported, tmp_path / "model")
     files = [str(file) for file in sorted((validate_set / "images").rglob("*.jpg"))]
-    ask([*files, "--model", str(source), "--classify", "--output", str(tmp_path / "scores.csv")])
+    ask([str(source), *files, "--classify", "--output", str(tmp_path / "scores.csv")])
     scores = load(source).classify(files)
     found = pd.read_csv(tmp_path / "scores.csv", index_col="image")[list(FINDINGS)]
     np.testing.assert_allclose(found, scores, rtol=0, atol=2e-6)
 
-    calibrate([str(source), "--data", str(validate_set), "--sensitivity", "0.8"])
+    calibrate([str(source), str(validate_set), "--sensitivity", "0.8"])
     said = capsys.readouterr().out
     assert "Edema: 20 positive, 20 negative" in said and "Fracture: not calibrated: 16" in said
     assert "Support Devices: not calibrated: 0 patients" in said
@@ -111,7 +113,7 @@ def test_its_logits_are_calibrated(kind, run, exported, validate_set, tmp_path, 
     probabilities = load(source).classify(files, calibrated=True)
     np.testing.assert_allclose(probabilities["Edema"], expected, rtol=0, atol=1e-6)
     assert probabilities["Support Devices"].isna().all()
-    ask([*files, "--model", str(source), "--classify", "--calibrated", "--output", str(tmp_path / "p.csv")])
+    ask([str(source), *files, "--classify", "--calibrated", "--output", str(tmp_path / "p.csv")])
     found = pd.read_csv(tmp_path / "p.csv", index_col="image")
     np.testing.assert_allclose(found["Edema"], expected, rtol=0, atol=1e-5)
     threshold = content["findings"]["Edema"]["threshold"]
@@ -122,7 +124,7 @@ def test_its_logits_are_calibrated(kind, run, exported, validate_set, tmp_path, 
 
 def test_an_export_has_a_card_and_its_logits(run, labelled_set, tmp_path, capsys):
     folder, expected = tmp_path / "exported", logits(run, labelled_set)
-    export([str(run), str(folder)])
+    export([str(run), "--output", str(folder)])
     card = (folder / "README.md").read_text()
     assert "pipeline_tag: image-classification" in card and "Edema, Fracture, Support Devices" in card
     assert "A classifier of chest radiographs" in card and "heat_map" not in card and "image-text" not in card
@@ -131,7 +133,7 @@ def test_an_export_has_a_card_and_its_logits(run, labelled_set, tmp_path, capsys
     assert len([*(run / "tests").rglob("results.json")]) == 1
     for place, more in enumerate((["--text_encoder", str(tmp_path / "text")], ["--format", "transformers"])):
         with pytest.raises(SystemExit):
-            export([str(run), str(tmp_path / f"other{place}"), *more])
+            export([str(run), "--output", str(tmp_path / f"other{place}"), *more])
         assert "classifier" in capsys.readouterr().err.splitlines()[-1]
 
 

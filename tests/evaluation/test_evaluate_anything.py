@@ -16,7 +16,6 @@ from medclip_dcl import load
 from medclip_dcl.command.cli import main
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import write_table
-from medclip_dcl.exchange.convert import main as convert
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
@@ -24,6 +23,9 @@ from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.report.report import render
 from tests.command.small_runs import CLASSIFICATION
 from tests.exchange.test_biovil import image_state, write_text_folder
+from tests.program import verb
+
+convert = verb("convert")
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.usefixtures("undrawn")

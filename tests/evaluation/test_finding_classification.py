@@ -14,7 +14,6 @@ import torch
 import yaml
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from data_prep import mimic_cxr
 from medclip_dcl.command.cli import main
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.models.classifier import Classifier
@@ -23,6 +22,7 @@ from medclip_dcl.report.compare import compare, write_comparison
 from medclip_dcl.report.report import render
 from medclip_dcl.statistics.draws import bootstrap_intervals
 from tests.evaluation.classifier_runs import results, words
+from tests.program import verb
 
 TUNED = ("--model.init_args.balanced", "true", "--model.init_args.frozen_steps", "4")
 
@@ -279,7 +279,7 @@ def test_real_x_rays_with_real_labels(real_data, encoder, tmp_path):
     source = real_data / "real_cxr"
     boxes = source / "MS_CXR_Local_Alignment_v1.0.0.json"
     options = ["--ms_cxr", str(boxes), "--size", "64", "--workers", "1"]
-    mimic_cxr.main(["--source", str(source), "--output", str(tmp_path / "set"), *options])
+    verb("prepare mimic-cxr")(["--source", str(source), "--output", str(tmp_path / "set"), *options])
     labels = pd.read_parquet(tmp_path / "set/labels.parquet")
     images = pd.read_parquet(tmp_path / "set/images.parquet")
     train = images.query("use == 'train'").merge(labels, on="study_id")

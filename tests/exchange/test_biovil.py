@@ -16,8 +16,10 @@ from transformers import AutoTokenizer, BertModel
 from medclip_dcl import load
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.exchange.biovil import from_biovil
-from medclip_dcl.exchange.convert import main
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from tests.program import verb
+
+main = verb("convert")
 
 DIM = 8
 HEAD = "cls_projection_head."

@@ -15,7 +15,6 @@ import transformers as T
 from medclip_dcl import load
 from medclip_dcl.command import cli
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.exchange.convert import main
 from medclip_dcl.exchange.formats import export_layout
 from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
 from tests.dual_encoders import (
@@ -32,7 +31,10 @@ from tests.dual_encoders import (
     shown,
     write_dual_encoder,
 )
+from tests.program import verb
 from tests.text_models import BERTS, SIZES, word_pieces, write_text_model
+
+main = verb("convert")
 
 NORMALISATION = {"mean": MEAN, "std": STD}
 

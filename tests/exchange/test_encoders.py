@@ -16,13 +16,15 @@ from transformers import AutoTokenizer, BertModel
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import safetensors_bytes
 from medclip_dcl.exchange.encoders import export_image_encoder, export_text_encoder
-from medclip_dcl.exchange.export import main
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import BertSentences, SentenceEncoder, TransformersSentences
+from tests.program import shell
 from tests.text_models import write_text_model
+
+main = shell("export")
 
 TEXTS = ["No pneumothorax.", "There is a patchy opacity in the right lower lung.", "Edema."]
 
@@ -116,7 +118,7 @@ def test_other_files_are_left_alone(network, run, tmp_path, capsys):
         ("bert", "holds notes.txt"),
     ):
         with pytest.raises(SystemExit):
-            main([str(run), str(tmp_path / "out"), "--text_encoder", str(tmp_path / folder)])
+            main([str(run), "--output", str(tmp_path / "out"), "--text_encoder", str(tmp_path / folder)])
         assert message in capsys.readouterr().err
     assert (tmp_path / "thesis/config.json").exists() and (tmp_path / "out/model.safetensors").exists()
 

@@ -11,10 +11,12 @@ import pytest
 from PIL import Image
 
 from medclip_dcl import load
-from medclip_dcl.exchange.export import main
 from medclip_dcl.exchange.folder import export_model
 from medclip_dcl.metrics.calibration import Calibration
+from tests.program import shell
 from tests.small import platt_calibration
+
+main = shell("export")
 
 TEXTS = ["No pneumothorax.", "Mild pulmonary edema."]
 GREY = np.random.default_rng(0).integers(0, 256, (90, 70)).astype(np.uint8)
@@ -34,7 +36,7 @@ def exported(run, tmp_path):
 
 
 def test_an_export_gives_the_runs_numbers(run, tmp_path, monkeypatch, capsys):
-    main([str(run), str(tmp_path / "exported")])
+    main([str(run), "--output", str(tmp_path / "exported")])
     names = {path.name for path in (tmp_path / "exported").iterdir()}
     assert names == {"README.md", "config.json", "data.json", "model.safetensors"}
     found = load(tmp_path / "exported").similarity(GREY, TEXTS)
@@ -85,7 +87,7 @@ def test_a_better_export_is_kept(run, exported, tmp_path, capsys):
     (exported / "README.md").write_text(f"{card}\n### Summary\n")
     before = {file: file.read_bytes() for file in exported.iterdir()}
     with pytest.raises(SystemExit) as ended:
-        main([str(run), str(exported)])
+        main([str(run), "--output", str(exported)])
     assert "it has results and a calibration of these weights, which" in capsys.readouterr().err
     assert ended.value.code == 1 and {file: file.read_bytes() for file in exported.iterdir()} == before
 
@@ -99,7 +101,7 @@ def test_a_full_disk_leaves_the_earlier_export(run, exported, tmp_path, monkeypa
 
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(SystemExit) as ended:
-        main([str(run), str(exported)])
+        main([str(run), "--output", str(exported)])
     assert "model.safetensors: No space left on device" in capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2 and {file: file.read_bytes() for file in exported.iterdir()} == before
 
@@ -125,12 +127,12 @@ def test_other_folders_are_left_alone(run, exported, tmp_path, capsys):
         (tmp_path / "file", "holds file"),
     ):
         with pytest.raises(SystemExit) as stopped:
-            main([str(run), str(folder)])
+            main([str(run), "--output", str(folder)])
         message = capsys.readouterr().err
         assert stopped.value.code == 2 and named in message and message.count("\n") == 1
     assert (tmp_path / "project/README.md").read_text() == "precious"
     with pytest.raises(SystemExit):
-        main([str(run), str(tmp_path / "new"), "--public"])
+        main([str(run), "--output", str(tmp_path / "new"), "--public"])
     assert "--public needs --push_to_hub" in capsys.readouterr().err
 
 

@@ -13,8 +13,6 @@ import transformers as T
 
 from medclip_dcl import load
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.exchange.convert import main as convert
-from medclip_dcl.exchange.export import main
 from medclip_dcl.exchange.formats import export_layout
 from medclip_dcl.exchange.transformers_folder import from_transformers
 from medclip_dcl.models import ImageTextModel
@@ -33,6 +31,10 @@ from tests.dual_encoders import (
     shown,
     write_dual_encoder,
 )
+from tests.program import shell, verb
+
+convert = verb("convert")
+main = shell("export")
 
 # Neither clipped where a filter overshoots, nor with an odd margin around the middle square.
 IMAGE = grey_image(75, 80, 176)
@@ -58,7 +60,7 @@ def fine_tuned(family: str, folder: Path, geometry: str = "shortest", side: int 
 @pytest.mark.parametrize("geometry", ["shortest", "stretch"])
 def test_transformers_loads_it_with_equal_numbers(family: str, geometry: str, tmp_path: Path) -> None:
     network = fine_tuned(family, tmp_path, geometry)
-    main([str(tmp_path / "model"), str(tmp_path / "theirs"), "--format", "transformers"])
+    main([str(tmp_path / "model"), "--output", str(tmp_path / "theirs"), "--format", "transformers"])
     model, found = KINDS[family].from_pretrained(tmp_path / "theirs", output_loading_info=True)
     assert not (found["missing_keys"] or found["unexpected_keys"] or found["mismatched_keys"])
     processor = T.AutoProcessor.from_pretrained(tmp_path / "theirs")
@@ -104,7 +106,7 @@ def test_siglip_gets_the_bias_of_its_training(tmp_path: Path, capsys: Any) -> No
     model.on_save_checkpoint(content)
     torch.save(content, tmp_path / "run/checkpoints/best.ckpt")
     for source, bias in (("run", -3.5), ("run/checkpoints/best.ckpt", -3.5), ("model", 0.0)):
-        main([str(tmp_path / source), str(tmp_path / "theirs"), "--format", "transformers"])
+        main([str(tmp_path / source), "--output", str(tmp_path / "theirs"), "--format", "transformers"])
         assert T.SiglipModel.from_pretrained(tmp_path / "theirs").logit_bias.item() == bias
         assert ("note: the logit bias is not known" in capsys.readouterr().out) == (source == "model")
         shutil.rmtree(tmp_path / "theirs")
@@ -133,11 +135,11 @@ def test_terms_of_the_source_travel_on(run: Path, tmp_path: Path) -> None:
         (source / name.removeprefix("SOURCE_")).write_text(words)
     convert([str(source), "--output", str(converted)])
     for _ in range(2):
-        main([str(converted), str(copy)])
-    main([str(copy), str(theirs), "--format", "open_clip"])
+        main([str(converted), "--output", str(copy)])
+    main([str(copy), "--output", str(theirs), "--format", "open_clip"])
     convert([str(theirs), "--output", str(back)])
     for folder in (converted, copy, theirs, back):
         assert {name: (folder / name).read_text() for name in terms} == terms
     assert load(copy).network.fingerprint() == load(converted).network.fingerprint()
-    main([str(run), str(copy)])
+    main([str(run), "--output", str(copy)])
     assert not any((copy / name).exists() for name in terms)

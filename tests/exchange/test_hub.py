@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 
-from medclip_dcl.exchange.export import main
 from medclip_dcl.exchange.folder import FILES
+from tests.program import shell
+
+main = shell("export")
 
 
 class FakeHub:
@@ -39,7 +41,7 @@ def hub(monkeypatch) -> FakeHub:
 
 def test_a_new_repository_is_private_and_complete(hub, run, tmp_path, capsys):
     out = tmp_path / "out"
-    main([str(run), str(out), "--push_to_hub", "me/mine"])
+    main([str(run), "--output", str(out), "--push_to_hub", "me/mine"])
     assert hub.private == {"me/mine": True}
     (uploaded,) = hub.uploaded
     assert sorted(uploaded["allow_patterns"]) == sorted(file.name for file in out.iterdir())
@@ -48,14 +50,14 @@ def test_a_new_repository_is_private_and_complete(hub, run, tmp_path, capsys):
     said = capsys.readouterr()
     assert "uploaded: https://hub.example/me/mine" in said.out
     assert "may be credentialed" in said.err
-    main([str(out), str(out), "--push_to_hub", "me/open", "--public"])
+    main([str(out), "--output", str(out), "--push_to_hub", "me/open", "--public"])
     assert hub.private["me/open"] is False and len(hub.uploaded) == 2
 
 
 def test_an_existing_public_repository_gets_nothing(hub, run, tmp_path, capsys):
     hub.private["me/mine"] = False
     with pytest.raises(SystemExit):
-        main([str(run), str(tmp_path / "out"), "--push_to_hub", "me/mine"])
+        main([str(run), "--output", str(tmp_path / "out"), "--push_to_hub", "me/mine"])
     assert "me/mine is public, and nothing was uploaded" in capsys.readouterr().err
     assert hub.uploaded == []
 
@@ -66,7 +68,7 @@ def test_no_network_and_bad_names_are_one_line(run, tmp_path, repository, reason
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_TOKEN", "hf_none")
     with pytest.raises(SystemExit) as stopped:
-        main([str(run), str(tmp_path / "out"), "--push_to_hub", repository])
+        main([str(run), "--output", str(tmp_path / "out"), "--push_to_hub", repository])
     assert stopped.value.code == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert (

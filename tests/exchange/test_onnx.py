@@ -11,12 +11,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from medclip_dcl.exchange.export import main
 from medclip_dcl.exchange.onnx_files import IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE, export_onnx
 from medclip_dcl.networks import GlobalCosine, ImageTextNetwork, TransformersRegions
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.text_encoder import TransformersSentences
+from tests.program import shell
 from tests.text_models import write_text_model
+
+main = shell("export")
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
@@ -106,12 +108,12 @@ def test_the_files_describe_themselves_without_local_paths(folder):
 def test_a_missing_extra_is_one_line(run, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(SystemExit) as stopped:
-        main([str(run), str(tmp_path / "out"), "--onnx"])
+        main([str(run), "--output", str(tmp_path / "out"), "--onnx"])
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert (
         error
-        == "medclip_dcl.exchange.export: error: ONNX files need the package onnxruntime: pip install -e '.[onnx]'\n"
+        == "medclip-dcl export: error: ONNX files need the package onnxruntime: pip install -e '.[onnx]'\n"
     )
 
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
 from medclip_dcl import load
-from medclip_dcl.exchange.convert import main as convert
 from medclip_dcl.networks import TimmRegions, TransformersRegions, TransformersSentences
 from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.networks.language_model import load_language_model
@@ -24,8 +23,11 @@ from tests.models.test_lora import build
 from tests.models.test_resuming import Kill, Killed, train
 from tests.networks import test_pretrained_regions as of_transformers
 from tests.networks import test_timm_regions as of_timm
+from tests.program import verb
 from tests.scoring import families
 from tests.text_models import FAMILIES, write_text_model
+
+convert = verb("convert")
 
 pytestmark = pytest.mark.gpu
 

@@ -10,9 +10,11 @@ import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
 
-from data_prep.score_sentences import main
 from medclip_dcl.networks.bert_folder import save_language_model
 from medclip_dcl.networks.language_model import load_masked_tokenizer
+from tests.program import verb
+
+main = verb("score")
 
 pytestmark = pytest.mark.gpu
 
@@ -45,7 +47,7 @@ def language_model(small_bert: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def scores(small_set: Path, language_model: Path, folder: Path, *options: str) -> pd.DataFrame:
     shutil.copytree(small_set, folder)
-    main(["--data", str(folder), "--model", str(language_model), *options])
+    main([str(folder), "--model", str(language_model), *options])
     (file,) = (folder / "log_p").glob("bert-*.parquet")
     return pd.read_parquet(file)
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from pytorch_lightning import Trainer
 
-from data_prep.encode import main as encode
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.evaluation import Grounding, Retrieval, ZeroShotClassification
 from medclip_dcl.inference.model import load
@@ -21,6 +20,9 @@ from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import ConstantClassProbability
 from tests.models.test_image_text import Losses, trainer
+from tests.program import verb
+
+encode = verb("encode")
 
 BACKBONES = ["image_encoder.backbone", "text_encoder.transformer"]
 
@@ -29,7 +31,7 @@ BACKBONES = ["image_encoder.backbone", "text_encoder.transformer"]
 def encoded(small_set, exported, tmp_path_factory) -> Path:
     """A copy of `small_set` with the features of `exported` at 32 pixels."""
     folder = shutil.copytree(small_set, tmp_path_factory.mktemp("encoded") / "set")
-    words = ["--data", str(folder), "--model", str(exported), "--device", "cpu"]
+    words = [str(exported), str(folder), "--device", "cpu"]
     encode([*words, "--image_size", "32", "--name", "once"])
     return folder
 

@@ -17,11 +17,13 @@ from medclip_dcl import load
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
 from medclip_dcl.common.weight_files import check_sizes, read_model, read_state_dict, shapes_of
-from medclip_dcl.exchange.convert import main as convert
 from medclip_dcl.networks.adapters import LoRA, add_adapters
 from medclip_dcl.networks.pretrained_regions import FINAL_NORM, TransformersRegions
 from medclip_dcl.networks.text_encoder import TransformersSentences, _model_class
 from tests.dual_encoders import write_dual_encoder
+from tests.program import verb
+
+convert = verb("convert")
 
 Change = Callable[[Any], Any]
 

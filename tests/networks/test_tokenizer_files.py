@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import transformers as T
 
-from medclip_dcl.exchange.convert import main as convert
 from medclip_dcl.networks.bert_folder import ModelFolderError
 from medclip_dcl.networks.language_model import load_language_model
 from medclip_dcl.networks.text_encoder import BertSentences, TransformersSentences
 from tests.dual_encoders import TEXTS, write_dual_encoder
+from tests.program import verb
 from tests.text_models import write_text_model
+
+convert = verb("convert")
 
 Change = Callable[[Path], None]
 

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from medclip_dcl.page.__main__ import main
+from tests.program import shell
+
+main = shell("page")
 
 
 def refused(capsys, *arguments: str) -> str:
@@ -20,14 +22,14 @@ def refused(capsys, *arguments: str) -> str:
 def test_a_port_in_use(capsys, exported):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        said = refused(capsys, "--model", str(exported), "--port", str(port))
+        said = refused(capsys, str(exported), "--port", str(port))
     assert f"--port {port} cannot be used (Address already in use); choose another\n" in said
     assert said.count("\n") == 1
 
 
 @pytest.mark.parametrize("port", ["65536", "-1", "http"])
 def test_no_port(capsys, port):
-    assert "expected a whole number from 0 to 65535" in refused(capsys, "--model", "m", "--port", port)
+    assert "expected a whole number from 0 to 65535" in refused(capsys, "m", "--port", port)
 
 
 def test_a_missing_model(capsys, tmp_path, monkeypatch):
@@ -35,9 +37,9 @@ def test_a_missing_model(capsys, tmp_path, monkeypatch):
         raise OSError("offline")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", offline)
-    said = refused(capsys, "--model", str(tmp_path / "nothing"), "--port", "0")
-    assert said.startswith("medclip_dcl.page: error: no file or folder") and said.count("\n") == 1
-    assert "--model" in refused(capsys)
+    said = refused(capsys, str(tmp_path / "nothing"), "--port", "0")
+    assert said.startswith("medclip-dcl page: error: no file or folder") and said.count("\n") == 1
+    assert "MODEL" in refused(capsys)
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])
@@ -46,5 +48,5 @@ def test_a_missing_package(capsys, monkeypatch, package):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.delitem(sys.modules, "medclip_dcl.page.app", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
-    said = refused(capsys, "--model", "m")
+    said = refused(capsys, "m")
     assert f"the page requires {package}: pip install -e '.[page]'\n" in said.replace(".applications", "")

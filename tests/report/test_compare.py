@@ -13,12 +13,15 @@ import pytest
 from scipy import stats
 
 from medclip_dcl.metrics import summaries
-from medclip_dcl.report.compare import FILES, compare, main, tables
+from medclip_dcl.report.compare import FILES, compare, tables
 from medclip_dcl.report.page import latex_text, markdown_text
 from medclip_dcl.report.tables import number
 from medclip_dcl.statistics.contrasts import bootstrap_differences
 from medclip_dcl.statistics.draws import bootstrap_intervals
+from tests.program import shell
 from tests.report.page import Page
+
+main = shell("compare")
 
 DRAWS = 100
 AS_PUBLISHED = [

@@ -17,9 +17,12 @@ from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.pictures.figure import draw_heat_maps
 from medclip_dcl.pictures.plots import write_figure
 from medclip_dcl.report import charts
-from medclip_dcl.report.report import main, render, write_report
+from medclip_dcl.report.report import render, write_report
 from medclip_dcl.runs.saved import SavedResultsError
+from tests.program import shell
 from tests.report.page import Page
+
+main = shell("report")
 
 SCRIPT = "<script>alert('no')</script> & \"effusion\""
 

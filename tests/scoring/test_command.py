@@ -7,10 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-import medclip_dcl.scoring.__main__ as command
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.language_model import load_language_model
-from medclip_dcl.scoring import pseudo_log_likelihood, score
+from medclip_dcl.scoring import pseudo_log_likelihood, score, sentence_file
+from tests.program import verb
 from tests.scoring.families import TEXTS, write
 
 ODD = [*TEXTS, 'a "quoted"\rline, with commas']
@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(file: Path, model: Path, output: Path, *options: str) -> pd.DataFrame:
-    command.main([str(file), "--model", str(model), "--output", str(output), "--device", "cpu", *options])
+    verb("score")([str(file), "--model", str(model), "--output", str(output), "--device", "cpu", *options])
     if output.suffix == ".parquet":
         return pd.read_parquet(output)
     return pd.read_csv(output, dtype={"text": str}, keep_default_na=False, na_values={"log_p": [""]})
@@ -73,7 +73,7 @@ def test_tables_keep_their_columns(model: Path, tmp_path: Path, kinds: tuple[str
 )
 def test_further_formats_are_read(tmp_path: Path, name: str, content: str | bytes) -> None:
     (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
-    table = command._read(tmp_path / name, None if name == "a.txt" else "finding")
+    table = sentence_file._read(tmp_path / name, None if name == "a.txt" else "finding")
     column = "text" if name == "a.txt" else "finding"
     assert table[column].tolist() == ["No effusion.", ""]
     assert name == "a.txt" or table["id"].tolist() == ["01", "2"]
@@ -154,6 +154,6 @@ def test_refusals_show_no_text(
     if content is not None:
         Path(name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(UserError, match=message) as caught:
-        command.main([name, "--model", str(model), "--output", "out.csv", *options])
+        verb("score")([name, "--model", str(model), "--output", "out.csv", *options])
     assert "secret" not in str(caught.value) + "".join(capsys.readouterr())
     assert not Path("out.csv").exists()

@@ -63,7 +63,6 @@ def test_repeated_kills_give_table_of_one_run(small_bert, tmp_path):
             "-m",
             "medclip_dcl",
             "ask",
-            "--model",
             str(tmp_path / "model"),
             str(tmp_path),
         ]

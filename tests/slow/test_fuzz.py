@@ -29,6 +29,7 @@ from PIL import Image
 
 from data_prep import folder, mimic_cxr, openi
 from data_prep.check import check_set
+from data_prep.options import Folder, MimicCxr, OpenI
 from tests.data_prep.small_release import write_release
 
 pytestmark = pytest.mark.slow
@@ -375,7 +376,7 @@ def prepare_one(number: int, root: Path, output: Path) -> tuple[list[str], Calla
             (file for file in (source / "boxes.json", source / "boxes.csv") if os.path.lexists(file)), None
         )
         subset = draw.choice([None, None, ("p10",)])
-        settings = mimic_cxr.Settings(source=source, ms_cxr=boxes, subset=subset, **shared)
+        settings = MimicCxr(source=source, ms_cxr=boxes, subset=subset, **shared)
         return done, lambda: mimic_cxr.prepare(settings)
     (root / "raw").mkdir()
     if form < 9:
@@ -384,7 +385,7 @@ def prepare_one(number: int, root: Path, output: Path) -> tuple[list[str], Calla
         files = {"table": [root / "raw" / "table.csv"], "image": images}
         kinds = draw.choices(["table", "table", "table", "image"], k=draw.randint(1, 2))
         done = [_mutate(kind, files, draw, root) for kind in kinds]
-        of_folder = folder.Settings(table=root / "raw" / "table.csv", text_only=draw.random() < 0.2, **shared)
+        of_folder = Folder(table=root / "raw" / "table.csv", text_only=draw.random() < 0.2, **shared)
         return done, lambda: folder.prepare(of_folder)
     write_openi(root / "raw")
     done = ["reports"]
@@ -394,7 +395,7 @@ def prepare_one(number: int, root: Path, output: Path) -> tuple[list[str], Calla
         tables = [root / "raw" / "indiana_projections.csv", root / "raw" / "labels.csv"]
         images = sorted((root / "raw").rglob("*.png"))
         done = [_mutate(draw.choice(["table", "image"]), {"table": tables, "image": images}, draw, root)]
-    of_openi = openi.Settings(
+    of_openi = OpenI(
         source=root / "raw" / "NLMCXR_reports.tgz",
         projections=root / "raw" / "indiana_projections.csv",
         labels=root / "raw" / "labels.csv",

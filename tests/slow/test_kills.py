@@ -323,7 +323,7 @@ def test_scoring_killed_three_times_gives_the_same_bytes(small_bert, tmp_path):
 
     def command(folder: Path) -> list[str]:
         options = ["--device", "cpu", "--token_budget", "512"]
-        return ["medclip_dcl", "score", "--data", str(folder), "--model", str(small_bert), *options]
+        return ["medclip_dcl", "score", str(folder), "--model", str(small_bert), *options]
 
     whole, killed = prepare(tmp_path / "whole"), prepare(tmp_path / "killed")
     assert start(command(whole)).wait() == 0

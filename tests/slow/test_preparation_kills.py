@@ -18,14 +18,13 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import folder, mimic_cxr, openi
 from data_prep.check import check_set
-from data_prep.phantom import __main__ as phantom
 from medclip_dcl.data.prepared import TABLES
 from tests.data_prep.killing import Watch, changes, content, differing, run
 from tests.data_prep.small_release import write_release
 from tests.data_prep.sources.test_growth import public_source
 from tests.data_prep.test_kills import at_moments, kill_and_finish, require_honest, with_boxes
+from tests.program import verb
 
 SMALL = ["--size", "16", "--workers", "1", "--split_shares", "1,0,0"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,7 +56,7 @@ def outside_images(names: list[str]) -> list[int]:
 def test_mimic_cxr_killed_before_every_change(tmp_path: Path) -> None:
     raw = write_release(tmp_path / "raw")
 
-    kills = kill_and_finish(mimic_cxr.main, partial(with_boxes, raw), tmp_path)
+    kills = kill_and_finish(verb("prepare mimic-cxr"), partial(with_boxes, raw), tmp_path)
     assert sum(name.startswith("rename images/") for name in kills) == 11
     renamed = [name.removeprefix("rename ") for name in kills if re.match("rename (?!images/)", name)]
     tables = ["boxes", "images", "image_files", "sentences", "reports", "labels", "cases"]
@@ -84,7 +83,7 @@ def test_folder_killed_before_every_change(kind: str, tmp_path: Path) -> None:
         options = ["--size", "16", "--workers", "1", *(["--text_only"] if kind == "text_only" else [])]
         return ["--table", str(tmp_path / "table.csv"), "--output", str(output), *options]
 
-    kills = kill_and_finish(folder.main, arguments, tmp_path, chosen=few_images)
+    kills = kill_and_finish(verb("prepare folder"), arguments, tmp_path, chosen=few_images)
     own = {"text_only": "rename studies.parquet", "images": "rename images.parquet"}
     assert {"rename identifiers.csv", "rename dataset.json", own[kind]} <= set(kills)
 
@@ -149,7 +148,7 @@ def test_openi_killed_before_every_change(tmp_path: Path) -> None:
         options = ["--size", "16", "--workers", "1", "--split_seed", "1"]
         return ["--source", str(raw), "--output", str(output), *options]
 
-    kills = kill_and_finish(openi.main, arguments, tmp_path, chosen=few_images)
+    kills = kill_and_finish(verb("prepare openi"), arguments, tmp_path, chosen=few_images)
     assert {"rename images.parquet", "rename dataset.json"} <= set(kills)
 
 
@@ -178,17 +177,17 @@ def test_the_phantom_killed_again_and_again(tmp_path: Path) -> None:
     """The way is never completed between two kills, so that each run continues what all before it have left."""
     log, said, whole, broken = (tmp_path / name for name in ("log", "said", "whole", "broken"))
     options = ["--studies", "20", "--seed", "2", "--size", "64", "--workers", "1", "--output"]
-    assert run(phantom.main, [*options, str(whole)], said, Watch(str(whole), log=str(log))) == 0
+    assert run(verb("phantom"), [*options, str(whole)], said, Watch(str(whole), log=str(log))) == 0
     moments = [name for name in changes(log) if re.match("(make|rename) (?!files)", name)]
     images = [name for name in changes(log) if re.match("rename files/.*jpg", name)]
     assert len(moments) > 12 and len(images) > 20
     for name in [*moments[:4], images[7], *moments[4:]]:
         watch = Watch(str(broken), begin=re.escape(name), everything=False)
-        assert run(phantom.main, [*options, str(broken)], said, watch) == -signal.SIGKILL, (
+        assert run(verb("phantom"), [*options, str(broken)], said, watch) == -signal.SIGKILL, (
             name,
             said.read_text(),
         )
-    assert run(phantom.main, [*options, str(broken)], said) == 0
+    assert run(verb("phantom"), [*options, str(broken)], said) == 0
     assert differing(content(broken), content(whole)) == []
     # With workers, all of which are killed.
     arguments = ["phantom", *options, str(tmp_path / "shared"), "--workers", "2"]
@@ -238,7 +237,7 @@ def test_each_table_of_a_phantom_killed(raw: Path, tmp_path: Path) -> None:
             *("--ms_cxr", boxes, "--size", "32", "--workers", "1"),
         ]
 
-    kills = kill_and_finish(mimic_cxr.main, arguments, tmp_path, chosen=outside_images)
+    kills = kill_and_finish(verb("prepare mimic-cxr"), arguments, tmp_path, chosen=outside_images)
     tables = {match[1] for name in kills if (match := re.fullmatch(r"rename (?!found)(\w+)\.parquet", name))}
     assert tables == set(TABLES) - {"studies", "log_p", "masks"}
 

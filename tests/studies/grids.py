@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from medclip_dcl.studies import study as command
+from tests.program import shell
 
 MODULE = "tests.studies.tiny"
 """Of the classes in the grids' files."""
@@ -23,7 +23,7 @@ SETTINGS = {
 
 def main(arguments: list[str]) -> None:
     """The command, which the files do not let import the tiny model by themselves."""
-    command.main([*arguments, "--import", MODULE])
+    shell("study")([*arguments, "--import", MODULE])
 
 
 def write_grid(folder: Path, **changes: Any) -> Path:

@@ -30,9 +30,12 @@ from medclip_dcl.statistics import draws as intervals
 from medclip_dcl.statistics.contrasts import sides_of
 from medclip_dcl.studies import benchmark_plan as plan
 from medclip_dcl.studies import one_run
-from medclip_dcl.studies.benchmark import _stop, main
+from medclip_dcl.studies.benchmark import _stop
 from medclip_dcl.studies.benchmark_page import _place
 from medclip_dcl.studies.benchmark_plan import read_models
+from tests.program import verb
+
+main = verb("benchmark")
 
 SHARED = ["Edema", "Pneumonia"]
 PROJECTION = "image_encoder.projection.weight"

@@ -11,9 +11,11 @@ from medclip_dcl.studies.grid_choice import ranking
 from medclip_dcl.studies.grid_page import write_report
 from medclip_dcl.studies.grid_plan import read_experiment
 from medclip_dcl.studies.grid_results import results_table
-from medclip_dcl.studies.study import main
+from tests.program import shell
 from tests.studies.grids import write_grid
 from tests.studies.test_grid_page import text_of
+
+main = shell("study")
 
 OUTCOMES = {"AUC": {"path": "validate/auc", "higher_is_better": True}}
 BEST = "noise 1, rate fast"

@@ -10,8 +10,10 @@ import yaml
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.studies.grid_plan import check_cells, read_experiment
 from medclip_dcl.studies.grid_results import claim_folder
-from medclip_dcl.studies.study import main
+from tests.program import shell
 from tests.studies.grids import MODULE, SETTINGS, write_grid
+
+main = shell("study")
 
 SEED = {"set": "seed_everything", "values": 2}
 LINES = {"kind": "lines", "name": "a", "x": "noise", "y": "error"}
@@ -137,7 +139,7 @@ def test_a_mistake_is_named_in_one_line(changes, words, tmp_path, capsys):
         main([str(write_grid(tmp_path, **changes))])
     assert end.value.code == 2
     line = capsys.readouterr().err
-    assert line.count("\n") == 1 and line.startswith("medclip_dcl.studies.study: error: ")
+    assert line.count("\n") == 1 and line.startswith("medclip-dcl study: error: ")
     assert words in line and "grid.yaml" in line
 
 

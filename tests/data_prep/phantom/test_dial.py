@@ -12,9 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from data_prep import check, mimic_cxr
 from data_prep.phantom import dial
-from data_prep.phantom.__main__ import main
 from data_prep.phantom.catalogue import CATALOGUE_SEED, catalogue
 from data_prep.phantom.dial import dialled_rates
 from data_prep.phantom.findings import StudyState
@@ -26,6 +24,9 @@ from data_prep.phantom.studies import draw_state
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.exchange.card_facts import data_facts
+from tests.program import verb
+
+main = verb("phantom")
 
 CLASSES = catalogue()
 DRAWN = 400
@@ -189,7 +190,7 @@ def test_phantom_and_set_name_their_share(
     raw = folders[FEW]
     marker = json.loads((raw / "phantom_truth/phantom.json").read_text())
     assert marker["false_negatives"] == 0.2 and "rare_findings" not in marker
-    mimic_cxr.main(
+    verb("prepare mimic-cxr")(
         ["--source", str(raw), "--output", str(tmp_path / "set"), "--size", "16", "--workers", "1"]
     )
     prepared = PreparedSet(tmp_path / "set")
@@ -208,7 +209,7 @@ def test_phantom_and_set_name_their_share(
         for sentence in set(report.sentence_id)
     ]
     capsys.readouterr()
-    check.main(["--data", str(tmp_path / "set"), "--workers", "1"])
+    verb("check")([str(tmp_path / "set"), "--workers", "1"])
     page = capsys.readouterr().out
     assert 'phantom {"false_negatives": 0.2}' in page
     assert f"{len(rho):,} training sentences; share of false negatives (rho): mean {np.mean(rho):.3f}" in page

@@ -17,13 +17,15 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep.phantom.__main__ import main
 from data_prep.phantom.findings import CATEGORIES
 from data_prep.phantom.options import Options, PhantomError
 from data_prep.phantom.release import write_phantom
 from data_prep.text.sections import study_sections
 from data_prep.text.sentences import passages, split_sentences
 from medclip_dcl.common.findings import CHEXPERT
+from tests.program import verb
+
+main = verb("phantom")
 
 OPTIONS = Options(studies=90, seed=4, size=72)
 SMALL = Options(studies=20, seed=0, size=64)

@@ -12,12 +12,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import folder, mimic_cxr, openi
 from data_prep.check import check_set
-from data_prep.public import __main__ as public
 from data_prep.sources.growth import FILE, digests_of_rows
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from tests.data_prep.small_release import IMAGES, image_path, write_release
+from tests.program import verb
 
 
 class Kind(NamedTuple):
@@ -39,7 +38,7 @@ def mimic_cxr_source(place: Path) -> Kind:
     raw = write_release(place / "raw")
     files = [image_path(raw, number) for number, (_, _, view, _) in IMAGES.items() if view != "LATERAL"]
     return Kind(
-        mimic_cxr.main,
+        verb("prepare mimic-cxr"),
         ["--source", str(raw), "--ms_cxr", str(raw / "boxes.json"), "--rejected_share", "1"],
         files,
     )
@@ -54,7 +53,7 @@ def table(place: Path, numbers: range) -> None:
 def folder_source(place: Path) -> Kind:
     table(place, range(40))
     files = [shades(place / f"{number}.bmp", number) for number in range(40)]
-    return Kind(folder.main, ["--table", str(place / "table.csv"), "--rejected_share", "1"], files)
+    return Kind(verb("prepare folder"), ["--table", str(place / "table.csv"), "--rejected_share", "1"], files)
 
 
 def openi_source(place: Path) -> Kind:
@@ -65,7 +64,7 @@ def openi_source(place: Path) -> Kind:
     reports.to_csv(raw / "indiana_reports.csv", index=False, header=["uid", "findings", "impression"])
     views = pd.DataFrame([(n, name, "Frontal") for n, name in names.items()])
     views.to_csv(raw / "indiana_projections.csv", index=False, header=["uid", "filename", "projection"])
-    return Kind(openi.main, ["--source", str(raw)], files)
+    return Kind(verb("prepare openi"), ["--source", str(raw)], files)
 
 
 def public_source(place: Path) -> Kind:
@@ -73,7 +72,7 @@ def public_source(place: Path) -> Kind:
     files = [shades(raw / f"images_{n % 3}" / f"{n}.bmp", n) for n in range(40)]
     rows = "".join(f"{n},{'5 9' if n % 2 else '-1'}\n" for n in range(40))
     (raw / "train-rle.csv").write_text(f"ImageId, EncodedPixels\n{rows}")
-    return Kind(public.main, ["siim", "--source", str(raw)], files)
+    return Kind(verb("prepare public"), ["siim", "--source", str(raw)], files)
 
 
 SOURCES = {
@@ -228,7 +227,7 @@ def test_repaired_image_is_added(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_a_table_grows_and_is_not_exchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, words = tmp_path / "set", ["--table", str(tmp_path / "table.csv"), "--text_only"]
-    kind = Kind(folder.main, words, [])
+    kind = Kind(verb("prepare folder"), words, [])
     table(tmp_path, range(30))
     prepare(kind, output)
     first = content(output)
@@ -264,7 +263,7 @@ def test_a_table_grows_and_is_not_exchanged(tmp_path: Path, capsys: pytest.Captu
 def test_rows_between_others_are_further_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a column of studies, which are then numbered by row."""
     rows = [(f"Q-{n // 3}", f"No effusion {n // 2}.") for n in range(60)]
-    kind = Kind(folder.main, ["--table", str(tmp_path / "table.csv"), "--text_only"], [])
+    kind = Kind(verb("prepare folder"), ["--table", str(tmp_path / "table.csv"), "--text_only"], [])
     for further in ([], [("Q-1", "A new one.")], [rows[0], ("Q-1", "A new one.")]):
         table = pd.DataFrame([*rows[:30], *further, *rows[30:]], columns=["patient", "text"])
         table.to_csv(tmp_path / "table.csv", index=False)

@@ -1,30 +1,16 @@
-"""Serve the page on this machine: ``medclip-dcl page --model runs/demo``."""
+"""Serve the page on this machine: ``medclip-dcl page runs/demo``."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from medclip_dcl.common.command_line import one_line_errors, option, parse_options, whole_number
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.options import Page
 
 ADDRESS = "127.0.0.1"
-PORT = 8501
 INSTALL = "pip install -e '.[page]'"
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of the command line."""
-
-    model: str = option("run folder, checkpoint, exported folder, or Hugging Face repository id")
-    calibration: Path | None = option(
-        "of calibrate --output; default: the model's", None, type=Path, metavar="FILE"
-    )
-    port: int = option(f"of {ADDRESS}, default {PORT}; 0 takes a free one", PORT, type=whole_number(0, 65535))
 
 
 def serve(model: str, port: int, calibration: Path | None = None) -> None:
@@ -57,18 +43,9 @@ def _listening(port: int) -> socket.socket:
         ) from error
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Command line of the page; a mistake of the user is one line and status 2."""
-    description = (
-        "Serve a page on this machine: heat maps of sentences over an image, or the findings of a classifier."
-    )
-    options = parse_options(Options, "page", description, arguments, has_own_classes=True)
+def run(options: Page) -> None:
+    """Serve the page until Ctrl+C."""
     try:
-        with one_line_errors("medclip_dcl.page: error"):
-            serve(options.model, options.port, options.calibration)
+        serve(options.model, options.port, options.calibration)
     except KeyboardInterrupt:
         print("stopped")
-
-
-if __name__ == "__main__":
-    main()

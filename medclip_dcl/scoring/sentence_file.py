@@ -1,18 +1,16 @@
-"""Score the sentences of a file: ``medclip-dcl score FILE --model FOLDER --output FILE``."""
+"""Scores of the sentences of a file, for ``medclip-dcl score FILE``."""
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import torch
 
-from medclip_dcl.common.command_line import run_command
 from medclip_dcl.common.devices import usable_device
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import encoding_of, kind_of_file, parse_json, write_bytes, write_parquet
@@ -23,72 +21,43 @@ from medclip_dcl.scoring.score import restored, score_left, score_summary, scori
 
 _TABLES = (".csv", ".parquet")
 _READ = (".csv", ".tsv", ".jsonl", ".parquet")
-_DTYPES = ("float32", "bfloat16", "float16")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`."""
-    options = _parser().parse_args(arguments)
-    file, output = options.file, options.output
+def score_file(
+    file: Path,
+    source: str,
+    output: Path,
+    *,
+    device: str,
+    dtype: str,
+    column: str | None,
+    per_token: bool,
+    **options: Any,
+) -> None:
+    """Score the sentences of a file by a language model; `options` are those of `ScoringPlan`.
+
+    The same call continues after a kill. No text is printed.
+    """
     if output.suffix not in _TABLES or output.absolute() == file.absolute() or output.is_dir():
         found = f"the folder {output}" if output.is_dir() else output
         raise UserError(f"--output: expected another .csv or .parquet file than FILE, found {found}")
-    column = options.column or "text"
-    table = _read(file, options.column)
-    texts = table[column].astype(object).fillna("").tolist()  # a categorical one takes no new value
-    device = usable_device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model, tokenizer = load_language_model(resolve_folder(options.model))
-    model = model.to(device)
-    plan = scoring_plan(model, tokenizer, texts, within_word_l2r=options.within_word_l2r, truncate=True)
-    meaning = {"sentences": plan.fingerprint, "dtype": options.dtype, "device": device.type}
+    table = _read(file, column)
+    texts = table[column or "text"].astype(object).fillna("").tolist()  # a categorical one takes no new value
+    model, tokenizer = load_language_model(resolve_folder(source))
+    model = model.to(used := usable_device(device))
+    plan = scoring_plan(model, tokenizer, texts, truncate=True, **options)
+    meaning: dict[str, Any] = {"sentences": plan.fingerprint, "dtype": dtype, "device": used.type}
+    meaning["token_budget"] = options["token_budget"]
     meaning["model"] = model_fingerprint(model, model.config.to_diff_dict())
     output.parent.mkdir(parents=True, exist_ok=True)
     progress = output.with_name(f".{output.name}.progress.jsonl")
     kept = Journal(progress, meaning, "give the options of before, or remove it")
     values, left = restored(plan, kept.entries)
-    score_left(model, plan, values, left, dtype=getattr(torch, options.dtype), kept=kept)
+    score_left(model, plan, values, left, dtype=getattr(torch, dtype), kept=kept)
     scores = plan.table(values).drop(columns="text")
-    _write(plan.token_table(values) if options.per_token else pd.concat([table, scores], axis=1), output)
+    _write(plan.token_table(values) if per_token else pd.concat([table, scores], axis=1), output)
     kept.remove()
     print(score_summary(scores, output, pd.Series(scores.index), "rows, from 0:"))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="medclip-dcl score",
-        description="Score sentences by a language model: exact pseudo-log-likelihood under a masked one (BERT, "
-        "RoBERTa, DistilBERT, ELECTRA's generator, DeBERTa, ModernBERT, ...), likelihood under a causal one (GPT-2, "
-        "...); natural logarithm. The same command continues after a kill. No text is printed.",
-    )
-    add = parser.add_argument
-    add(
-        "file",
-        type=Path,
-        metavar="FILE",
-        help=f"a sentence in each line (.txt), or a table ({', '.join(_READ)})",
-    )
-    add("--model", required=True, metavar="FOLDER", help="Hugging Face folder or repository id")
-    add(
-        "--output",
-        type=Path,
-        required=True,
-        metavar="FILE",
-        help=".csv or .parquet: the lines, or the table, with n_tokens, log_p, n_unknown and truncated",
-    )
-    add("--column", help="the table's column of sentences (text)")
-    add(
-        "--within_word_l2r",
-        action="store_true",
-        help="also mask the later tokens of a word (Kauf & Ivanova, ACL 2023)",
-    )
-    add(
-        "--per_token",
-        action="store_true",
-        help="a row for each token instead: number of its sentence and position, from 0, token, log_p",
-    )
-    add("--dtype", choices=_DTYPES, default=_DTYPES[0], help="float32 is the reference (float32)")
-    add("--device", help="cpu, cuda, cuda:1, ... (a GPU if there is one)")
-    return parser
 
 
 def _read(file: Path, column: str | None) -> pd.DataFrame:
@@ -137,7 +106,3 @@ def _write(table: pd.DataFrame, file: Path) -> None:
         write_bytes(table.to_csv(index=False, quoting=csv.QUOTE_NONNUMERIC).encode(), file)
     else:
         write_parquet(table, file)
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -1,29 +1,20 @@
-"""Prepare a public set with labels, boxes or masks, and without reports.
-
-    medclip-dcl prepare public NAME --source FOLDER --output SET
-
-NAME is one of those below, FOLDER the unpacked release in any arrangement of its folders (docs/public_sets.md). A part
-of the images is enough: the others are counted. The same command continues after a kill.
-"""
+"""Prepare a public set with labels, boxes or masks, and without reports."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pandas as pd
 
+from data_prep.options import PrepareReports, Public
 from data_prep.public import chestx_det, chexpert, nih, padchest, rsna, siim, vindr
 from data_prep.public.release_tables import PublicTables, ReleaseFolder
 from data_prep.sources import preparation
-from data_prep.sources import rows as row_tables
 from data_prep.sources.growth import files_of_set
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import OWN_FILE, ReleaseError
 from data_prep.sources.rows import TableCheck, draw_split, label_columns, rows_source
-from medclip_dcl.common.command_line import nearest, option, parse_options, run_command
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
 
 READERS = {
@@ -39,34 +30,14 @@ READERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(row_tables.SplitSettings):
-    """Options of the command."""
-
-    source: Path = option("folder of the unpacked release", type=Path, metavar="FOLDER")
-    redraw_test: bool = option(
-        "draw the official test patients anew by --split_shares (choice: to train on findings that only the test list "
-        "has); official training and validate patients stay",
-        False,
-    )
-    templates: Path | None = option(
-        "prompts from which each image gets sentences by its labels, such as configs/prompts/public.yaml: the first "
-        "positive one of a finding that it has, the first negative one of a finding that it has not (choice); they are "
-        "no reports, which dataset.json says",
-        None,
-        type=Path,
-        metavar="FILE",
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _TemplatedSettings(Settings, preparation.ReportSettings):
+class _Templated(Public, PrepareReports):
     """Sentences are read like those of findings."""
 
 
-def prepare(name: str, settings: Settings) -> None:
+def prepare(settings: Public) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     folder = ReleaseFolder(settings.source)
-    tables = READERS[name](folder)
+    tables = READERS[settings.name](folder)
     files = [*dict.fromkeys(folder.taken)]
     if tables.images.empty:
         raise ReleaseError(f"{files[0]} has no rows; {OWN_FILE}")
@@ -89,7 +60,7 @@ def prepare(name: str, settings: Settings) -> None:
         )
     templates = settings.templates
     if templates is not None:
-        settings = _TemplatedSettings(**vars(settings))
+        settings = _Templated(**vars(settings))
         tables = _with_sentences(tables, read_prompts(templates, "--templates"))
         choices.append(f"sentences: none of reports, but templates of the labels ({templates.name})")
     for choice in choices:
@@ -127,7 +98,7 @@ _DRAWN = {
 }
 
 
-def _source(settings: Settings, folder: ReleaseFolder, tables: PublicTables, drawn: str | None) -> Source:
+def _source(settings: Public, folder: ReleaseFolder, tables: PublicTables, drawn: str | None) -> Source:
     """Find the images, complete the split, and pass boxes and masks on."""
     rows = tables.rows
     is_used = ~rows["image"].isin(tables.left_out)
@@ -187,7 +158,7 @@ def _source(settings: Settings, folder: ReleaseFolder, tables: PublicTables, dra
     return replace(source, boxes=boxes, masks=masks)
 
 
-def _splits(rows: pd.DataFrame, settings: Settings, drawn: str | None) -> pd.Series:
+def _splits(rows: pd.DataFrame, settings: Public, drawn: str | None) -> pd.Series:
     """The official split, with the patients of `drawn` drawn anew; "" where all is drawn later."""
     split = rows["split"]
     if not drawn:
@@ -197,19 +168,3 @@ def _splits(rows: pd.DataFrame, settings: Settings, drawn: str | None) -> pd.Ser
         train, validate, _ = shares
         shares = (train / (train + validate), validate / (train + validate), 0.0)
     return split.mask(split == drawn, draw_split(rows["patient"], shares, settings.seed))
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line, see `--help`."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    name = words.pop(0) if words and not words[0].startswith("-") else ""
-    settings = parse_options(Settings, "prepare public NAME", f"{__doc__}\nNAME: {', '.join(READERS)}", words)
-    if name not in READERS:
-        raise ReleaseError(
-            f"NAME: expected one of {', '.join(READERS)}, found {name!r}{nearest(name, READERS)}"
-        )
-    prepare(name, settings)
-
-
-if __name__ == "__main__":
-    run_command(main)

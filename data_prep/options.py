@@ -1,0 +1,537 @@
+"""Options of the commands, declared without torch and pandas; `medclip_dcl.__main__` has the table of commands."""
+
+from __future__ import annotations
+
+import argparse
+import codecs
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from data_prep.text.languages import LANGUAGES
+from medclip_dcl.common.command_line import (
+    available_cores,
+    device,
+    imports,
+    number,
+    option,
+    positional,
+    whole_number,
+)
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.pictures.geometry import GEOMETRIES
+
+CASES = ("all", "balanced")
+"""Exact labels that become cases: all, or as many with a finding as without it."""
+LABELERS = ("chexpert", "negbio")
+RESIZED = ("stretch", "pad", "crop")
+"""Ways to give an image other proportions; padding, or what was cropped, lies on two sides alike."""
+SECTIONS = ("findings", "impression")
+"""Sections to choose from. A combined section (FINDINGS AND IMPRESSION) counts as either."""
+SHARES = (0.8, 0.1, 0.1)
+"""Of the patients, for train, validate and test, where a source has no split."""
+VIEWS = ("PA", "AP", "FRONTAL")
+"""Frontal views, in upper or lower case."""
+PUBLIC = ("nih", "nih_relabelled", "chexpert", "rsna", "vindr", "siim", "padchest", "chestx_det")
+DTYPES = ("float32", "bfloat16", "float16")
+_CORES = "processes (as many as there are cores)"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+def _sections(text: str) -> tuple[str, ...]:
+    if unknown := {*_names(text)} - {*SECTIONS}:
+        expected = f"one or more of {','.join(SECTIONS)}"
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, found {', '.join(unknown)}")
+    return tuple(name for name in SECTIONS if name in _names(text))
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    try:
+        shares = tuple(float(share) for share in text.split(","))
+    except ValueError:
+        shares = ()
+    if len(shares) != 3 or not all(0 <= share <= 1 for share in shares) or not math.isclose(sum(shares), 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected three shares whose sum is 1, as in 0.8,0.1,0.1")
+    return shares
+
+
+def _encoding(text: str) -> str:
+    try:
+        name = codecs.lookup(text).name
+        "".encode(name)
+    except (LookupError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a text encoding that Python knows") from error
+    return "utf-8-sig" if name == "utf-8" else name
+
+
+def _delimiter(text: str) -> str:
+    text = {"tab": "\t", "\\t": "\t"}.get(text, text)
+    if len(text) != 1 or text in '"\r\n':
+        raise argparse.ArgumentTypeError(f"{text!r}: expected one character, or tab")
+    return text
+
+
+def _label_values(text: str) -> dict[str, str]:
+    values = {}
+    for pair in text.split(","):
+        word, sign, value = (part.strip() for part in pair.rpartition("="))
+        if not (word and sign) or value not in ("1", "0", "-1", "") or word.casefold() in values:
+            expected = (
+                "each word once with its label, as in present=1,absent=0,maybe= (1, 0, -1; nothing: no label)"
+            )
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, found {pair!r}")
+        values[word.casefold()] = value
+    return values
+
+
+def _column(name: str) -> Any:
+    return option(f"column of the table ({name})", None, metavar="NAME")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepare:
+    """Options of every command that prepares a set."""
+
+    output: Path = option("folder of the prepared data set", type=Path, metavar="SET")
+    size: int = option("side of the prepared images, pixels (512)", 512, type=whole_number(1))
+    geometry: str = option(
+        "stretch both sides to SIZE (choice), scale the shortest side to SIZE, or scale the longest and pad "
+        "with black (stretch)",
+        "stretch",
+        choices=GEOMETRIES,
+    )
+    cases: str = option(
+        "cases of a finding: all, or balanced (as many with it as without)", "all", choices=CASES
+    )
+    limit: int | None = option(
+        "at most N patients of each use, for a first try", None, type=whole_number(1), metavar="N"
+    )
+    rejected_share: float = option(
+        "share of the images, and of the reports, that may be missing, damaged or empty and are left out, and of the "
+        "boxes drawn on images of another size; more end the preparation, a single one never does (0.01)",
+        0.01,
+        type=number(1.0),
+        metavar="SHARE",
+    )
+    complete: bool = option("add images that a finished set lacks, and prepare changed ones again", False)
+    workers: int = option(_CORES, 1, type=whole_number(1), default=available_cores())
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareReports(Prepare):
+    """Options of every command that prepares a set with reports."""
+
+    sections: tuple[str, ...] = option(
+        "findings,impression (both)", SECTIONS, type=_sections, metavar="NAMES"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareSplit(Prepare):
+    """Options of sources that may have no split."""
+
+    split_shares: tuple[float, float, float] | None = option(
+        "of the patients, for train,validate,test, where there is no split (0.8,0.1,0.1)",
+        None,
+        type=_shares,
+        metavar="SHARES",
+    )
+    split_seed: int | None = option("of that draw (0)", None, type=int, metavar="SEED")
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """For train, validate, test."""
+        return self.split_shares or SHARES
+
+    @property
+    def seed(self) -> int:
+        return self.split_seed or 0
+
+    def split_options(self, has_split: bool) -> Any:
+        """The split, for dataset.json."""
+        if not has_split:
+            return {"shares": list(self.shares), "seed": self.seed}
+        if self.split_shares is not None or self.split_seed is not None:
+            raise UserError(
+                "--split_shares and --split_seed draw a split, but the table has a column for it; leave them out, or "
+                "the column"
+            )
+        return "column"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareRows(PrepareSplit, PrepareReports):
+    """Options of sources that are tables of rows with reports."""
+
+    text_only: bool = option(
+        "a set of reports alone: for language models, scores and embeddings of sentences", False
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MimicCxr(PrepareReports):
+    """Prepare MIMIC-CXR-JPG, or anything in its layout (the digital phantom), for training and evaluation.
+
+    RAW holds the tables mimic-cxr-2.0.0-{metadata,split,chexpert}.csv.gz and files/; the reports lie in RAW/files,
+    in RAW/mimic-cxr-reports/files, in RAW/mimic-cxr-reports.zip (read without unpacking) or in PLACE. SET becomes a
+    prepared data set: frontal images of one size, sentences of the findings and impression sections, labels, boxes,
+    and the use of each image; with --patients (MIMIC-IV's table) also the patient's sex and age at the study. RAW
+    is only read."""
+
+    source: Path = option("folder of MIMIC-CXR-JPG", type=Path, metavar="RAW")
+    reports: Path | None = option(
+        "folder of MIMIC-CXR's reports, or mimic-cxr-reports.zip, if not in RAW",
+        None,
+        type=Path,
+        metavar="PLACE",
+    )
+    ms_cxr: Path | None = option(
+        "MS_CXR_Local_Alignment_v*.json or .csv (1.0.0 or 1.1.0)", None, type=Path, metavar="FILE"
+    )
+    ms_cxr_split: str | None = option(
+        "boxes to evaluate, by the split of MS-CXR 1.1.0 (all); all its patients stay out of training",
+        None,
+        choices=("train", "val", "test"),
+    )
+    resized: str | None = option(
+        "how images got other proportions than the release's, to scale boxes: stretch, or pad or crop two sides alike",
+        None,
+        choices=RESIZED,
+    )
+    subset: tuple[str, ...] | None = option(
+        "only patients of these folders, as in p10 or p10,p11", None, type=_names, metavar="p10"
+    )
+    patients: Path | None = option(
+        "hosp/patients.csv.gz of MIMIC-IV, for tables of results by sex and age",
+        None,
+        type=Path,
+        metavar="FILE",
+    )
+    labels: str = option("labels to take (chexpert)", "chexpert", choices=LABELERS)
+    test_labels: str | None = option(
+        "labels of the official test split: by the radiologist of MIMIC-CXR-JPG 2.1.0 for 687 studies, none for its "
+        "others (those of --labels)",
+        None,
+        choices=("radiologist",),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder(PrepareRows):
+    """Prepare a folder of images with a table, as a hospital exports them.
+
+    FILE.csv (or .csv.gz) has a header and one row for each image, in these columns, which options may name otherwise:
+
+        image        path of the image below DIR (the table's own folder), in any format that can be read
+        text         the report; or findings and impression, its sections, each in a column of its own
+        patient      name or number; all rows of a patient are used for the same purpose
+        study        optional, name or number; rows of one study share their report. Without it every row is a study
+        view         optional; images of other views than PA, AP and FRONTAL (option --views) are left out
+        sex, age     optional, for tables of results by group: F, M, female or male, else unknown; age at the study in
+                     years, or as DICOM has it (045Y, 006M), else unknown; the words of some other languages are known
+        split        optional: train, validate or test. Without it patients are drawn by --split_seed and --split_shares
+        Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty,
+                     or words such as yes and no; so are the columns of other findings that --label_columns names
+
+    One error lists all that is wrong with the table; --drop_bad_rows leaves out the bad rows instead, with their
+    reasons in rejects.csv of the set. With --text_only there are no images: the set serves the language model,
+    sentence scores and embeddings. See docs/other_data.md."""
+
+    table: Path = option("CSV file with a header", type=Path, metavar="FILE")
+    images: Path | None = option(
+        "folder below which the images lie (the table's)", None, type=Path, metavar="DIR"
+    )
+    image_column: str | None = _column("image")
+    text_column: str | None = _column("text")
+    findings_column: str | None = _column("findings")
+    impression_column: str | None = _column("impression")
+    patient_column: str | None = _column("patient")
+    study_column: str | None = _column("study")
+    view_column: str | None = _column("view")
+    split_column: str | None = _column("split")
+    sex_column: str | None = _column("sex")
+    age_column: str | None = _column("age")
+    label_columns: Sequence[str] = option(
+        "columns of labels of other findings than CheXpert's; the columns' names are the findings'",
+        (),
+        nargs="+",
+        metavar="NAME",
+    )
+    label_values: Mapping[str, str] | None = option(
+        "labels that words in the label columns stand for: 1, 0, -1, or nothing for no label, as in present=1,maybe=",
+        None,
+        type=_label_values,
+        metavar="WORD=LABEL,...",
+    )
+    views: tuple[str, ...] = option(
+        "frontal views of the view column (PA,AP,FRONTAL)", VIEWS, type=_names, metavar="NAMES"
+    )
+    delimiter: str | None = option("between two values (the header's)", None, type=_delimiter)
+    encoding: str | None = option("of the table (utf-8, or utf-16 with its mark)", None, type=_encoding)
+    language: str | None = option(
+        "of all reports (that of each one's words, else that of most)", None, choices=tuple(LANGUAGES)
+    )
+    drop_bad_rows: bool = option("leave out bad rows, with reasons, instead of refusing the table", False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenI(PrepareRows):
+    """Prepare Open-i, the chest X-rays of Indiana University: 3,955 reports, 7,470 images.
+
+    RAW is one of the collection's two public forms, or a folder that holds it:
+
+        NLMCXR_reports.tgz      the official reports, one XML file each, read without unpacking; or ecgen-radiology/,
+                                what it unpacks to. Their images: NLMCXR_png/CXR1_1_IM-0001-3001.png
+        indiana_reports.csv     Kaggle's copy, with indiana_projections.csv beside it. Their images:
+                                images/images_normalized/1_IM-0001-3001.dcm.png
+
+    The XML files do not name the frontal images: --projections takes Kaggle's file for that, --all_views takes
+    every image. Images that are not there are left out, however many, with their names in rejects.csv; with
+    --text_only all of them are, and the set serves language models and scores (see `medclip-dcl prepare folder`). A
+    report is a patient, since the collection names none; patients are drawn for train, validate and test. There are
+    no CheXpert labels; --labels takes negbio_gold_14_labels.csv: the seven findings and No Finding that mean the
+    same as CheXpert's, where 0 stands for "not positive", mentioned or not."""
+
+    source: Path = option(
+        "NLMCXR_reports.tgz, ecgen-radiology/, indiana_reports.csv, or a folder that holds one of them",
+        type=Path,
+        metavar="RAW",
+    )
+    images: Path | None = option(
+        "folder of the images, if not beside the reports", None, type=Path, metavar="DIR"
+    )
+    projections: Path | None = option(
+        "indiana_projections.csv, which names the frontal images", None, type=Path, metavar="FILE"
+    )
+    all_views: bool = option("lateral images as well", False)
+    labels: Path | None = option("negbio_gold_14_labels.csv", None, type=Path, metavar="FILE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Public(PrepareSplit):
+    """Prepare a public set with labels, boxes or masks, and without reports.
+
+    FOLDER is the unpacked release in any arrangement of its folders (docs/public_sets.md). A part of the images is
+    enough: the others are counted. The same command continues after a kill.
+    """
+
+    name: str = positional(f"release: {', '.join(PUBLIC)}", choices=PUBLIC, metavar="NAME")
+    source: Path = option("folder of the unpacked release", type=Path, metavar="FOLDER")
+    redraw_test: bool = option(
+        "draw the official test patients anew by --split_shares (choice: to train on findings that only the test list "
+        "has); official training and validate patients stay",
+        False,
+    )
+    templates: Path | None = option(
+        "prompts from which each image gets sentences by its labels, such as configs/prompts/public.yaml: the first "
+        "positive one of a finding that it has, the first negative one of a finding that it has not (choice); they are "
+        "no reports, which dataset.json says",
+        None,
+        type=Path,
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Verify a prepared data set and summarise it, with the published counts for comparison.
+
+    Every table is checked against the format, the digests in dataset.json and the other tables; every image file
+    must be as it was written, by its size and time. Identical images are a warning across patients, a problem
+    across uses: those of equal files, and with --full, which decodes all images and compares their digests, those
+    of equal pixels. The page goes to standard output, problems last; the exit status is 1 if there are any."""
+
+    data: Path = positional("prepared data set", type=Path, metavar="SET")
+    full: bool = option("decode every image, compare its digest, and find images of equal pixels", False)
+    workers: int = option(_CORES, 1, type=whole_number(1), default=available_cores())
+
+
+_LANGUAGE_MODEL = "Hugging Face folder or repository id of the language model, or a run that trained one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Score every distinct sentence of a prepared set by a masked language model, or a causal one.
+
+    FOLDER is a Hugging Face folder or repository id with a masked-language-model head: CXR-BERT, what `medclip-dcl
+    fit --config configs/language_model.yaml` exported, RoBERTa, ModernBERT, DeBERTa or another of transformers; or
+    a causal language model, such as GPT-2. The scores (pseudo-log-likelihood, of a causal model the likelihood,
+    natural logarithm) go to SET/log_p/NAME.parquet with the columns sentence_id, n_tokens, log_p; NAME is the
+    folder's name, a fingerprint of the weights and the options that change the scores. Existing scores are not
+    computed again. The same command continues after a kill; the result is the same, byte for byte, on the same
+    machine."""
+
+    data: Path = positional(
+        "prepared data set; or a file: a sentence a line (.txt), or a table (.csv, .tsv, .jsonl, .parquet)",
+        type=Path,
+        metavar="SET|FILE",
+    )
+    model: str = option(_LANGUAGE_MODEL, metavar="LM")
+    output: Path | None = option(
+        "of a FILE: .csv or .parquet, its lines or table with n_tokens, log_p, n_unknown and truncated",
+        None,
+        type=Path,
+        metavar="FILE",
+    )
+    device: str = device()
+    token_budget: int | None = option(
+        "tokens in a batch (of each thread), which bounds memory (4096 on CPU, for models narrower than 512 16384; "
+        "65536 on GPU)",
+        None,
+        type=whole_number(1),
+    )
+    within_word_l2r: bool = option(
+        "also mask the later tokens of a word (Kauf & Ivanova, ACL 2023); its scores get a file of their own",
+        False,
+    )
+    mask_every: int | None = option(
+        "APPROXIMATE: mask every K-th token at once; K = 8 ranked Open-i's sentences like the exact scores (Spearman "
+        ".9999) (exact)",
+        None,
+        type=whole_number(1),
+        metavar="K",
+    )
+    dtype: str = option(
+        "float32 is the reference; bfloat16 is faster where the CPU has AMX (BERT-base: 3.7 x) or AVX-512 for it "
+        "(2 x); float16 is 8 times as precise as bfloat16 (float32)",
+        "float32",
+        choices=DTYPES,
+    )
+    column: str | None = option("of a FILE that is a table: its column of sentences (text)", None)
+    per_token: bool = option(
+        "of a FILE: a row for each token, with the number of its sentence and position, from 0, token, log_p",
+        False,
+    )
+
+    @property
+    def suffix(self) -> str:
+        """The options that are part of the scores' name."""
+        parts = ["within_word_l2r"] if self.within_word_l2r else []
+        parts += [f"mask_every_{self.mask_every}"] if self.mask_every is not None else []
+        parts += [self.dtype] if self.dtype != "float32" else []
+        return "".join(f"-{part}" for part in parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embed:
+    """Embed every distinct sentence of a prepared set by the initial, frozen text encoder, of any family that trains.
+
+    LM is a Hugging Face folder or repository id, as text_encoder.init_args.pretrained takes it: of a BERT, RoBERTa,
+    ModernBERT, ... (no head is needed), or of a CLIP or SigLIP; or a run that trained a language model. The embeddings,
+    pooled hidden states before any projection, in float32, go to SET/text_embedding/NAME.parquet with the columns
+    sentence_id and embedding; NAME is the folder's name, a fingerprint of the encoder's weights and "-POOLING" for
+    another pooling than the family's own. Existing embeddings are not computed again, and the same command continues
+    after a kill.
+
+    The objectives by text similarity read them; medclip-dcl similar prints what their thresholds find.
+    """
+
+    data: Path = positional("prepared data set", type=Path, metavar="SET")
+    model: str = option(_LANGUAGE_MODEL, metavar="LM")
+    device: str = device()
+    pooling: Literal["cls", "mean", "last", "pooler"] | None = option(
+        "cls: hidden state of the first token (choice, not from the paper); mean: over all tokens, special ones "
+        "included; last: of the last token; pooler: the model's own (pooler for CLIP and SigLIP, else cls)",
+        None,
+        choices=("cls", "mean", "last", "pooler"),
+    )
+    batch_tokens: int | None = option(
+        "tokens in a batch, which bounds memory (4096 on CPU, 65536 on GPU)",
+        None,
+        type=whole_number(1),
+        metavar="N",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Similar:
+    """Print what the similarity of texts finds: images counted as fitting a sentence, and the mass of soft targets.
+
+    SET needs sentence embeddings (medclip-dcl embed). The anchors are the sentences of training reports, each with
+    its own image; the candidates are other training images. First table: the share of candidates that `NearTexts`
+    counts as fitting at each threshold, all sentences of their reports compared, and the number in a batch that has
+    all of these (data.sentences: all) or one drawn of each report (data.sentences: one). Second table: the target
+    probability that `SoftTargets` gives, at each temperature, to the own image and to the others of a batch. Choose
+    by them, and by the quantiles of the similarity between reports of different studies.
+
+    On a phantom, whose truth is known, both say how often that is right: precision and recall of a threshold,
+    precision of what it finds further than equal sentences do; targets of others that fit and that do not. Nothing
+    is written."""
+
+    data: Path = positional("prepared data set with sentence embeddings", type=Path, metavar="SET")
+    model: str | None = option("stem of a file in SET/text_embedding (the only one)", None, metavar="LM")
+    images: int = option("training images, drawn at random (1000)", 1000, type=whole_number(1), metavar="N")
+    batch_size: int = option("images in a batch (64)", 64, type=whole_number(1), metavar="N")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eta:
+    """Describe what a language model's sentence scores give: eta(x) = a * p_LM(x)^k of the training reports' sentences.
+
+    Into SET/eta/ (or --output FOLDER) go
+
+    - report.md with quantiles of log p and eta, rank correlations of log p, and the most and least probable sentences.
+      It holds report texts: it is patient data where the reports are;
+    - eta.png: histograms of log p and eta, and on a phantom, whose truth is known, eta over rho;
+    - class_probability.yaml, the configuration to train with:
+      medclip-dcl fit --config configs/mimic_cxr.yaml --config configs/objective/dcl_lm.yaml \\
+          --config SET/eta/class_probability.yaml
+      It holds SSD's (a, k), or --a and --k. If training would warn that these do not fit the scores, it holds SSD's
+      constant eta instead, and the command says so.
+
+    All numbers are computed on the sentences of the training reports; an anchor is one of them in one of these
+    reports. SSD chose (a, k) by training, as configs/experiments/search_eta.yaml does."""
+
+    data: Path = positional("prepared data set with scores", type=Path, metavar="SET")
+    log_p: str | None = option("stem of a file in SET/log_p (the only one)", None, metavar="NAME")
+    output: Path | None = option("folder of the report (SET/eta)", None, type=Path, metavar="FOLDER")
+    a: float | None = option("use this a, with --k, instead of SSD's", None, type=float)
+    k: float | None = option("use this k, with --a, instead of SSD's", None, type=float)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encode:
+    """Encode every image and sentence of a prepared set once, by the frozen encoders of an image-text model.
+
+    SOURCE is a run folder, a checkpoint or an exported folder. The features go to SET/features/NAME/: those of
+    images before the projection, in the view of evaluation, in float16; pooled sentence states in float32; and
+    features.json, which identifies encoders, set and view. NAME is by default the model's name and a fingerprint of
+    its encoders.
+
+    Training of projections and similarity alone then reads them in place of images and tokens (configs/heads.yaml).
+    The files grow row by row, on the disk alone; the same command continues after a kill, which costs at most 20
+    seconds."""
+
+    model: str = positional("run folder, checkpoint, exported folder or hub id", metavar="MODEL")
+    data: Path = positional("prepared data set", type=Path, metavar="SET")
+    device: str = device()
+    name: str | None = option(
+        "folder in SET/features (the model's name and a fingerprint)", None, metavar="NAME"
+    )
+    image_size: int | None = option(
+        "side in pixels of the whole image, data.image_size of the training (that of the model)",
+        None,
+        type=whole_number(1),
+        metavar="N",
+    )
+    evaluation_crop: int | None = option(
+        "side in pixels of the middle square, data.evaluation_crop of the training (the whole image)",
+        None,
+        type=whole_number(1),
+        metavar="N",
+    )
+    batch_size: int = option(
+        "images in a batch, which bounds memory (64)", 64, type=whole_number(1), metavar="N"
+    )
+    workers: int | None = option(
+        "processes that read images (with a GPU one a core, else none)",
+        None,
+        type=whole_number(1),
+        metavar="N",
+    )
+    imported: Sequence[str] = imports()

@@ -1,0 +1,284 @@
+"""Options of the verbs that use, compare and convert models, declared without torch and pandas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from medclip_dcl.common.command_line import (
+    available_cores,
+    device,
+    imports,
+    option,
+    positional,
+    whole_number,
+)
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import Ensemble
+
+MODEL = "run folder, checkpoint, exported folder or Hugging Face repository (owner/name)"
+PROMPTS = Path("configs/prompts/public.yaml")
+SENSITIVITY = 0.95
+"""Default of the thresholds (choice)."""
+_CALIBRATION = "file of calibrate --output, in place of the model's"
+_ENSEMBLE = "several prompts a side: the mean of scores or of embeddings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrate:
+    """Fit calibrated probabilities and thresholds of zero-shot findings on validate patients.
+
+    Writes calibration.json of the run or exported folder. A run keeps the scores for other thresholds, in
+    predictions/validate_classification.parquet; an exported folder, which may be shared, keeps nothing of single
+    patients.
+    """
+
+    model: str = positional(MODEL, metavar="MODEL")
+    data: str | None = positional("prepared set (the run's)", None, nargs="?", metavar="SET")
+    sensitivity: float | None = option(
+        f"choose thresholds that find this share of the positive cases, in (0, 1] ({SENSITIVITY})",
+        None,
+        type=float,
+        metavar="SHARE",
+    )
+    specificity: float | None = option(
+        "choose thresholds that leave this share of the negative cases negative, in (0, 1]",
+        None,
+        type=float,
+        metavar="SHARE",
+    )
+    prompts: str | None = option("YAML file (those of the run's test, else CheX5's)", None, metavar="FILE")
+    ensemble: Ensemble | None = option(
+        f"{_ENSEMBLE} (as in the run's test, else scores)", None, choices=get_args(Ensemble)
+    )
+    output: Path | None = option(
+        "file to write (calibration.json of the run or folder)", None, type=Path, metavar="FILE"
+    )
+    device: str = device()
+    imported: Sequence[str] = imports()
+
+    def __post_init__(self) -> None:
+        if self.sensitivity is not None and self.specificity is not None:
+            raise UserError("--sensitivity and --specificity: expected one of them, found both")
+
+    @property
+    def target(self) -> dict[str, float]:
+        """What thresholds are chosen by."""
+        if self.specificity is not None:
+            return {"specificity": self.specificity}
+        return {"sensitivity": SENSITIVITY if self.sensitivity is None else self.sensitivity}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """Ask a trained model about radiographs (JPEG, PNG, TIFF, DICOM): heat maps of texts, or scores of findings."""
+
+    model: str = positional(MODEL, metavar="MODEL")
+    images: Sequence[str] = positional(
+        "image file, or folder (its image files, also in subfolders)", (), nargs="*", metavar="IMAGE"
+    )
+    listed: Path | None = option(
+        "text file with the path of an image in each line", None, flag="--list", type=Path, metavar="FILE"
+    )
+    text: Sequence[str] | None = option("sentence to look for; repeatable", None, action="append")
+    classify: bool = option("zero-shot scores of CheX5, or of --prompts", False)
+    calibrated: bool = option(
+        "with --classify: probabilities, and whether they reach the threshold, by the model's calibration.json",
+        False,
+    )
+    calibration: Path | None = option(
+        f"with --classify, as --calibrated: {_CALIBRATION}", None, type=Path, metavar="FILE"
+    )
+    prompts: str | None = option(
+        "YAML file of finding: [negative, positive] for --classify", None, metavar="FILE"
+    )
+    ensemble: Ensemble | None = option(
+        f"{_ENSEMBLE} (scores; with --calibrated as calibrated)", None, choices=get_args(Ensemble)
+    )
+    output: Path = option(
+        "with --text a folder, for the heat maps and scores.csv; with --classify a .csv or .parquet file",
+        type=Path,
+    )
+    device: str = device()
+    dtype: str = option(
+        "of the encoders' arithmetic (float32)", "float32", choices=("float32", "bfloat16", "float16")
+    )
+    batch_size: int = option("images of --classify in a batch (16)", 16, type=whole_number(1))
+    workers: int = option(
+        "processes that read images for --classify; 0: none of its own (one a core, at most 8)",
+        min(8, available_cores()),
+        type=whole_number(0),
+    )
+    imported: Sequence[str] = imports()
+
+    @property
+    def texts(self) -> list[str]:
+        return [*(self.text or ())]
+
+    @property
+    def is_calibrated(self) -> bool:
+        return self.calibrated or self.calibration is not None
+
+    def __post_init__(self) -> None:
+        if bool(self.text) == self.classify:
+            raise UserError("--text and --classify: expected one of them")
+        if not self.classify and (self.prompts or self.calibrated or self.calibration or self.ensemble):
+            raise UserError(
+                "--prompts, --ensemble, --calibrated and --calibration belong to --classify; leave them out with --text"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """Serve a page on this machine: heat maps of sentences over an image, or the findings of a classifier.
+
+    It needs the extra page.
+    """
+
+    model: str = positional(MODEL, metavar="MODEL")
+    calibration: Path | None = option(_CALIBRATION, None, type=Path, metavar="FILE")
+    port: int = option("of 127.0.0.1; 0 takes a free one (8501)", 8501, type=whole_number(0, 65535))
+    imported: Sequence[str] = imports()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Export:
+    """Export a model.
+
+    FOLDER then holds config.json (with the tokenizer) and model.safetensors, which medclip_dcl.load reads,
+    calibration.json if the model has one, data.json (on which sets it was trained), and README.md, a model card made
+    from the run folder. MODEL may be FOLDER itself, to add ONNX files or to upload it.
+
+    With --format, FOLDER is instead one that transformers (CLIP, SigLIP) or open_clip (CLIP, a BERT with a ViT of timm)
+    loads without medclip_dcl.
+    """
+
+    model: str = positional(MODEL, metavar="MODEL")
+    output: Path = option("folder to write", type=Path, metavar="FOLDER")
+    calibration: Path | None = option(_CALIBRATION, None, type=Path, metavar="FILE")
+    format: Literal["transformers", "open_clip"] | None = option(
+        "write FOLDER, a new one, in this library's layout, of a CLIP or a SigLIP",
+        None,
+        choices=("transformers", "open_clip"),
+    )
+    text_encoder: Path | None = option(
+        "also write the text encoder as a folder for transformers, with its projection",
+        None,
+        type=Path,
+        metavar="FOLDER",
+    )
+    image_encoder: Path | None = option(
+        "also write the image encoder as a torchvision ResNet state dict (.safetensors)",
+        None,
+        type=Path,
+        metavar="FILE",
+    )
+    onnx: bool = option("also write both encoders as ONNX files into FOLDER (extra: onnx)", False)
+    push_to_hub: str | None = option(
+        "upload FOLDER to the Hugging Face Hub, as a private repository", None, metavar="OWNER/NAME"
+    )
+    public: bool = option("with --push_to_hub: as a public repository", False)
+    imported: Sequence[str] = imports()
+
+    def __post_init__(self) -> None:
+        if self.public and not self.push_to_hub:
+            raise UserError("--public needs --push_to_hub")
+        if self.format and (self.text_encoder or self.image_encoder or self.onnx or self.push_to_hub):
+            raise UserError(
+                "--format writes FOLDER alone; run the command again without it for the other files"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convert:
+    """Make an exported folder of a published image-text model, which load and every command take.
+
+    FOLDER is one of
+        a folder of transformers' CLIPModel or SiglipModel (MedSigLIP, XrayCLIP), with preprocessor and tokenizer
+        a folder of open_clip (open_clip_config.json and weights; BiomedCLIP needs --text_encoder and the extra timm)
+        a state dict of OpenAI's CLIP with a vision transformer (CheXzero): needs --text_encoder, --mean and --std
+        the image weights of BioViL (biovil_image_resnet50_proj_size_128.pt) or BioViL-T
+            (biovil_t_image_model_proj_size_128.pt, without its prior images): needs --text_encoder
+    Files are read as data, without running their code, and must hold exactly the model's tensors. Licence and model
+    card of the source are copied beside the weights.
+    """
+
+    source: Path = positional("folder or file, see above", type=Path, metavar="FOLDER")
+    output: Path = option("exported folder, a new one", type=Path, metavar="FOLDER")
+    text_encoder: Path | None = option(
+        "tokenizer, and configuration where it is a BERT", None, type=Path, metavar="FOLDER"
+    )
+    mean: list[float] | None = option(
+        "of channels in [0, 1], for a state dict of CLIP", None, type=float, nargs=3, metavar="X"
+    )
+    std: list[float] | None = option("likewise", None, type=float, nargs=3, metavar="X")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Write RUN/report.html from the run folder alone."""
+
+    run: Path = positional("folder of a run, e.g. runs/demo", type=Path, metavar="RUN")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compare:
+    """Compare tested runs in the shape of SSD's tables 1, 3, 4 and 5, with bootstrap intervals by patient.
+
+    Writes comparison.html, .md, .tex and .json, and prints the Markdown.
+    """
+
+    runs: Sequence[Path] = positional("folder of a tested run", type=Path, nargs="+", metavar="RUN")
+    baseline: str | None = option(
+        "folder or name of the row that is subtracted from the others", None, metavar="RUN"
+    )
+    names: str | None = option("names of the rows, by commas (the folders' names)", None, metavar="A,B")
+    untrained: bool = option("add the untrained network of each run", False)
+    output: Path = option(
+        "where to write (runs/comparison)", Path("runs/comparison"), type=Path, metavar="FOLDER"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """Test models on prepared sets by one protocol, and compare them on one page.
+
+    Tests that are finished are kept: the same command continues after a kill, and one with a further model or set tests
+    only that. Writes benchmark.html and benchmark.csv of the models and sets of the command.
+    """
+
+    models: Sequence[Path] = positional(MODEL, type=Path, nargs="+", metavar="MODEL")
+    sets: Sequence[Path] = option("prepared sets", type=Path, nargs="+", metavar="SET")
+    output: Path = option("where tests and page go", type=Path, metavar="FOLDER")
+    names: str | None = option("names of the models, by commas (of their folders)", None, metavar="A,B")
+    baseline: str | None = option(
+        "model that is subtracted from the others (the first)", None, metavar="NAME"
+    )
+    prompts: Path = option(f"of findings ({PROMPTS})", PROMPTS, type=Path, metavar="FILE")
+    ensemble: Ensemble = option(f"{_ENSEMBLE}, as in CLIP (scores)", "scores", choices=get_args(Ensemble))
+    imported: Sequence[str] = imports()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Run the grid of a study: what is finished is kept, what was killed continues.
+
+    Writes results.parquet, report.html, tables.md, plots/ and what is chosen into the study's folder.
+    """
+
+    file: Path = positional(
+        "experiment file, such as configs/experiments/digits.yaml", type=Path, metavar="FILE"
+    )
+    workers: int = option("processes that share the cores (1)", 1, type=whole_number(1))
+    task: int = option("train the runs task, task + tasks, ... (0)", 0, type=whole_number(0))
+    tasks: int = option("commands that share the grid (SLURM array) (1)", 1, type=whole_number(1))
+    report_only: bool = option("make table and report of what is finished, run nothing", False)
+    imported: Sequence[str] = imports()
+
+    def __post_init__(self) -> None:
+        if self.task >= self.tasks:
+            raise UserError(
+                f"--task counts from 0: expected less than --tasks {self.tasks}, found {self.task}"
+            )

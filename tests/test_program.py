@@ -1,0 +1,133 @@
+"""The table of verbs: help, positional arguments and wrong options of each, and two processes of one."""
+
+from __future__ import annotations
+
+import configparser
+import dataclasses
+import importlib
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from data_prep.options import PUBLIC
+from data_prep.public.command import READERS
+from medclip_dcl.__main__ import GROUPS, VERBS, main
+
+ROOT = Path(__file__).resolve().parents[1]
+POSITIONAL = {
+    "prepare public": ["NAME"],
+    "check": ["SET"],
+    "score": ["SET|FILE"],
+    "embed": ["SET"],
+    "similar": ["SET"],
+    "eta": ["SET"],
+    "encode": ["MODEL", "SET"],
+    "calibrate": ["MODEL", "SET"],
+    "report": ["RUN"],
+    "compare": ["RUN"],
+    "benchmark": ["MODEL"],
+    "study": ["FILE"],
+    "ask": ["MODEL", "IMAGE"],
+    "page": ["MODEL"],
+    "export": ["MODEL"],
+    "convert": ["FOLDER"],
+}
+OPTIONS = {name: verb.options for name, verb in VERBS.items() if verb.options}
+HELP = """
+import sys
+from medclip_dcl.__main__ import VERBS, main
+main(["--help"])
+assert not {"torch", "pandas", "numpy"} & sys.modules.keys()
+for name, verb in VERBS.items():
+    if verb.options:
+        try:
+            main([*name.split(), "--help"])
+        except SystemExit as end:
+            assert not end.code
+        assert not {"torch", "pandas"} & sys.modules.keys(), name
+"""
+
+
+def test_help_needs_neither_torch_nor_pandas():
+    shown = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert all(f"\n{group}:\n" in shown.stdout for group in GROUPS)
+    assert all(f"\n  {name} " in shown.stdout for name in VERBS)
+    assert all(f"usage: medclip-dcl {name} " in shown.stdout for name in OPTIONS)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options_of_a_verb(name, capsys):
+    """Positional arguments in the order of the table; each option has help; a wrong one is refused in a line."""
+    module, _, cls = OPTIONS[name].rpartition(".")
+    fields = dataclasses.fields(getattr(importlib.import_module(module), cls))
+    positional = [field.metadata["metavar"] for field in fields if field.metadata.get("flag", "") is None]
+    assert positional == POSITIONAL.get(name, [])
+    assert all(field.metadata["help"] for field in fields)
+    with pytest.raises(SystemExit, match="2"):
+        main([*name.split(), "--no_such_option"])
+    said = capsys.readouterr().err
+    assert said.startswith(f"medclip-dcl {name}: error: ") and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words", [["chek", "x"], ["prepare"], ["prepare", "mimic"], ["--config", "x.yaml", "fit"]]
+)
+def test_an_unknown_verb_is_one_line(words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    said = capsys.readouterr().err
+    assert said.startswith("medclip-dcl: error: VERB: expected one of prepare mimic-cxr, ")
+    assert said.count("\n") == 1
+
+
+def test_the_installed_program_is_this_one():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    scripts = setup["options.entry_points"]["console_scripts"]
+    assert scripts.split() == ["medclip-dcl", "=", "medclip_dcl.__main__:main"]
+
+
+def test_each_public_set_has_a_reader():
+    assert tuple(READERS) == PUBLIC
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["ask", "m", "a.jpg", "--output", "o"], "--text and --classify: expected one of them"),
+        (
+            ["ask", "m", "--text", "x", "a.jpg", "--classify", "--output", "o"],
+            "--text and --classify: expected one",
+        ),
+        (
+            ["calibrate", "m", "--sensitivity", "1", "set", "--specificity", "1"],
+            "--sensitivity and --specificity",
+        ),
+        (["score", "no_file.txt", "--model", "m"], "--output: expected a .csv or .parquet file"),
+        (["score", ".", "--model", "m", "--per_token"], "--per_token: of a FILE, but . is a folder"),
+        (["encode", "m", ".", "--device", "gpu"], "'gpu': expected auto, cpu, cuda or cuda:N"),
+    ],
+)
+def test_options_that_do_not_go_together(words, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_two_processes_of_torchrun_write_the_same_scores(small_set, small_bert, tmp_path):
+    words = ["--model", str(small_bert), "--device", "cpu"]
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "medclip_dcl", "score"]
+    found = []
+    for name, program in (("one", ["-m", "medclip_dcl", "score"]), ("two", torchrun)):
+        folder = tmp_path / name
+        shutil.copytree(small_set, folder)
+        shutil.rmtree(folder / "log_p")
+        command = [sys.executable, *program, str(folder), *words]
+        subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
+        found += [file.read_bytes() for file in (folder / "log_p").iterdir()]
+    assert len(found) == 2 and found[0] == found[1]
