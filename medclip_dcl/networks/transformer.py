@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, no_type_check
 
 import torch
 from jaxtyping import Bool, Int
@@ -24,6 +24,7 @@ _SDPA, _EAGER = "sdpa_without_host_reads", "eager_without_host_reads"
 def _without_reads(mask: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
     """transformers' mask, which is else left out if nothing is padded: a read on the host."""
 
+    @no_type_check  # a checked function cannot be compiled
     def masked(attention_mask: Tensor | None = None, **options: Any) -> Tensor | None:
         if attention_mask is not None:
             options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
