@@ -385,7 +385,7 @@ def test_every_number_has_an_interval(tested):
             if not path.endswith("n_findings"):
                 assert found[path].value == (None if value is None else pytest.approx(value, abs=1e-6)), path
     assert found["grounding/by_pair/cnr"].low is not None
-    assert found["classification/by_finding/Rarity/auc"][:4] == (None, None, None, 0)
+    assert found["classification/by_finding/Rarity/auc"][:5] == (None, None, None, None, 0)
 
 
 def _numbers(metrics, path):
