@@ -131,7 +131,7 @@ class Lineage:
         held_out = images[images["use"].isin(("validate", "test", "grounding"))]
         self.require_untrained(prepared, held_out["dicom_id"])
         own, sets = own_sets(prepared), self.sets
-        if None not in sets and (is_published or not self.is_known):
+        if None not in sets and (is_published or images.empty or not self.is_known):
             sets = [*sets, None]
         is_again = self.fingerprint == prepared.fingerprint and sets[: len(own)] == own
         record = {"fingerprint": prepared.fingerprint, "source": prepared.info["source"]}

@@ -36,6 +36,7 @@ from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import cosine_heat_maps
 from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.pictures.inputs import ImageLike, Images, as_grey, each_image, network_input
+from medclip_dcl.runs.run_folder import DATA_FILE
 
 if TYPE_CHECKING:
     from medclip_dcl.pictures.figure import ShownFigure
@@ -311,7 +312,8 @@ class LoadedModel:
         """
         file = Path(folder) / CALIBRATION_FILE
         self.network.save_pretrained(folder)
-        file.unlink(missing_ok=True)
+        for earlier in (file, file.with_name(DATA_FILE)):  # of another model
+            earlier.unlink(missing_ok=True)
         if self.calibration is not None:
             self.calibration.write(file)
 

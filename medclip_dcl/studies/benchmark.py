@@ -82,7 +82,7 @@ def run(options: Options) -> None:
                 notes.append(f"{marks} {model.name} on {name}: trained on {trained[name, model.name]}")
     if not runs and not failures:  # an earlier page in the folder is not that of this command
         raise UserError("MODEL: expected one that applies to a set of --sets, found none; nothing was tested")
-    unknown = [model.name for model in models if not model.lineage.is_known]
+    unknown = [model.name for model in models if not all(trained[name, model.name].is_known for name in sets)]
     if unknown:
         notes.append(f"not known on which images they were trained: {', '.join(unknown)}")
     if runs:

@@ -119,6 +119,15 @@ def test_answers_of_what_travels(place, answers, small_set, tmp_path) -> None:
     assert [str(lineage.of_set(prepared)) for prepared in (own, another, foreign)] == answers
 
 
+def test_a_set_without_digests_is_not_known(small_set, tmp_path) -> None:
+    before = Lineage(tmp_path, *Lineage.of(None).after(PreparedSet(small_set), False))
+    (shutil.copytree(small_set, tmp_path / "set") / "image_files.parquet").unlink()
+    assert (
+        before.is_known
+        and not Lineage(tmp_path, *before.after(PreparedSet(tmp_path / "set"), False)).is_known
+    )
+
+
 def test_copies_in_another_release(small_set, tmp_path) -> None:
     """Files of RSNA cannot be told to be NIH's; those of the same release are compared by image."""
     prepared = PreparedSet(small_set)
