@@ -206,7 +206,7 @@ def bootstrap_differences(
 
 
 def differences(numbers: Sequence[Numbers], predictions: Sequence[Predictions]) -> dict[str, Estimate]:
-    """Differences of two sides in each draw; p by :func:`joint_p` over all of them.
+    """Differences of two sides in each draw; p by :func:`joint_p` over all of them, over `formed` ones by themselves.
 
     Means over findings are compared where both sides have the same findings.
     """
@@ -216,11 +216,14 @@ def differences(numbers: Sequence[Numbers], predictions: Sequence[Predictions]) 
     few = [one.n_patients for one in predictions]
     n_patients = {path: min(one[path] for one in few) for path in paths if all(path in one for one in few)}
     found = {path: a[path] - b[path] for path in paths}
-    behind = np.array([min(one.n_behind(path) for one in predictions) for path in paths], dtype=int)
-    p = joint_p(np.array([*found.values()]), behind) if paths else np.empty(0)
-    return {
-        path: estimate(x, n_patients.get(path), one) for (path, x), one in zip(found.items(), p, strict=True)
-    }
+    formed = {name for one in predictions for name in one.formed}
+    is_formed = {path: path.split("/")[-1] in formed for path in paths}
+    p: dict[str, float] = {}
+    for family in ([path for path in paths if is_formed[path] == x] for x in (False, True)):
+        behind = np.array([min(one.n_behind(path) for one in predictions) for path in family], dtype=int)
+        if family:
+            p |= zip(family, joint_p(np.array([found[path] for path in family]), behind), strict=True)
+    return {path: estimate(x, n_patients.get(path), p[path]) for path, x in found.items()}
 
 
 def is_marked(difference: Estimate) -> bool:

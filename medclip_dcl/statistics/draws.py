@@ -22,7 +22,7 @@ import pandas as pd
 from jaxtyping import Float, Int, Shaped
 
 from medclip_dcl import __version__
-from medclip_dcl.common.files import digest, write_parquet
+from medclip_dcl.common.files import digest, digest_of_file, write_parquet
 from medclip_dcl.metrics import summaries
 from medclip_dcl.runs.saved import SavedResultsError, SavedRun, value_at
 
@@ -89,13 +89,15 @@ class Estimate(NamedTuple):
 class Predictions:
     """Predictions of a test by section of results.json, from which intervals are computed.
 
-    `tables` may also have "calibration", the cases of a calibrated classification with their probabilities.
+    `tables` may also have "calibration", the cases of a calibrated classification with their probabilities. `formed`
+    are names of numbers that results.json lacks.
     """
 
     tables: Mapping[str, pd.DataFrame]
     min_cases: int = 5
     name: str = "predictions"
     images: pd.DataFrame | None = None
+    formed: tuple[str, ...] = ()
 
     @cached_property
     def patients(self) -> Patients:
@@ -153,7 +155,7 @@ class Predictions:
             return max(
                 MIN_PATIENTS, min((n for one, n in self.n_patients.items() if one in known), default=0)
             )
-        return max(MIN_PATIENTS, self.tables[section]["subject_id"].nunique())
+        return self.tables[section]["subject_id"].nunique()
 
 
 class TestedRun(SavedRun):
@@ -195,11 +197,9 @@ class TestedRun(SavedRun):
         """:func:`bootstrap_numbers` with seed 0, kept in the run folder."""
         predictions = self.predictions
         patients = predictions.patients if patients is None else patients
-        content = (
-            self.file.read_bytes(),
-            *(str(one).encode() for one in (__version__, n_draws, patients.tolist())),
-        )
-        key = digest(*content, *(name.encode() for name in predictions.tables))
+        files = [digest_of_file(file) for file in (self.file, *map(self.file_of, _CASE))]
+        columns = [(name, *table) for name, table in predictions.tables.items()]
+        key = digest(str((__version__, n_draws, files, columns, patients.tolist())).encode())
         file = self.folder / f"patient_draws{self.suffix}.parquet"
         with suppress(OSError, ValueError):
             kept = pd.read_parquet(file)

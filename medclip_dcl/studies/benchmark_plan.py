@@ -98,7 +98,7 @@ def _name(path: Path) -> str:
 
 
 class BenchmarkedRun(TestedRun):
-    """A test of a model on a set; its classification has one name, by logits or by prompts, to be compared."""
+    """A test of a model on a set; its classification has one name and the same numbers, by logits or by prompts."""
 
     def __init__(self, folder: Path, model: Model) -> None:
         super().__init__(folder, "", model.name)
@@ -108,7 +108,12 @@ class BenchmarkedRun(TestedRun):
     def predictions(self) -> Predictions:
         found = super().predictions
         tables = {section.removeprefix("finding_"): table for section, table in found.tables.items()}
-        return replace(found, tables=tables)
+        cases = tables.get("classification")
+        if cases is None or "logit" in cases:
+            return replace(found, tables=tables)
+        logit = cases["score_positive"] - cases["score_negative"]
+        tables["classification"] = cases.assign(logit=logit)
+        return replace(found, tables=tables, formed=("average_precision",))
 
     @cached_property
     def config(self) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from scipy import stats
 
 from medclip_dcl.statistics.contrasts import (
+    bootstrap_differences,
     compared,
     holm,
     is_marked,
@@ -20,7 +22,7 @@ from medclip_dcl.statistics.contrasts import (
     paired_differences,
     sides_of,
 )
-from medclip_dcl.statistics.draws import Predictions, TestedRun
+from medclip_dcl.statistics.draws import Predictions, TestedRun, bootstrap_numbers
 
 LEVELS = {"CL": 0.0, "low": 0.1, "high": -0.2}
 
@@ -201,11 +203,31 @@ def test_the_method_is_that_of_each_pair(tmp_path):
     assert found[:3] == pytest.approx((expected[0], *np.quantile(expected[1:], [0.025, 0.975])))
 
 
-def test_draws_are_kept_until_the_results_change(tmp_path, monkeypatch):
+def test_draws_are_kept_until_results_or_predictions_change(tmp_path, monkeypatch):
     run = made(tmp_path / "a", {"Mass": 30})
     first = run.draws(n_draws=20)
     monkeypatch.setattr("medclip_dcl.statistics.draws.bootstrap_numbers", lambda *_, **__: {})
     for path, values in run.draws(n_draws=20).items():
         np.testing.assert_array_equal(values, first[path])
-    run.file.write_text("{}")
+    run.file_of("classification").parent.mkdir()
+    run.file_of("classification").write_text("other patients")
     assert run.draws(n_draws=20) == {}
+
+
+def test_formed_numbers_are_a_family_of_their_own(tmp_path):
+    pair = [made(tmp_path / str(seed), {"Mass": 30, "Edema": 30}, seed).predictions for seed in (1, 2)]
+    pair = [replace(one, formed=("average_precision",)) for one in pair]
+    found = bootstrap_differences(pair[0], pair[1], 60)
+    a, b = (bootstrap_numbers(one, 60) for one in pair)
+    for is_formed in (True, False):
+        paths = [path for path in found if path.endswith("/average_precision") == is_formed]
+        p = joint_p(np.stack([a[path] - b[path] for path in paths]), np.full(len(paths), 30))
+        assert [found[path].p for path in paths] == pytest.approx(p)
+
+
+def test_p_of_few_patients_is_that_of_few(tmp_path):
+    """Not only numbers of a finding rest on few patients."""
+    rows = pd.DataFrame({"dicom_id": [*"abcd"], "subject_id": range(4), "phrase": "p", "box": range(4)})
+    rows = rows.assign(category="Edema", cnr=1.0, miou=0.5, pair_cnr_signed=1.0, pair_miou=0.5)
+    predictions = Predictions({"grounding": rows.assign(cnr_signed=1.0)})
+    assert predictions.n_behind("grounding/cnr_signed") == 4
