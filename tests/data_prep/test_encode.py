@@ -21,6 +21,7 @@ from medclip_dcl.data.features import Features
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.inference.model import load
 from medclip_dcl.pictures.transforms import centre_crop, load_grey, to_input
+from tests.data_prep.killing import content
 from tests.program import verb
 from tests.small import export_network
 
@@ -37,10 +38,6 @@ def encoded(small_set, exported, tmp_path_factory) -> Path:
 
 def arguments(folder: Path, model: Path) -> list[str]:
     return [str(model), str(folder), "--device", "cpu", "--batch_size", "5"]
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def test_rows_are_those_of_single_examples(encoded, exported):

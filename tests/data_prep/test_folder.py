@@ -587,6 +587,8 @@ def test_patients_of_reports_alone_have_one_use(text_set: Path) -> None:
         ("--delimiter", "ab"),
         ("--encoding", "klingon"),
         ("--encoding", "hex"),
+        ("--sections", "findings,history"),
+        ("--rejected_share", "nan"),
     ],
 )
 def test_wrong_options_are_named(

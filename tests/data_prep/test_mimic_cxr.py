@@ -27,6 +27,7 @@ from data_prep.options import MimicCxr
 from data_prep.sources import preparation, set_tables
 from data_prep.sources.releases import ReleaseError, find_release
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
+from tests.data_prep.killing import content
 from tests.data_prep.small_release import (
     HEIGHT,
     IMAGES,
@@ -38,7 +39,6 @@ from tests.data_prep.small_release import (
     table,
     write_release,
 )
-from tests.program import verb
 
 
 @pytest.fixture
@@ -67,14 +67,6 @@ def edit_boxes(raw: Path, edit: Callable[[dict[str, Any]], object]) -> None:
 
 def rejects(folder: Path) -> list[list[str]]:
     return pd.read_csv(folder / "rejects.csv", dtype=str).to_numpy().tolist()
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(file.relative_to(folder)): file.read_bytes()
-        for file in sorted(folder.rglob("*"))
-        if file.is_file()
-    }
 
 
 def test_the_prepared_set_of_a_small_release(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +145,7 @@ def test_the_prepared_set_of_a_small_release(raw: Path, capsys: pytest.CaptureFi
 
 def test_deleted_or_changed_images_are_made_again(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(settings(raw))
-    before = contents(raw.parent / "set")
+    before = content(raw.parent / "set")
     deleted, changed, *_ = (raw.parent / "set").rglob("*.jpg")
     deleted.unlink()
     with Image.open(changed) as opened:
@@ -161,7 +153,7 @@ def test_deleted_or_changed_images_are_made_again(raw: Path, capsys: pytest.Capt
     inverted.save(changed)  # with the comment of before
     prepare(settings(raw))
     assert "prepared images missing or changed\n" in capsys.readouterr().out
-    assert contents(raw.parent / "set") == before
+    assert content(raw.parent / "set") == before
 
 
 def test_finished_set_broken_off_again_is_unfinished(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,34 +240,9 @@ def test_set_finished_meanwhile_is_left_alone(
     assert {file: file.stat().st_mtime_ns for file in output.rglob("*")} == found
 
 
-def test_a_broken_run_is_finished(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = raw.parent / "set"
-    prepare(settings(raw, output=raw.parent / "whole"))
-    made = preparation.image_files.prepare_image
-
-    def stops(job: preparation.image_files.Job) -> preparation.image_files.Outcome:
-        if len(list(output.rglob("*.jpg"))) == 6:
-            raise KeyboardInterrupt
-        return made(job)
-
-    monkeypatch.setattr(preparation.image_files, "prepare_image", stops)
-    with pytest.raises(KeyboardInterrupt):
-        prepare(settings(raw))
-    with pytest.raises(PreparedDataError, match="unfinished"):
-        PreparedSet(output)
-    finished = {file: file.stat().st_mtime_ns for file in output.rglob("*.jpg")}
-    assert len(finished) == 6
-    monkeypatch.undo()
-    # What a killed process leaves behind.
-    (output / "images" / ".a.jpg.123.tmp").write_bytes(b"half an image")
-    prepare(settings(raw))
-    assert {file: file.stat().st_mtime_ns for file in finished} == finished
-    assert contents(output) == contents(raw.parent / "whole")
-
-
 def test_set_made_differently_is_not_overwritten(raw: Path) -> None:
     prepare(settings(raw))
-    before = contents(raw.parent / "set")
+    before = content(raw.parent / "set")
     changes: list[tuple[dict[str, Any], str]] = [
         ({"size": 24}, r"size: 16 there, 24 now\); choose another --output, or delete this folder"),
         ({"sections": ("impression",)}, r"\(sections: findings,impression there, impression now\)"),
@@ -287,7 +254,7 @@ def test_set_made_differently_is_not_overwritten(raw: Path) -> None:
     edit_boxes(raw, lambda content: content["annotations"].pop())
     with pytest.raises(PreparedDataError, match=r"\(content of boxes\.json: "):
         prepare(settings(raw))
-    assert contents(raw.parent / "set") == before
+    assert content(raw.parent / "set") == before
     file = raw.parent / "set" / "dataset.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format_version": 99}))
     with pytest.raises(PreparedDataError, match="format_version: 99 there"):
@@ -386,7 +353,7 @@ def test_the_release_of_images_has_no_reports(raw: Path) -> None:
     prepare(settings(raw, output=raw.parent / "1", reports=moved / "mimic-cxr-reports" / "files"))
     (moved / "mimic-cxr-reports").rename(raw / "mimic-cxr-reports")
     prepare(settings(raw))
-    assert contents(raw.parent / "set") == contents(raw.parent / "0") == contents(raw.parent / "1")
+    assert content(raw.parent / "set") == content(raw.parent / "0") == content(raw.parent / "1")
 
 
 def zip_reports(raw: Path, archive: Path, prefix: str) -> None:
@@ -403,13 +370,13 @@ def test_reports_are_read_from_their_archive(raw: Path) -> None:
     archive = raw / "mimic-cxr-reports.zip"
     zip_reports(raw, archive, "mimic-cxr-reports/")
     prepare(settings(raw, output=raw.parent / "packed", workers=2))
-    assert contents(raw.parent / "packed") == contents(raw.parent / "set")
+    assert content(raw.parent / "packed") == content(raw.parent / "set")
     assert list(raw.rglob("*.txt")) == []
     # Elsewhere, under another name; a report that lies unpacked beside it wins.
     report_path(raw, 50000002).write_text(" IMPRESSION:  Unpacked.\n")
     moved = archive.rename(raw.parent / "reports.zip")
     prepare(settings(raw, output=raw.parent / "moved", reports=moved))
-    assert contents(raw.parent / "moved") == contents(raw.parent / "set")
+    assert content(raw.parent / "moved") == content(raw.parent / "set")
     moved.rename(archive)
     prepare(settings(raw, output=raw.parent / "both"))
     assert "Unpacked." in set(PreparedSet(raw.parent / "both").table("sentences")["text"])
@@ -455,7 +422,7 @@ def test_source_of_links_is_never_written_to(raw: Path) -> None:
     finally:
         for path in before:
             path.chmod(0o755)
-    assert contents(raw.parent / "from links") == contents(raw.parent / "set")
+    assert content(raw.parent / "from links") == content(raw.parent / "set")
     assert {file: file.stat().st_mtime_ns for file in [raw, *raw.rglob("*")]} == before
 
 
@@ -495,7 +462,7 @@ def test_a_limit_takes_whole_patients_of_each_use(raw: Path) -> None:
 
 def test_patients_of_mimic_iv_give_sex_and_age(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepare(settings(raw))
-    before = contents(raw.parent / "set")
+    before = content(raw.parent / "set")
     assert "patients" not in json.loads(before["dataset.json"])["options"]
     metadata = raw / "mimic-cxr-2.0.0-metadata.csv.gz"
     table(metadata, pd.read_csv(metadata).assign(StudyDate="21500607"))
@@ -516,11 +483,11 @@ def test_patients_of_mimic_iv_give_sex_and_age(raw: Path, capsys: pytest.Capture
     assert counts["images_by_sex"] == {"F": 3, "M": 1, "unknown": 7}
     assert counts["images_without_age"] == 7
     assert "F 3, M 1, unknown 7, age unknown 7 (images)" in capsys.readouterr().out
-    after = contents(raw.parent / "with")
+    after = content(raw.parent / "with")
     assert {name for name in after if after[name] != before.get(name)} == {"images.parquet", "dataset.json"}
     # The same release without the option is the set of before, though its metadata have dates.
     prepare(settings(raw, output=raw.parent / "again"))
-    again = contents(raw.parent / "again")
+    again = content(raw.parent / "again")
     assert {name for name in again if again[name] != before[name]} == {"dataset.json"}
     fingerprints = [json.loads(one["dataset.json"])["fingerprint"] for one in (before, again, after)]
     assert fingerprints[0] == fingerprints[1] != fingerprints[2]
@@ -844,22 +811,3 @@ def test_error_is_one_line_and_needs_no_torch(raw: Path) -> None:
         f"medclip-dcl prepare mimic-cxr: error: --source {raw}: expected mimic-cxr-2.0.0-{{metadata,split,chexpert}}"
     )
     assert result.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("--sections", "findings,history"),
-        ("--size", "0"),
-        ("--workers", "many"),
-        ("--limit", "0"),
-        ("--rejected_share", "nan"),
-    ],
-)
-def test_wrong_options_are_named(
-    raw: Path, arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        verb("prepare mimic-cxr")(["--source", str(raw), "--output", str(raw.parent / "set"), *arguments])
-    assert stop.value.code == 2
-    assert f"argument {arguments[0]}: '{arguments[1]}': expected" in capsys.readouterr().err

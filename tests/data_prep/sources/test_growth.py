@@ -15,6 +15,7 @@ from PIL import Image
 from data_prep.check import check_set
 from data_prep.sources.growth import FILE, digests_of_rows
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from tests.data_prep.killing import content
 from tests.data_prep.small_release import IMAGES, image_path, write_release
 from tests.program import verb
 
@@ -81,10 +82,6 @@ SOURCES = {
     "openi": openi_source,
     "public": public_source,
 }
-
-
-def content(output: Path) -> dict[str, bytes]:
-    return {str(file.relative_to(output)): file.read_bytes() for file in output.rglob("*") if file.is_file()}
 
 
 def prepare(kind: Kind, output: Path, *words: str) -> None:

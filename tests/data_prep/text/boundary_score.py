@@ -11,27 +11,11 @@ from __future__ import annotations
 import bisect
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 Spans = Sequence[Sequence[int]]
 """[start, end) of each sentence, in characters of the text, in order."""
 
 _WORD_CHARACTER = re.compile(r"\w")
-
-
-class Agreement(NamedTuple):
-    """Counts of boundaries over texts."""
-
-    both: int
-    """Found where one was labelled."""
-    found: int
-    labelled: int
-
-    @property
-    def f1(self) -> float:
-        """2 both / (found + labelled); 1 where there is no boundary at all."""
-        every = self.found + self.labelled
-        return 2 * self.both / every if every else 1.0
 
 
 def boundaries(text: str, sentences: Spans, labelled: Spans) -> set[int]:
@@ -52,13 +36,13 @@ def boundaries(text: str, sentences: Spans, labelled: Spans) -> set[int]:
     return {bisect.bisect_left(counted, end) for _, end in sentences} - {0, len(counted)}
 
 
-def boundary_agreement(texts: Iterable[tuple[str, Spans, Spans]]) -> Agreement:
-    """Boundaries counted over (text, found sentences, labelled sentences)."""
-    both = n_found = n_labelled = 0
+def boundary_f1(texts: Iterable[tuple[str, Spans, Spans]]) -> float:
+    """2 both / (found + labelled) of the boundaries over (text, found sentences, labelled sentences)."""
+    both = every = 0
     for text, found, labelled in texts:
         ours, true = boundaries(text, found, labelled), boundaries(text, labelled, labelled)
-        both, n_found, n_labelled = both + len(ours & true), n_found + len(ours), n_labelled + len(true)
-    return Agreement(both, n_found, n_labelled)
+        both, every = both + len(ours & true), every + len(ours) + len(true)
+    return 2 * both / every
 
 
 def locate(text: str, sentences: Sequence[str]) -> list[tuple[int, int]]:
