@@ -237,9 +237,7 @@ def _assemble(
         "scripts": found.scripts,
         "placeholder_sections": found.placeholders,
     }
-    for name, numbers in further.items():
-        if numbers:
-            counts[name] = numbers
+    counts |= {name: numbers for name, numbers in further.items() if numbers}
     if found.heads:
         patient = dict(zip(studies["study_id"], studies["subject_id"], strict=True))
         counts["unknown_heads"] = _frequent_heads(found.heads, patient)

@@ -178,15 +178,12 @@ def read_sentences(
     language_of_study = {study: language or name or result.language for study, name in own.items()}
     pairs = {(p, language_of_study[study]) for study, text in texts.items() for _, p in text.found}
     distinct = sorted(pairs)
-    cut = pool.map(_cut, distinct, chunksize=64) if pool else map(_cut, distinct)
+    columns = [passage for passage, _ in distinct], [name for _, name in distinct]
+    cut = pool.map(split_sentences, *columns, chunksize=64) if pool else map(split_sentences, *columns)
     pieces = progress(cut, len(distinct), "sentences", "passages")
     sentences_of = dict(zip(distinct, pieces, strict=True))
     _collect(result, texts, lambda study, passage: sentences_of[passage, language_of_study[study]])
     return result
-
-
-def _cut(passage_and_language: tuple[str, str]) -> list[str]:
-    return split_sentences(*passage_and_language)
 
 
 def _in_blocks(

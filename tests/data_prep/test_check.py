@@ -15,7 +15,6 @@ import pytest
 from PIL import Image
 
 from data_prep.check import check_set
-from data_prep.image_checks import digests, find_copies
 from data_prep.mimic_cxr import prepare
 from data_prep.options import MimicCxr
 from medclip_dcl.data.identity import describe
@@ -225,16 +224,6 @@ def test_identical_images_are_found(damaged: Path) -> None:
         assert len(problems) == 1
         assert "with different uses" in problems[0] and problems[0].endswith(f": 1 (first: {purposes})")
         assert f"several files of different patients: 1 (first: {patients})" in page
-
-
-def test_copies_of_any_digest_are_told_once(tmp_path: Path) -> None:
-    """The digest of these pixels ends in a zero, which an array of bytes would lose."""
-    Image.new("L", (62, 1)).save(tmp_path / "a.png")
-    images = pd.DataFrame({"path": ["a", "b"], "use": ["train", "test"], "subject_id": [1, 2]})
-    digest = digests(tmp_path / "a.png")[1]
-    assert digest.endswith("00")
-    problems, warnings = find_copies(images, {"a": digest, "b": digest})
-    assert len(problems) == 1 and warnings == []
 
 
 def test_reasons_that_differ_in_numbers_are_one(damaged: Path) -> None:
