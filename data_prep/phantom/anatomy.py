@@ -1,4 +1,4 @@
-"""A patient without findings: lungs, heart, bones, vessels, soft tissue, seen from the front.
+"""A patient seen from the front: lungs, heart, bones, vessels, soft tissue, and findings that change the contours.
 
 All densities are in units in which the air of a lung takes away about 0.45 and the whole body about 0.8. The contours
 are functions of the height ``y`` (see `geometry`), so that heart and diaphragm meet the lungs as they do in a body.
@@ -7,106 +7,76 @@ are functions of the height ``y`` (see `geometry`), so that heart and diaphragm 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from data_prep.phantom.findings import FindingClass
 from data_prep.phantom.geometry import Field, Frame, blur, bump, smooth_step, spline
 
 SIGN = {"right": -1, "left": 1}
 """The patient's right is on the image's left."""
+_HEART_GROWTH = {"mild": 1.19, "moderate": 1.31, "severe": 1.50}
 
 
-@dataclass(frozen=True)
 class Body:
-    """Measures of one patient in one projection, body units.
-
-    ``cardiac_ratio`` is the width of the heart over the inner width of the chest (cardiothoracic ratio).
-    """
-
-    chest_width: float
-    apex: float
-    dome: dict[str, float]
-    dome_height: float
-    cardiac_ratio: float
-    heart_lean: float
-    mediastinum: float
-    knob: float
-    rotation: float
-    rib_phase: float
-    rib_spacing: float
-    rib_contrast: float
-    clavicle: float
-    scapula: float
-    breast: float
-    fat: float
-    arms: float
-    stomach_gas: float
-    vessel_contrast: float
-    congestion: float
-    vessel_blur: float
-    basal_haze: float
-    fold: tuple[str, float, float]
-    blunting: dict[str, float]
-    spine_bend: float
-
-
-def draw_body(patient: np.random.Generator, image: np.random.Generator, view: str, low_volumes: bool) -> Body:
-    """Draw a patient's measures: anatomy from one stream of random numbers, the exposure from another.
+    """Measures of one patient in one projection, body units: anatomy from one stream, the exposure from another.
 
     AP images are taken from nearer, lying or sitting: wider heart and mediastinum, higher diaphragm, scapulae
-    over the lungs.
+    over the lungs. `cardiac_ratio` is the width of the heart over the inner width of the chest (cardiothoracic ratio).
     """
-    p, i, is_ap = patient, image, view == "AP"
-    female = p.random() < 0.48
-    inspiration = 0.795 + 0.018 * p.standard_normal() + 0.008 * i.standard_normal()
-    inspiration -= 0.02 * is_ap + (0.075 + 0.02 * p.random()) * low_volumes
-    right = float(np.clip(inspiration, 0.62, 0.83))
-    ratio = (
-        0.452
-        + 0.024 * p.standard_normal()
-        + 0.006 * i.standard_normal()
-        + 0.022 * is_ap
-        + 0.012 * low_volumes
-    )
-    return Body(
-        chest_width=float(0.37 + 0.012 * p.standard_normal()),
-        apex=float(0.075 + 0.012 * p.standard_normal()),
-        dome={"right": right, "left": right + float(0.018 + 0.008 * p.standard_normal())},
-        dome_height=float(p.uniform(0.075, 0.12)),
-        cardiac_ratio=float(np.clip(ratio, 0.38, 0.53)),
-        heart_lean=float(p.uniform(0.66, 0.74)),
-        mediastinum=float(0.058 + 0.006 * p.standard_normal() + 0.008 * is_ap),
-        knob=float(p.uniform(0.015, 0.032)),
-        rotation=float(i.normal(0, 0.010 + 0.006 * is_ap)),
-        rib_phase=float(p.uniform(-0.02, 0.02)),
-        rib_spacing=float(p.uniform(0.078, 0.088)),
-        rib_contrast=float(i.uniform(0.055, 0.095)),
-        clavicle=float(0.155 + i.normal(0, 0.012) - 0.035 * is_ap),
-        scapula=float(np.clip(i.normal(0.33 if is_ap else 0.40, 0.02), 0.28, 0.45)),
-        breast=float(p.uniform(0.03, 0.1)) if female else float(p.uniform(0, 0.02)),
-        fat=float(p.uniform(0, 0.08)),
-        arms=float(i.uniform(0.2, 1.0)) if is_ap else float(i.uniform(0, 0.5)),
-        stomach_gas=float(p.uniform(0.1, 0.25)) if p.random() < 0.65 else 0.0,
-        vessel_contrast=float(i.uniform(0.08, 0.125)),
+
+    def __init__(
+        self, patient: np.random.Generator, image: np.random.Generator, view: str, low_volumes: bool
+    ) -> None:
+        p, i, is_ap = patient, image, view == "AP"
+        female = p.random() < 0.48
+        inspiration = 0.795 + 0.018 * p.standard_normal() + 0.008 * i.standard_normal()
+        inspiration -= 0.02 * is_ap + (0.075 + 0.02 * p.random()) * low_volumes
+        right = float(np.clip(inspiration, 0.62, 0.83))
+        ratio = (
+            0.452
+            + 0.024 * p.standard_normal()
+            + 0.006 * i.standard_normal()
+            + 0.022 * is_ap
+            + 0.012 * low_volumes
+        )
+        self.chest_width = float(0.37 + 0.012 * p.standard_normal())
+        self.apex = float(0.075 + 0.012 * p.standard_normal())
+        self.dome = {"right": right, "left": right + float(0.018 + 0.008 * p.standard_normal())}
+        self.dome_height = float(p.uniform(0.075, 0.12))
+        self.cardiac_ratio = float(np.clip(ratio, 0.38, 0.53))
+        self.heart_lean = float(p.uniform(0.66, 0.74))
+        self.mediastinum = float(0.058 + 0.006 * p.standard_normal() + 0.008 * is_ap)
+        self.knob = float(p.uniform(0.015, 0.032))
+        self.rotation = float(i.normal(0, 0.010 + 0.006 * is_ap))
+        self.rib_phase = float(p.uniform(-0.02, 0.02))
+        self.rib_spacing = float(p.uniform(0.078, 0.088))
+        self.rib_contrast = float(i.uniform(0.055, 0.095))
+        self.clavicle = float(0.155 + i.normal(0, 0.012) - 0.035 * is_ap)
+        self.scapula = float(np.clip(i.normal(0.33 if is_ap else 0.40, 0.02), 0.28, 0.45))
+        self.breast = float(p.uniform(0.03, 0.1)) if female else float(p.uniform(0, 0.02))
+        self.fat = float(p.uniform(0, 0.08))
+        self.arms = float(i.uniform(0.2, 1.0)) if is_ap else float(i.uniform(0, 0.5))
+        self.stomach_gas = float(p.uniform(0.1, 0.25)) if p.random() < 0.65 else 0.0
+        self.vessel_contrast = float(i.uniform(0.08, 0.125))
         # Normal lungs differ too: crowded vessels, motion, shadows of soft tissue at the bases, folds of skin,
         # costophrenic angles rounded by old scars.
-        congestion=float(i.gamma(1.5, 0.008)) + 0.012 * is_ap + 0.02 * low_volumes,
-        vessel_blur=float(0.7 * i.beta(1.2, 3.0)),
-        basal_haze=float(i.gamma(1.2, 0.008)) + 0.01 * is_ap + 0.02 * low_volumes,
-        fold=(
+        self.congestion = float(i.gamma(1.5, 0.008)) + 0.012 * is_ap + 0.02 * low_volumes
+        self.vessel_blur = float(0.7 * i.beta(1.2, 3.0))
+        self.basal_haze = float(i.gamma(1.2, 0.008)) + 0.01 * is_ap + 0.02 * low_volumes
+        self.fold = (
             ("right", "left")[int(i.integers(2))] if i.random() < (0.12 if is_ap else 0.04) else "",
             float(i.uniform(0.75, 0.93)),
             float(i.uniform(0.15, 0.45)),
-        ),
-        blunting={side: float(p.uniform(0.02, 0.05)) if p.random() < 0.10 else 0.0 for side in SIGN},
-        spine_bend=float(p.normal(0, 0.006)),
-    )
+        )
+        self.blunting = {side: float(p.uniform(0.02, 0.05)) if p.random() < 0.10 else 0.0 for side in SIGN}
+        self.spine_bend = float(p.normal(0, 0.006))
 
 
 class Chest:
-    """The contours of a body on a frame. Findings read them.
+    """The contours of a body on a frame, with the findings that change them. All findings read them.
 
     Attributes:
         lateral: distance of the inner chest wall from the midline at each pixel's height.
@@ -118,13 +88,24 @@ class Chest:
         self,
         frame: Frame,
         body: Body,
-        heart_growth: float,
-        raised: Mapping[str, float],
-        knob_growth: float,
-        widening: float,
-        spine_bend: float,
+        findings: Sequence[FindingClass],
+        streams: Mapping[int, np.random.Generator],
     ) -> None:
         self.frame, self.body = frame, body
+        heart_growth, knob_growth, widening, spine_bend = 1.0, 0.0, 0.0, 0.0
+        raised = {}
+        for finding in findings:
+            rng = streams[finding.class_id]
+            if finding.kind == "cardiomegaly":
+                heart_growth = _HEART_GROWTH[finding.grade] * rng.uniform(0.96, 1.04)
+            elif finding.kind == "elevated_diaphragm":
+                raised[finding.side] = rng.uniform(0.09, 0.13)
+            elif finding.kind == "enlarged_knob":
+                knob_growth = rng.uniform(0.035, 0.05)
+            elif finding.kind == "wide_mediastinum":
+                widening = rng.uniform(0.035, 0.05)
+            elif finding.kind.startswith("scoliosis"):
+                spine_bend = rng.uniform(0.045, 0.065) * (-1 if finding.kind.endswith("right") else 1)
         self.dome = {side: body.dome[side] - raised.get(side, 0.0) for side in SIGN}
         self.center = np.float32(body.rotation)
         curve = np.float32(body.spine_bend) * np.sin((frame.y - 0.1) * 5)

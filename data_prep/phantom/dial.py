@@ -45,18 +45,20 @@ def dialled_rates(catalogue: Catalogue, options: Options) -> Rates | None:
     asked, rare = options.false_negatives, options.rare_findings
     if asked is None:
         return None if rare is None else other_rates(catalogue, 1.0, 0.0, 1.0, rare)
-    means = [_mean_at(place, catalogue, rare) for place in _PLACES]
+
+    def mean_at(place: float) -> float:
+        return expected_mean(catalogue, _rates_at(place, catalogue, rare))
+
+    means = [mean_at(place) for place in _PLACES]
     if not means[0] <= asked <= means[-1]:
         raise PhantomError(
             f"--false_negatives: expected {math.ceil(means[0] * 100) / 100:g} to "
             f"{math.floor(means[-1] * 100) / 100:g} with these --rare_findings, found {asked:g}"
         )
     stage = next(k for k, mean in enumerate(means[1:]) if asked <= mean)
-
-    def excess(place: float) -> float:
-        return _mean_at(place, catalogue, rare) - asked
-
-    return _rates_at(brentq(excess, *_PLACES[stage : stage + 2], xtol=_TOLERANCE), catalogue, rare)
+    ends = _PLACES[stage : stage + 2]
+    place = brentq(lambda place: mean_at(place) - asked, *ends, xtol=_TOLERANCE)
+    return _rates_at(place, catalogue, rare)
 
 
 def expected_mean(catalogue: Catalogue, rates: Rates) -> float:
@@ -69,10 +71,6 @@ def expected_mean(catalogue: Catalogue, rates: Rates) -> float:
     is_empty = np.where(holds, 1 - chance, 1.0).prod(1)
     anchors = (holds * chance * (1 + repeats)).sum(0) + is_empty @ instead
     return float(anchors @ holds.mean(0) / anchors.sum())
-
-
-def _mean_at(place: float, catalogue: Catalogue, rare: float | None) -> float:
-    return expected_mean(catalogue, _rates_at(place, catalogue, rare))
 
 
 def _rates_at(place: float, catalogue: Catalogue, rare: float | None) -> Rates:

@@ -11,7 +11,7 @@ from jaxtyping import UInt8
 from PIL import Image
 
 from data_prep.phantom import anatomy
-from data_prep.phantom.anatomy import SIGN, Chest, Layers, draw_body
+from data_prep.phantom.anatomy import SIGN, Body, Chest, Layers
 from data_prep.phantom.findings import FindingClass
 from data_prep.phantom.geometry import GRID, Field, Frame, blur, bump, smooth_step
 from data_prep.phantom.lateral import lateral_density
@@ -19,7 +19,6 @@ from data_prep.phantom.lesions import DRAW, ORDER
 
 # Streams of random numbers of an image: (seed, study, stream, ...).
 _PATIENT, _FINDING, _EXPOSURE = 1, 2, 3
-_HEART_GROWTH = {"mild": 1.19, "moderate": 1.31, "severe": 1.50}
 
 _DEGRADED_CONTRAST, _DEGRADED_GRAIN = 0.5, 24.0
 """Share of the contrast, and standard deviation of the grain in grey levels, of a degraded image."""
@@ -36,42 +35,22 @@ class Picture:
     boxes: dict[int, list[Box]]
 
 
-@dataclass(frozen=True)
 class Exposure:
-    """Properties of an image that do not depend on the patient."""
+    """Properties of an image that do not depend on the patient: position, tones, grain, collimation, side marker."""
 
-    scale: float
-    angle: float
-    shift: tuple[float, float]
-    black: float
-    white: float
-    gamma: float
-    grain: float
-    collimation: tuple[float, float, float, float]
-    marker: tuple[str, float, float, float]
-
-
-def draw_exposure(rng: np.random.Generator, view: str) -> Exposure:
-    """Draw the properties that vary from image to image: position, exposure, grain, collimation, side marker."""
-    portable = view == "AP"
-    border = rng.uniform(0.01, 0.05, 4) * (rng.random(4) < 0.12)
-    letter = "R" if rng.random() < 0.45 else "L"
-    return Exposure(
-        scale=float(rng.normal(1.02, 0.04)),
-        angle=float(rng.normal(0, 0.035 if portable else 0.02)),
-        shift=(float(rng.normal(0, 0.018)), float(rng.normal(0.0, 0.02))),
-        black=float(rng.uniform(0.0, 0.06)),
-        white=float(rng.uniform(0.98, 1.14)) + 0.05 * portable,
-        gamma=float(rng.uniform(0.85, 1.25)),
-        grain=float(rng.uniform(0.010, 0.022)) + 0.006 * portable,
-        collimation=(float(border[0]), float(border[1]), float(border[2]), float(border[3])),
-        marker=(
-            letter,
-            float(rng.uniform(0.05, 0.10)),
-            float(rng.uniform(0.04, 0.22)),
-            float(rng.uniform(0.6, 1.0)),
-        ),
-    )
+    def __init__(self, rng: np.random.Generator, view: str) -> None:
+        portable = view == "AP"
+        self.collimation = (rng.uniform(0.01, 0.05, 4) * (rng.random(4) < 0.12)).tolist()
+        self.letter = "R" if rng.random() < 0.45 else "L"
+        self.scale = rng.normal(1.02, 0.04)
+        self.angle = rng.normal(0, 0.035 if portable else 0.02)
+        self.shift = (rng.normal(0, 0.018), rng.normal(0.0, 0.02))
+        self.black = rng.uniform(0.0, 0.06)
+        self.white = rng.uniform(0.98, 1.14) + 0.05 * portable
+        self.gamma = rng.uniform(0.85, 1.25)
+        self.grain = rng.uniform(0.010, 0.022) + 0.006 * portable
+        self.marker_height, self.marker_top = rng.uniform(0.05, 0.10), rng.uniform(0.04, 0.22)
+        self.marker_value = rng.uniform(0.6, 1.0)
 
 
 def draw_frontal(
@@ -95,12 +74,12 @@ def draw_frontal(
     """
     findings = sorted(findings, key=lambda f: (ORDER[f.kind], f.class_id))
     exposure_rng = np.random.default_rng([*seed, _EXPOSURE, image])
-    exposure = draw_exposure(exposure_rng, view)
+    exposure = Exposure(exposure_rng, view)
     patient = np.random.default_rng([*seed, _PATIENT])
-    body = draw_body(patient, exposure_rng, view, low_volumes)
+    body = Body(patient, exposure_rng, view, low_volumes)
     frame = _frame(exposure, height, width)
     streams = {f.class_id: np.random.default_rng([*seed, _FINDING, f.class_id]) for f in findings}
-    chest = _shaped_chest(frame, body, findings, streams)
+    chest = Chest(frame, body, findings, streams)
     sharp = anatomy.vessels(frame, patient, float(chest.center))
     blurred = np.float32(body.vessel_blur) * blur(sharp, 2.0)
     layers = Layers(
@@ -130,7 +109,7 @@ def draw_lateral(
 ) -> Picture:
     """Draw a lateral image; it has no boxes. Arguments as for `draw_frontal`."""
     rng = np.random.default_rng([*seed, _EXPOSURE, image])
-    exposure = draw_exposure(rng, "LATERAL")
+    exposure = Exposure(rng, "LATERAL")
     frame = _frame(exposure, height, width)
     patient = np.random.default_rng([*seed, _PATIENT, 1])
     density, metal = lateral_density(frame, findings, patient, low_volumes)
@@ -154,30 +133,6 @@ def _frame(exposure: Exposure, height: int, width: int) -> Frame:
     longer = max(height, width)
     rows, columns = round(GRID * height / longer), round(GRID * width / longer)
     return Frame(rows, columns, exposure.scale, exposure.angle, exposure.shift)
-
-
-def _shaped_chest(
-    frame: Frame,
-    body: anatomy.Body,
-    findings: Sequence[FindingClass],
-    streams: dict[int, np.random.Generator],
-) -> Chest:
-    """The chest with those findings that change its contours."""
-    growth, knob, widening, bend = 1.0, 0.0, 0.0, 0.0
-    raised = {}
-    for finding in findings:
-        rng = streams[finding.class_id]
-        if finding.kind == "cardiomegaly":
-            growth = _HEART_GROWTH[finding.grade] * rng.uniform(0.96, 1.04)
-        elif finding.kind == "elevated_diaphragm":
-            raised[finding.side] = rng.uniform(0.09, 0.13)
-        elif finding.kind == "enlarged_knob":
-            knob = rng.uniform(0.035, 0.05)
-        elif finding.kind == "wide_mediastinum":
-            widening = rng.uniform(0.035, 0.05)
-        elif finding.kind.startswith("scoliosis"):
-            bend = rng.uniform(0.045, 0.065) * (-1 if finding.kind.endswith("right") else 1)
-    return Chest(frame, body, growth, raised, knob, widening, bend)
 
 
 def _density(chest: Chest, layers: Layers, gas: Field, mottle: Field) -> Field:
@@ -270,16 +225,16 @@ _LETTERS: dict[str, list[list[tuple[float, float]]]] = {
 
 def _marker(exposure: Exposure, frame: Frame) -> Field:
     """A lead letter on the side of the patient that it names."""
-    letter, height, y0, value = exposure.marker
-    sign = -1 if letter == "R" else 1
+    height, y0 = exposure.marker_height, exposure.marker_top
+    sign = -1 if exposure.letter == "R" else 1
     plain = Frame(frame.height, frame.width, 1.0)
     half = 0.5 * frame.width / min(frame.height, frame.width)
     left = sign * (half - 0.06) - 0.3 * height
     lines = [
         np.array([(left + height * x, y0 + height * y) for x, y in stroke], np.float32)
-        for stroke in _LETTERS[letter]
+        for stroke in _LETTERS[exposure.letter]
     ]
-    return plain.strokes(lines, 0.013, value)
+    return plain.strokes(lines, 0.013, exposure.marker_value)
 
 
 def _collimator(exposure: Exposure, frame: Frame) -> Field:

@@ -41,15 +41,12 @@ def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _begins_with_vowel(text: str) -> bool:
-    """As spoken: an ET tube, an NG tube."""
-    return text[0].lower() in "aeiou" or text.startswith("NG ")
-
-
 def _fill(frame: str, phrase: NounPhrase) -> str:
     """A sentence; catalogue.yaml explains the slots of a frame."""
     number, text = phrase
-    article = {"s": "an " if _begins_with_vowel(text) else "a ", "m": "", "p": ""}[number] + text
+    # As spoken: an ET tube, an NG tube.
+    begins_with_vowel = text[0].lower() in "aeiou" or text.startswith("NG ")
+    article = {"s": "an " if begins_with_vowel else "a ", "m": "", "p": ""}[number] + text
     plural = number == "p"
     return frame.format(
         N=_capital(text),

@@ -18,13 +18,7 @@ from data_prep.phantom.studies import PlannedStudy
 from medclip_dcl.common.files import write_bytes
 from medclip_dcl.common.findings import CHEXPERT
 
-METADATA_COLUMNS = (
-    *("dicom_id", "subject_id", "study_id", "PerformedProcedureStepDescription", "ViewPosition", "Rows"),
-    *("Columns", "StudyDate", "StudyTime", "ProcedureCodeSequence_CodeMeaning"),
-    *("ViewCodeSequence_CodeMeaning", "PatientOrientationCodeSequence_CodeMeaning"),
-)
 BOXES = "MS_CXR_Local_Alignment_v1.0.0"
-SPLIT_COLUMNS = ("dicom_id", "study_id", "subject_id", "split")
 CLASS_COLUMNS = ("class_id", "name", "rho", "sentence_share", "mention_share")
 LABEL_COLUMNS = ("subject_id", "study_id", *CHEXPERT)
 _VIEW_CODES = {
@@ -85,10 +79,12 @@ class StudyRecord:
 def write_tables(folder: Path, records: Sequence[StudyRecord]) -> None:
     pairs = [(record, image) for record in records for image in record.images]
     name = "mimic-cxr-2.0.0"
-    write_gzip_csv(folder / f"{name}-metadata.csv.gz", METADATA_COLUMNS, (_metadata(r, i) for r, i in pairs))
+    metadata = [_metadata(record, image) for record, image in pairs]
+    rows_of_images = (list(row.values()) for row in metadata)
+    write_gzip_csv(folder / f"{name}-metadata.csv.gz", list(metadata[0]), rows_of_images)
     write_gzip_csv(
         folder / f"{name}-split.csv.gz",
-        SPLIT_COLUMNS,
+        ("dicom_id", "study_id", "subject_id", "split"),
         ([i.dicom_id, r.planned.study_id, r.planned.subject_id, r.planned.split] for r, i in pairs),
     )
     for labeller in ("chexpert", "negbio"):
@@ -100,7 +96,7 @@ def write_tables(folder: Path, records: Sequence[StudyRecord]) -> None:
     _write_boxes(folder, [box for record in records for box in record.boxes])
 
 
-def _metadata(record: StudyRecord, image: ImageRecord) -> list[object]:
+def _metadata(record: StudyRecord, image: ImageRecord) -> dict[str, object]:
     has_lateral = any(not i.is_frontal for i in record.images)
     is_portable = record.images[0].view == "AP"
     procedure = (
@@ -110,20 +106,20 @@ def _metadata(record: StudyRecord, image: ImageRecord) -> list[object]:
         if has_lateral
         else "CHEST (SINGLE VIEW)"
     )
-    return [
-        image.dicom_id,
-        record.planned.subject_id,
-        record.planned.study_id,
-        procedure,
-        image.view,
-        image.rows,
-        image.columns,
-        record.date,
-        record.time,
-        procedure,
-        _VIEW_CODES[image.view],
-        "" if is_portable else "Erect",
-    ]
+    return {
+        "dicom_id": image.dicom_id,
+        "subject_id": record.planned.subject_id,
+        "study_id": record.planned.study_id,
+        "PerformedProcedureStepDescription": procedure,
+        "ViewPosition": image.view,
+        "Rows": image.rows,
+        "Columns": image.columns,
+        "StudyDate": record.date,
+        "StudyTime": record.time,
+        "ProcedureCodeSequence_CodeMeaning": procedure,
+        "ViewCodeSequence_CodeMeaning": _VIEW_CODES[image.view],
+        "PatientOrientationCodeSequence_CodeMeaning": "" if is_portable else "Erect",
+    }
 
 
 def _write_boxes(folder: Path, boxes: Sequence[BoxRecord]) -> None:

@@ -86,7 +86,9 @@ def write_report(
         title = "Portable chest radiograph" if view == "AP" else "Frontal view of the chest"
         pieces = [[_lines(f"{title} compared to ___")]] if rng.random() < 0.5 else []
         pieces = [*pieces, [_lines(_prose(body, rng))]]
-    text = _assemble(pieces)
+    # Paragraphs between lines that hold a single space, under the title of a final report.
+    paragraphs = [paragraph for piece in pieces for paragraph in piece]
+    text = " " * 33 + "FINAL REPORT\n" + "\n \n".join(paragraphs) + "\n"
     return Report(text, (*body, *summary))
 
 
@@ -200,12 +202,6 @@ def _lines(text: str) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-
-
-def _assemble(pieces: Sequence[Sequence[str]]) -> str:
-    """Paragraphs between lines that hold a single space, under the title of a final report."""
-    paragraphs = [paragraph for piece in pieces for paragraph in piece]
-    return " " * 33 + "FINAL REPORT\n" + "\n \n".join(paragraphs) + "\n"
 
 
 def chexpert_labels(statements: Iterable[Statement]) -> dict[str, float]:

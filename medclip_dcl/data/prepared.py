@@ -315,10 +315,6 @@ class PreparedSet:
         height, width, size = (images[name].astype(str) for name in ("height", "width", "original_bytes"))
         return images.assign(digest=now, original=height + " x " + width + ", " + size)[IMAGE_DIGESTS]
 
-    def evaluated_patients(self) -> np.ndarray:
-        """subject_id of all patients that a test may take."""
-        return self.table("images").query("use in ('test', 'grounding')")["subject_id"].unique()
-
     @property
     def is_phantom(self) -> bool:
         """True if the set comes from the digital phantom: no patient data, the truth is known."""

@@ -1,51 +1,25 @@
 """Contrastive objectives: one loss, the class probabilities that debias it, and the weights of its negatives."""
 
-from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
+from medclip_dcl.objectives.anchor_losses import AnchorLoss as AnchorLoss
+from medclip_dcl.objectives.anchor_losses import Anchors as Anchors
+from medclip_dcl.objectives.class_probability import ClassProbability as ClassProbability
+from medclip_dcl.objectives.class_probability import ConstantClassProbability as ConstantClassProbability
+from medclip_dcl.objectives.class_probability import KnownClassProbability as KnownClassProbability
 from medclip_dcl.objectives.class_probability import (
-    ClassProbability,
-    ConstantClassProbability,
-    KnownClassProbability,
-    LanguageModelClassProbability,
+    LanguageModelClassProbability as LanguageModelClassProbability,
 )
-from medclip_dcl.objectives.contrastive import (
-    ContrastiveStatistics,
-    contrastive_loss,
-    contrastive_statistics,
-)
-from medclip_dcl.objectives.individual_temperatures import IndividualTemperatures
-from medclip_dcl.objectives.near_texts import NearTexts
-from medclip_dcl.objectives.negative_weights import (
-    HardNegatives,
-    NegativeWeights,
-    RemoveByLabel,
-    RemoveByTextSimilarity,
-    ResampleByTextSimilarity,
-    ReweightByTextSimilarity,
-    TrueNegatives,
-)
-from medclip_dcl.objectives.sigmoid import SigmoidLoss, sigmoid_loss
-from medclip_dcl.objectives.soft_targets import SoftTargets
-
-__all__ = [
-    "AnchorLoss",
-    "Anchors",
-    "ClassProbability",
-    "ConstantClassProbability",
-    "ContrastiveStatistics",
-    "HardNegatives",
-    "IndividualTemperatures",
-    "KnownClassProbability",
-    "LanguageModelClassProbability",
-    "NearTexts",
-    "NegativeWeights",
-    "RemoveByLabel",
-    "RemoveByTextSimilarity",
-    "ResampleByTextSimilarity",
-    "ReweightByTextSimilarity",
-    "SigmoidLoss",
-    "SoftTargets",
-    "TrueNegatives",
-    "contrastive_loss",
-    "contrastive_statistics",
-    "sigmoid_loss",
-]
+from medclip_dcl.objectives.contrastive import ContrastiveStatistics as ContrastiveStatistics
+from medclip_dcl.objectives.contrastive import contrastive_loss as contrastive_loss
+from medclip_dcl.objectives.contrastive import contrastive_statistics as contrastive_statistics
+from medclip_dcl.objectives.individual_temperatures import IndividualTemperatures as IndividualTemperatures
+from medclip_dcl.objectives.near_texts import NearTexts as NearTexts
+from medclip_dcl.objectives.negative_weights import HardNegatives as HardNegatives
+from medclip_dcl.objectives.negative_weights import NegativeWeights as NegativeWeights
+from medclip_dcl.objectives.negative_weights import RemoveByLabel as RemoveByLabel
+from medclip_dcl.objectives.negative_weights import RemoveByTextSimilarity as RemoveByTextSimilarity
+from medclip_dcl.objectives.negative_weights import ResampleByTextSimilarity as ResampleByTextSimilarity
+from medclip_dcl.objectives.negative_weights import ReweightByTextSimilarity as ReweightByTextSimilarity
+from medclip_dcl.objectives.negative_weights import TrueNegatives as TrueNegatives
+from medclip_dcl.objectives.sigmoid import SigmoidLoss as SigmoidLoss
+from medclip_dcl.objectives.sigmoid import sigmoid_loss as sigmoid_loss
+from medclip_dcl.objectives.soft_targets import SoftTargets as SoftTargets

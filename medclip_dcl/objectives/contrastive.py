@@ -276,15 +276,15 @@ def eta_of_anchors(
         )
     eta = eta.expand(like.shape)
     is_wrong = ~((eta >= 0) & (eta < 1))
-    return checked(eta, is_wrong, lambda: _not_in_range(eta, is_wrong))
 
+    def error() -> ValueError:
+        wrong = eta[is_wrong]
+        return ValueError(
+            f"class_probability: expected values in [0, 1), found {wrong[0].item():g} (one of {len(wrong)} of "
+            f"{len(eta)} anchors)"
+        )
 
-def _not_in_range(eta: Tensor, is_wrong: Tensor) -> ValueError:
-    wrong = eta[is_wrong]
-    return ValueError(
-        f"class_probability: expected values in [0, 1), found {wrong[0].item():g} (one of {len(wrong)} of "
-        f"{len(eta)} anchors)"
-    )
+    return checked(eta, is_wrong, error)
 
 
 def _any(mask: Tensor) -> bool:
