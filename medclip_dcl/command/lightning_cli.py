@@ -32,7 +32,7 @@ from medclip_dcl.command.output import plain_output
 from medclip_dcl.common.devices import best_precision, without_tf32
 from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.common.files import digest, write_json
-from medclip_dcl.common.find_model import LAST, find_model
+from medclip_dcl.common.find_model import LAST, find_model, may_be_repository
 from medclip_dcl.common.weight_files import SavedModel, read_model
 from medclip_dcl.data.images import shown_images
 from medclip_dcl.data.lineage import Lineage
@@ -472,16 +472,17 @@ class _Check(MedclipCLI):
 
 
 def _require_sources(config: Namespace) -> None:
-    """Refuse files and folders that are not there: data, prompts, weights to start from."""
+    """Refuse files and folders that are not there: data, prompts, weights to start from. Nothing is downloaded."""
     for key, value in config.items():
         name = key.rpartition(".")[2]
-        if name == "init_from" and value is not None:
+        if value is None:
+            continue
+        is_remote = name in ("init_from", "pretrained") and may_be_repository(str(value))
+        if name == "init_from" and not (is_remote and "/" in value):
             find_model(value, key)
         is_source = key == "prompts" or (key.startswith(("model.", "data.")) and name in ("folder", "files"))
-        # Others may be repositories of the Hugging Face Hub.
-        is_path = str(value).startswith(("/", ".", "~")) or str(value).count("/") > 1
-        is_wanted = value is not None and (is_source or (name == "pretrained" and is_path))
-        if is_wanted and not Path(value).expanduser().exists():
+        is_source |= name == "pretrained" and not is_remote
+        if is_source and not Path(value).expanduser().exists():
             raise UserError(f"{key}: no file or folder {value}")
 
 

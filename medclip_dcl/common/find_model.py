@@ -79,12 +79,17 @@ def _found(model: str | Path) -> FoundModel:
     return FoundModel(path)  # its reader says what is missing
 
 
+def may_be_repository(name: str) -> bool:
+    """True for a name that the hub is asked for: [owner/]name, where no folder `owner` exists."""
+    owner = name.rpartition("/")[0]
+    return bool(_REPOSITORY.fullmatch(name)) and not (owner and Path(owner).is_dir())
+
+
 def download(repository: str, files: Sequence[str]) -> Path:
-    """Local copy of those files of a repository, which is asked for only where no folder `owner` exists."""
+    """Local copy of those files of a repository."""
     from huggingface_hub import snapshot_download
 
-    owner = repository.rpartition("/")[0]
-    if not _REPOSITORY.fullmatch(repository) or (owner and Path(owner).is_dir()):
+    if not may_be_repository(repository):
         raise MissingFileError(f"no file or folder {repository}")
     try:
         return Path(snapshot_download(repository, allow_patterns=[*files]))

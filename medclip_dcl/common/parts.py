@@ -57,7 +57,7 @@ def differing_arguments(there: Mapping[str, Any], here: Mapping[str, Any]) -> di
     """Settings in which two descriptions of a part differ, by dotted name; none where they are one architecture.
 
     `there` is rebuilt first, as other versions of libraries state more or fewer defaults. A tokenizer counts by a
-    digest of how it splits a text.
+    digest of how it splits a text, and by the side on which it truncates.
     """
     if there["class_path"] == here["class_path"] and there != here:
         with torch.device("meta"):
@@ -73,6 +73,7 @@ def _flat(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     for name, value in settings.items():
         if name == "tokenizer" and str(value).startswith("{"):
             raw = json.loads(value)
+            flat[f"{prefix}truncation_side"] = (raw.get("truncation") or {}).get("direction")
             value = digest(json.dumps([raw.get(part) for part in _TOKENIZER_PARTS], sort_keys=True).encode())
         inner = _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
         flat.update(inner)

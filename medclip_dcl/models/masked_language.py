@@ -21,14 +21,13 @@ from medclip_dcl.common.weight_files import load_exactly, read_model
 from medclip_dcl.data.link import ReportsRequirements, TokenizedSentences, trainer_data
 from medclip_dcl.models.base import TrainedModel
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
-from medclip_dcl.networks.bert_folder import resolve_folder, save_language_model
+from medclip_dcl.networks.bert_folder import LANGUAGE_MODEL, resolve_folder, save_language_model
 from medclip_dcl.networks.language_model import language_model_class, load_language_model
 from medclip_dcl.networks.library_folder import longest_sentence
 from medclip_dcl.networks.masked_language import head_at, masked_language_losses
 from medclip_dcl.networks.transformer import avoid_host_reads, run
 
 _WEIGHTS_PREFIX = "language_model."
-_EXPORT = "language_model"
 
 
 def _described(checkpoint: Any, source: str) -> dict[str, Any]:
@@ -179,14 +178,14 @@ class MaskedLanguageModel(TrainedModel):
 
     def next_command(self, run: Path) -> str:
         data: Any = trainer_data(self.trainer)
-        return f"medclip-dcl score {data.folder} --model {run / _EXPORT}"
+        return f"medclip-dcl score {data.folder} --model {run / LANGUAGE_MODEL}"
 
     def on_fit_end(self) -> None:
         """Write the weights that were best on validate, also for a run that is resumed after its last step."""
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         if self.trainer.is_global_zero:
-            folder = Path(self.trainer.default_root_dir) / _EXPORT
+            folder = Path(self.trainer.default_root_dir) / LANGUAGE_MODEL
             save_language_model(self._best(), self.tokenizer, folder)
         self.trainer.strategy.barrier("language model exported")
 

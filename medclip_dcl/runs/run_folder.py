@@ -19,6 +19,7 @@ import yaml
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, parse_json, write_json, write_parquet, write_text
+from medclip_dcl.common.find_model import FoundModel
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.saved import CONFIG_FILE, differing_settings, read_config, read_json, setting
 
@@ -179,16 +180,16 @@ class RunFolder:
 
     def is_own(self, checkpoint: Path) -> bool:
         """True for a checkpoint of this run's training; for any checkpoint in a folder that holds no run."""
-        is_there = checkpoint.absolute().parent.resolve() == self.checkpoints.resolve()
+        owner = FoundModel(checkpoint).run
+        is_there = owner is not None and owner.resolve() == self.folder.resolve()
         return not self.saved_config() or (is_there and checkpoint.name != UNTRAINED_CHECKPOINT)
 
     def folder_of_test(self, checkpoint: Path, other_set: str = "") -> Path:
         """Folder for results: the run's, or one in tests/ for another's checkpoint or another set, by its name."""
         parts = [f"on_{other_set}"] if other_set else []
         if not self.is_own(checkpoint):
-            path = checkpoint.resolve()
-            run = [path.parent.parent.name] if path.parent.name == self.checkpoints.name else []
-            parts = [*run, path.stem, digest(str(path).encode())[:6], *parts]
+            path, owner = checkpoint.resolve(), FoundModel(checkpoint.resolve()).run
+            parts = [*([owner.name] if owner else []), path.stem, digest(str(path).encode())[:6], *parts]
         return self.folder / TESTS / "_".join(parts) if parts else self.folder
 
     @contextmanager

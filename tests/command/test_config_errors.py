@@ -163,6 +163,13 @@ def test_sources_that_are_gone_are_named(option, small_set, small_bert, tmp_path
         lightning_cli.check({"cell": run}, needs_sources=True)
 
 
+def test_a_check_downloads_no_model(small_set, small_bert, monkeypatch):
+    monkeypatch.delattr("huggingface_hub.snapshot_download")
+    values = (small_set, "somebody/model", small_bert)
+    run = [f"--{key}={value}" for key, value in zip(SOURCES, values, strict=True)]
+    lightning_cli.check({"cell": ["fit", "--config", DEMO, "--run_folder=run", *run]}, needs_sources=True)
+
+
 def test_the_command_comes_before_its_options(capsys):
     said = refused(capsys, ["--config", DEMO, "fit", "--run_folder", "x"])
     assert "--config: give the command first, fit | validate" in said

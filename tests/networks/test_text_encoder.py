@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.parts import differing_arguments, part_config
 from medclip_dcl.networks import library_folder
 from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
 from medclip_dcl.networks.initial_weights import take_over
@@ -175,6 +176,11 @@ def test_a_trained_encoder_can_be_taken_over(folder_of, tmp_path):
         take_over(network(other), tmp_path / "net")
     with pytest.raises(UserError, match="another model, .*another tokenizer"):
         take_over(network(folder_of("deberta")), tmp_path / "net")
+    sides = [part_config(mine.text_encoder), part_config(mine.text_encoder)]
+    tokenizer = json.loads(sides[1]["init_args"]["tokenizer"])
+    tokenizer["truncation"]["direction"] = "Left"
+    sides[1]["init_args"]["tokenizer"] = json.dumps({**tokenizer, "padding": None})
+    assert differing_arguments(*sides) == {"init_args.truncation_side": ("Right", "Left")}
 
 
 @pytest.mark.parametrize("has_head", [False, True])
