@@ -167,41 +167,6 @@ def test_export_is_the_best_not_the_last(prepared: Path, tmp_path: Path) -> None
     assert not any(torch.equal(value, exported[name]) for name, value in last.items() if value.dim() > 1)
 
 
-def test_a_resumed_run_ends_as_an_uninterrupted_one(prepared: Path, tmp_path: Path) -> None:
-    """Without dropout (checkpoints hold no random state), whatever the random state at the restart."""
-    ends = {}
-    for name, callbacks in (("whole", ()), ("parts", (_KilledAt(epoch=1),))):
-        model, data = build(prepared, architecture=replace(SMALL, dropout=0.0))
-        try:
-            trainer(tmp_path / name, 2, *callbacks, limit_train_batches=5).fit(model, datamodule=data)
-        except _Killed:
-            assert not (tmp_path / name / "language_model").exists()
-            model, data = build(prepared, architecture=replace(SMALL, dropout=0.0))
-            torch.manual_seed(99)
-            last = tmp_path / name / "checkpoints" / "last.ckpt"
-            trainer(tmp_path / name, 2, limit_train_batches=5).fit(
-                model, datamodule=data, ckpt_path=str(last)
-            )
-        ends[name] = {
-            **model.state_dict(),
-            **load_language_model(tmp_path / name / "language_model")[0].state_dict(),
-        }
-    assert all(torch.equal(value, ends["parts"][name]) for name, value in ends["whole"].items())
-
-
-class _Killed(Exception):
-    pass
-
-
-class _KilledAt(Callback):
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.current_epoch == self.epoch:
-            raise _Killed
-
-
 def test_a_run_killed_before_export_exports_later(prepared: Path, tmp_path: Path) -> None:
     """Also where its folder was moved in between."""
     model, data = build(prepared)

@@ -111,8 +111,8 @@ CASES = {
 }
 
 
-FAST = ("plain", "all_options")
-"""Cases that the slow tests do not keep to themselves: the usual run, and every option of the step."""
+FAST = ("plain", "all_options", "language_model")
+"""Cases that the slow tests do not keep to themselves: the usual run, every option of the step, and of language."""
 
 
 def fast_and_slow(names: Iterable[str]) -> list[Any]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -19,8 +17,7 @@ from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.slow.test_kills import start
 
 pytestmark = pytest.mark.slow
 
@@ -56,28 +53,15 @@ def test_repeated_kills_give_table_of_one_run(small_bert, tmp_path):
             tmp_path / f"{place}.png"
         )
 
-    def start(output: Path) -> subprocess.Popen[bytes]:
+    def ask(output: Path) -> subprocess.Popen[bytes]:
         options = ["--classify", "--batch_size", "3", "--workers", "2", "--output", str(output)]
-        words = [
-            sys.executable,
-            "-m",
-            "medclip_dcl",
-            "ask",
-            str(tmp_path / "model"),
-            str(tmp_path),
-        ]
-        return subprocess.Popen(
-            [*words, *options],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stderr=subprocess.DEVNULL,
-        )
+        return start(["medclip_dcl", "ask", str(tmp_path / "model"), str(tmp_path), *options])
 
     whole, output = tmp_path / "out/whole.csv", tmp_path / "out/scores.csv"
-    assert start(whole).wait() == 0
+    assert ask(whole).wait() == 0
     partial = output.with_name("scores.csv.partial")
     for least in (20, 60, 100):
-        process = start(output)
+        process = ask(output)
         while rows_in(partial) < least:
             assert process.poll() is None, "it ended before it was killed"
             time.sleep(0.005)
@@ -90,7 +74,7 @@ def test_repeated_kills_give_table_of_one_run(small_bert, tmp_path):
             time.sleep(0.1)
     kept = rows_in(partial)
     assert 100 <= kept < 150
-    assert start(output).wait() == 0
+    assert ask(output).wait() == 0
     found, expected = pd.read_csv(output), pd.read_csv(whole)
     assert list(found["image"]) == list(expected["image"]) and len(found) == 150
     np.testing.assert_allclose(found.iloc[:, 1:6], expected.iloc[:, 1:6], atol=2e-6)

@@ -172,15 +172,9 @@ def test_training_that_was_asked_to_stop_loses_nothing(
 
 def test_slurm_signal_saves_only_into_run_folder(whole, small_set, small_bert, tmp_path, monkeypatch):
     """Lightning's own answer to SIGUSR1 there would save in the middle of a step, queue the job again and go on."""
-    names = {
-        "SLURM_NTASKS": "1",
-        "SLURM_JOB_ID": "5",
-        "SLURM_PROCID": "0",
-        "SLURM_LOCALID": "0",
-        "SLURM_NODEID": "0",
-    }
-    for name, value in {**names, "SLURM_JOB_NAME": "train", "SLURM_NODELIST": "localhost"}.items():
-        monkeypatch.setenv(name, value)
+    names = {"NTASKS": "1", "JOB_ID": "5", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "JOB_NAME": "train"}
+    for name, value in {**names, "NODELIST": "localhost"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
     run = tmp_path / "slurm"
     arguments = fit_arguments(run, small_set, small_bert)
     assert signal_when(start(arguments), signal.SIGUSR1, lambda: rows(run) >= 9) == 138
@@ -232,13 +226,8 @@ def is_alive(pid: int) -> bool:
 def test_signal_within_validation_ends_both_processes(small_set, small_bert, tmp_path, monkeypatch):
     """As a user's `kill`, or a batch system that knows of the first alone; the launcher passes it on."""
     two = ("--trainer.devices", "2", "--trainer.strategy", "ddp", "--checkpoint_minutes", "1000")
-    few = (
-        "--data.init_args.batch_size",
-        "2",
-        "--trainer.max_epochs",
-        "3",
-    )  # 12 steps, 2 batches of validation
-    options = (*two, *few)
+    # 12 steps an epoch, 2 batches of validation.
+    options = (*two, "--data.init_args.batch_size", "2", "--trainer.max_epochs", "3")
     run_of = {name: tmp_path / name for name in ("whole", "stopped")}
     assert start(fit_arguments(run_of["whole"], small_set, small_bert, *options)).wait() == 0
     run = run_of["stopped"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +9,8 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
 from torch import Tensor, nn
-from transformers import BertForMaskedLM
 
 from medclip_dcl import load
-from medclip_dcl.command.cli import main
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.training.averaging import AveragedWeights
@@ -22,7 +19,6 @@ from medclip_dcl.training.last_checkpoint import in_order
 from medclip_dcl.training.throughput import Throughput
 
 DECAY = 0.9
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def state(model: nn.Module) -> dict[str, Tensor]:
@@ -172,25 +168,3 @@ def test_a_slow_decay_is_a_warning(build, data, trainer):
 def test_callbacks_are_put_in_order():
     a, b, c, d, e = Throughput(), ModelCheckpoint(), AveragedWeights(0.5), Probe(), FiniteCheck()
     assert in_order([a, b, c, d, e, a.arrival]) == [a.arrival, d, e, c, b, a]
-
-
-def test_a_language_model_exports_its_average(small_set, tmp_path):
-    data, trainer = "--data.init_args.", "--trainer."
-    main([
-        "fit",
-        "--config", str(ROOT / "configs/language_model_small.yaml"),
-        "--run_folder", str(tmp_path / "run"),
-        "--ema_decay", "0.5",
-        f"{trainer}accelerator", "cpu",
-        f"{trainer}enable_progress_bar", "false",
-        f"{trainer}max_epochs", "2",
-        f"{trainer}precision", "32-true",
-        f"{data}folder", str(small_set),
-        f"{data}batch_size", "8",
-        f"{data}vocabulary_size", "90",
-    ])  # fmt: skip
-    best = torch.load(tmp_path / "run/checkpoints/best.ckpt", weights_only=True)
-    exported = BertForMaskedLM.from_pretrained(tmp_path / "run/language_model").state_dict()
-    name = "bert.encoder.layer.0.attention.self.query.weight"
-    average, weights = (best[key][f"language_model.{name}"] for key in ("state_dict", "current_model_state"))
-    assert torch.equal(exported[name], average) and not torch.equal(average, weights)
