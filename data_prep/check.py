@@ -73,7 +73,6 @@ def _description(prepared: PreparedSet) -> list[str]:
 
 
 def _patients(found: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Patients of each use."""
     people = found.get("studies", found["images"])
     patients = people.drop_duplicates(["subject_id", "use"])["use"]
     uses = ", ".join(f"{use} {int((patients == use).sum()):,}" for use in USES)

@@ -98,7 +98,6 @@ def _batches(files: list[Path], view: View, batch_size: int, workers: int) -> Da
 def _features(
     network: ImageTextNetwork, batches: DataLoader
 ) -> Iterator[Float[np.ndarray, "image channel region_row region_column"]]:
-    """Input of the projection for each image."""
     import torch
 
     for batch in batches:

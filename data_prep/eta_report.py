@@ -137,7 +137,6 @@ def _warnings(sentences: pd.DataFrame, problem: str, chosen: str) -> list[str]:
 
 
 def _examples(sentences: pd.DataFrame) -> list[str]:
-    """The most and the least probable sentences, as Markdown."""
     from medclip_dcl.report.report import probable_sentences
 
     lines = []
@@ -151,7 +150,6 @@ def _examples(sentences: pd.DataFrame) -> list[str]:
 
 
 def _figure(sentences: pd.DataFrame) -> Figure:
-    """Histograms of log p and eta; on a phantom eta over rho."""
     from medclip_dcl.report.charts import draw_eta, draw_truth
 
     figure = Figure(figsize=(13.5 if "rho" in sentences else 9, 3.8), layout="constrained")

@@ -174,7 +174,6 @@ def _lacks(check: TableCheck, column: str, header: Sequence[str], advice: str) -
 
 
 def _read(settings: Folder, table: CsvFile, columns: dict[str, str], check: TableCheck) -> Source:
-    """Read and check the table."""
     if unused := [name for name in table.header() if name not in columns.values()]:
         print(
             f"{table.file}: columns that are not used: {', '.join(unused)} (--label_columns takes labels of findings)"

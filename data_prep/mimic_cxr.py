@@ -72,7 +72,6 @@ def prepare(settings: MimicCxr) -> None:
 
 
 def _read(settings: MimicCxr, release: Release, radiologist: Path | None) -> Source:
-    """Read and check all tables before any work begins."""
     images = read_images(release)
     boxes = read_ms_cxr(settings.ms_cxr) if settings.ms_cxr is not None else None
     grounding: frozenset[int] = frozenset()
@@ -181,7 +180,6 @@ def _of_split(boxes: pd.DataFrame, settings: MimicCxr) -> pd.DataFrame:
 
 
 def _subset(images: pd.DataFrame, subset: Sequence[str] | None, release: Release) -> pd.DataFrame:
-    """Images of the patients in the named folders."""
     if subset is None:
         return images
     folder = "p" + (images["subject_id"] // 1_000_000).astype(str)

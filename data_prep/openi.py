@@ -90,7 +90,6 @@ def find_source(source: Path) -> Path:
 
 
 def _read(settings: OpenI, place: Path, projections: Path | None) -> Source:
-    """Read and check the reports, the views and the labels."""
     views = read_projections(projections) if projections is not None else {}
     rejects: list[Reject] = []
     if place.suffix == ".csv":

@@ -98,7 +98,6 @@ def prepare_set(settings: Prepare, made_from: Mapping[str, Any], read: Callable[
 def _make(
     settings: Prepare, made_from: Mapping[str, Any], source: Source, now: Found, growth: Growth
 ) -> None:
-    """Write the set and print its summary."""
     output = settings.output
     finished, unfinished = output / "dataset.json", output / _UNFINISHED
     earlier: dict[str, Any] = next(
@@ -194,7 +193,6 @@ def _one_process_in(output: Path) -> Iterator[None]:
 def _assemble(
     source: Source, images: pd.DataFrame, found: Sentences, cases: str
 ) -> tuple[dict[str, pd.DataFrame], list[set_tables.Reject], dict[str, Any]]:
-    """The tables of the set, rejects, and counts."""
     written: dict[str, pd.DataFrame] = {}
     box_rejects: list[set_tables.Reject] = []
     boxed: set[str] = set()

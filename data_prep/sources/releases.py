@@ -382,7 +382,10 @@ class CsvFile:
 
 def unequal_lines(lines: Sequence[str]) -> str:
     """The problem of lines with too many or too few values, as `CsvFile.read` names them."""
-    return f"{lines[0]}{and_others(lines[1:])} (a value that holds the delimiter or a line break must stand in quotes)"
+    advice = (
+        "a value that holds the delimiter or a line break must stand in quotes, and each column needs a name"
+    )
+    return f"{lines[0]}{and_others(lines[1:])} ({advice})"
 
 
 def read_table(file: Path, columns: Iterable[str], other_columns: Iterable[str] | None = ()) -> pd.DataFrame:

@@ -32,7 +32,6 @@ def scaled(image: Image.Image, size: int) -> Image.Image:
 
 
 def _scaled_size(image: Image.Image, size: int) -> tuple[int, int]:
-    """Width and height."""
     shorter = min(image.size)
     return round(image.width * size / shorter), round(image.height * size / shorter)
 

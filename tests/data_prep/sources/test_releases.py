@@ -68,7 +68,7 @@ def test_other_labels_have_their_own_file(tmp_path: Path) -> None:
 
 
 FIRST, SECOND = SPLIT.splitlines()[:2]
-QUOTES = "(a value that holds the delimiter or a line break must stand in quotes)"
+QUOTES = "(a value that holds the delimiter or a line break must stand in quotes, "
 DAMAGED = [
     (dict(metadata=METADATA.replace("ViewPosition", "View")), "metadata.csv.gz lacks the column ViewPosition; found"),
     (dict(split=SPLIT.replace("study_id,subject_id", "a,b")), "lacks the columns subject_id, study_id; found"),
