@@ -464,7 +464,11 @@ class Similar:
     is written."""
 
     data: Path = positional("prepared data set with sentence embeddings", type=Path, metavar="SET")
-    model: str | None = option("stem of a file in SET/text_embedding (the only one)", None, metavar="LM")
+    model: str | None = option(
+        "language model that embed has run, or the stem of its file in SET/text_embedding (the only one)",
+        None,
+        metavar="LM",
+    )
     images: int = option("training images, drawn at random (1000)", 1000, type=whole_number(1), metavar="N")
     batch_size: int = option("images in a batch (64)", 64, type=whole_number(1), metavar="N")
 

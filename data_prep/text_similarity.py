@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +9,7 @@ import pandas as pd
 from jaxtyping import Bool, Float, Int
 
 from data_prep.options import Similar
+from data_prep.scores.language_model import stems_of_model
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, report_embedding
 
 THRESHOLDS = (0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99)
@@ -70,10 +70,13 @@ def read_texts(settings: Similar) -> Texts:
 
 
 def _stem(prepared: PreparedSet, model: str | None) -> str | None:
-    """Stem of the only file of embeddings by a model, which its name begins; else the name itself."""
-    begin = f"{Path(model).expanduser().resolve().name}-" if model else ""
-    stems = [stem for stem in prepared.models("text_embedding") if model and stem.startswith(begin)]
-    return stems[0] if len(stems) == 1 else model
+    """Stem of the only file of embeddings by a model; else the name itself."""
+    stems = stems_of_model(prepared.models("text_embedding"), model) if model else []
+    if len(stems) > 1:
+        raise PreparedDataError(
+            f"--model: {model} has several embeddings, {', '.join(stems)}; give one of these"
+        )
+    return stems[0] if stems else model
 
 
 def _unit(vectors: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, "text dim"]:

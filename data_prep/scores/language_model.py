@@ -6,9 +6,10 @@ import glob
 import hashlib
 import json
 import os
+import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -38,9 +39,17 @@ def result_file(folder: Path, model: str, network: PreTrainedModel, suffix: str)
     """File of a model's results: its folder's or repository's name, a fingerprint of its weights, and a suffix."""
     from medclip_dcl.networks.bert_folder import weights_fingerprint
 
-    # Also for "." or a closing slash.
-    name = os.path.basename(os.path.abspath(os.path.expanduser(model)))
-    return folder / f"{name}-{weights_fingerprint(network)[:_FINGERPRINT_DIGITS]}{suffix}.parquet"
+    return folder / f"{_name(model)}-{weights_fingerprint(network)[:_FINGERPRINT_DIGITS]}{suffix}.parquet"
+
+
+def stems_of_model(stems: Sequence[str], model: str) -> list[str]:
+    """Stems of the `result_file`s of a model, found by its name alone: of any weights and suffix."""
+    return [stem for stem in stems if re.fullmatch(rf"{re.escape(_name(model))}-[0-9a-f]{{8}}(-\w+)?", stem)]
+
+
+def _name(model: str) -> str:
+    # Also of "." and with a closing slash.
+    return os.path.basename(os.path.abspath(os.path.expanduser(model)))
 
 
 def scoring_fingerprint(network: PreTrainedModel) -> str:

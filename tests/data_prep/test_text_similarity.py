@@ -107,6 +107,22 @@ def test_without_truth_the_tables_say_what_is_found(embedded_set, truth, tmp_pat
     assert f"quantiles: 5% {expected:.4f}" in summary(read_texts(Similar(data=embedded_set)), 64)
 
 
+def test_model_names_its_only_embedding(embedded_set, tmp_path):
+    folder = shutil.copytree(embedded_set, tmp_path / "set")
+    (file,) = (folder / "text_embedding").iterdir()
+    file = file.rename(file.with_name("bert-base-0123abcd-mean.parquet"))
+    read_texts(Similar(data=folder, model="owner/bert-base"))
+    for other in ("bert", "base"):
+        with pytest.raises(PreparedDataError, match="no sentence embeddings named"):
+            read_texts(Similar(data=folder, model=other))
+    shutil.copy(file, file.with_name("bert-base-0123abcd.parquet"))
+    read_texts(Similar(data=folder, model="bert-base-0123abcd-mean"))
+    with pytest.raises(
+        PreparedDataError, match="--model: runs/bert-base/ has several embeddings, bert-base-0123abcd,"
+    ):
+        read_texts(Similar(data=folder, model="runs/bert-base/"))
+
+
 def test_refusals(embedded_set, small_set, tmp_path):
     with pytest.raises(PreparedDataError, match=r"has no sentence embeddings; .* medclip-dcl embed"):
         main([str(small_set)])
