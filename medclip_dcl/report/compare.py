@@ -104,13 +104,11 @@ def compare(
     return Comparison(rows, sides, chosen, compared(sides, chosen, n_draws=n_draws), n_draws)
 
 
-def tables(comparison: Comparison, published: bool = True) -> list[Table]:
-    """Tables of what was measured, with differences from the baseline, and with the paper's rows if `published`."""
+def tables(comparison: Comparison) -> list[Table]:
+    """Tables of what was measured, with differences from the baseline and the paper's rows."""
     sides = comparison.sides.items()
     found = filled({label: Shown(runs[0].tested, comparison.table[label, ""]) for label, runs in sides})
     for table in found:
-        if not published:
-            table.published = []
         if comparison.differences:
             table.rows.append(Row(f"paired difference from {comparison.baseline}", "divider"))
         for name, differences in comparison.differences.items():

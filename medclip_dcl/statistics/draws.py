@@ -34,8 +34,7 @@ MIN_PATIENTS = 20
 
 CLASSIFICATIONS = ("classification", "finding_classification")
 _CASE = {
-    "classification": ["finding", "dicom_id", "subject_id", "label"],
-    "finding_classification": ["finding", "dicom_id", "subject_id", "label"],
+    **dict.fromkeys(CLASSIFICATIONS, ["finding", "dicom_id", "subject_id", "label"]),
     "grounding": ["box", "dicom_id", "subject_id", "category", "phrase"],
     "localisation": ["category", "dicom_id", "subject_id"],
     "retrieval": ["direction", "box", "dicom_id", "subject_id"],

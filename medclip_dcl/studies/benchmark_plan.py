@@ -117,9 +117,12 @@ class BenchmarkedRun(TestedRun):
 
     @cached_property
     def config(self) -> dict[str, Any] | None:
-        """Settings of the model's training; None if they are not known."""
-        folder = FoundModel(self.model.saved.path).folder
-        return read_config(folder) if folder else None
+        """Settings of the model's training and the checkpoint's name; None if they are not known."""
+        file = self.model.saved.path
+        folder = FoundModel(file).folder
+        settings = read_config(folder) if folder else None
+        # The untrained network of one seed is not a training beside the best of another.
+        return settings and {**settings, "checkpoint_file": file.name}
 
 
 def marks(answer: Answer) -> str:

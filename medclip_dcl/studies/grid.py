@@ -193,6 +193,11 @@ class Experiment(Study):
         return [name for name in self.axes if name not in (self.pairs, self.compared)]
 
     @property
+    def rows(self) -> list[str]:
+        """Axes of a mean: the groups, then the compared axis."""
+        return [*self.groups, *([self.compared] if self.compared else [])]
+
+    @property
     def searched(self) -> list[str]:
         """Axes on which a choice is made."""
         return [name for name in self.axes if name not in (self.pairs, self.choice_axis)]

@@ -37,9 +37,9 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
             ("runs done", f"{n_done:,} of {len(runs):,}"),
             ("failed", len(failures)),
             *(
-                [(f"levels of {experiment.pairs}", len(experiment.axes[experiment.pairs]))]
-                if experiment.pairs
-                else []
+                (f"levels of {axis}", len(levels))
+                for axis, levels in experiment.axes.items()
+                if axis == experiment.pairs
             ),
             ("hours of fit and test", f"{seconds / 3600:.1f}"),
         ],

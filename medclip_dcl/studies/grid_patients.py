@@ -25,6 +25,7 @@ def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataF
     patients changes, such as those of the validation, are in neither.
     """
     compared, pairs = experiment.compared, experiment.pairs or "run"
+    columns = [*experiment.rows, "outcome", "patients_low", "patients_high"]
     folders = {run.name: run.folder for run in experiment.runs()}
     means, differences = [], []
     finished = table.drop_duplicates("run")
@@ -36,7 +37,7 @@ def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataF
         for level, pair, numbers in zip(of_level, rows[pairs], draws, strict=True):
             sides[level][pair] = numbers
         for level, side in sides.items():
-            here = dict(zip(experiment.groups, key, strict=True)) | ({compared: level} if compared else {})
+            here = dict(zip(experiment.rows, [*key, level], strict=False))
             means += _intervals(here, mean_over_seeds([*side.values()]))
             if experiment.reference is None or level == experiment.reference.value:
                 continue
@@ -44,13 +45,6 @@ def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataF
             if both := [pair for pair in side if pair in reference]:
                 own, minus = (mean_over_seeds([of[pair] for pair in both]) for of in (side, reference))
                 differences += _intervals(here, {name: own[name] - minus[name] for name in own})
-    columns = [
-        *experiment.groups,
-        *([compared] if compared else []),
-        "outcome",
-        "patients_low",
-        "patients_high",
-    ]
     return pd.DataFrame(means, columns=columns), pd.DataFrame(differences, columns=columns)
 
 

@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
-from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, number, signed
+from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, interval_cell, number, signed
 from medclip_dcl.statistics.contrasts import ALPHA, means, paired_differences
+from medclip_dcl.statistics.draws import Estimate
 from medclip_dcl.studies.grid import Experiment, Level, Outcome
 from medclip_dcl.studies.grid_choice import COMBINATION, choices, ranking
 from medclip_dcl.studies.grid_patients import over_patients
@@ -35,12 +36,11 @@ _Numbers: TypeAlias = Mapping[Any, Any]
 def _numbers(experiment: Experiment, table: pd.DataFrame) -> list[_Numbers]:
     """Means over the paired axis and paired differences from the reference, with intervals over patients if asked."""
     compared, pairs, groups = experiment.compared, experiment.pairs, experiment.groups
-    keys = [*groups, *([compared] if compared else [])]
     over = over_patients(experiment, table) if experiment.patients else None
     found: list[_Numbers] = []
     for name in experiment.outcomes:
         rows = table[table["outcome"] == name]
-        parts = [means(rows, keys)]
+        parts = [means(rows, experiment.rows)]
         if compared and pairs and experiment.reference:
             reference = experiment.reference.value
             parts.append(
@@ -49,7 +49,7 @@ def _numbers(experiment: Experiment, table: pd.DataFrame) -> list[_Numbers]:
         for place, part in enumerate(parts):
             part = part.assign(outcome=name, is_difference=place == 1)
             if over is not None and len(part) and len(over[place]):
-                part = part.merge(over[place], "left", [*keys, "outcome"])
+                part = part.merge(over[place], "left", [*experiment.rows, "outcome"])
             found += part.to_dict("records")
     return found
 
@@ -150,16 +150,16 @@ def _title(experiment: Experiment, name: str) -> str:
 def _cell(one: _Numbers, outcome: Outcome, n_pairs: int) -> Cell:
     """A mean or a difference (signed, * where it is significant), its interval, and n where pairs are missing."""
     is_difference = bool(one.get("is_difference"))
-
-    def shown(name: str) -> str:
-        return (signed if is_difference else number)(outcome.scale * one[name], outcome.digits)
-
-    interval: str = "" if pd.isna(one["low"]) else f"[{shown('low')}, {shown('high')}]"
-    if not pd.isna(one.get("patients_low", np.nan)):
-        interval += f" ({shown('patients_low')}, {shown('patients_high')})"
+    names = ("mean", "low", "high", "patients_low", "patients_high")
+    numbers = (one.get(name, np.nan) for name in names)
+    mean, low, high, *over_patients = [None if pd.isna(x) else outcome.scale * x for x in numbers]
+    show = signed if is_difference else number
+    text, interval = interval_cell(Estimate(mean, low, high), outcome.digits, show)
+    wider = interval_cell(Estimate(mean, over_patients[0], over_patients[1]), outcome.digits, show).interval
     n = "" if one["n"] == n_pairs else f"n = {one['n']}"
     star = "*" if is_difference and one["p_holm"] <= ALPHA else ""
-    return Cell(f"{shown('mean')}{star}", f"{interval.strip()} {n}".strip())
+    parts = (interval, wider.replace("[", "(").replace("]", ")"), n)
+    return Cell(f"{text}{star}", " ".join(filter(None, parts)))
 
 
 def _note(differences: Sequence[_Numbers], n_pairs: int) -> str:

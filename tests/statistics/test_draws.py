@@ -21,7 +21,6 @@ from medclip_dcl.statistics.draws import (
     TestedRun,
     bootstrap_intervals,
     bootstrap_numbers,
-    intervals_of,
     patient_draws,
 )
 
@@ -83,19 +82,6 @@ def test_draws_equal_a_loop_over_repeated_rows(tables, measured):
         expected = leaves(measured(resampled, decided_on=tables))
         for path, values in numbers.items():
             assert values[draw] == pytest.approx(expected[path], abs=1e-12, nan_ok=True), (path, draw)
-
-
-def test_one_patient_gives_a_value_without_interval(tables):
-    cases, boxes = tables["classification"], tables["grounding"]
-    one_patients = (cases["finding"] == "Pneumothorax") & (cases["subject_id"] != 103)
-    tables["classification"] = cases.assign(label=cases["label"].where(~one_patients, 0))
-    tables["grounding"] = boxes.assign(category=np.where(boxes["subject_id"] == 100, "One", "Others"))
-    assert (tables["classification"].query("finding == 'Pneumothorax'")["label"]).sum() >= 2
-    found = intervals_of(bootstrap_numbers(Predictions(tables, 2), 100), {})
-    for path in ("classification/by_finding/Pneumothorax/auc", "grounding/by_category/One/miou"):
-        assert found[path].value is not None
-        assert found[path][1:5] == (None, None, None, 0)
-    assert found["grounding/by_category/Others/miou"].low is not None
 
 
 @pytest.mark.parametrize("n", [19, 20])

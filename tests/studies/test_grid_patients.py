@@ -116,19 +116,6 @@ def test_the_page_has_both_intervals_and_draws_once(grid, monkeypatch):
     assert write_report(experiment, results_table(experiment)).read_text() == page
 
 
-def test_images_are_drawn_where_no_patients_are_named(grid):
-    experiment, _ = grid
-    assert (
-        "draws of the tested patients, of" in write_report(experiment, results_table(experiment)).read_text()
-    )
-    for run in experiment.runs():
-        file = run.folder / "results.json"
-        results = json.loads(file.read_text())
-        file.write_text(json.dumps(results | {"dataset": {"names_patients": False}}))
-    page = write_report(experiment, results_table(experiment)).read_text()
-    assert "draws of the tested images, of the same number, the mean over seed" in page
-
-
 def test_one_run_tested_on_other_cases_are_not_averaged(grid):
     experiment, tested = grid
     run = experiment.runs()[1]

@@ -57,51 +57,36 @@ def axes(**changes):
 
 NO_GRID = {"compare": None, "plots": None, "commands": ["fit"]}
 VALIDATED = {"outcomes": {"error": {"path": "validate/error", "higher_is_better": False}}}
-TESTED = {"outcomes": {"error": {"path": "tiny/error", "higher_is_better": False}}}
 ON_X = LINES | {"where": {"noise": 1}}
 MISTAKES = [
     # Keys and types.
     ({"plot": []}, "plot: there is no such key; did you mean plots?"),
     ({"axes": None}, "axes is missing"),
-    ({"axes": {}}, "axes is missing"),
     ({"commands": ["fit", "tets"]}, "commands.1: expected fit, validate, test, predict, found tets; did"),
     ({"pairs": ["seed"]}, "pairs: expected str, found ['seed']"),
-    ({"pairs": [["x"] * 99 for _ in range(99)]}, "pairs: expected str, found [['x', 'x', 'x', 'x', 'x', 'x', ...], ["),
     ({"patients": "yes"}, "patients: expected bool, found 'yes'"),
-    ({"outcomes": ["tiny/error"]}, "outcomes: expected keys with values"),
     ({"outcomes": {"error": {"path": "a", "unit": "%"}}}, "outcomes.error.unit: there is no such key"),
-    ({"outcomes": {"error": {"path": "a", "digits": "two"}}}, "outcomes.error.digits: expected int, found 'two'"),
     ({"tables": [{"title": "a"}]}, "tables.0.outcomes is missing"),
-    ({"plots": [LINES | {"where": "noise"}]}, "plots.0.where: expected keys with values"),
-    ({"plots": [ON_X | {"x": {"outcomes": {"error": 1}}}]}, "plots.0.x.label is missing"),
     ({"choose": {"for_each": "noise"}}, "choose.outcome is missing"),
     # Axes.
     (axes(rate={"levels": {1: {}, "1": {}}}), "two keys are the same text: 1, '1'"),
-    (axes(rate={"levels": {"slow": {}}, "values": [1]}), "axes.rate: expected set and values, or levels"),
     (axes(seed=SEED | {"values": []}), "axes.seed: expected set and values, or levels"),
-    (axes(seed={"values": [1]}), "axes.seed: expected set and values, or levels"),
-    (axes(seed=SEED | {"values": [1, 2, 1]}), "axes.seed: '1' cannot name a folder of its own"),
     (axes(seed=SEED | {"values": [1, 1.0]}), "axes.seed: '1' cannot name a folder of its own"),
     (axes(seed=SEED | {"values": ["a/b"]}), "axes.seed: 'a/b' cannot name a folder"),
     (axes(order=SEED), "the axes seed and order both set seed_everything"),
     (axes(epochs={"set": "trainer.max_epochs", "values": 2}), "axes.epochs: this is a column of results.parquet"),
-    (axes(rate={"levels": {"slow": {"setting": {}}}}), "axes.rate.levels.slow.setting: there is no such key; did you"),
     ({"settings": {"trainer.default_root_dir": "a/{noize}"}}, "there is no axis noize; did you mean noise?"),
     ({"pairs": "seeds"}, "pairs: there is no axis seeds; did you mean seed?"),
     ({"compare": {"axis": "seed", "reference": 0}}, "compare.axis: there is no axis seed (there are: noise, rate)"),
     ({"compare": {"axis": "rate", "reference": "CL"}}, "compare.reference: there is no level CL (there are: slow"),
     # Outcomes, choices and tables.
     ({"commands": ["fit"]}, "outcomes are read from results.json"),
-    ({"outcomes": {"error": {"path": ["tiny/error", "grounding/cnr_singed"]}}}, "did you mean grounding/cnr_signed?"),
     ({"outcomes": {"error": "clasification/by_finding/Edema/auc"}}, "did you mean classification/by_finding/*/auc?"),
     ({"outcomes": {"error": "validate/acu"}}, "did you mean validate/auc?"),
     ({"outcomes": {"error": {"path": ["tiny/error", "validate/loss"]}}}, "error.path: expected paths of the test"),
-    ({"outcomes": {"error": {"path": []}}}, "error.path: expected paths of the test"),
-    ({"outcomes": {"error": {"path": "tiny/error", "uit": None}}}, "outcomes.error.uit: there is no such key"),
     ({**NO_GRID, **VALIDATED, "patients": True}, "patients: expected an outcome of the test"),
     ({"choose": "eror"}, "choose: there is no outcome eror; did you mean error?"),
     ({"choose": "error", "outcomes": {"error": "validate/error"}}, "choose: expected an outcome of the validation"),
-    ({"choose": "error", **TESTED}, "choose: expected an outcome of the validation"),
     ({**NO_GRID, **VALIDATED, "choose": {"outcome": "error", "for_each": "rat"}}, "for_each: there is no axis rat"),
     (
         axes(rate={"levels": {"slow": {"settings": {"data.init_args.folder": "{seed}"}}}})
@@ -116,17 +101,13 @@ MISTAKES = [
     # Plots.
     ({"plots": [LINES | {"kind": "line"}]}, "plots.0.kind: expected lines, differences, map, found line; did you"),
     ({"plots": [LINES | {"x": "nois"}]}, "plots.0.x: there is no axis nois; did you mean noise?"),
-    ({"plots": [LINES | {"y": "eror"}]}, "there is no outcome eror; did you mean error?"),
-    ({"plots": [ON_X | {"x": "rate", "log": True}]}, "plots.0.log: expected numbers above 0 on x, found slow"),
     ({"plots": [ON_X | {"x": {"label": "x", "levels": {"slow": 0}}, "log": True}]}, "above 0 on x, found 0"),
     ({"plots": [LINES | {"y": []}]}, "plots.0.y is missing"),
     ({"plots": [LINES | {"where": {"noise": 3}}]}, "where.noise: there is no level 3"),
     ({"plots": [LINES | {"x": {"label": "x", "outcomes": {"error": 1}}}]}, "plots.0.where: choose a level"),
     ({"plots": [LINES | {"x": {"label": "x", "levels": {"slw": 1}}}]}, "no compared level slw; did you mean slow?"),
     ({"plots": [LINES | {"across": ["fast"]}]}, "plots.0: expected across with levels as x"),
-    ({"plots": [ON_X | {"x": {"label": "x", "levels": {"slow": 1}}, "levels": ["fast"]}]}, "expected across"),
     ({"plots": [LINES | {"kind": "differences", "x": {"label": "x", "levels": {"slow": 1}}}]}, "differences need"),
-    ({"plots": [LINES | {"x": {"label": "x"}}]}, "plots.0.x: expected outcomes or levels"),
     ({"plots": [LINES | {"kind": "map"}]}, "plots.0: expected name, title and where alone for a map"),
     ({"plots": [ON_X | {"name": "../a"}]}, "plots.0.name: '../a' cannot name a file"),
     ({"plots": [LINES, LINES]}, "plots: two have the same name"),
@@ -177,17 +158,12 @@ def test_bases_have_bases_and_levels_may_change(tmp_path):
 ELSEWHERE = "base: expected the name of another file in the same folder"
 BASE_MISTAKES = [
     ({"base": "../grid.yaml"}, ELSEWHERE),
-    ({"base": ""}, f"{ELSEWHERE}, found ''"),
-    ({"base": "other.yaml"}, ELSEWHERE),
     ({"base": "circle.yaml"}, f"circle.yaml: {ELSEWHERE}"),
     ({"base": "absent.yaml"}, "no file"),
     ({"bas": "grid.yaml"}, "other.yaml: bas: there is no such key; did you mean base?"),
     ({"base": "wrong.yaml"}, "wrong.yaml: foldr: there is no such key"),
-    ({"base": "list.yaml"}, "list.yaml: axes: expected keys with values"),
     ({"axes": {"size": "base"}}, "other.yaml: axes: there is no axis of the base size (there are: noise"),
     ({"axes": {"rate": ["slw"]}}, "axes.rate: there is no level of the base slw; did you mean slow?"),
-    ({"axes": {"noise": [0.1]}}, "axes.noise: levels of the base: expected keys with values"),
-    ({"axes": {"rate": {"base": True}}}, "axes.rate.levels: expected keys with values"),
     (
         {"axes": {"rate": {"base": True, "levels": {}, "values": [1]}}},
         "axes.rate: expected set and values, or levels",
@@ -201,7 +177,6 @@ def test_a_mistake_in_a_grid_over_another(changes, words, tmp_path):
     write_grid(tmp_path)
     (tmp_path / "circle.yaml").write_text("base: other.yaml")
     (tmp_path / "wrong.yaml").write_text("foldr: a")
-    (tmp_path / "list.yaml").write_text("axes: [1]")
     base = {} if "bas" in changes else {"base": "grid.yaml"}
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(base | changes))
     with pytest.raises(UserError, match=re.escape(words)):
