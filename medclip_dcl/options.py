@@ -28,7 +28,7 @@ _ENSEMBLE = "several prompts a side: the mean of scores or of embeddings"
 
 @dataclass(frozen=True, kw_only=True)
 class Calibrate:
-    """Fit calibrated probabilities and thresholds of zero-shot findings on validate patients.
+    """Fit calibrated probabilities and thresholds of findings on validate patients.
 
     Writes calibration.json of the run or exported folder. A run keeps the scores for other thresholds, in
     predictions/validate_classification.parquet; an exported folder, which may be shared, keeps nothing of single
@@ -83,7 +83,7 @@ class Ask:
         "text file with the path of an image in each line", None, flag="--list", type=Path, metavar="FILE"
     )
     text: Sequence[str] | None = option("sentence to look for; repeatable", None, action="append")
-    classify: bool = option("zero-shot scores of CheX5, or of --prompts", False)
+    classify: bool = option("zero-shot scores of CheX5 or --prompts, or the logits of a classifier", False)
     calibrated: bool = option(
         "with --classify: probabilities, and whether they reach the threshold, by the model's calibration.json",
         False,

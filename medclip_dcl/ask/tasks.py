@@ -46,13 +46,11 @@ _MAX_BYTES = 150
 
 
 def run(options: Ask) -> None:
-    """Draw heat maps or classify images; warnings are one line each, without the program's source."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: print(f"warning: {message}", file=sys.stderr)
-        if options.classify:
-            classify_files(options)
-        else:
-            draw_heat_maps(options)
+    """Draw heat maps or classify images."""
+    if options.classify:
+        classify_files(options)
+    else:
+        draw_heat_maps(options)
 
 
 def draw_heat_maps(options: Ask) -> None:

@@ -40,6 +40,8 @@ def take_network_from(source: SavedModel, model: Namespace) -> None:
     """
     described = source.network
     if not described:
+        if hasattr(imported(model.class_path), "kind"):
+            source.require_network(_kind(model))
         return
     there, here = source.kind, _kind(model)
     if there != here:

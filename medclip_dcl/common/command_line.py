@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -206,7 +207,8 @@ def number(most: float) -> Callable[[str], float]:
 
 
 def run_command(program: str, main: Callable[[], None]) -> None:
-    """Run a command with `one_line_errors`; an interruption ends with 130, and what was finished by then stays."""
+    """Run a command: errors and warnings of one line; an interruption ends with 130, and what was finished stays."""
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     try:
         with one_line_errors(f"{program}: error"):
             main()

@@ -110,5 +110,5 @@ def _checkpoint_of_run(run: Path) -> Path:
             f"{run / CHECKPOINTS} holds neither {BEST} nor {LAST}; wait for the run's first checkpoint, or give a "
             ".ckpt file"
         )
-    warnings.warn(f"{run} has no {BEST} by validation: using {last}", stacklevel=5)
+    warnings.warn(f"{run} has no {BEST} by validation: using {last}", stacklevel=2)
     return last

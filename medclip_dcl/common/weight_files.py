@@ -123,15 +123,15 @@ class SavedModel:
         """Kind of the model: one of `KINDS`, "language model", or "" where the file does not say."""
         return "language model" if "language_model" in self.checkpoint else self.network.get("kind", "")
 
-    def require_network(self) -> dict[str, Any]:
-        """The configuration of the network."""
-        if self.kind not in KINDS:
+    def require_network(self, *kinds: str) -> dict[str, Any]:
+        """The configuration of the network, which is of one of these kinds (none: of any)."""
+        if self.kind not in (kinds := kinds or KINDS):
             advice = {
                 "language model": "; score, embed and similar take it as --model, and a text encoder as pretrained",
                 "": "; a ResNet's state dict is for image_encoder.init_args.weights",
             }.get(self.kind, "")
             raise UserError(
-                f"{self.path}: expected a model of kind {', '.join(KINDS)}, found {self.kind or 'none'}{advice}"
+                f"{self.path}: expected a model of kind {' or '.join(kinds)}, found {self.kind or 'none'}{advice}"
             )
         return self.network
 

@@ -27,7 +27,7 @@ from medclip_dcl.common.devices import usable_device
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptSource
-from medclip_dcl.common.weight_files import CLASSIFIER, SavedModel, read_model
+from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, SavedModel, read_model
 from medclip_dcl.inference.heat_maps import HeatMaps
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, differences
 from medclip_dcl.networks.base import Encoded
@@ -87,6 +87,7 @@ def load(
 
 def network_of(saved: SavedModel) -> ImageTextNetwork | FindingNetwork:
     """The network of a saved model, by its kind, in evaluation mode."""
+    saved.require_network(IMAGE_TEXT, CLASSIFIER)
     return (FindingNetwork if saved.kind == CLASSIFIER else ImageTextNetwork).of_saved(saved)
 
 

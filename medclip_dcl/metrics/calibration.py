@@ -181,7 +181,8 @@ class Calibration:
             del content[VERSION_KEY]
             findings = {}
             for name, found in content.pop("findings").items():
-                pair = tuple(found.pop("negative")), tuple(found.pop("positive"))
+                pair = found.pop("negative"), found.pop("positive")
+                pair = read_prompts({name: pair})[name] if any(pair) else ((), ())  # a classifier's
                 findings[name] = FindingCalibration(*pair, **found)
             return cls(findings=findings, **content)
         except FileNotFoundError as error:

@@ -18,7 +18,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
 from medclip_dcl.common.parts import Part, build_part, differing_arguments
-from medclip_dcl.common.weight_files import SavedModel, load_exactly, read_model
+from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, SavedModel, load_exactly, read_model
 from medclip_dcl.data.images import ImagesDataModule, image_settings
 from medclip_dcl.data.link import ImageSettings, trainer_data
 from medclip_dcl.models.optimisation import learning_rates
@@ -230,9 +230,11 @@ def _is_other(there: Any, here: Any) -> bool:
 
 def described_part(name: str, base: type[Part], init_from: str | None) -> Part:
     """A part of a network as `init_from` describes it, with weights of its own."""
-    described = None if init_from is None else read_model(find_model(init_from).path).network.get(name)
+    described, source = None, ""
+    if init_from is not None:
+        network = read_model(find_model(init_from).path).require_network(IMAGE_TEXT, CLASSIFIER)
+        described, source = network.get(name), f" ({init_from} does not)"
     if described is None:
-        source = "" if init_from is None else f" ({init_from} does not describe it)"
         raise UserError(
             f"model.{name}: give class_path and init_args, or init_from with a model that describes its own{source}"
         )

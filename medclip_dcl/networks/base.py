@@ -68,7 +68,7 @@ class DescribedNetwork(nn.Module):
     @classmethod
     def of_saved(cls: type[Network], saved: SavedModel) -> Network:
         """`from_pretrained` of a file or folder that is read already."""
-        described = saved.require_network()
+        described = saved.require_network(cls.kind)
         try:
             network = cls.from_config(described)
         # Torch, transformers and tokenizers raise almost anything for values that they do not know.

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.parts import differing_arguments, part_config
-from medclip_dcl.common.weight_files import compare_state_dicts, read_model
+from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, compare_state_dicts, read_model
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import IMAGENET_MEAN, IMAGENET_STD
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -136,7 +136,7 @@ class _Source:
 
 def _read(source: str | Path) -> _Source:
     saved = read_model(find_model(source).path)
-    config = saved.require_network()
+    config = saved.require_network(IMAGE_TEXT, CLASSIFIER)
     parts = {part: saved.tensors(part) for part in PARTS if part in config}
     known = {f"{saved.prefix}{part}.{name}" for part, state in parts.items() for name in state}
     return _Source(str(saved.path), config, parts, sorted(saved.state.keys() - known))

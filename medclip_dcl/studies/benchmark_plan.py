@@ -63,9 +63,7 @@ def read_models(paths: Sequence[Path], names: Sequence[str] | None) -> list[Mode
     found = []
     for path in paths:
         saved = read_model(find_model(path).path)
-        saved.require_network()
-        if saved.kind not in (IMAGE_TEXT, CLASSIFIER):
-            raise UserError(f"MODEL {path}: expected kind image-text or classifier, found {saved.kind}")
+        saved.require_network(IMAGE_TEXT, CLASSIFIER)
         found.append(saved)
     return [Model(*one) for one in zip(_names("MODEL", paths, names), found, strict=True)]
 

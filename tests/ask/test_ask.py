@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -441,9 +442,10 @@ def test_a_table_without_states_is_asked_again(exported, files, tmp_path, capsys
         assert "1 of 1 rows are asked again: their files have changed" in capsys.readouterr().err
 
 
-def test_a_text_of_unknown_words_is_named(exported, files, tmp_path, capsys):
-    run(exported, files / "a.jpg", *asking_texts(["肺炎", TEXTS[0]]), "--output", tmp_path)
-    assert "warning: the text at position 0 holds no word, or hardly one, that" in capsys.readouterr().err
+def test_a_text_of_unknown_words_is_named(exported, files, tmp_path):
+    with pytest.warns(UserWarning, match="the text at position 0 holds no word, or hardly one, that"):
+        run(exported, files / "a.jpg", *asking_texts(["肺炎", TEXTS[0]]), "--output", tmp_path)
+    assert warnings.formatwarning("said", UserWarning, "ask.py", 1) == "warning: said\n"
     first, second = pd.read_csv(tmp_path / "scores.csv")["warning"]
     assert first.startswith("the text holds no word") and pd.isna(second)
 

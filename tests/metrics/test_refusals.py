@@ -109,6 +109,7 @@ def test_what_is_wrong_is_named(call, words):
         (lambda content: content.update(findings=[1]), "is not a calibration of medclip_dcl"),
         (lambda content: content.update(more=1), "is not a calibration of medclip_dcl"),
         (lambda content: content["findings"]["y"].update(negative=[]), "y needs a negative"),
+        (lambda content: content["findings"]["y"].update(positive=[1]), "y needs a negative"),
         *(
             (lambda content, change=change: content["findings"]["y"].update(change), "is out of range")
             for change in (

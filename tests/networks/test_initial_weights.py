@@ -284,7 +284,7 @@ STATE = {"state_dict": {"w": torch.zeros(1)}}
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.ckpt", STATE, "expected a model of kind image-text, classifier, unimodal, found none"),
+        ("a.ckpt", STATE, "expected a model of kind image-text or classifier, found none"),
         (
             "a.ckpt",
             {"format_version": 3, "network": {"x": 1}, **STATE},
@@ -292,6 +292,11 @@ STATE = {"state_dict": {"w": torch.zeros(1)}}
         ),
         ("a.ckpt", {"format_version": 3, "network": {"kind": "classifier"}}, "is not a state dict"),
         ("a.ckpt", {"format_version": 3, "language_model": {}, **STATE}, "language model; score, embed and"),
+        (
+            "a.ckpt",
+            {"format_version": 3, "network": {"kind": "unimodal"}, **STATE},
+            "image-text or classifier, found unimodal$",
+        ),
         ("a.pth", Code(), "copy the file again, or give one of tensors"),
         ("a.ckpt", {"format_version": 3, "network": {}, **STATE, "x": Code()}, "Python objects are not"),
     ],

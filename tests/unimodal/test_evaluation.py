@@ -22,7 +22,7 @@ from medclip_dcl import load
 from medclip_dcl.command.cli import main
 from medclip_dcl.command.described_network import take_network_from
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import read_model
+from medclip_dcl.common.weight_files import SavedModel, read_model
 from medclip_dcl.report.report import render
 from medclip_dcl.runs.saved import SavedResultsError
 from medclip_dcl.unimodal.data import UnimodalDataModule
@@ -241,6 +241,9 @@ def test_a_checkpoint_of_another_kind_is_refused(tested, tmp_path):
     radiographs = Namespace(class_path="medclip_dcl.models.Classifier", init_args=Namespace())
     with pytest.raises(UserError, match=r"expected kind classifier, as of model .*, found unimodal$"):
         take_network_from(source, radiographs)
+    language_model = SavedModel(tested, checkpoint={"language_model": {}})
+    with pytest.raises(UserError, match="found language model; score, embed and similar take it"):
+        take_network_from(language_model, radiographs)
     other = Namespace(class_path="medclip_dcl.unimodal.UnimodalModel", init_args=Namespace(hidden=3))
     take_network_from(source, other)
     assert other.init_args.hidden is None and other.init_args.image_encoder.init_args.width == 6
