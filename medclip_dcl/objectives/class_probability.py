@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError, check_choice
@@ -142,51 +141,22 @@ class KnownClassProbability(ClassProbability):
     DCL-eta_Low, DCL-eta_High).
 
     Args:
-        table: class -> its share of the candidates, each in [0, 1]; the anchors' `class_id` is looked up
-            in it. None: the shares come with the anchors, under the name in `share`.
-        share: with `table` None, "rho" (share of images that match, mentioned or not), "sentence_share"
-            (share of sentences that say it), or the least or greatest rho of any class, "lowest_rho" or "highest_rho".
+        share: field of the anchors: "rho" (share of images that match, mentioned or not), "sentence_share" (share of
+            sentences that say it), or the least or greatest rho of any class, "lowest_rho" or "highest_rho".
         max_eta: cap of eta.
 
     Raises:
-        ValueError: a share outside [0, 1], an unknown `share`; when called: a class that the table lacks.
+        ValueError: an unknown `share`; when called: shares outside [0, 1].
     """
 
-    def __init__(
-        self,
-        table: Mapping[int, float] | Sequence[float] | None = None,
-        share: Share = "rho",
-        max_eta: float = 0.3,
-    ) -> None:
+    def __init__(self, share: Share = "rho", max_eta: float = 0.3) -> None:
         super().__init__(max_eta)
         check_choice("class_probability.share", share, get_args(Share))
         self.share = share
-        self.table: dict[int, float] | None = None
-        if table is None:
-            self.requires = (share,)
-            return
-        self.requires = ("class_id",)
-        items = table.items() if isinstance(table, Mapping) else enumerate(table)
-        self.table = {int(class_id): float(rho) for class_id, rho in items}
-        if wrong := {class_id: rho for class_id, rho in self.table.items() if not 0 <= rho <= 1}:
-            raise UserError(f"class_probability.table: expected shares in [0, 1], found {wrong}")
+        self.requires = (share,)
 
     def forward(self, **fields: Shaped[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
-        """Eta of anchors of these classes (`class_id`, with a table) or with these shares (under their name)."""
-        (name,) = self.requires
-        shares = fields[name] if self.table is None else self._looked_up(fields[name], self.table)
+        """Eta of anchors with these shares, under their name."""
+        shares = fields[self.share]
         error = UserError("class_probability: expected shares in [0, 1] of all anchors, found others or NaN")
         return self.capped(checked(shares, ~((shares >= 0) & (shares <= 1)), lambda: error))
-
-    @staticmethod
-    def _looked_up(class_id: Int[Tensor, "anchor"], table: Mapping[int, float]) -> Float[Tensor, "anchor"]:
-        classes = torch.tensor(sorted(table), device=class_id.device)
-        shares = torch.tensor([table[c] for c in sorted(table)], device=class_id.device)
-        places = torch.searchsorted(classes, class_id).clamp(max=len(classes) - 1)
-        is_unknown = classes[places] != class_id
-
-        def error() -> UserError:
-            unknown = sorted(set(class_id[is_unknown].tolist()))
-            return UserError(f"class_probability.table: expected every class, found no share of {unknown}")
-
-        return checked(shares[places], is_unknown, error)

@@ -135,7 +135,7 @@ class RemoveByLabel(NegativeWeights):
             )
 
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
-        """`labels` (image, 14) in the order of `CHEXPERT` (or `findings` alone): 1 positive, all else not."""
+        """`labels` (image, 14) in the order of `CHEXPERT`: 1 positive, all else not."""
         mine, other = self._positive(anchor["labels"]), self._positive(candidate["labels"])
         is_shared = mine @ other.T > 0
         if self.normals:
@@ -143,14 +143,7 @@ class RemoveByLabel(NegativeWeights):
         return (~is_shared).to(torch.get_default_dtype())
 
     def _positive(self, labels: Num[Tensor, "image finding"]) -> Float[Tensor, "image own_finding"]:
-        if labels.shape[1] == len(CHEXPERT):
-            labels = labels[:, [CHEXPERT.index(finding) for finding in self.findings]]
-        if labels.shape[1] != len(self.findings):
-            raise ValueError(
-                f"labels must have {len(CHEXPERT)} columns (CheXpert's) or {len(self.findings)} (those of findings), "
-                f"got {labels.shape[1]}"
-            )
-        return (labels == 1).float()
+        return (labels[:, [CHEXPERT.index(finding) for finding in self.findings]] == 1).float()
 
 
 class _TextSimilarity(NegativeWeights):

@@ -170,11 +170,6 @@ def test_a_check_downloads_no_model(small_set, small_bert, monkeypatch):
     lightning_cli.check({"cell": ["fit", "--config", DEMO, "--run_folder=run", *run]}, needs_sources=True)
 
 
-def test_the_command_comes_before_its_options(capsys):
-    said = refused(capsys, ["--config", DEMO, "fit", "--run_folder", "x"])
-    assert "--config: give the command first, fit | validate" in said
-
-
 @pytest.mark.parametrize("command", [[], ["fit"]])
 def test_help_names_the_program(command, capsys):
     with pytest.raises(SystemExit):

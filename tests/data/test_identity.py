@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,6 @@ from medclip_dcl.data import identity
 from medclip_dcl.data.prepared import PreparedSet
 
 IMAGE = "files/p1/s5025/00000019-0.jpg"
-
-
-@pytest.fixture
-def copy(small_set: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(small_set, tmp_path / "copy"))
 
 
 def invert(folder: Path) -> None:

@@ -21,12 +21,6 @@ from medclip_dcl.data.prepared import (
 from medclip_dcl.objectives import LanguageModelClassProbability
 
 
-@pytest.fixture
-def copy(small_set: Path, tmp_path: Path) -> Path:
-    """A set that a test may break."""
-    return Path(shutil.copytree(small_set, tmp_path / "copy"))
-
-
 def test_tables_and_scores_are_read(small_set):
     prepared = PreparedSet(small_set)
     assert prepared.is_phantom
@@ -88,13 +82,6 @@ def test_embeddings_in_row_groups_of_partition_folders(tmp_path, monkeypatch, co
     moved = Path(shutil.copytree(copy, tmp_path / "year=2023"))
     values = embeddings(moved)
     assert np.array_equal(PreparedSet(moved).text_embedding().embedding, values)
-
-
-def test_a_patient_in_training_and_evaluation_is_found(copy):
-    images = pd.read_parquet(copy / "images.parquet")
-    images.loc[images["use"] == "test", "subject_id"] = 100
-    write_table(images, copy / "images.parquet", "images")
-    assert PreparedSet(copy).patients_in_training_and_evaluation == [100]
 
 
 def test_studies_of_a_use_are_its_images(copy):

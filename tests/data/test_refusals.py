@@ -29,12 +29,6 @@ from tests.data.test_labelled import datamodule as labelled_datamodule
 from tests.data.test_reports import USE, set_up, write_set
 
 
-@pytest.fixture
-def copy(small_set: Path, tmp_path: Path) -> Path:
-    """A set that a test may break."""
-    return Path(shutil.copytree(small_set, tmp_path / "copy"))
-
-
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [

@@ -36,12 +36,8 @@ def test_constant():
     assert ConstantClassProbability(0.5, max_eta=0.6)() == 0.5
 
 
-def test_known_from_a_table_and_from_fields():
-    table = KnownClassProbability({3: 0.1, 8: 0.9})
-    assert table.requires == ("class_id",)
-    assert table(class_id=torch.tensor([8, 3, 3])).tolist() == pytest.approx([0.3, 0.1, 0.1])
-    assert table.share_capped == pytest.approx(1 / 3)
-    served = KnownClassProbability(share="sentence_share")
-    assert served.requires == ("sentence_share",)
-    assert served(sentence_share=torch.tensor([0.02])).tolist() == pytest.approx([0.02])
-    assert KnownClassProbability([0.1, 0.2])(class_id=torch.tensor([1])).tolist() == pytest.approx([0.2])
+def test_known_is_the_capped_field():
+    rule = KnownClassProbability(share="sentence_share")
+    assert rule.requires == ("sentence_share",)
+    found = rule(sentence_share=torch.tensor([0.9, 0.02, 0.1]))
+    assert found.tolist() == pytest.approx([0.3, 0.02, 0.1]) and rule.share_capped == pytest.approx(1 / 3)

@@ -47,7 +47,6 @@ PROBABILITIES = [
     LanguageModelClassProbability(),
     KnownClassProbability(),
     KnownClassProbability(share="sentence_share"),
-    KnownClassProbability([0.1, 0.2, 0.3, 0.4, 0.5]),
 ]
 WEIGHTS = [
     None,

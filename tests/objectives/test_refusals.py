@@ -71,7 +71,6 @@ def test_a_part_without_a_constructor_has_no_arguments():
         (ConstantClassProbability, {"max_eta": 1.0}, ["max_eta", "[0, 1)", "1.0"]),
         (LanguageModelClassProbability, {"a": 1.0}, ["a in [0, 1)", "1.0"]),
         (LanguageModelClassProbability, {"k": math.inf}, ["finite k", "inf"]),
-        (KnownClassProbability, {"table": {1: 1.5}}, ["table", "[0, 1]", "1.5"]),
         (IndividualTemperatures, {"temperature": 0.001}, ["0 < min_temperature <= temperature", "0.001"]),
         (IndividualTemperatures, {"rho": 0.0}, ["rho above 0", "0.0"]),
         (IndividualTemperatures, {"moving_average": 0.0}, ["moving_average", "(0, 1]", "0.0"]),
@@ -106,7 +105,6 @@ def test_losses_need_keys_and_a_fixed_gamma():
     ("rule", "fields", "message"),
     [
         (LanguageModelClassProbability(), {"log_p": [-1.0, math.nan, 2.0]}, r"found nan \(one of 2 of 3 anchors\)"),
-        (KnownClassProbability({1: 0.1}), {"class_id": [1, 7, 0]}, r"table: .* no share of \[0, 7\]"),
         (KnownClassProbability(), {"rho": [0.1, math.nan, 1.5]}, "NaN"),
     ],
 )  # fmt: skip

@@ -9,12 +9,10 @@ import pytest
 import torch
 from sklearn.neighbors import NearestCentroid
 
-from medclip_dcl.unimodal.curl import margin_loss
 from medclip_dcl.unimodal.mean_classifier import (
     average_k_metrics,
     class_means,
 )
-from tests.unimodal.synthetic_classes import SyntheticClasses
 
 LOSSES = ["hinge", "logistic"]
 
@@ -61,25 +59,6 @@ def test_average_over_all_tasks_equals_the_loop(loss, k):
     means = class_means(embeddings, labels)
     found = average_k_metrics(embeddings, labels, means, k, loss=loss)
     assert found == pytest.approx(loop_average(embeddings, labels, means, k, loss), rel=1e-6)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_expectations_are_a_loop_over_points(loss):
-    rho = torch.tensor([0.7, 0.3], dtype=torch.float64)
-    classes = SyntheticClasses(torch.randn(2, 2, 3, dtype=torch.float64), rho)
-    draws = [(c, i, classes.class_probability[c].item() / 2) for c in range(2) for i in range(2)]
-    unsupervised = blocks = 0.0
-    for c, i, chance in draws:
-        for j, (r, n, of_negative) in itertools.product(range(2), draws):
-            x, positive, negative = classes.points[[c, c, r], [i, j, n]]
-            margin = x @ (positive - negative)
-            unsupervised += chance / 2 * of_negative * margin_loss(margin[None], loss).item()
-            for j2, n2 in itertools.product(range(2), repeat=2):
-                means = (positive + classes.points[c, j2]) / 2, (negative + classes.points[r, n2]) / 2
-                margin = x @ (means[0] - means[1])
-                blocks += chance / 8 * of_negative * margin_loss(margin[None], loss).item()
-    assert classes.unsupervised_loss(loss) == pytest.approx(unsupervised)
-    assert classes.block_loss(2, loss) == pytest.approx(blocks)
 
 
 def test_a_tie_counts_half():

@@ -180,7 +180,7 @@ def test_configurations_are_complete(file):
     objective = built(file)
     text = file.read_text()
     for kind in (type(objective), *[type(x) for x in objective.children()]):
-        for argument in set(inspect.signature(kind).parameters) - {"table"}:
+        for argument in set(inspect.signature(kind).parameters):
             assert f"{argument}:" in text, f"no {argument} of {kind.__name__}"
     for line in text.splitlines():
         assert "#" in line or "class_path" in line or line.rstrip().endswith(":"), f"no explanation: {line}"

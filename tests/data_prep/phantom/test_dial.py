@@ -18,7 +18,6 @@ from data_prep.phantom.dial import dialled_rates
 from data_prep.phantom.findings import StudyState
 from data_prep.phantom.options import Options, PhantomError
 from data_prep.phantom.rates import RARE_FINDINGS, Rates, ordinary, other_rates, rare_classes
-from data_prep.phantom.release import write_phantom
 from data_prep.phantom.reports import Report, chexpert_labels, true_labels, write_report
 from data_prep.phantom.studies import draw_state
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
@@ -213,11 +212,3 @@ def test_phantom_and_set_name_their_share(
     page = capsys.readouterr().out
     assert 'phantom {"false_negatives": 0.2}' in page
     assert f"{len(rho):,} training sentences; share of false negatives (rho): mean {np.mean(rho):.3f}" in page
-
-
-def test_folder_of_another_share_is_refused(folders: dict[Options, Path]) -> None:
-    folder = folders[MANY]
-    for other in (FEW, Options(20, 0, 64)):
-        with pytest.raises(PhantomError, match=r"found one with .*'false_negatives': 0\.43"):
-            write_phantom(folder, other)
-    assert not write_phantom(folder, MANY)

@@ -18,6 +18,14 @@ from tests.program import verb
 
 main = verb("prepare public")
 
+
+def prepare(name: str, source: Path, output: Path, *more: str) -> None:
+    """`more` follows the usual size."""
+    main([name, "--source", str(source), "--output", str(output), "--size", "32", "--workers", "1", *more])
+
+
+REDRAWN = ("--redraw_test", "--split_shares", "0.5,0.2,0.3", "--size", "64")
+
 N_BOXED, N_NORMAL = 42, 28
 ENTRIES = "Data_Entry_2017_v2020.csv"
 
@@ -47,8 +55,7 @@ def release(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def prepared(release: Path) -> Path:
     output = release.parent / "set"
-    words = ["--redraw_test", "--split_shares", "0.5,0.2,0.3", "--size", "64", "--workers", "1"]
-    main(["nih", "--source", str(release), "--output", str(output), *words])
+    prepare("nih", release, output, *REDRAWN)
     return output
 
 
@@ -78,8 +85,7 @@ def test_labels_and_boxes_are_those_of_the_tables(prepared: Path, release: Path)
 def test_a_rerun_does_nothing_and_a_missing_name_is_said(
     prepared: Path, release: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--redraw_test", "--split_shares", "0.5,0.2,0.3", "--size", "64", "--workers", "1"]
-    main(["nih", "--source", str(release), "--output", str(prepared), *words])
+    prepare("nih", release, prepared, *REDRAWN)
     shown = capsys.readouterr()
     assert "nothing to do" in shown.out and "not the official one" in shown.err
     with pytest.raises(SystemExit, match="2"):
@@ -91,14 +97,8 @@ def test_a_rerun_does_nothing_and_a_missing_name_is_said(
 def test_a_model_is_tested_on_it(prepared: Path, exported: Path, tmp_path: Path, undrawn: None) -> None:
     words = ["--config", "configs/mimic_cxr.yaml", "--ckpt_path", str(exported), "--untrained", "false"]
     words += ["--data.init_args.folder", str(prepared), "--data.init_args.num_workers", "0"]
-    words += [
-        "--data.init_args.batch_size",
-        "16",
-        "--trainer.accelerator",
-        "cpu",
-        "--trainer.precision",
-        "32-true",
-    ]
+    words += ["--data.init_args.batch_size", "16", "--trainer.accelerator", "cpu"]
+    words += ["--trainer.precision", "32-true"]
     words += ["--trainer.callbacks+=medclip_dcl.evaluation.Localisation"]
     words += ["--trainer.callbacks.init_args.min_cases", "1"]
     cli.main(["test", *words, "--run_folder", str(tmp_path)])
@@ -145,22 +145,11 @@ def test_no_validate_image_is_drawn_beside_official_ones(tmp_path: Path, real_da
         folder.mkdir(parents=True)
         shutil.copyfile(picture, folder / "view1_frontal.jpg")
     output = tmp_path / "set"
-    words = [
-        "--source",
-        str(tmp_path / "CheXpert"),
-        "--output",
-        str(output),
-        "--size",
-        "32",
-        "--workers",
-        "1",
-    ]
-    main(["chexpert", *words])
+    prepare("chexpert", tmp_path / "CheXpert", output)
     assert set(PreparedSet(output).table("images")["use"]) == {"train"}
     # A truncated image is left out by name, one of many.
     (tmp_path / "CheXpert/train/patient7/study1/view1_frontal.jpg").write_bytes(picture.read_bytes()[:3000])
-    words[3] = str(tmp_path / "again")
-    main(["chexpert", *words])
+    prepare("chexpert", tmp_path / "CheXpert", tmp_path / "again")
     assert "patient7_study1_view1_frontal" in (tmp_path / "again/rejects.csv").read_text()
 
 
@@ -169,9 +158,8 @@ def test_templates_give_each_label_its_sentence(release: Path, prepared: Path, t
     prompts.write_text(
         "Atelectasis: [No collapse, [Atelectasis is seen, Collapse]]\nHernia: [No hernia, Hernia]\nCough: [a, b]\n"
     )
-    words = ["--redraw_test", "--split_shares", "0.5,0.2,0.3", "--size", "64", "--workers", "1"]
     output = tmp_path / "set"
-    main(["nih", "--source", str(release), "--output", str(output), *words, "--templates", str(prompts)])
+    prepare("nih", release, output, *REDRAWN, "--templates", str(prompts))
     found = PreparedSet(output)
     labels = found.table("labels").set_index("study_id")
     said = (
@@ -189,18 +177,7 @@ def test_templates_give_each_label_its_sentence(release: Path, prepared: Path, t
     assert "sentences: none of reports, but templates" in str(found.info["options"]["choices"])
     prompts.write_text("Cough: [a, b]\n")
     with pytest.raises(Exception, match="--templates: expected prompts of .*Atelectasis.*, found none"):
-        main(
-            [
-                "nih",
-                "--source",
-                str(release),
-                "--output",
-                str(tmp_path / "none"),
-                *words,
-                "--templates",
-                str(prompts),
-            ]
-        )
+        prepare("nih", release, tmp_path / "none", *REDRAWN, "--templates", str(prompts))
 
 
 @pytest.mark.parametrize(
@@ -224,8 +201,7 @@ def test_regions_of_a_damaged_image_are_left_out(
     (source / table).write_text(content)
     shutil.copyfile(next((real_data / "nih/images").iterdir()), source / "a.jpg")
     (source / "b.dcm").write_bytes(b"damaged")
-    words = ["--split_shares", "0,0,1", "--size", "32", "--workers", "1"]
-    main([name, "--source", str(source), "--output", str(output), *words])
+    prepare(name, source, output, "--split_shares", "0,0,1")
     rejects = pd.read_csv(output / "rejects.csv")
     assert rejects["kind"].tolist() == ["image", kind, kind]
     assert rejects["reason"].tolist()[1:] == ["its image cannot be used"] * 2
@@ -255,14 +231,13 @@ def test_sets_without_a_box_or_image(
     for part, text in {file: content, **lists}.items():
         (source / part).write_text(text)
     shutil.copyfile(next((real_data / "nih/images").iterdir()), source / "a.jpg")
-    words = [name, "--source", str(source), "--output", str(output), "--size", "32", "--workers", "1"]
     if said:
         with pytest.raises(
             ReleaseError, match=f"{file}: {said} out; a: its name is in neither train_val_list.txt"
         ):
-            main(words)
+            prepare(name, source, output)
     else:
-        main([*words, "--split_shares", "1,0,0"])
+        prepare(name, source, output, "--split_shares", "1,0,0")
         assert len(PreparedSet(output).table("images")) == 1 and PreparedSet(output).table("boxes").empty
 
 
@@ -272,10 +247,9 @@ def test_boxes_on_pictures_need_the_originals_sizes(tmp_path: Path, real_data: P
     rows = "image_id,class_name,x_min,y_min,x_max,y_max\na,Nodule/Mass,200,400,600,1000\n"
     (source / "annotations_test.csv").write_text(rows)
     shutil.copyfile(next((real_data / "nih/images").iterdir()), source / "a.jpg")  # 512 pixels
-    words = ["vindr", "--source", str(source), "--output", str(output), "--size", "32", "--workers", "1"]
     with pytest.raises(ReleaseError, match=r"sizes.csv: image_id, width, height"):
-        main(words)
+        prepare("vindr", source, output)
     (source / "sizes.csv").write_text("image_id,width,height\na,2048,2048\n")
-    main(words)
+    prepare("vindr", source, output)
     boxes = PreparedSet(output).table("boxes")
     assert boxes[["category", "x", "y", "w", "h"]].to_numpy().tolist() == [["Lung Lesion", 50, 100, 100, 150]]
