@@ -64,11 +64,6 @@ def test_progress_passes_everything_on_and_reports_the_rate(capsys: pytest.Captu
     assert list(progress([], 0, "nothing", "things")) == []
 
 
-def test_one_process_needs_no_pool() -> None:
-    with worker_processes(1) as pool:
-        assert pool is None
-
-
 def test_a_killed_worker_is_said() -> None:
     with (
         pytest.raises(UserError, match="was killed .* with fewer --workers; a preparation continues"),

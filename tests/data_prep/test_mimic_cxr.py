@@ -288,18 +288,6 @@ def test_unusable_image_is_left_out_with_reason(raw: Path) -> None:
     assert prepared.table("sentences").set_index("text")["n_reports"]["No effusion."] == 1
 
 
-def test_many_unusable_images_are_an_error(raw: Path) -> None:
-    image_path(raw, 4).unlink()
-    image_path(raw, 5).write_bytes(b"")
-    with pytest.raises(ReleaseError, match=r"2 of 11 images cannot be used, more than 1% \(first: 00000004-"):
-        prepare(settings(raw))
-    assert rejects(raw.parent / "set") == [
-        ["image", dicom(4), "image file is missing"],
-        ["image", dicom(5), "image file is empty"],
-    ]
-    assert not (raw.parent / "set" / "dataset.json").exists()
-
-
 @pytest.mark.parametrize(
     ("report", "reason"),
     [

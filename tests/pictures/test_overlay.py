@@ -36,14 +36,6 @@ def test_below_the_threshold_the_image_stays_grey():
     assert not is_grey[1:, 3:].any()
 
 
-def test_equal_cosines_get_equal_colours_under_common_limits():
-    low, high = np.full((5, 7), 0.2, np.float32), np.full((5, 7), 0.8, np.float32)
-    mixed = low.copy()
-    mixed[2, 2] = 0.8
-    limits = (0.0, 1.0)
-    assert np.array_equal(overlay(GREY, mixed, limits=limits)[2, 2], overlay(GREY, high, limits=limits)[2, 2])
-
-
 @pytest.mark.parametrize("value", [0.3, np.nan])
 def test_a_constant_or_unseen_heat_map_is_drawn(value):
     heat_map = np.full((5, 7), value, np.float32)

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from data_prep.check import check_set
-from data_prep.sources.growth import FILE, digests_of_rows
+from data_prep.sources.growth import FILE
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from tests.data_prep.killing import content
 from tests.data_prep.small_release import IMAGES, image_path, write_release
@@ -284,8 +284,3 @@ def test_a_patient_limit_chooses_anew(tmp_path: Path, capsys: pytest.CaptureFixt
     prepare(kind, tmp_path / "whole")
     assert content(output) == content(tmp_path / "whole")
     assert check_set(output)[1] == []
-
-
-def test_equal_rows_are_counted() -> None:
-    rows = pd.DataFrame({"patient": ["a", "b", "a"], "text": ["Clear."] * 3, "Edema": [np.nan, 1.0, np.nan]})
-    assert len({*digests_of_rows(rows)}) == 3 and digests_of_rows(rows[:2]) == digests_of_rows(rows)[:2]
