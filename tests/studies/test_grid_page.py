@@ -19,7 +19,7 @@ from medclip_dcl.studies.grid_page import write_report
 from medclip_dcl.studies.grid_plan import read_experiment
 from medclip_dcl.studies.grid_plots import draw_plots
 from medclip_dcl.studies.grid_results import results_table
-from tests.studies.grids import write_grid
+from tests.studies.grids import write_grid, write_results
 
 
 def write_cells(file: Path, without: tuple[str, ...] = ()) -> None:
@@ -31,19 +31,8 @@ def write_cells(file: Path, without: tuple[str, ...] = ()) -> None:
             continue
         seed = int(run.levels.get("seed", 0))
         error = seed + 0.01 * noise - 0.1 * (run.levels.get("rate") == "fast")
-        results = {
-            "format_version": 2,
-            "metrics": {"tiny": {"error": error}, "slope": {"1.0": {"value": 0.5}}},
-            **{part: {} for part in ("protocol", "counts", "notes")},
-            "checkpoint": {"weights": run.name},
-            "dataset": {"fingerprint": "points"},
-            "precision": "32-true",
-            "versions": {"torch": "2.11"},
-            "timings": {"test_seconds": 100.0, "device": "CPU, 1 threads"},
-        }
-        run.folder.mkdir(parents=True)
-        (run.folder / "results.json").write_text(json.dumps(results))
-        (run.folder / "fit.json").write_text(json.dumps({"epochs": 2, "steps": 6, "seconds": 800.0}))
+        metrics = {"tiny": {"error": error}, "slope": {"1.0": {"value": 0.5}}}
+        write_results(run.folder, metrics, timings={"test_seconds": 100.0, "device": "CPU, 1 threads"})
 
 
 def written(folder: Path, without: tuple[str, ...] = (), **changes: Any) -> tuple[Experiment, pd.DataFrame]:

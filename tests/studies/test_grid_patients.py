@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from medclip_dcl.studies.grid_page import write_report
 from medclip_dcl.studies.grid_patients import over_patients
 from medclip_dcl.studies.grid_plan import read_experiment
 from medclip_dcl.studies.grid_results import results_table
-from tests.studies.grids import write_grid
+from tests.studies.grids import write_grid, write_results
 from tests.studies.test_grid_page import text_of
 
 N_PATIENTS, N_DRAWS = 25, 60
@@ -67,18 +66,9 @@ def write_tested(file: Path) -> tuple[Experiment, dict[str, pd.DataFrame]]:
         rows = tested[run.name] = cases(place)
         auc, acc = numbers(rows)
         metrics = {"auc": auc, "acc": acc, "by_finding": {"Edema": {"auc": auc, "acc": acc}}}
-        results = {
-            "format_version": 2,
-            "metrics": {"classification": metrics},
-            "protocol": {"classification": {"min_cases": 1}},
-            **{part: {} for part in ("counts", "notes", "checkpoint", "dataset", "timings")},
-            "precision": "32-true",
-            "versions": {"torch": "2"},
-        }
-        (run.folder / "predictions").mkdir(parents=True)
+        write_results(run.folder, {"classification": metrics}, protocol={"classification": {"min_cases": 1}})
+        (run.folder / "predictions").mkdir()
         rows.to_parquet(run.folder / "predictions/classification.parquet")
-        (run.folder / "results.json").write_text(json.dumps(results))
-        (run.folder / "fit.json").write_text("{}")
     return experiment, tested
 
 
