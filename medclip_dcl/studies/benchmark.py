@@ -44,11 +44,9 @@ def run(options: Options) -> None:
         if without := [finding for finding in prepared.findings if finding not in prompts]:
             notes.append(f"{name}: no prompts, so no zero-shot AUC: {', '.join(without)} (--prompts)")
         for model in models:
+            where = f"{model.name} on {name}"
             if model.findings and not {*model.findings} & {*prepared.findings}:
-                known_findings = ", ".join(model.findings)
-                notes.append(
-                    f"{model.name} on {name}: not applicable, the set labels none of {known_findings}"
-                )
+                notes.append(f"{where}: not applicable, the set labels none of {', '.join(model.findings)}")
                 print(notes[-1], flush=True)
                 continue
             how = (prompts, options.ensemble, options.imported)
@@ -71,28 +69,24 @@ def run(options: Options) -> None:
                         require_same_cases(tested.predictions, other.predictions)
                 except SavedResultsError as error:
                     problem = f"{error}; or delete {run.folder} and give the same command"
-            print(f"{model.name} on {name}: {problem or done}", flush=True)
+            print(f"{where}: {problem or done}", flush=True)
             if problem:
-                failures.append(f"{model.name} on {name}: {problem}")
+                failures.append(f"{where}: {problem}")
                 continue
             runs.setdefault(name, []).append(tested)
             if geometry := other_geometry(tested.tested):
-                notes.insert(0, f"{model.name} on {name}: {geometry}")
+                notes.insert(0, f"{where}: {geometry}")
             if marks := plan.marks(trained[name, model.name]):
-                notes.append(f"{marks} {model.name} on {name}: trained on {trained[name, model.name]}")
+                notes.append(f"{marks} {where}: trained on {trained[name, model.name]}")
     if not runs and not failures:  # an earlier page in the folder is not that of this command
         raise UserError("MODEL: expected one that applies to a set of --sets, found none; nothing was tested")
     unknown = [model.name for model in models if not all(trained[name, model.name].is_known for name in sets)]
     if unknown:
         notes.append(f"not known on which images they were trained: {', '.join(unknown)}")
     if runs:
-        page = write_page(runs, baseline, trained, notes, failures, options.output)
-        print(f"page: {page}")
+        print(f"page: {write_page(runs, baseline, trained, notes, failures, options.output)}")
     if failures:
-        print(
-            f"tests failed: {len(failures)}; the same command tries them again",
-            file=sys.stderr,
-        )
+        print(f"tests failed: {len(failures)}; the same command tries them again", file=sys.stderr)
         raise SystemExit(1)
 
 

@@ -90,7 +90,13 @@ def write_page(
         output: folder.
     """
     sets = [_compared_on(name, of_set, baseline) for name, of_set in runs.items()]
-    write_text(table_of({one.name: one.table for one in sets}).to_csv(index=False), output / CSV)
+    numbers = pd.DataFrame(
+        {"set": one.name, "model": side, "minus": minus, **_place(path), **found._asdict()}
+        for one in sets
+        for (side, minus), of_pair in one.table.items()
+        for path, found in of_pair.items()
+    )
+    write_text(numbers.to_csv(index=False), output / CSV)
     of_sets = {}
     for one in sets:
         tables = (_classified(one, trained), _localised(one, trained))
@@ -120,16 +126,6 @@ def _compared_on(name: str, runs: Sequence[BenchmarkedRun], baseline: str) -> _O
     shared = [finding for finding in known[0] if all(finding in one for one in known)] if known else []
     findings = None if all(len(one) == len(shared) for one in known) else shared
     return _OnSet(name, runs, sides, minus, findings, compared(sides, minus, findings=findings))
-
-
-def table_of(sets: Mapping[str, Contrasts]) -> pd.DataFrame:
-    """All numbers and differences: set, model, minus, section, finding ("" for the mean), metric and the estimate."""
-    return pd.DataFrame(
-        {"set": name, "model": side, "minus": minus, **_place(path), **found._asdict()}
-        for name, table in sets.items()
-        for (side, minus), numbers in table.items()
-        for path, found in numbers.items()
-    )
 
 
 def _place(path: str) -> dict[str, str]:

@@ -29,7 +29,9 @@ def main(arguments: list[str]) -> None:
 
 def write_results(folder: Path, metrics: dict[str, Any], **parts: Any) -> None:
     """results.json of a finished run, and fit.json."""
-    empty = {part: {} for part in ("protocol", "counts", "notes", "checkpoint", "dataset", "timings")}
+    empty: dict[str, Any] = {
+        part: {} for part in ("protocol", "counts", "notes", "checkpoint", "dataset", "timings")
+    }
     facts = {"format_version": 2, "metrics": metrics, "precision": "32-true", "versions": {"torch": "2.11"}}
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps({**empty, **facts, **parts}))
