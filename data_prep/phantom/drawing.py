@@ -197,7 +197,8 @@ def _expose(
     large = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
     top, left = (int(k) for k in rng.integers(0, 512, 2))
     flipped = bool(rng.random() < 0.5)
-    grain = _grain(top, left, height, width)
+    grain = _grain_tile().take(range(top, top + height), 0, mode="wrap")
+    grain = grain.take(range(left, left + width), 1, mode="wrap")
     grain = grain[::-1, ::-1] if flipped else grain
     large = large + grain * np.float32(exposure.grain * 255)
     return np.clip(large, 0, 255).astype(np.uint8)
@@ -205,13 +206,8 @@ def _expose(
 
 @functools.cache
 def _grain_tile() -> Field:
+    """Fine noise of unit variance; an image has a window of it, repeated where the image is larger."""
     return np.random.default_rng(0).standard_normal((2048, 2048), dtype=np.float32)
-
-
-def _grain(top: int, left: int, height: int, width: int) -> Field:
-    """Fine noise of unit variance: a window of one tile, which repeats."""
-    rows = _grain_tile().take(range(top, top + height), 0, mode="wrap")
-    return rows.take(range(left, left + width), 1, mode="wrap")
 
 
 _LETTERS: dict[str, list[list[tuple[float, float]]]] = {

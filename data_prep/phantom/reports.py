@@ -70,7 +70,10 @@ def write_report(
     layout = rng.choice(4, p=_LAYOUTS)
     head = _head(view, has_lateral, rng)
     if layout == 0 and body:
-        summary += _repeated(body, rng, unseen)
+        # Findings that the impression repeats, perhaps in other words.
+        positive = [s.finding for s in body if not s.finding.is_derived]
+        repeated = (f for f in positive if rng.random() < _REPEATED)
+        summary += [Statement(f, choose_wording(f, rng, unseen)) for f in repeated]
         pieces = [*head, _section("FINDINGS", [_prose(body, rng)], rng)]
         if summary:
             pieces.append(_section("IMPRESSION", _impression(summary, rng), rng))
@@ -127,12 +130,6 @@ def repeat_chance(c: FindingClass) -> float:
         return 0.0
     weights = np.array([w.weight for w in c.wordings if not w.held_out])
     return float(_LAYOUTS[0] * _REPEATED * (1 - np.square(weights / weights.sum()).sum()))
-
-
-def _repeated(body: Sequence[Statement], rng: np.random.Generator, unseen: bool) -> list[Statement]:
-    """Findings of the body that the impression repeats, perhaps in other words."""
-    positive = [s.finding for s in body if not s.finding.is_derived]
-    return [Statement(f, choose_wording(f, rng, unseen)) for f in positive if rng.random() < _REPEATED]
 
 
 def _head(view: str, has_lateral: bool, rng: np.random.Generator) -> list[list[str]]:

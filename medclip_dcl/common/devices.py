@@ -9,6 +9,11 @@ import torch
 from medclip_dcl.common.errors import UserError
 
 
+def is_on_host(tensor: torch.Tensor) -> bool:
+    """True on a CPU."""
+    return tensor.device.type == "cpu"
+
+
 def widest_float(device: torch.device) -> torch.dtype:
     """float64, or float32 on MPS, which has no float64."""
     return torch.float32 if device.type == "mps" else torch.float64

@@ -11,9 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-
-def is_on_host(values: Tensor) -> bool:
-    return values.device.type == "cpu"
+from medclip_dcl.common.devices import is_on_host
 
 
 def checked(values: Tensor, is_wrong: Tensor, error: Callable[[], Exception]) -> Tensor:

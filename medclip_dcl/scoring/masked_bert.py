@@ -20,12 +20,11 @@ from transformers import BertForMaskedLM
 from transformers.activations import GELUActivation
 from transformers.models.bert import modeling_bert
 
-from medclip_dcl.common.devices import widest_float
+from medclip_dcl.common.devices import is_on_host, widest_float
 from medclip_dcl.scoring.whole_model import (
     LAYERS_TOKENS,
     MaskedCopies,
     WholeModel,
-    is_on_host,
     log_probability_at,
 )
 

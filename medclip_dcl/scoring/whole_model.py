@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers import BertForMaskedLM, PreTrainedModel
 
-from medclip_dcl.common.devices import widest_float
+from medclip_dcl.common.devices import is_on_host, widest_float
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.masked_language import head_at
 
@@ -188,8 +188,3 @@ def log_probability_at(
 
 def _random_state(device: torch.device) -> Tensor:
     return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def is_on_host(tensor: Tensor) -> bool:
-    """True on a CPU."""
-    return tensor.device.type == "cpu"

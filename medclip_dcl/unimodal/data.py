@@ -39,11 +39,9 @@ class ViewsRequirements:
 
 @dataclass(frozen=True)
 class ViewsProvided:
-    """Images provided to a unimodal model: channels, side in pixels, classes by class_id, images in a batch."""
+    """Images provided to a unimodal model: channels, and images in a batch."""
 
     channels: int
-    image_size: int
-    classes: tuple[str, ...]
     batch_size: int
 
 
@@ -148,7 +146,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         return self.chosen.train.shape[-1] if self.image_size is None else self.image_size
 
     def provided(self) -> ViewsProvided:
-        return ViewsProvided(self.chosen.train.shape[1], self.side, self.chosen.classes, self.batch_size)
+        return ViewsProvided(self.chosen.train.shape[1], self.batch_size)
 
     def dataset(self) -> dict[str, Any]:
         """Description of the data for results.json."""
