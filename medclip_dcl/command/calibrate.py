@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 
 from medclip_dcl.common.command_line import progress_bar
@@ -114,8 +113,9 @@ def calibrate(
         )
     scores_of: dict[str, Any] = {"network": network.fingerprint(), "data": module.prepared.fingerprint}
     scores_of |= {"blank": of_test.get("blank")} if scorer.zero_shot is None else scorer.zero_shot.identity()
-    cases = _kept_cases(found.run and found.run / SCORES_FILE, scores_of)
-    if cases is None:
+    kept = found.run and found.run / SCORES_FILE
+    cases = read_parquet(kept) if kept and kept.is_file() else None
+    if cases is None or cases.attrs.get(_SCORES_OF) != scores_of:
         cases = logit_cases(labels, scorer.findings, _logits(network, scorer, module), tables)
         cases.attrs[_SCORES_OF] = scores_of
     if cases.empty:
@@ -190,12 +190,6 @@ def _checked_tables(
             f"{tables.view.geometry}; prepare the set with --geometry {network.geometry}"
         )
     return tables
-
-
-def _kept_cases(file: Path | None, scores_of: Mapping[str, Any]) -> pd.DataFrame | None:
-    """Cases of an earlier command with logits of this model, data and prompts."""
-    kept = read_parquet(file) if file and file.is_file() else None
-    return kept if kept is not None and kept.attrs.get(_SCORES_OF) == scores_of else None
 
 
 def _logits(

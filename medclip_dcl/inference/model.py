@@ -93,22 +93,17 @@ def network_of(saved: SavedModel) -> ImageTextNetwork | FindingNetwork:
 
 def _differing(calibration: Calibration, network: ImageTextNetwork | FindingNetwork) -> str:
     """Names of what differs between a calibration's model and a network; "" if it was fitted to the network."""
-    found = differences(calibration.fingerprint, fingerprint := network.fingerprint())
     has_scale = math.isclose(calibration.scale, network.scale, rel_tol=1e-4)
-    is_same = calibration.fingerprint == fingerprint and has_scale
-    return "" if is_same else ", ".join(found) or "gamma^2"
+    found = differences(calibration.fingerprint, network.fingerprint())
+    return ", ".join(found if has_scale else [*found, "gamma^2"])
 
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """An image, which may be replaced by a smaller copy for smaller heat maps, and its projected regions.
-
-    `global_vector` is that of its encoder, if that has one.
-    """
+    """An image, which may be replaced by a smaller copy for smaller heat maps, and its encoding."""
 
     grey: Image.Image
-    feature_map: Float[Tensor, "1 dim region_row region_column"]
-    global_vector: Float[Tensor, "1 dim"] | None = None
+    encoded: Encoded
 
 
 @dataclass(frozen=True)
@@ -192,16 +187,16 @@ class LoadedModel:
         """Heat maps and similarities of several texts in one image, encoding it once unless it is an EncodedImage."""
         listed = _texts(texts)
         sentences = self._sentences(listed)
-        encoded = image if isinstance(image, EncodedImage) else self.encode_image(image)
-        regions = cosine_heat_maps(encoded.feature_map[0], sentences).cpu()
-        similarity = self._similarity(Encoded(encoded.feature_map, encoded.global_vector), sentences)[0]
-        return HeatMaps(encoded.grey, tuple(listed), similarity, regions, self.network.view)
+        one = image if isinstance(image, EncodedImage) else self.encode_image(image)
+        regions = cosine_heat_maps(one.encoded.feature_map[0], sentences).cpu()
+        similarity = self._similarity(one.encoded, sentences)[0]
+        return HeatMaps(one.grey, tuple(listed), similarity, regions, self.network.view)
 
     @torch.inference_mode()
     def encode_image(self, image: ImageLike) -> EncodedImage:
         """Encode an image once, for several calls of `heat_maps`."""
         grey = as_grey(image)
-        return EncodedImage(grey, *self.encode_inputs(np.stack([network_input(grey, self.network.view)])))
+        return EncodedImage(grey, self.encode_inputs(np.stack([network_input(grey, self.network.view)])))
 
     def show(self, image: ImageLike, text: str) -> ShownFigure:
         """A figure of the image and the text's heat map over it; shows itself as the last line of a notebook's cell."""

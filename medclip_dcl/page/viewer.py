@@ -73,7 +73,7 @@ class Viewer:
         with self._model_lock:
             image = read_grey(io.BytesIO(content))
             encoded = self.model.encode_image(image)
-            scores = self._scores(encoded)
+            scores = self._scores(encoded.encoded)
         image.thumbnail((SHOWN_SIDE, SHOWN_SIDE), Image.Resampling.LANCZOS)
         shown = replace(encoded, grey=image)
         token = secrets.token_urlsafe()
@@ -89,18 +89,18 @@ class Viewer:
         found = {} if self.calibration is None else self.calibration.findings
         return [finding for finding, one in found.items() if not one.n_positive + one.n_negative]
 
-    def _scores(self, encoded: EncodedImage) -> dict[str, FindingScore]:
+    def _scores(self, encoded: Encoded) -> dict[str, FindingScore]:
         calibration = self.calibration
         scorer = self.model.scorer(calibrated=calibration is not None)
-        scores = scorer.score(Encoded(encoded.feature_map, encoded.global_vector))
-        table = pd.DataFrame(scores, columns=scorer.findings).drop(columns=self.unlabelled)
-        found = {str(finding): FindingScore(float(x)) for finding, x in table.iloc[0].items()}
-        if calibration is not None:
-            for finding, probability in calibration.probabilities(table).iloc[0].dropna().items():
-                name = str(finding)
-                threshold = calibration.findings[name].threshold
-                found[name] = FindingScore(found[name].score, float(probability), threshold)
-        return found
+        table = pd.DataFrame(scorer.score(encoded), columns=scorer.findings).drop(columns=self.unlabelled)
+        scores = {str(finding): float(score) for finding, score in table.iloc[0].items()}
+        if calibration is None:
+            return {finding: FindingScore(score) for finding, score in scores.items()}
+        probabilities = calibration.probabilities(table).iloc[0].astype(object).replace({np.nan: None})
+        return {
+            finding: FindingScore(score, probabilities[finding], calibration.findings[finding].threshold)
+            for finding, score in scores.items()
+        }
 
     def forget(self, token: str) -> None:
         """Remove an image from memory, if it is there."""

@@ -290,6 +290,7 @@ def test_two_commands_do_not_mix_their_rows(tmp_path):
         (["nothing", "--classify", "--output", "s.csv"], "nothing holds no image file (JPEG, PNG, TIFF"),
         (["--list", "blank.txt", "--classify", "--output", "s.csv"], "found no image; give image files"),
         (["a.jpg", "--classify", "--prompts", "image.yaml", "--output", "s.csv"], "cannot be called 'image'"),
+        (["a.jpg", "--text", "x", "--output", "."], "scores.csv is not a table of heat maps"),
         (["a.jpg", "--text", "x", "--output", "a.jpg/out"], "--output a.jpg/out cannot be written (Not a directory)"),
         (["a.jpg", "--classify", "--output", "a.jpg/s.csv"], "--output a.jpg/s.csv cannot be written (File exists)"),
     ],
@@ -299,6 +300,7 @@ def test_mistakes_are_one_line_with_the_remedy(exported, tmp_path, monkeypatch, 
     Image.effect_noise((20, 20), 9).save("a.jpg")
     (tmp_path / "nothing").mkdir()
     (tmp_path / "blank.txt").write_text("\n\n")
+    (tmp_path / "scores.csv").write_text("image,Edema\n")
     (tmp_path / "image.yaml").write_text("image: [no x, x]")
     assert message in refused(capsys, exported, *arguments)
 
@@ -458,9 +460,3 @@ def test_a_full_disk_is_one_line(exported, files, tmp_path, monkeypatch, capsys)
     )
     options = (exported, files / "a.jpg", "--classify", "--output", tmp_path / "scores.csv")
     assert "cannot be written (No space left on device)" in refused(capsys, *options)
-
-
-def test_score_table_is_not_replaced_by_heat_maps(exported, files, tmp_path, capsys):
-    (tmp_path / "scores.csv").write_text("image,Edema\n")
-    options = (exported, files / "a.jpg", "--text", "x", "--output", tmp_path)
-    assert "scores.csv is not a table of heat maps" in refused(capsys, *options)

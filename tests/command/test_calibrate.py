@@ -143,14 +143,10 @@ def test_nothing_is_done_again_that_has_not_changed(copy, validate_set, monkeypa
     assert found.target == {"specificity": 0.9} and (found.findings["Pneumonia"].specificity or 0) >= 0.9
 
 
-def test_an_export_carries_its_calibration(calibrated, validate_set, tmp_path):
-    model, file = load(calibrated), next(iter(paths(validate_set).values()))
+def test_an_export_carries_its_calibration(calibrated, tmp_path):
+    model = load(calibrated)
     model.save_pretrained(tmp_path / "exported")
-    exported = load(tmp_path / "exported")
-    assert exported.calibration == model.calibration
-    pd.testing.assert_frame_equal(
-        exported.classify(file, calibrated=True), model.classify(file, calibrated=True)
-    )
+    assert load(tmp_path / "exported").calibration == model.calibration
     model.calibration = None
     (tmp_path / "exported/data.json").write_text("{}")
     model.save_pretrained(tmp_path / "exported")

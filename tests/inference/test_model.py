@@ -84,16 +84,6 @@ def test_classify_is_positive_minus_negative(model, grey, tmp_path):
     np.testing.assert_allclose(frame.to_numpy(), np.stack(expected, axis=1), atol=1e-6)
 
 
-def test_deep_images_are_scaled_as_in_preparation(model, grey, tmp_path):
-    whole_range = np.asarray(Image.fromarray(grey)).astype(np.uint16)
-    whole_range[0, :2] = 0, 255
-    deep = Image.fromarray(whole_range * 37 + 900)
-    deep.save(tmp_path / "deep.png")
-    shallow = whole_range.astype(np.uint8)
-    found = model.similarity([shallow, deep, tmp_path / "deep.png"], TEXTS)
-    np.testing.assert_allclose(found, found[:1].repeat(3, axis=0), atol=1e-6)
-
-
 def of_geometry(model, geometry, prepared_size=None):
     config = {**model.network.config(), "geometry": geometry, "prepared_size": prepared_size}
     network = ImageTextNetwork.from_config(config)
@@ -233,7 +223,6 @@ def test_empty_lists_give_empty_results(model, grey):
         (np.zeros((4, 4)), TypeError, "a uint8 array of 0..255, found float64"),
         (np.zeros((4, 4, 2), np.uint8), ValueError, r"shape \(H, W\) or \(H, W, 3\), found \(4, 4, 2\)"),
         (CHANNELS_FIRST, ValueError, r"found \(3, 90, 70\)"),
-        (Image.fromarray(np.array([[0, np.nan]], np.float32)), ValueError, "grey levels are NaN or infinite"),
         (np.zeros((500, 7), np.uint8), UserError, "image of 7 x 500 pixels; .* at least 8 .* give the original"),
         (np.zeros((0, 7), np.uint8), UserError, r"found \(0, 7\)"),
     ],
@@ -264,10 +253,8 @@ def infinite(model: LoadedModel) -> LoadedModel:
     ("ask", "words"),
     [
         (lambda model, grey: model.similarity(grey, ["x", "  "]), "position 1 is empty; give a sentence"),
-        (lambda model, grey: model.embed_texts(LONGEST + "edema ."), "of 127 words, is longer .* split it into"),
-        (lambda model, grey: model.embed_texts(LONGEST + "edema"), "of 126 words, is longer"),  # a period is added
+        (lambda model, grey: model.embed_texts(LONGEST + "edema"), "of 126 words, is longer .* split"),  # with a period
         (lambda model, grey: model.classify(grey, {"wet": ("dry", LONGEST + "edema")}), "a prompt of wet, of 126 w"),
-        (lambda model, grey: model.classify(grey, {}), "prompts name no finding"),
         (lambda model, grey: model.similarity(grey, "x", batch_size=0), "batch_size: expected at least 1, found 0"),
         (lambda model, grey: infinite(model).classify(grey), "scores are not finite in torch.float32; use float32"),
         (lambda model, grey: model.classify(CHANNELS_FIRST), r"shape \(3, 90, 70\) .*transpose\(1, 2, 0\)"),
@@ -283,7 +270,6 @@ def test_texts_and_prompts_are_refused(model, grey, ask, words):
     ("content", "words"),
     [
         (b"PK\x03\x04 truncated", "a.ckpt is not a checkpoint that can be loaded safely, or it is truncated"),
-        (b"\xff\xd8\xff\xe0 a JPEG file", "or holds more than tensors and plain values"),
         ({"format_version": 3, "network": Path("here")}, "or holds more than tensors and plain values"),
         ({"state_dict": {}}, "a.ckpt: expected a model of kind image-text or classifier, found none"),
         (torch.nn.Identity(), "truncated: it is a TorchScript archive"),  # as OpenAI published CLIP

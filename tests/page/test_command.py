@@ -27,11 +27,6 @@ def test_a_port_in_use(capsys, exported):
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("port", ["65536", "-1", "http"])
-def test_no_port(capsys, port):
-    assert "expected a whole number from 0 to 65535" in refused(capsys, "m", "--port", port)
-
-
 def test_a_missing_model(capsys, tmp_path, monkeypatch):
     def offline(*args, **kwargs):
         raise OSError("offline")

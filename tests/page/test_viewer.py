@@ -15,21 +15,14 @@ from medclip_dcl.page import viewer as viewer_module
 from medclip_dcl.page.viewer import ForgottenImageError, Viewer
 
 
-def file_of(grey: np.ndarray, kind: str = "PNG") -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(grey).save(file, kind)
-    return file.getvalue()
-
-
 @pytest.fixture
 def viewer(model):
     return Viewer(model)
 
 
-@pytest.mark.parametrize("kind", ["PNG", "TIFF", "BMP"])
-def test_image_is_scored_and_drawn_like_by_model(viewer, model, image_file, kind):
+def test_image_is_scored_and_drawn_like_by_model(viewer, model, image_file):
     grey = np.asarray(Image.open(image_file))
-    token, shown, scores = viewer.open(file_of(grey, kind))
+    token, shown, scores = viewer.open(image_file.read_bytes())
     assert viewer.image(token) is shown
     np.testing.assert_array_equal(np.asarray(shown.grey), grey)
     expected = model.classify(grey).iloc[0]
@@ -80,28 +73,16 @@ def test_findings_that_no_case_has_are_not_shown(calibrated, image_file, monkeyp
 def test_large_image_is_shown_smaller_but_seen_whole(viewer, model):
     waves = np.add.outer(np.sin(np.arange(1536) / 90), np.cos(np.arange(2048) / 70))
     grey = (127 + 60 * waves).astype(np.uint8)
-    _, shown, _ = viewer.open(file_of(grey))
+    Image.fromarray(grey).save(file := io.BytesIO(), "PNG")
+    _, shown, _ = viewer.open(file.getvalue())
     assert shown.grey.size == (1024, 768)
-    np.testing.assert_array_equal(shown.feature_map, model.encode_image(grey).feature_map)
+    np.testing.assert_array_equal(shown.encoded.feature_map, model.encode_image(grey).encoded.feature_map)
     found, whole = viewer.heat_maps(shown, ["No pneumothorax."])[0], model.heat_map(grey, "No pneumothorax.")
     # A pixel of the small picture lies between two of the large one; the square's edges are rounded.
     middle = slice(125, 890)
     np.testing.assert_allclose(
         found[:, middle], ((whole[::2, ::2] + whole[1::2, 1::2]) / 2)[:, middle], atol=5e-3
     )
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        (b"The heart is enlarged.", "not an image file of a known format"),
-        (file_of(np.zeros((7, 900), np.uint8)), "image of 900 x 7 pixels; .* at least 8 on each side"),
-        (file_of(np.zeros((300, 200), np.uint8), "JPEG")[:500], "image cannot be decoded: it is damaged"),
-    ],
-)
-def test_files_that_cannot_be_shown_are_refused(viewer, content, message):
-    with pytest.raises(ValueError, match=message):
-        viewer.open(content)
 
 
 def test_images_leave_the_memory(viewer, image_file, monkeypatch):
