@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 
 from medclip_dcl.common.errors import check_min
-from medclip_dcl.common.findings import Ensemble, ensemble_used, require_labelled
+from medclip_dcl.common.findings import Ensemble, require_labelled
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.evaluation.base import (
@@ -126,7 +126,7 @@ class ZeroShotClassification(Classification):
             finding: {"negative": _one_or_all(pair[0]), "positive": _one_or_all(pair[1])}
             for finding, pair in self.prompts.items()
         }
-        found.protocol["ensemble"] = ensemble_used(self.prompts, self.zero_shot.ensemble)
+        found.protocol["ensemble"] = self.zero_shot.identity()["ensemble"]
         return {self.section: found}
 
 

@@ -73,8 +73,8 @@ class Localisation(RegionEvaluation):
         tolerance: int | None = None,
     ) -> None:
         super().__init__(examples)
-        check_min("Localisation", {"min_cases": (min_cases, 1)})
-        check_min("Localisation", {"tolerance": (1 if tolerance is None else tolerance, 1)})
+        pixels = 1 if tolerance is None else tolerance
+        check_min("Localisation", {"min_cases": (min_cases, 1), "tolerance": (pixels, 1)})
         self.normalised, self.tolerance, self.min_cases = normalised, tolerance, min_cases
         read = read_prompts(CHEX5 if prompts is None else prompts, "Localisation")
         self.phrases = {finding: positive[0] for finding, (_, positive) in read.items()}
@@ -107,16 +107,15 @@ class Localisation(RegionEvaluation):
             levels = NORMALISED_THRESHOLDS if self.normalised == "tuned" else [None]
             found = [segmentation(heat_map.numpy(), level) for level in levels]
             others["normalised"] = [iou_of_masks(one, (inside & is_seen).numpy()) for one in found]
-        pairs = [_overlap(one, other) for one, other in combinations(by_reader.values(), 2)]
-        reader_iou, reader_dice = np.mean(pairs, axis=0).tolist() if pairs else (math.nan, math.nan)
+        pairs = np.array([iou_of_masks(one, other) for one, other in combinations(by_reader.values(), 2)])
         return {
             "n_regions": len(regions),
             "area": float(inside[is_seen].float().mean()),
             "hit": float(pointing_hit(heat_map, inside)),
             "cnr_signed": float(contrast_to_noise_ratio(heat_map, inside, signed=True)),
             "miou": float(iou.mean()),
-            "reader_iou": reader_iou,
-            "reader_dice": reader_dice,
+            "reader_iou": float(pairs.mean()) if len(pairs) else math.nan,
+            "reader_dice": float((2 * pairs / (1 + pairs)).mean()) if len(pairs) else math.nan,
             "curves": np.stack([iou.numpy(), dice.numpy()]),
             **others,
         }
@@ -169,6 +168,7 @@ class Localisation(RegionEvaluation):
                 f"localisation: {n_unseen} of {len(cases)} cases lie outside what the model sees: hit and IoU 0"
             )
         levels = default_thresholds().tolist()
+        normalised = {name: NORMALISED_THRESHOLDS[place] for name, place in tuned.items()}
         result = EvaluationResult(
             metrics=metrics,
             scalars={
@@ -177,11 +177,7 @@ class Localisation(RegionEvaluation):
             protocol={
                 "phrases": {finding: self.text(finding) for finding in cases["category"].unique()},
                 "thresholds": {finding: round(levels[place], 2) for finding, place in thresholds.items()},
-                **(
-                    {"thresholds_normalised": {name: NORMALISED_THRESHOLDS[x] for name, x in tuned.items()}}
-                    if tuned
-                    else {}
-                ),
+                **({"thresholds_normalised": normalised} if normalised else {}),
             },
             counts={
                 "cases": len(cases),
@@ -203,9 +199,3 @@ class Localisation(RegionEvaluation):
             for finding, rows in cases.groupby("category")
             if len(rows) >= self.min_cases
         }
-
-
-def _overlap(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """IoU and Dice of two masks."""
-    both, either = int((one & other).sum()), int((one | other).sum())
-    return both / either, 2 * both / (both + either)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from medclip_dcl.common.distributed import gather_objects
 from medclip_dcl.common.files import write_parquet, write_text
-from medclip_dcl.common.findings import ensemble_used
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.evaluation.base import embed_anew, embed_texts, evaluation_data, forget_texts, is_part
@@ -96,8 +95,7 @@ class PredictionWriter(Callback):
             findings = tuple(self._zero_shot.prompts)
             columns = ["score_negative", "score_positive"]
             tables["finding_scores"] = _by_finding(values, findings, columns, scores)
-            used = ensemble_used(self._zero_shot.prompts, self._zero_shot.ensemble)
-            tables["finding_scores"].attrs["ensemble"] = used
+            tables["finding_scores"].attrs["ensemble"] = self._zero_shot.identity()["ensemble"]
         images = evaluation_data(trainer).prepared.table("images").set_index("dicom_id")
         folder = Path(trainer.default_root_dir)
         files = [folder / f"predictions/{name}.{suffix}" for name in tables for suffix in ("parquet", "csv")]

@@ -148,7 +148,6 @@ def by_mask(heat_map: Tensor, boxes: list[Rectangle]) -> tuple[float, float]:
     return float(contrast_to_noise_ratio(heat_map, mask, signed=True)), float(mean_iou(heat_map, mask))
 
 
-@pytest.mark.parametrize("nan_share", [0.0, 0.2])
 @pytest.mark.parametrize(
     "boxes",
     [
@@ -160,10 +159,9 @@ def by_mask(heat_map: Tensor, boxes: list[Rectangle]) -> tuple[float, float]:
     ],
     ids=["one", "pixel", "overlapping", "touching", "all"],
 )
-def test_boxes_agree_as_their_mask_does(boxes, nan_share, monkeypatch):
+def test_boxes_agree_as_their_mask_does(boxes, monkeypatch):
     monkeypatch.setattr(grounding_module, "_PIXELS_PER_BLOCK", 100)
-    heat_map = random_case(29, 23, nan_share)[0]
-    heat_map[0, 0] = 0.3
+    heat_map = random_case(29, 23)[0]
     boxed = BoxedHeatMap(heat_map)
     for _ in range(2):
         assert boxed.agreement(boxes) == pytest.approx(by_mask(heat_map, boxes), abs=1e-6, nan_ok=True)

@@ -11,8 +11,6 @@ import pytest
 import torch
 
 from medclip_dcl.metrics import (
-    BoxedHeatMap,
-    Rectangle,
     box_bounds,
     contrast_to_noise_ratio,
     cosine_retrieval_ranks,
@@ -61,13 +59,6 @@ def thresholds(*values: float):
         *(
             (lambda box=box: box_bounds(*box, image_height=4, image_width=6), NO_PIXEL)
             for box in ((6, 0, 3, 3), (-5, 0, 4, 2), (2, 2, 0, 3), (NAN, 0, 2, 2), (0, 0, math.inf, 2))
-        ),
-        *(
-            (
-                lambda boxes=boxes: BoxedHeatMap(MAP).agreement(boxes),
-                "boxes: expected some inside 4 x 5 pixels",
-            )
-            for boxes in ([], [Rectangle(0, 5, 0, 5)], [Rectangle(-3, 4, 0, 2)], [Rectangle(2, 2, 0, 1)])
         ),
         (lambda: retrieval_metrics(COSINES), "None for a square matrix, found None"),
         (lambda: retrieval_metrics(torch.zeros(0, 0)), "expected a query at least"),

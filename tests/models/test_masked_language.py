@@ -123,6 +123,7 @@ def test_every_masked_family_is_trained(family: str, prepared: Path, tmp_path: P
     network.eval()
     total, count = 0.0, 0
     for batch in data.val_dataloader():
+        assert len(batch["sentence_id"]) == len(batch["tokens"])  # `FiniteCheck` names them
         for tokens, length, labels in zip(batch["tokens"], batch["lengths"], batch["labels"], strict=True):
             with torch.no_grad():
                 log_probability = network(tokens[None, :length]).logits[0].log_softmax(-1)

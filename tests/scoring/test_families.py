@@ -172,10 +172,11 @@ def test_longest_sentence_is_scored_longer_is_refused(folders: dict[str, Path], 
     assert longest_sentence(model) == positions
     longest = positions - (1 if family in CAUSAL else 2)
     text = ", ".join(["heart"] * 100)
-    with pytest.raises(ValueError, match=f"the model takes at most {longest} "):
-        pseudo_log_likelihood(model, tokenizer, [text])
-    found = pseudo_log_likelihood(model, tokenizer, [text], truncate=True)
-    assert found["n_tokens"].tolist() == [longest] and found["log_p"].notna().all()
+    with pytest.raises(ValueError, match=f"sentence 1 has .* the model takes at most {longest} "):
+        pseudo_log_likelihood(model, tokenizer, ["heart", text])
+    found = pseudo_log_likelihood(model, tokenizer, ["heart", text], truncate=True)
+    assert found["truncated"].tolist() == [False, True] and found["log_p"].notna().all()
+    assert found["n_tokens"][1] == longest
 
 
 def test_a_model_that_draws_numbers_is_refused(folders: dict[str, Path]) -> None:

@@ -423,20 +423,6 @@ def test_nothing_and_only_empty_sentences(model: BertForMaskedLM, tokenizer: Ber
     assert empty["n_tokens"].tolist() == [0, 0] and empty["log_p"].isna().all()
 
 
-def test_longest_sentence_is_scored_longer_is_refused(
-    model: BertForMaskedLM, tokenizer: BertTokenizer
-) -> None:
-    longest = "heart " * (POSITIONS - 2)
-    assert pseudo_log_likelihood(model, tokenizer, [longest])["log_p"].notna().all()
-    message = r"sentence 1 has 22 tokens, the model takes at most 21 \(besides \[CLS\] and \[SEP\]\)"
-    with pytest.raises(ValueError, match=message):
-        pseudo_log_likelihood(model, tokenizer, ["heart", longest + "heart"])
-    found = pseudo_log_likelihood(model, tokenizer, ["heart", longest + "size", longest], truncate=True)
-    assert found["truncated"].tolist() == [False, True, False]
-    assert found["n_tokens"].tolist() == [1, 21, 21]
-    assert found["log_p"][1] == found["log_p"][2]
-
-
 def test_a_single_string_is_refused(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
     # A string is a sequence of strings: each letter would get a score.
     with pytest.raises(TypeError, match="expected a list of strings, found tuple"):

@@ -47,19 +47,6 @@ def start(arguments: list[str]) -> subprocess.Popen[bytes]:
     )
 
 
-def kill_when(process: subprocess.Popen[bytes], is_time: Callable[[], bool]) -> bool:
-    """Kill the command's whole group as soon as the condition holds; False if it ended before."""
-    for _ in range(6000):
-        if process.poll() is not None:
-            return False
-        if is_time():
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return True
-        time.sleep(0.02)
-    raise TimeoutError("the command neither ended nor came so far in two minutes")
-
-
 def fit_arguments(run: Path, small_set: Path, small_bert: Path, *more: str) -> list[str]:
     """Six epochs of six steps with dropout; last.ckpt after every step."""
     model, data = "--model.init_args.", "--data.init_args."
@@ -190,7 +177,7 @@ def test_two_processes_killed_and_stopped(small_set, small_bert, tmp_path):
     assert start(fit_arguments(run_of["whole"], small_set, small_bert, *two)).wait() == 0
     run = run_of["killed"]
     arguments = fit_arguments(run, small_set, small_bert, *two)
-    assert kill_when(start(arguments), lambda: rows(run) >= 9)
+    signal_when(start(arguments), signal.SIGKILL, lambda: rows(run) >= 9)
     status = signal_when(start(arguments), signal.SIGTERM, lambda: rows(run) >= 17)
     # Lightning's watch over its processes may end the first one before it has tidied up.
     assert status in (143, -signal.SIGKILL)
@@ -267,7 +254,7 @@ def test_signal_within_validation_ends_both_processes(small_set, small_bert, tmp
 def test_a_truncated_last_checkpoint_costs_one_step(whole, small_set, small_bert, tmp_path):
     run = tmp_path / "truncated"
     arguments = fit_arguments(run, small_set, small_bert)
-    assert kill_when(start(arguments), lambda: rows(run) >= 10)
+    signal_when(start(arguments), signal.SIGKILL, lambda: rows(run) >= 10)
     os.truncate(run / "checkpoints/last.ckpt", 1000)
     process = subprocess.run(
         [sys.executable, "-m", *arguments],
@@ -332,7 +319,7 @@ def test_scoring_killed_three_times_gives_the_same_bytes(small_bert, tmp_path):
         return is_time
 
     for wanted in random.integers(1, 4, size=3).cumsum().tolist():
-        assert kill_when(start(command(killed)), a_moment_after(wanted)), "it ended before it could be killed"
+        signal_when(start(command(killed)), signal.SIGKILL, a_moment_after(wanted))
         assert has_parts(wanted) and not list((killed / "log_p").glob("*.parquet"))
     assert start(command(killed)).wait() == 0
     (expected,), (found,) = ((folder / "log_p").iterdir() for folder in (whole, killed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -16,13 +15,10 @@ from torch import Tensor
 
 from medclip_dcl.command.cli import main
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.models.masked_language import MaskedLanguageModel
 from medclip_dcl.objectives import contrastive
 from medclip_dcl.training import finite
 from medclip_dcl.training.finite import FiniteCheck, NonFiniteError
 from tests.small import LinearPatches
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class Seen(Callback):
@@ -224,24 +220,3 @@ def test_the_command_ends_with_whole_checkpoints(arguments, tmp_path, monkeypatc
     metrics = pd.read_csv(run / "metrics.csv")
     assert metrics.loc[metrics["train/loss"].notna(), "step"].tolist() == list(range(6))
     assert metrics["train/gradient_norm"].dropna().gt(0).sum() == 6
-
-
-def test_a_language_model_names_its_sentences(small_set, tmp_path, monkeypatch, capsys):
-    whole = MaskedLanguageModel.training_step
-
-    def broken(self: MaskedLanguageModel, batch: Any, batch_index: int) -> Tensor:
-        ids.append(batch["sentence_id"].tolist())
-        return whole(self, batch, batch_index) * (float("nan") if self.global_step == 3 else 1.0)
-
-    ids: list[list[int]] = []
-    monkeypatch.setattr(MaskedLanguageModel, "training_step", broken)
-    data = "--data.init_args."
-    options = [f"{data}folder", str(small_set), f"{data}batch_size", "4", f"{data}vocabulary_size", "90"]
-    with pytest.raises(SystemExit) as error:
-        config = str(ROOT / "configs/language_model_small.yaml")
-        run = ["--run_folder", str(tmp_path / "run"), "--trainer.accelerator", "cpu"]
-        main(["fit", "--config", config, *run, "--trainer.enable_progress_bar", "false", *options])
-    assert error.value.code == 2
-    message = capsys.readouterr().err
-    assert f"sentence_id: {', '.join(map(str, ids[3]))}\n" in message and "dicom_id" not in message
-    assert {sentence for batch in ids for sentence in batch} <= set(range(9))
