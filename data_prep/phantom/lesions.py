@@ -287,12 +287,6 @@ def _hiatal_hernia(layers: Layers, finding: FindingClass, rng: np.random.Generat
     return [wall]
 
 
-def _enlarged_knob(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
-    chest, f = layers.chest, layers.chest.frame
-    r = f.ellipse(float(chest.center) + 0.045, 0.30, 0.085, 0.085)
-    return [smooth_step(1 - r, 0.1)]
-
-
 def _tortuous_aorta(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
     chest, c = layers.chest, float(layers.chest.center)
     bow = rng.uniform(0.085, 0.105)
@@ -300,11 +294,6 @@ def _tortuous_aorta(layers: Layers, finding: FindingClass, rng: np.random.Genera
     mask = blur(chest.frame.stroke(points, 0.06), 1.0)
     layers.added += 0.20 * mask * (1 - 0.45 * chest.heart)
     return [mask]
-
-
-def _wide_mediastinum(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
-    chest, f = layers.chest, layers.chest.frame
-    return [chest.heart * smooth_step(0.42 - f.y, 0.01) * smooth_step(f.y - 0.10, 0.01)]
 
 
 def _paratracheal_mass(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
@@ -403,6 +392,10 @@ def _contour(layers: Layers, finding: FindingClass, rng: np.random.Generator) ->
         sign, dome = SIGN[finding.side], chest.dome[finding.side]
         inside = smooth_step(np.minimum(chest.lateral - f.side(sign), f.side(sign) - 0.05), 0.005)
         return [inside * smooth_step(0.075 - np.abs(f.y - np.float32(dome + 0.06)), 0.005)]
+    if finding.kind == "enlarged_knob":
+        return [smooth_step(1 - f.ellipse(float(chest.center) + 0.045, 0.30, 0.085, 0.085), 0.1)]
+    if finding.kind == "wide_mediastinum":
+        return [chest.heart * smooth_step(0.42 - f.y, 0.01) * smooth_step(f.y - 0.10, 0.01)]
     # Scoliosis.
     return [
         smooth_step(0.05 - np.abs(f.x - chest.spine), 0.006)
@@ -435,9 +428,9 @@ DRAW: dict[str, Draw] = {
     "collapse": _collapse,
     "fissural_fluid": _fissural_fluid,
     "hiatal_hernia": _hiatal_hernia,
-    "enlarged_knob": _enlarged_knob,
+    "enlarged_knob": _contour,
     "tortuous_aorta": _tortuous_aorta,
-    "wide_mediastinum": _wide_mediastinum,
+    "wide_mediastinum": _contour,
     "paratracheal_mass": _paratracheal_mass,
     "miliary": _miliary,
     "aortic_calcification": _aortic_calcification,
