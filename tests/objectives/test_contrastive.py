@@ -223,10 +223,3 @@ def test_half_precision_logits_do_not_overflow(dtype):
     expected = contrastive_loss(logits.double(), torch.tensor([0]), class_probability=0.1, floor=-100.0)
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_weights_of_positive_columns_are_ignored():
-    logits = torch.randn(1, 3)
-    plain = contrastive_loss(logits, torch.tensor([1]))
-    weights = torch.tensor([[1.0, math.nan, 1.0]])
-    torch.testing.assert_close(contrastive_loss(logits, torch.tensor([1]), weights=weights), plain)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -38,9 +37,3 @@ def test_the_vote_is_that_of_a_loop(k, temperature, is_own, monkeypatch):
     found = neighbour_predictions(None if is_own else QUERIES, FEATURES, LABELS, k=k, temperature=temperature)
     queries = FEATURES if is_own else QUERIES
     assert found.tolist() == by_a_loop(queries, FEATURES, LABELS, k, temperature, is_own)
-
-
-def test_lengths_do_not_matter():
-    scales = torch.from_numpy(np.random.default_rng(0).uniform(0.1, 9, 23)).float()
-    found = neighbour_predictions(QUERIES, FEATURES * scales[:, None], LABELS, k=3, temperature=0.5)
-    assert torch.equal(found, neighbour_predictions(7 * QUERIES, FEATURES, LABELS, k=3, temperature=0.5))
