@@ -25,6 +25,7 @@ from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.pictures.transforms import load_grey, to_input
 from tests.models.test_image_text import trainer as quick
+from tests.models.test_resuming import assert_same
 from tests.small import LinearPatches
 
 NAN = float("nan")
@@ -53,12 +54,6 @@ def resnet(**options: Any) -> ResNetRegions:
 
 def state_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in module.state_dict().items()}
-
-
-def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
 
 
 class Watch(Callback):

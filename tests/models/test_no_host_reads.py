@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import checkpoint
 
-from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageModel
@@ -32,6 +31,7 @@ from medclip_dcl.training.finite import FiniteCheck
 from medclip_dcl.training.last_checkpoint import in_order
 from medclip_dcl.training.progress import TimeLeft, progress_bar
 from medclip_dcl.training.throughput import Throughput
+from tests.models.test_image_text import data_of, first_batch
 from tests.small import PatchRegions
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -63,12 +63,8 @@ def model_and_batch(name: str, small_bert: Any, small_set: Any) -> tuple[ImageTe
         image_to_text=0.3,
         **options,
     )
-    of_data: dict[str, Any] = {"image_size": 48, "crop_size": 32, "batch_size": 4, "num_workers": 0}
-    of_data |= {"contrastive_batch": contrastive_batch, "sentences": "all"}
-    data = ImageTextDataModule(str(small_set), **of_data)
-    data.connect(model.requirements())
-    data.setup("fit")
-    return model, next(iter(data.train_dataloader()))
+    data = data_of(small_set, batch_size=4, sentences="all", contrastive_batch=contrastive_batch)
+    return model, first_batch(model, data)
 
 
 def moved(batch: Any, device: str) -> Any:
@@ -137,7 +133,7 @@ def test_a_step_logs_no_numbers(small_bert, small_set, monkeypatch, tmp_path):
     monkeypatch.setattr(progress, "_FIRST_SECONDS", 0.0)
     text = BertSentences(str(small_bert), dim=16)
     model = ImageTextModel(PatchRegions(), text, LSENonLocal(dim=16), warmup_steps=1, text_learning_rate=1e-4)
-    data = ImageTextDataModule(str(small_set), image_size=48, crop_size=32, batch_size=4, num_workers=0)
+    data = data_of(small_set, batch_size=4)
     throughput = Throughput()
     watching = [FiniteCheck(), TimeLeft(), throughput.arrival, throughput, *progress_bar(True)]
     options: dict[str, Any] = {"max_steps": 3, "limit_val_batches": 0, "log_every_n_steps": 50}
