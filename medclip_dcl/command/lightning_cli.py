@@ -281,7 +281,7 @@ class MedclipCLI(LightningCLI):
         images = None
         if self.prepared is not None and not self.run.saved_config():
             encoder = (config.model.get("init_args", {}).get("image_encoder") or {}).get("init_args", {})
-            published = {encoder.get("pretrained"), encoder.get("weights")} - {None, "None", IMAGENET}
+            published = {encoder.get("pretrained"), encoder.get("weights")} - {None, IMAGENET}
             data, images = Lineage.of(self.source).after(self.prepared, bool(published))
         is_longer = self.run.check(self.config_dump, data, self._completed)
         if self.run.is_finished and not is_longer:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from tokenizers import Encoding
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from medclip_dcl.common.errors import UserError
@@ -31,7 +32,7 @@ from medclip_dcl.common.weight_files import (
     some_of,
 )
 
-Pretrained = TypeVar("Pretrained", bound=nn.Module)
+Model = TypeVar("Model", bound=PreTrainedModel)
 
 # Downloaded from a repository, and the weights in PyTorch's format only where there are no safetensors.
 _FILES = ("*.json", "vocab.txt", "merges.txt", "*.model", "model*.safetensors")
@@ -39,6 +40,8 @@ _TORCH_FILES = ("pytorch_model*.bin",)
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 LANGUAGE_MODEL = "language_model"
 """Folder of the trained model in the run folder of a language model."""
+# Parts of names of weights that files hold and models leave out.
+_NEEDLESS = ("pooler.", "position_ids", "token_type_ids", "cls.seq_relationship.", "mask_token")
 _ADAPTER_FILE = "adapter_config.json"
 
 NAMES_OF_CODE = ("auto_map", "attn_implementation", "_attn_implementation", "use_kernels", "kernel_config")
@@ -94,30 +97,37 @@ def encodings(
         yield from encode(some, add_special_tokens=False)
 
 
-def load_from_folder(
-    kind: type[Pretrained],
-    folder: Path,
-    config: Any,
-    is_ignored: Callable[[str], bool],
-    remedy: str,
-    **arguments: Any,
-) -> Pretrained:
+def load_library_model(
+    kind: type[Model], folder: Path, config: PreTrainedConfig, remedy: str, **options: Any
+) -> Model:
     """Load exactly the tensors of a transformers model in float32, in train mode.
 
-    It may be saved alone or as part of a larger model, in one file or several.
+    It may be saved alone or as part of a larger model, in one file or several; heads of other tasks and the other
+    tower may be left over.
 
     Args:
-        kind: a class of transformers; `arguments` are its constructor's beside `config`.
-        is_ignored: True for the name of a tensor in the file that the model need not have.
+        kind: a class of transformers; `options` are its constructor's beside `config`.
         remedy: advice for weights that do not fit.
     """
-    stored = folder_shapes(folder)
+    prefix = f"{kind.base_model_prefix}."
+
+    @functools.cache
+    def own() -> set[str]:
+        with torch.device("meta"):
+            outline = kind(config, **options)
+        return {name for part in (outline, outline.base_model) for name, _ in part.named_children()}
+
+    def is_needless(name: str) -> bool:
+        """True for a weight of another head, or one that the model computes without."""
+        return name.removeprefix(prefix).partition(".")[0] not in own() or any(x in name for x in _NEEDLESS)
+
+    arguments, stored = dict(options), folder_shapes(folder)
     check_sizes(config.to_dict(), stored, folder)
     if all(name.startswith(WRAPPER) for name in stored):
         arguments["key_mapping"] = {f"^{re.escape(WRAPPER)}": ""}
     try:
         with torch.random.fork_rng(devices=[]), silent():
-            model, found = kind.from_pretrained(  # type: ignore[attr-defined]
+            model, found = kind.from_pretrained(
                 folder,
                 config=config,
                 dtype=torch.float32,
@@ -134,7 +144,7 @@ def load_from_folder(
         ) from error
     problems = {
         "missing": sorted(found["missing_keys"]),
-        "unexpected": sorted(x for x in found["unexpected_keys"] if not is_ignored(x)),
+        "unexpected": sorted(x for x in found["unexpected_keys"] if not is_needless(x)),
         "of another shape": [
             f"{name} {tuple(a)} instead of {tuple(b)}" for name, a, b in sorted(found["mismatched_keys"])
         ],

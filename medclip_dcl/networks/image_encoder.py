@@ -180,8 +180,6 @@ class ResNetRegions(ProjectedRegions):
         check_choice("image_encoder.projection", projection, ("linear", "mlp"))
         self.depth, self.stride, self.dim, self.projection_kind = depth, stride, dim, projection
         self.width, self.centred = width, centred
-        # null that was typed on the command line, in config.yaml of older runs.
-        weights = None if weights == "None" else weights
         if width == TORCHVISION_WIDTH:
             resnet = _resnet(depth, weights, stride)
             if settings := read_settings(Path(weights or "")):

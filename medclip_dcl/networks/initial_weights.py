@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.parts import differing_arguments, part_config
-from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, compare_state_dicts, read_model
+from medclip_dcl.common.weight_files import (
+    CLASSIFIER,
+    IMAGE_TEXT,
+    SavedModel,
+    compare_state_dicts,
+    read_model,
+)
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import IMAGENET_MEAN, IMAGENET_STD
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -92,78 +98,61 @@ def take_over(
             projection: "image_encoder.backbone", "text_encoder.transformer"; None for all that the source has. For a
             classifier, "image_encoder" alone.
     """
-    found = _read(source)
-    wanted = _wanted(parts, found)
+    saved = read_model(find_model(source).path)
+    described = saved.require_network(IMAGE_TEXT, CLASSIFIER)
+    there = [part for part in PARTS if part in saved.network]
+    wanted = _wanted(parts, there, saved.path)
     fits: dict[str, _Fit] = {}
     problems: dict[str, str] = {}
     for part, has_projection in wanted.items():
         try:
-            fits[part] = _fit(getattr(network, part), part, found, has_projection)
+            fits[part] = _fit(getattr(network, part), part, saved, has_projection)
         except UserError as error:
             problems[part] = str(error)
     if problems:
         instead = f"; or take what fits, with model.init_args.init_parts: [{', '.join(fits)}]" if fits else ""
         raise UserError(
-            f"{found.path}: training cannot start from it: {'; '.join(problems.values())}{instead}"
+            f"{saved.path}: training cannot start from it: {'; '.join(problems.values())}{instead}"
         )
     before = network.state_dict()
     new = {f"{part}.{name}": value for part, (state, _) in fits.items() for name, value in state.items()}
     network.load_state_dict({**before, **new})
     if "image_encoder" in wanted:
-        network.set_normalisation(
-            found.config.get("mean", IMAGENET_MEAN), found.config.get("std", IMAGENET_STD)
-        )
-    there = [f"{part}.{name}" for part, state in found.parts.items() for name in state]
+        network.set_normalisation(described.get("mean", IMAGENET_MEAN), described.get("std", IMAGENET_STD))
+    of_parts = [f"{part}.{name}" for part in there for name in saved.tensors(part)]
+    others = sorted(saved.state.keys() - {f"{saved.prefix}{name}" for name in of_parts})
     return TakenOver(
-        source=found.path,
+        source=str(saved.path),
         taken=[name for name in before if name in new],
         kept=[name for name in before if name not in new],
-        left_out=[*(name for name in there if name not in new), *found.others],
+        left_out=[*(name for name in of_parts if name not in new), *others],
         settings=[line for _, settings in fits.values() for line in settings],
-        image_size=found.config.get("image_size") if "image_encoder" in wanted else None,
+        image_size=described.get("image_size") if "image_encoder" in wanted else None,
     )
 
 
-@dataclass(frozen=True)
-class _Source:
-    """Tensors of each part under the part's own names, and the names of all others."""
-
-    path: str
-    config: dict[str, Any]
-    parts: dict[str, dict[str, Tensor]]
-    others: list[str]
-
-
-def _read(source: str | Path) -> _Source:
-    saved = read_model(find_model(source).path)
-    config = saved.require_network(IMAGE_TEXT, CLASSIFIER)
-    parts = {part: saved.tensors(part) for part in PARTS if part in config}
-    known = {f"{saved.prefix}{part}.{name}" for part, state in parts.items() for name in state}
-    return _Source(str(saved.path), config, parts, sorted(saved.state.keys() - known))
-
-
-def _wanted(names: Sequence[str] | None, found: _Source) -> dict[str, bool]:
-    """Parts to take over, in the network's order, and whether with their projections."""
+def _wanted(names: Sequence[str] | None, there: list[str], source: Path) -> dict[str, bool]:
+    """Parts to take over of those that are there, and whether with their projections."""
     if names is None:
-        return dict.fromkeys(found.parts, True)
-    there = [*found.parts, *(name for name, part in WITHOUT_PROJECTION.items() if part in found.parts)]
-    if not names or (others := sorted(set(names) - set(there))):
+        return dict.fromkeys(there, True)
+    known = [*there, *(name for name, part in WITHOUT_PROJECTION.items() if part in there)]
+    if not names or (others := sorted(set(names) - set(known))):
         raise UserError(
-            f"init_parts: expected some of {', '.join(there)} (of {found.path}), found {others if names else 'none'}"
+            f"init_parts: expected some of {', '.join(known)} (of {source}), found {others if names else 'none'}"
         )
     parts = [WITHOUT_PROJECTION.get(name, name) for name in names]
     return {part: part in names for part in PARTS if part in parts}
 
 
-def _fit(module: nn.Module, part: str, found: _Source, has_projection: bool) -> _Fit:
+def _fit(module: nn.Module, part: str, saved: SavedModel, has_projection: bool) -> _Fit:
     """Match a part of the source with the network's, or all of it but its projection."""
-    state, expected = found.parts[part], module.state_dict()
+    state, expected = saved.tensors(part), module.state_dict()
     if not has_projection:
         state, expected = (
             {name: x for name, x in tensors.items() if not name.startswith(_PROJECTION)}
             for tensors in (state, expected)
         )
-    there, here = found.config[part], part_config(module)
+    there, here = saved.network[part], part_config(module)
     differing = differing_arguments(there, here)
     lines = {name: f"{part}.{name}: {a} (configured: {b})" for name, (a, b) in differing.items()}
     is_other_tokenizer = lines.pop(_TOKENIZER, None) is not None

@@ -11,10 +11,9 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerF
 from transformers.models.auto import modeling_auto
 
 from medclip_dcl.common.weight_files import CONFIG_FILE
-from medclip_dcl.networks.bert_folder import ModelFolderError, read_folder_json
+from medclip_dcl.networks.bert_folder import ModelFolderError, load_library_model, read_folder_json
 from medclip_dcl.networks.library_folder import (
     library_config,
-    load_library_model,
     load_library_tokenizer,
     unknown_family,
 )

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import string
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-import torch
 from tokenizers import Regex, Tokenizer, normalizers, processors
 from transformers import (
     AutoTokenizer,
@@ -24,10 +22,8 @@ from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import CONFIG_FILE
-from medclip_dcl.networks.bert_folder import NOT_SETTINGS, ModelFolderError, load_from_folder, silent
+from medclip_dcl.networks.bert_folder import NOT_SETTINGS, ModelFolderError, silent
 from medclip_dcl.networks.tokenizer_files import TOKENIZER_FILE, named_class, one_tokenizer
-
-Model = TypeVar("Model", bound=PreTrainedModel)
 
 OF_TRAINING = re.compile("drop|initializer|vision_use_head")
 """In names of settings on which nothing depends in evaluation, or that the tensors show."""
@@ -40,8 +36,6 @@ _VOCABULARIES = (TOKENIZER_FILE, "vocab.txt", "vocab.json", "*.model")
 # rows are a multiple of 64, as Phi-2's 51,200 for 50,295 tokens.
 _EMBEDDING_ROWS_SHARE, _ROUND_ROWS_SHARE = 0.01, 0.05
 _EMBEDDING_ROWS_MULTIPLE = 128
-# Parts of names of weights that files hold and models leave out.
-_NEEDLESS = ("pooler.", "position_ids", "token_type_ids", "cls.seq_relationship.")
 
 
 def check_source(part: str, pretrained: str | None, described: Mapping[str, Any]) -> None:
@@ -137,25 +131,6 @@ def longest_sentence(model: PreTrainedModel) -> int:
         if name.endswith("position_embeddings") and getattr(part, "padding_idx", None) is not None:
             positions -= part.padding_idx + 1
     return positions
-
-
-def load_library_model(
-    kind: type[Model], folder: Path, config: PreTrainedConfig, remedy: str, **options: Any
-) -> Model:
-    """Load a model exactly, in float32 and train mode; heads of other tasks and the other tower may be left over."""
-    prefix = f"{kind.base_model_prefix}."
-
-    @functools.cache
-    def own() -> set[str]:
-        with torch.device("meta"):
-            outline = kind(config, **options)
-        return {name for part in (outline, outline.base_model) for name, _ in part.named_children()}
-
-    def is_needless(name: str) -> bool:
-        """True for a weight of another head, or one that the model computes without."""
-        return name.removeprefix(prefix).partition(".")[0] not in own() or any(x in name for x in _NEEDLESS)
-
-    return load_from_folder(kind, folder, config, is_needless, remedy, **options)
 
 
 def load_library_tokenizer(

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from jaxtyping import Float
 from torch import Tensor, nn
-from transformers import CLIPVisionModelWithProjection
+from transformers import CLIPVisionModelWithProjection, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import CONFIG_FILE
-from medclip_dcl.networks.bert_folder import load_from_folder, read_folder_json, resolve_folder
+from medclip_dcl.networks.bert_folder import load_library_model, read_folder_json, resolve_folder
 from medclip_dcl.networks.image_encoder import Features, Images, ProjectedRegions
 from medclip_dcl.networks.library_folder import (
     check_source,
@@ -38,11 +38,6 @@ FINAL_NORM = {
 
 _WITHOUT_GLOBAL_VECTOR = ("ijepa", "swin", "swinv2", "convnext", "convnextv2")
 
-# Tensors of a file that no region depends on: other heads, pooled vectors, masked training, CLIP's and SigLIP's texts.
-_OTHER_HEADS = re.compile(
-    r"(.*\.)?(pooler|classifier|cls_classifier|distillation_classifier|decoder|head|text_model|text_projection|"
-    r"visual_projection|logit_scale|logit_bias|mask_token|position_ids)(\.|$)"
-)
 # Settings of image processors that change grey levels or channels, beside those of the normalisation.
 _CHANGES = ("rescale_offset", "offset", "do_flip_channel_order", "include_top")
 _BLOCK = re.compile(r"\.(\d+)\.")
@@ -71,8 +66,7 @@ class PretrainedRegions(ProjectedRegions):
         return self.channels
 
     def config(self) -> dict[str, Any]:
-        own = {"architecture": self.architecture(), "global_vector": self.has_global_vector}
-        return {**own, "dim": self.dim}
+        return {"architecture": self.architecture(), "global_vector": self.has_global_vector, "dim": self.dim}
 
     def trunk_settings(self) -> dict[str, Any]:
         return {"architecture": self.architecture(), "global_vector": self.has_global_vector}
@@ -160,9 +154,8 @@ class TransformersRegions(PretrainedRegions):
         if folder is None:
             self.backbone = kind(config, **options)
         else:
-            self.backbone = _load(
-                kind, folder, config, f"give the folder of a {config.model_type}", **options
-            )
+            remedy = f"give the folder of a {config.model_type}"
+            self.backbone = load_library_model(kind, folder, config, remedy, **options)
             if mean is None or std is None:
                 of_folder = _normalisation(folder)
                 mean, std = mean or of_folder[0], std or of_folder[1]
@@ -235,7 +228,7 @@ class TransformersRegions(PretrainedRegions):
         found = nn.Conv2d(config.hidden_size, self.dim, kernel_size=1, bias=False)
         if folder is not None:
             advice = "give a folder of CLIP that has both towers"
-            whole = _load(CLIPVisionModelWithProjection, folder, config, advice)
+            whole = load_library_model(CLIPVisionModelWithProjection, folder, config, advice)
             found.weight.data = whole.visual_projection.weight.data[..., None, None].clone()
         return found
 
@@ -267,11 +260,7 @@ def _image_config(raw: dict[str, Any], source: str) -> Any:
     return config
 
 
-def _load(kind: Any, folder: Path, config: Any, remedy: str, **options: Any) -> Any:
-    return load_from_folder(kind, folder, config, lambda x: bool(_OTHER_HEADS.match(x)), remedy, **options)
-
-
-def _without_pooler(config: Any, global_vector: bool) -> tuple[type[nn.Module], dict[str, Any]]:
+def _without_pooler(config: Any, global_vector: bool) -> tuple[type[PreTrainedModel], dict[str, Any]]:
     """The class of a configuration's model, and options without pooled vectors, whose weights regions do not need."""
     kind, family = MODEL_MAPPING[type(config)], config.model_type
     if global_vector and family in _WITHOUT_GLOBAL_VECTOR:

@@ -26,12 +26,16 @@ from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.weight_files import CONFIG_FILE
-from medclip_dcl.networks.bert_folder import ModelFolderError, read_folder_json, resolve_folder
+from medclip_dcl.networks.bert_folder import (
+    ModelFolderError,
+    load_library_model,
+    read_folder_json,
+    resolve_folder,
+)
 from medclip_dcl.networks.library_folder import (
     check_source,
     forward_settings,
     library_config,
-    load_library_model,
     load_library_tokenizer,
     longest_sentence,
     plain_settings,

@@ -134,4 +134,3 @@ def test_null_on_the_command_line_means_random_weights():
     assert parser.instantiate_classes(arguments).model.encoder.depth == 18
     path = ["--model.init_args.encoder.init_args.weights=null_weights/a.pth"]
     assert _with_nulls(path) == path
-    assert ResNetRegions(weights="None").depth == 18  # so null stands in config.yaml of older runs
