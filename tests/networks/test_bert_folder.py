@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForPreTraining, BertModel
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, BertForPreTraining
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks import bert_folder as pretrained
@@ -26,8 +26,14 @@ from medclip_dcl.networks.bert_folder import (
 )
 from medclip_dcl.networks.language_model import load_language_model, load_masked_tokenizer
 from medclip_dcl.networks.text_encoder import TransformersSentences
+from tests.model_folders import edited, with_weights
 
-SMALL = {"hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 20}
+SMALL: dict[str, Any] = {
+    "hidden_size": 12,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 20,
+}
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefgh", "no", "##rmal", "heart", "size", "."]
 
 
@@ -58,8 +64,7 @@ def cxr_bert(request: pytest.FixtureRequest, real_data: Path, tmp_path: Path) ->
         shutil.copyfile(file, folder / file.name)
     for name in ("configuration_cxrbert.py", "modeling_cxrbert.py"):  # named by auto_map
         (folder / name).write_text("raise AssertionError('the code of the folder ran')")
-    raw = {**json.loads((folder / "config.json").read_text()), **SMALL}
-    (folder / "config.json").write_text(json.dumps(raw))
+    edited(folder, **SMALL)
     config = BertConfig(**SMALL, vocab_size=30522, max_position_embeddings=512)
     weights = cxr_bert_weights(config, kind == "specialized")
     if file_format == "bin":
@@ -89,10 +94,6 @@ def stored(folder: Path) -> dict[str, Tensor]:
     if (folder / "model.safetensors").exists():
         return load_file(folder / "model.safetensors")
     return torch.load(folder / "pytorch_model.bin", weights_only=True)
-
-
-def edit_json(file: Path, **changes: object) -> None:
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 def test_cxr_bert_encoder_and_head_hold_file_values(cxr_bert: Path) -> None:
@@ -125,19 +126,6 @@ def test_word_pieces_are_those_of_the_tokenizer_itself(
     assert list(word_pieces(tokenizer, [])) == []
     # As it was for whoever uses it afterwards.
     assert tokenizer("a [SEP]", add_special_tokens=False)["input_ids"][-1] == tokenizer.sep_token_id
-
-
-def test_plain_bert_model_folder_loads_without_prefix(small: Path, tmp_path: Path) -> None:
-    edit_json(small / "config.json", vocab_size=128)  # embedding rows may be rounded up
-    assert len(load_masked_tokenizer(small)) == 18
-    edit_json(small / "config.json", vocab_size=18)
-    without("cls.")(small)
-    expected = TransformersSentences(str(small)).model
-    BertModel.from_pretrained(small).save_pretrained(tmp_path / "bare")
-    shutil.copyfile(small / "vocab.txt", tmp_path / "bare/vocab.txt")
-    assert weights_fingerprint(TransformersSentences(str(tmp_path / "bare")).model) == weights_fingerprint(
-        expected
-    )
 
 
 def test_fingerprint_is_of_the_values_only(small: Path, tmp_path: Path) -> None:
@@ -182,7 +170,7 @@ def test_saved_folder_loads_here_and_with_plain_transformers(cxr_bert: Path, tmp
 
 
 def test_an_untied_decoder_is_kept(small: Path, tmp_path: Path) -> None:
-    edit_json(small / "config.json", tie_word_embeddings=False)
+    edited(small, tie_word_embeddings=False)
     untie(small)
     model = load_language_model(small)[0]
     with torch.no_grad():
@@ -202,39 +190,26 @@ def test_saving_refuses_to_replace_another_folder(small: Path, tmp_path: Path) -
     assert (tmp_path / "thesis" / "chapter.tex").exists()
 
 
-def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
-    file = folder / "model.safetensors"
-    save_file(change(load_file(file)), file)
+def without(start: str) -> Callable[[Path], None]:
+    def change(state: dict[str, Tensor]) -> None:
+        for name in [name for name in state if name.startswith(start)]:
+            del state[name]
+
+    return lambda folder: with_weights(folder, change)
 
 
-def without(*keys: str) -> Callable[[Path], None]:
-    def change(folder: Path) -> None:
-        edit_weights(folder, lambda state: {k: x for k, x in state.items() if not k.startswith(keys)})
-
-    return change
+def weights(**changes: Tensor) -> Callable[[Path], None]:
+    return lambda folder: with_weights(
+        folder, lambda state: state.update({f"cls.predictions.{name}": x for name, x in changes.items()})
+    )
 
 
 def untie(folder: Path) -> None:
-    words, bias = "bert.embeddings.word_embeddings.weight", "cls.predictions.bias"
-    decoder = "cls.predictions.decoder"
-    edit_weights(
-        folder,
-        lambda state: {
-            **state,
-            f"{decoder}.weight": state[words] + 1,
-            f"{decoder}.bias": state[bias].clone(),
-        },
-    )
+    def change(state: dict[str, Tensor]) -> None:
+        state["cls.predictions.decoder.weight"] = state["bert.embeddings.word_embeddings.weight"] + 1
+        state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"].clone()
 
-
-def another_bias(folder: Path) -> None:
-    edit_weights(folder, lambda state: {**state, "cls.predictions.decoder.bias": torch.ones(len(PIECES))})
-
-
-def not_a_number(folder: Path) -> None:
-    edit_weights(
-        folder, lambda state: {**state, "cls.predictions.bias": torch.full((len(PIECES),), math.nan)}
-    )
+    with_weights(folder, change)
 
 
 def truncate(folder: Path) -> None:
@@ -252,8 +227,8 @@ def removed(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
-def config(**changes: object) -> Callable[[Path], None]:
-    return lambda folder: edit_json(folder / "config.json", **changes)
+def config(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: edited(folder, **changes)
 
 
 def pieces(*lines: str) -> Callable[[Path], None]:
@@ -271,8 +246,8 @@ def broken_settings(folder: Path) -> None:
     ("load", "damage", "words"),
     [
         (load_language_model, untie, "says it is tied"),
-        (load_language_model, another_bias, "says it is tied"),
-        (load_language_model, not_a_number, "NaN or infinite in .*cls.predictions.bias"),
+        (load_language_model, weights(**{"decoder.bias": torch.ones(18)}), "says it is tied"),
+        (load_language_model, weights(bias=torch.full((18,), math.nan)), "NaN or infinite in .*cls.predictions.bias"),
         (load_language_model, without("cls."), "missing .*cls.predictions.bias.*configs/language_model.yaml"),
         (load_language_model, truncate, r"\(Error while deserializing"),
         (load_language_model, pickled_code, r"\(Weights only load failed\).*Python objects are not opened"),

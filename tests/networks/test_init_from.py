@@ -56,16 +56,6 @@ def trainer(folder, epochs=2) -> Trainer:
     return quick(folder, max_epochs=epochs, **limits)
 
 
-def test_other_parts_are_as_without_the_source(small_bert, source):
-    """Its random numbers do not depend on whether there is a source."""
-    model = build(small_bert, source, init_parts=["image_encoder"])
-    alone = build(small_bert, source, init_from=None)
-    assert model.initial_weights is not None and alone.initial_weights is None
-    assert {"text_encoder.projection.weight", "similarity.q.weight"} <= set(model.initial_weights.kept)
-    for name in model.initial_weights.kept:
-        assert torch.equal(model.network.state_dict()[name], alone.network.state_dict()[name]), name
-
-
 def test_encoders_are_taken_without_their_projections(small_bert, tmp_path):
     """Which may be of another size, and start as without the source."""
     parts = ["image_encoder.backbone", "text_encoder.transformer"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,9 +16,9 @@ from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
-from medclip_dcl.networks.pretrained_regions import TransformersRegions
 from medclip_dcl.networks.similarity import GlobalCosine, LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
+from tests.model_folders import edited
 
 
 def same(a, b) -> bool:
@@ -88,21 +87,6 @@ def test_an_encoder_that_differs_is_refused_by_names(source):
         ValueError, match=r"set what differs: image_encoder.init_args.width: 8 \(configured: 4\)"
     ):
         take_over(finding_network(ResNetRegions(stride=16, dim=6, width=4)), source, ["image_encoder"])
-
-
-def test_an_encoder_that_computes_otherwise_is_refused(tmp_path):
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "intermediate_size": 8, "image_size": 32}
-
-    def network(**settings):
-        architecture = {"model_type": "vit", **sizes, "num_attention_heads": 2, **settings}
-        return finding_network(TransformersRegions(architecture=architecture, dim=4))
-
-    torch.save(checkpoint(network(hidden_dropout_prob=0.1)), tmp_path / "a.ckpt")
-    with pytest.raises(ValueError, match=r"another model, with .*hidden_act: gelu \(configured: relu\); set"):
-        take_over(network(hidden_act="relu"), tmp_path / "a.ckpt", ["image_encoder.backbone"])
-    assert take_over(network(), tmp_path / "a.ckpt").taken == [
-        name for name in network().state_dict() if name.startswith("image_encoder.")
-    ]
 
 
 def build(small_bert, similarity=None, image=None, **text) -> ImageTextNetwork:
@@ -191,40 +175,26 @@ def test_a_head_of_the_source_needs_a_place(small_bert, source, tmp_path):
     assert take_over(with_head, source).kept == heads and len(heads) == 5
 
 
-def changed_bert(small_bert, folder, change) -> Path:
-    folder = shutil.copytree(small_bert, folder)
-    change(folder)
-    return folder
-
-
 def swap_words(folder) -> None:
     vocabulary = (folder / "tokenizer.json").read_text()
     swapped = vocabulary.replace('"edema": ', '"X": ').replace('"cardiomegaly": ', '"edema": ')
     (folder / "tokenizer.json").write_text(swapped.replace('"X": ', '"cardiomegaly": '))
 
 
-def keep_case(folder) -> None:
-    tokenizer = (folder / "tokenizer.json").read_text()
-    assert '"lowercase": true' in tokenizer
-    (folder / "tokenizer.json").write_text(tokenizer.replace('"lowercase": true', '"lowercase": false'))
-    (folder / "tokenizer_config.json").unlink()  # which says the opposite
-
-
 def more_heads(folder) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4}))
+    edited(folder, num_attention_heads=4)
 
 
 @pytest.mark.parametrize(
     "change, message",
     [
         (swap_words, "another tokenizer, so that its weights belong to other tokens"),
-        (keep_case, "another tokenizer"),
         (more_heads, r"another model, with .*num_attention_heads: 2 \(configured: 4\)"),
     ],
 )
 def test_another_text_encoder_is_refused_with_the_reason(change, message, small_bert, source, tmp_path):
-    mine = build(changed_bert(small_bert, tmp_path / "bert", change))
+    change(folder := shutil.copytree(small_bert, tmp_path / "bert"))
+    mine = build(folder)
     before = copied(mine)
     with pytest.raises(ValueError, match=message) as error:
         take_over(mine, source)
@@ -322,14 +292,6 @@ def test_truncated_files_are_refused(name, tmp_path):
         (tmp_path / name).write_bytes(whole[:length])
         with pytest.raises(ValueError, match="truncated"):
             read_model(tmp_path / name).state  # noqa: B018
-
-
-def test_nothing_there(tmp_path):
-    mine = finding_network()
-    with pytest.raises(FileNotFoundError, match="no file .*nowhere"):
-        take_over(mine, tmp_path / "nowhere")
-    with pytest.raises(FileNotFoundError, match="config.json is missing"):
-        take_over(mine, tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["checkpoint", "exported"])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import json
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import BertForMaskedLM
@@ -21,6 +20,7 @@ from medclip_dcl.networks.language_model import load_language_model
 from medclip_dcl.networks.masked_language import masked_places
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import BertSentences
+from tests.model_folders import edited, with_weights
 
 TEXTS = ["Small left pleural effusion, unchanged.", "No pneumothorax.", "The lungs are clear."]
 WORDS = "bert.embeddings.word_embeddings.weight"
@@ -30,15 +30,15 @@ WORDS = "bert.embeddings.word_embeddings.weight"
 def folder(request: pytest.FixtureRequest, small_bert: Path, tmp_path: Path) -> Path:
     """A language model with weights large enough to matter; its decoder is tied, or one of its own."""
     folder = Path(shutil.copytree(small_bert, tmp_path / "small_bert"))
-    state = {
-        name: torch.randn_like(value) * 0.4 for name, value in load_file(folder / "model.safetensors").items()
-    }
-    if request.param == "untied":
-        state["cls.predictions.decoder.weight"] = torch.randn_like(state[WORDS]) * 0.4
-        state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"].clone()
-        raw = json.loads((folder / "config.json").read_text())
-        (folder / "config.json").write_text(json.dumps({**raw, "tie_word_embeddings": False}))
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def change(state: dict[str, Tensor]) -> None:
+        state.update({name: torch.randn_like(value) * 0.4 for name, value in state.items()})
+        if request.param == "untied":
+            state["cls.predictions.decoder.weight"] = torch.randn_like(state[WORDS]) * 0.4
+            state["cls.predictions.decoder.bias"] = state["cls.predictions.bias"].clone()
+
+    with_weights(folder, change)
+    edited(folder, tie_word_embeddings=request.param == "tied")
     return folder
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModel, CLIPConfig, CLIPModel, SiglipConfig, SiglipModel
 
@@ -19,6 +18,7 @@ from medclip_dcl.networks import TransformersRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.pretrained_regions import FINAL_NORM
 from medclip_dcl.networks.text_encoder import BertSentences
+from tests.model_folders import edited, with_weights
 
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 16, "intermediate_size": 20}
 SMALL |= {"image_size": 24, "patch_size": 6}
@@ -214,17 +214,6 @@ def test_other_sides_are_refused(family):
 def vit(tmp_path) -> Path:
     saved("vit", tmp_path)
     return tmp_path
-
-
-def edited(folder: Path, file: str = "config.json", **changes: Any) -> None:
-    content = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps({**content, **changes}))
-
-
-def with_weights(folder: Path, change: Any) -> None:
-    state = load_file(folder / "model.safetensors")
-    change(state)
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @torch.no_grad()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import transformers as T
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 
@@ -28,6 +27,7 @@ from medclip_dcl.networks.text_encoder import (
     TransformersSentences,
     with_final_period,
 )
+from tests.model_folders import edited, with_weights
 from tests.small import SENTENCES, PatchRegions
 from tests.text_models import FAMILIES, bpe, siglip_tokenizer, write_text_model
 
@@ -205,9 +205,8 @@ def test_rounded_vocabularies_and_short_sentences_are_taken(folder_of, tmp_path)
     splitter = Tokenizer.from_file(str(folder / "tokenizer.json"))
     splitter.add_tokens([f"more{i}" for i in range(6270 - splitter.get_vocab_size())])
     splitter.save(str(folder / "tokenizer.json"))
-    state = load_file(folder / "model.safetensors")
-    words = "bert.embeddings.word_embeddings.weight"
-    save_file({**state, words: torch.rand(6400, 16)}, folder / "model.safetensors", {"format": "pt"})
+    words = {"bert.embeddings.word_embeddings.weight": torch.rand(6400, 16)}
+    with_weights(folder, lambda state: state.update(words))
     assert TransformersSentences(str(folder), max_tokens=3).max_tokens == 3
 
 
@@ -233,9 +232,7 @@ def test_deberta_computes_under_autocast(folder_of):
 
 
 def changed(source: Path, folder: Path, **settings: Any) -> Path:
-    shutil.copytree(source, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **settings}))
+    edited(shutil.copytree(source, folder), **settings)
     return folder
 
 
@@ -248,9 +245,7 @@ def without(name: str) -> Callable[[Path], None]:
 
 
 def without_a_norm(folder: Path) -> None:
-    state = load_file(folder / "model.safetensors")
-    del state["roberta.embeddings.LayerNorm.weight"]
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    with_weights(folder, lambda state: state.pop("roberta.embeddings.LayerNorm.weight"))
 
 
 def of_t5(folder: Path) -> None:

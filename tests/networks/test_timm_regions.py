@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks import TimmRegions
+from tests.model_folders import edited, with_weights
 
 timm = pytest.importorskip("timm", reason="the extra timm is not installed")
 
@@ -158,17 +158,6 @@ def test_other_sides_are_refused(family):
     if name.startswith("beit"):
         with pytest.raises(UserError, match="width of the images: expected 24 pixels, the only size of beit"):
             encoder(torch.rand(1, 3, height, width + 6))
-
-
-def with_weights(folder: Path, change: Any) -> None:
-    state = load_file(folder / "model.safetensors")
-    change(state)
-    save_file(state, folder / "model.safetensors")
-
-
-def edited(folder: Path, **changes: Any) -> None:
-    content = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**content, **changes}))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from medclip_dcl.networks.bert_folder import ModelFolderError
 from medclip_dcl.networks.language_model import load_language_model
 from medclip_dcl.networks.text_encoder import BertSentences, TransformersSentences
 from tests.dual_encoders import TEXTS, write_dual_encoder
+from tests.model_folders import edited
 from tests.program import verb
 from tests.text_models import write_text_model
 
@@ -36,11 +37,7 @@ def source_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 
 def settings(**changes: Any) -> Change:
-    def change(folder: Path) -> None:
-        file = folder / "tokenizer_config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-    return change
+    return lambda folder: edited(folder, "tokenizer_config.json", **changes)
 
 
 def tokenizer(old: str, new: str) -> Change:
@@ -101,8 +98,7 @@ def test_two_tokenizers_are_refused_by_their_settings(family, change, words, sou
 def test_the_files_that_name_a_class_are_named(source_of, tmp_path) -> None:
     folder = shutil.copytree(source_of("bert"), tmp_path / "bert")
     settings(tokenizer_class=None, do_lower_case=False)(folder)
-    config = json.loads((folder / "config.json").read_text()) | {"tokenizer_class": "BertTokenizer"}
-    (folder / "config.json").write_text(json.dumps(config))
+    edited(folder, tokenizer_class="BertTokenizer")
     with pytest.raises(ModelFolderError, match=r"in BertTokenizer of config.json; .* out of config.json$"):
         encoder("bert", folder)
     settings(tokenizer_class="BertTokenizer")(folder)
