@@ -16,6 +16,8 @@ BEST, LAST = "best.ckpt", "last.ckpt"
 """Checkpoints of a run: the one that validation selected, if any, and the last."""
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints in a run folder."""
+RUN_FILE = "config.yaml"
+"""Configuration of a run, by which its folder is known."""
 _REPOSITORY = re.compile(r"([\w.-]+/)?[\w.-]+")
 _FILES = (WEIGHTS_FILE, "*.json", "*.md", *TERMS)
 
@@ -35,7 +37,8 @@ class FoundModel(NamedTuple):
     def run(self) -> Path | None:
         """Run folder that owns the checkpoint; None for an exported folder and for a checkpoint in no run."""
         path = self.path if len(self.path.parts) > 2 else self.path.absolute()
-        return path.parent.parent if path.parent.name == CHECKPOINTS and not path.is_dir() else None
+        run = path.parent.parent
+        return run if path.parent.name == CHECKPOINTS and (run / RUN_FILE).is_file() else None
 
     @property
     def folder(self) -> Path | None:

@@ -11,9 +11,10 @@ import pandas as pd
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import parse_json, read_yaml
+from medclip_dcl.common.find_model import RUN_FILE
 
 RESULTS_FORMAT_VERSION = 2
-CONFIG_FILE = "config.yaml"
+CONFIG_FILE = RUN_FILE
 TEST_CONFIG = "test.yaml"
 """In place of `CONFIG_FILE` in the folder of a benchmark's test."""
 RESULTS_FILE = "results.json"

@@ -16,7 +16,7 @@ def models(tmp_path, monkeypatch):
     for name in (
         *("run/checkpoints/best.ckpt", "run/checkpoints/last.ckpt", "begun/checkpoints/last.ckpt"),
         *("empty/checkpoints/.new.ckpt.tmp", "plain/a.ckpt", "several/a.ckpt", "several/b.ckpt"),
-        "bert/model.safetensors",
+        *("bert/model.safetensors", "run/config.yaml", "begun/config.yaml", "loads/checkpoints/a.ckpt"),
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
@@ -39,6 +39,7 @@ def models(tmp_path, monkeypatch):
         ("run/checkpoints/last.ckpt", "run/checkpoints/last.ckpt", "run"),
         ("plain", "plain/a.ckpt", None),
         ("plain/a.ckpt", "plain/a.ckpt", None),
+        ("loads/checkpoints/a.ckpt", "loads/checkpoints/a.ckpt", None),
         ("exported", "exported", None),
         ("both", "both", None),
         ("bert", "bert", None),  # its reader names the file that is missing
