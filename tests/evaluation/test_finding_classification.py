@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ import yaml
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from medclip_dcl.command.cli import main
+from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.report.compare import compare, write_comparison
 from medclip_dcl.report.report import render
 from medclip_dcl.statistics.draws import bootstrap_intervals
 from tests.evaluation.classifier_runs import results, words
+from tests.program import verb
 
 TUNED = ("--model.init_args.balanced", "true", "--model.init_args.frozen_steps", "4")
 
@@ -263,3 +266,23 @@ def test_another_kind_of_checkpoint_is_refused(tuned, small_bert, tmp_path, caps
         in message
     )
     assert "give it as model.init_args.init_from" in message
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
+def test_real_x_rays_with_real_labels(real_data, encoder, tmp_path):
+    """Fine-tuning on real images in MIMIC-CXR's layout; the test is what the release's labels allow."""
+    source = real_data / "real_cxr"
+    boxes = source / "MS_CXR_Local_Alignment_v1.0.0.json"
+    options = ["--ms_cxr", str(boxes), "--size", "64", "--workers", "1"]
+    verb("prepare mimic-cxr")(["--source", str(source), "--output", str(tmp_path / "set"), *options])
+    labels = pd.read_parquet(tmp_path / "set/labels.parquet")
+    images = pd.read_parquet(tmp_path / "set/images.parquet")
+    train = images.query("use == 'train'").merge(labels, on="study_id")
+    findings = [f for f in CHEXPERT if (train[f] == 1).any() and ((train[f] == 0) | train[f].isna()).any()]
+    more = ["--model.init_args.findings", json.dumps(findings[:3]), "--trainer.max_epochs", "1"]
+    main(["fit", *words(tmp_path / "run", tmp_path / "set", encoder, *more, blank="zeros")])
+    main(["test", "--config", str(tmp_path / "run/config.yaml")])
+    found = results(tmp_path / "run")
+    assert found["dataset"]["phantom"] is False
+    assert found["counts"]["finding_classification"]["images"] > 0
