@@ -29,18 +29,22 @@ def small(
     *more: str,
     objective: str = "dcl_lm",
     resnet: bool = False,
+    heads: bool = False,
 ) -> list[str]:
     """Arguments of a run of seconds: the demo's configuration with a small set, network and image.
 
     ``resnet``: with the demo's image encoder; its optimiser and checkpoints take most of such a run's time.
+    ``heads``: with configs/heads.yaml, and the sizes of the images that its features were computed of.
     """
     model, data = "--model.init_args.", "--data.init_args."
     patches = [
         f"{model}image_encoder", "tests.small.PatchRegions",
         f"{model}image_encoder.init_args.dim", "128",
     ]  # fmt: skip
+    sizes = [f"{data}image_size", "48", f"{data}crop_size", "32"]
     return [
         "--config", DEMO,
+        *(["--config", str(ROOT / "configs/heads.yaml")] if heads else sizes),
         "--config", str(ROOT / f"configs/objective/{objective}.yaml"),
         "--run_folder", str(run),
         "--trainer.max_epochs", "2",
@@ -51,8 +55,6 @@ def small(
         f"{model}text_encoder.init_args.pretrained", str(small_bert),
         f"{model}warmup_steps", "2",
         f"{data}folder", str(small_set),
-        f"{data}image_size", "48",
-        f"{data}crop_size", "32",
         f"{data}batch_size", "8",
         *([] if resnet else patches),
         *more,

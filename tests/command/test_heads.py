@@ -11,7 +11,7 @@ import yaml
 
 from medclip_dcl import load
 from medclip_dcl.command.cli import main
-from tests.command.small_runs import ROOT, refused, small
+from tests.command.small_runs import refused, small
 from tests.program import verb
 
 encode = verb("encode")
@@ -25,12 +25,8 @@ def test_projections_on_frozen_encoders_become_an_ordinary_model(
     encode([str(exported), str(folder), "--device", "cpu"])
     (name,) = (file.name for file in (folder / "features").iterdir())
     assert name.startswith("model-") and f"--data.init_args.features {name}" in capsys.readouterr().out
-    text, heads = "--model.init_args.text_encoder.init_args.", str(ROOT / "configs/heads.yaml")
-    words = small(run, folder, small_bert, objective="infonce", resnet=True)
-    words = [word for word in words if word not in ("48", "32")]
-    for option in ("--data.init_args.image_size", "--data.init_args.crop_size"):
-        words.remove(option)
-    words[2:2] = ["--config", heads]
+    text = "--model.init_args.text_encoder.init_args."
+    words = small(run, folder, small_bert, objective="infonce", resnet=True, heads=True)
     encoder = "--model.init_args.image_encoder.init_args."
     words += [f"{encoder}width", "16", f"{encoder}centred", "false", "--data.init_args.features", name]
     words += [f"{text}pooling", "cls", f"{text}max_tokens", "128"]

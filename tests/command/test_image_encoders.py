@@ -22,6 +22,7 @@ encode = verb("encode")
 export = shell("export")
 
 ENCODER = "--model.init_args.image_encoder"
+OWN = [ENCODER, "medclip_dcl.networks.TransformersRegions", f"{ENCODER}.init_args.pretrained"]
 
 
 @pytest.fixture
@@ -40,12 +41,7 @@ def dinov2(tmp_path: Path) -> Path:
 def test_the_whole_way(dinov2, small_set, small_bert, tmp_path, capsys, has_global_vector):
     folder, run, exported = (tmp_path / name for name in ("set", "run", "exported"))
     shutil.copytree(small_set, folder)
-    own = [
-        ENCODER,
-        "medclip_dcl.networks.TransformersRegions",
-        f"{ENCODER}.init_args.pretrained",
-        str(dinov2),
-    ]
+    own = [*OWN, str(dinov2)]
     if has_global_vector:
         own += [f"{ENCODER}.init_args.global_vector", "true"]
         own += ["--model.init_args.similarity", "medclip_dcl.networks.GlobalCosine"]
@@ -67,11 +63,7 @@ def test_the_whole_way(dinov2, small_set, small_bert, tmp_path, capsys, has_glob
     encode([str(exported), str(folder), "--device", "cpu"])
     (name,) = (file.name for file in (folder / "features").iterdir())
     shutil.move(tmp_path / "elsewhere", dinov2)
-    heads = small(tmp_path / "heads", folder, small_bert, objective="infonce", resnet=True) + own
-    heads = [word for word in heads if word not in ("48", "32")]
-    for option in ("--data.init_args.image_size", "--data.init_args.crop_size"):
-        heads.remove(option)
-    heads[2:2] = ["--config", str(ROOT / "configs/heads.yaml")]
+    heads = small(tmp_path / "heads", folder, small_bert, objective="infonce", resnet=True, heads=True) + own
     text = "--model.init_args.text_encoder.init_args."
     heads += [f"{text}max_tokens", "64", f"{text}pooling", "mean", "--data.init_args.features", name]
     main(["fit", *heads, "--model.init_args.init_from", str(exported)])
@@ -83,17 +75,9 @@ def test_the_whole_way(dinov2, small_set, small_bert, tmp_path, capsys, has_glob
     assert on_features["grounding"]["cnr"] == pytest.approx(expected, abs=2e-3)
     tuned = ["--config", str(ROOT / "configs/finetune.yaml"), "--run_folder", str(tmp_path / "tuned")]
     tuned += ["--data.init_args.folder", str(folder), "--data.init_args.crop_size", "40"]
-    tuned += [
-        "--data.init_args.num_workers",
-        "0",
-        "--trainer.max_epochs",
-        "1",
-        "--trainer.precision",
-        "32-true",
-    ]
-    main(
-        ["fit", *tuned, "--model.init_args.init_from", str(exported), "--model.init_args.layer_decay", "0.5"]
-    )
+    tuned += ["--data.init_args.num_workers=0", "--trainer.max_epochs=1", "--trainer.precision=32-true"]
+    tuned += ["--model.init_args.init_from", str(exported), "--model.init_args.layer_decay", "0.5"]
+    main(["fit", *tuned])
     main(["test", "--config", str(tmp_path / "tuned/config.yaml")])
     assert (tmp_path / "tuned/results.json").is_file()
 
@@ -103,12 +87,7 @@ def test_the_whole_way(dinov2, small_set, small_bert, tmp_path, capsys, has_glob
 @pytest.mark.parametrize("decay", ["null", "0.5"])
 def test_adapters_are_merged_after_training(dinov2, small_set, small_bert, tmp_path, decay):
     run, exported = tmp_path / "run", tmp_path / "exported"
-    own = [
-        ENCODER,
-        "medclip_dcl.networks.TransformersRegions",
-        f"{ENCODER}.init_args.pretrained",
-        str(dinov2),
-    ]
+    own = [*OWN, str(dinov2)]
     words = small(run, small_set, small_bert, "--ema_decay", decay, objective="infonce", resnet=True) + own
     main(["fit", *words, "--model.init_args.lora.rank", "4"])
     shutil.rmtree(dinov2)
