@@ -21,6 +21,7 @@ from medclip_dcl.common.command_line import (
     whole_number,
 )
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.options import MODEL
 from medclip_dcl.pictures.geometry import GEOMETRIES
 
 CASES = ("all", "balanced")
@@ -502,16 +503,14 @@ class Eta:
 class Encode:
     """Encode every image and sentence of a prepared set once, by the frozen encoders of an image-text model.
 
-    SOURCE is a run folder, a checkpoint or an exported folder. The features go to SET/features/NAME/: those of
-    images before the projection, in the view of evaluation, in float16; pooled sentence states in float32; and
-    features.json, which identifies encoders, set and view. NAME is by default the model's name and a fingerprint of
-    its encoders.
+    The features go to SET/features/NAME/: those of images before the projection, in the view of evaluation, in float16;
+    pooled sentence states in float32; and features.json, which identifies encoders, set and view.
 
     Training of projections and similarity alone then reads them in place of images and tokens (configs/heads.yaml).
     The files grow row by row, on the disk alone; the same command continues after a kill, which costs at most 20
     seconds."""
 
-    model: str = positional("run folder, checkpoint, exported folder or hub id", metavar="MODEL")
+    model: str = positional(MODEL, metavar="MODEL")
     data: Path = positional("prepared data set", type=Path, metavar="SET")
     device: str = device()
     name: str | None = option(

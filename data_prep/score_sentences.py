@@ -154,10 +154,14 @@ def _processes(device: str) -> Iterator[Fabric]:
         devices = 1 if used.index is None else [used.index]
         yield Fabric(accelerator=used.type, devices=devices, plugins=LightningEnvironment())
         return
+    if ":" in device:
+        raise UserError(f"--device: expected auto, cpu or cuda with several processes, found {device}")
     local_size = int(os.environ["LOCAL_WORLD_SIZE"])
     # A fast process waits for a slow one; torchrun ends both if one of them dies.
     strategy = DDPStrategy(timeout=_LONGEST_WAIT)
-    kind = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    # Named by its number, so that no process takes memory of the first GPU.
+    has_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+    kind = usable_device(f"cuda:{os.environ['LOCAL_RANK']}" if has_gpu else "cpu").type
     fabric = Fabric(accelerator=kind, devices=local_size, num_nodes=size // local_size, strategy=strategy)
     fabric.launch()
     try:

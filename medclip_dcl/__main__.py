@@ -101,8 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if words[:1] in ([], ["--help"], ["-h"]):
         print(_help())
     else:
-        name = next((name for name in VERBS if words[: name.count(" ") + 1] == name.split()), "")
-        run_command(f"medclip-dcl {name}".strip(), partial(run, words))
+        run_command(f"medclip-dcl {_verb(words)}".strip(), partial(run, words))
 
 
 def run(words: Sequence[str]) -> None:
@@ -111,8 +110,8 @@ def run(words: Sequence[str]) -> None:
     Raises:
         UserError: no such verb.
     """
-    name = next((name for name in VERBS if [*words[: name.count(" ") + 1]] == name.split()), None)
-    if name is None:
+    name = _verb(words)
+    if not name:
         given = " ".join(words[: 2 if words[:1] == ["prepare"] else 1])
         raise UserError(f"VERB: expected one of {', '.join(VERBS)}, found {given!r}{nearest(given, VERBS)}")
     verb = VERBS[name]
@@ -121,6 +120,11 @@ def run(words: Sequence[str]) -> None:
         return
     options = parse_options(_named(verb.options), f"medclip-dcl {name}", words[name.count(" ") + 1 :])
     _named(verb.function)(options)
+
+
+def _verb(words: Sequence[str]) -> str:
+    """Name of the verb that the words begin with, or ""."""
+    return next((name for name in VERBS if [*words[: name.count(" ") + 1]] == name.split()), "")
 
 
 def _named(path: str) -> Any:

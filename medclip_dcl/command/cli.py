@@ -28,7 +28,9 @@ def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
 
     `are_typed`: a class path among the arguments imports its module; else ``--import`` alone does, as in files.
     """
-    modules, args = take_imports(sys.argv[1:] if args is None else args, "medclip_dcl")
+    args = sys.argv[1:] if args is None else args
+    program = " ".join(["medclip-dcl", *args[:1]])
+    modules, args = take_imports(args, program)
     try:
         args = _with_nulls(args)
         lightning_cli().run(args, [*modules, *(_class_paths(args) if are_typed else ())])
@@ -36,7 +38,7 @@ def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
     except Exception as error:
         about_input = _about_input(error)
         if about_input is not None:
-            print(f"medclip_dcl: error: {about_input}", file=sys.stderr)
+            print(f"{program}: error: {about_input}", file=sys.stderr)
             raise SystemExit(2) from error
         fault = _unwrapped(error)
     # A bug of this program or of a user's class keeps its traceback.

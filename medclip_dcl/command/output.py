@@ -52,7 +52,7 @@ def plain_output() -> Iterator[None]:
             message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None
         ) -> str:
             if Path(filename).resolve().is_relative_to(_PACKAGE):
-                return f"medclip_dcl: warning: {message}\n"
+                return f"medclip-dcl: warning: {message}\n"
             return formatted(message, category, filename, lineno, line)
 
         warnings.showwarning, warnings.formatwarning = once, one_line

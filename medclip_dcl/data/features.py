@@ -25,7 +25,7 @@ from medclip_dcl.pictures.geometry import View
 
 FOLDER = "features"
 IMAGES_FILE, SENTENCES_FILE, INFO_FILE = "images.npy", "sentences.npy", "features.json"
-MADE_BY = "medclip-dcl encode SOURCE SET"
+MADE_BY = "medclip-dcl encode MODEL SET"
 
 
 @dataclass(frozen=True)

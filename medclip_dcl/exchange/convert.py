@@ -44,7 +44,7 @@ def plain_card(title: str, origin: str, terms: list[str], notes: list[str]) -> s
 
 
 def _converted(options: Convert) -> tuple[ImageTextNetwork, list[str]]:
-    """The network of SOURCE, and what a user should know; an option that its kind does not take is refused."""
+    """The network of FOLDER, and what a user should know; an option that its kind does not take is refused."""
     from medclip_dcl.common.errors import MissingFileError, UserError
     from medclip_dcl.common.weight_files import read_model
     from medclip_dcl.exchange.biovil import RESNET, from_biovil
@@ -59,7 +59,7 @@ def _converted(options: Convert) -> tuple[ImageTextNetwork, list[str]]:
             raise UserError(f"--{', --'.join(others)}: no part in the conversion of {source}; leave it out")
 
     if not source.exists():
-        raise MissingFileError(f"SOURCE: {source} does not exist; download the model's files first")
+        raise MissingFileError(f"FOLDER: {source} does not exist; download the model's files first")
     if (source / OPEN_CLIP_FILE).is_file():
         take_only("text_encoder")
         return from_open_clip(source, text)

@@ -25,7 +25,7 @@ def said(capsys, *arguments: str) -> str:
     """Standard error of `fit`, which ends with status 2."""
     error = refused(capsys, ["fit", *arguments])
     (line,) = (line for line in error.splitlines() if "warning" not in line)
-    assert line.startswith("medclip_dcl: error: ")
+    assert line.startswith("medclip-dcl fit: error: ")
     return line
 
 

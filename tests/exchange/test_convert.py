@@ -369,7 +369,7 @@ def test_wrong_sources_are_named(clip_tokenizer, tmp_path) -> None:
     for source, more, message in (
         (coca, [*text, *shown_by], "OpenAI's CLIP with a vision transformer, found cls_emb, too"),
         (folder, [*text, "--mean", 0, 0, 0], "--mean, --text_encoder: no part in the conv"),
-        (tmp_path / "nothing", [], "SOURCE: .*nothing does not exist"),
+        (tmp_path / "nothing", [], "FOLDER: .*nothing does not exist"),
         (resnet, [], "--text_encoder: expected the folder of the text encoder's tokenizer"),
         (resnet, text, "expected a CLIP with a vision .*, found visual.att"),
         (blip, [], "model_type: expected clip or siglip, found 'blip'"),

@@ -197,7 +197,7 @@ def test_the_command_ends_with_whole_checkpoints(arguments, tmp_path, monkeypatc
         main(["fit", *arguments(run, "--ema_decay", "0.5", "--trainer.callbacks", "[]")])
     assert error.value.code == 2
     message = capsys.readouterr().err
-    assert "medclip_dcl: error: training stopped at epoch 1, step 4: the loss is not finite." in message
+    assert "medclip-dcl fit: error: training stopped at epoch 1, step 4: the loss is not finite." in message
     for text in ("pneumothorax", "edema", "lungs"):
         assert text not in message.lower()
     assert not (run / "fit.json").exists()

@@ -60,7 +60,7 @@ def test_both_stop_at_one_process_nan(folder):
     assert [one["status"] for one in ended] == [2, 2] and len(ended[1]["ids"]) == 2
     for rank in (0, 1):
         said = (folder / f"{rank}.txt").read_text()
-        assert "medclip_dcl: error: training stopped at epoch 1, step 7: the loss is not finite" in said
+        assert "medclip-dcl fit: error: training stopped at epoch 1, step 7: the loss is not finite" in said
         assert f"Batch of process 1, loss nan:\n  dicom_id: {', '.join(ended[1]['ids'])}\n" in said
         assert "Batch of process 0" not in said
     last = torch.load(folder / "run/checkpoints/last.ckpt", weights_only=True)
