@@ -56,13 +56,3 @@ def test_mimic_cxr_explains_every_key_and_line(capsys):
         for line in (CONFIGS / f"{name}.yaml").read_text().splitlines():
             is_value = ": " in line.split("#")[0] and "class_path" not in line
             assert not is_value or "#" in line, f"{name}: no explanation: {line}"
-
-
-def test_configurations_name_the_file_that_eta_report_writes():
-    from data_prep import eta_report
-
-    written = "SET/eta/class_probability.yaml"
-    assert written in (eta_report.__doc__ or "")
-    for file in sorted(CONFIGS.rglob("*.*")):
-        text = file.read_text()
-        assert "eta_report" not in text or written in text.replace("\n# ", " "), file

@@ -16,11 +16,6 @@ from medclip_dcl.common.command_line import nearest, unknown_key
 from medclip_dcl.common.errors import UserError
 
 PROGRAM = "medclip-dcl"
-_DESCRIPTION = (
-    "Train and evaluate image-text models of chest radiographs: fit trains, test evaluates on the test patients, "
-    "predict writes embeddings and scores. A configuration (--config configs/*.yaml) says everything; later ones and "
-    "options override earlier ones. --import MODULE makes classes of your own known, in every command."
-)
 _EXPECTED = r"Expected an? (.+?)(?:\. Got value: (.*))?$"
 # Lines of jsonargparse that do not name the problem.
 _FRAME = re.compile(
@@ -33,7 +28,6 @@ class ConfigParser(LightningArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("prog", PROGRAM)
-        kwargs.setdefault("description", _DESCRIPTION)
         # Abbreviations work on the command line but not in a file.
         super().__init__(*args, **{**kwargs, "allow_abbrev": False})
 

@@ -170,13 +170,10 @@ def test_a_check_downloads_no_model(small_set, small_bert, monkeypatch):
     lightning_cli.check({"cell": ["fit", "--config", DEMO, "--run_folder=run", *run]}, needs_sources=True)
 
 
-@pytest.mark.parametrize("command", [[], ["fit"]])
-def test_help_names_the_program(command, capsys):
+def test_help_names_the_program(capsys):
     with pytest.raises(SystemExit):
-        main([*command, "--help"])
-    out = capsys.readouterr().out
-    assert out.startswith("usage: medclip-dcl") and "Lightning Trainer command line tool" not in out
-    assert command or "chest radiographs" in out
+        main(["fit", "--help"])
+    assert capsys.readouterr().out.startswith("usage: medclip-dcl")
 
 
 def test_one_batch_is_not_all_batches():
