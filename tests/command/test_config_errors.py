@@ -164,7 +164,7 @@ def test_sources_that_are_gone_are_named(option, small_set, small_bert, tmp_path
 
 
 def test_a_check_downloads_no_model(small_set, small_bert, monkeypatch):
-    monkeypatch.delattr("huggingface_hub.snapshot_download")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", None)
     values = (small_set, "somebody/model", small_bert)
     run = [f"--{key}={value}" for key, value in zip(SOURCES, values, strict=True)]
     lightning_cli.check({"cell": ["fit", "--config", DEMO, "--run_folder=run", *run]}, needs_sources=True)
