@@ -108,10 +108,11 @@ def test_each_public_set_has_a_reader():
         ),
         (["score", "no_file.txt", "--model", "m"], "--output: expected a .csv or .parquet file"),
         (["score", ".", "--model", "m", "--per_token"], "--per_token: of a FILE, but . is a folder"),
+        (["compare", "nowhere"], "no run folder nowhere"),
         (["encode", "m", ".", "--device", "gpu"], "'gpu': expected auto, cpu, cuda or cuda:N"),
     ],
 )
-def test_options_that_do_not_go_together(words, message, capsys):
+def test_a_mistake_is_one_line(words, message, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(words)
     said = capsys.readouterr().err

@@ -69,6 +69,8 @@ class SavedRun:
     @property
     def tested(self) -> dict[str, Any]:
         """Content of results.json, which must be there."""
+        if not self.folder.is_dir():
+            raise SavedResultsError(f"no run folder {self.folder}")
         if self.results is None:
             needs = "; it needs checkpoints/untrained.ckpt" if self.suffix else ""
             raise SavedResultsError(f"{self.file} is missing; create it with: {self.command}{needs}")
