@@ -108,6 +108,13 @@ def test_each_public_set_has_a_reader():
         ),
         (["score", "no_file.txt", "--model", "m"], "--output: expected a .csv or .parquet file"),
         (["score", ".", "--model", "m", "--per_token"], "--per_token: of a FILE, but . is a folder"),
+        *(
+            (
+                [name, "--import", "nowhere.mine"],
+                "--import nowhere.mine: there is no module nowhere; run this",
+            )
+            for name in ("ask", "calibrate", "encode", "study", "export", "page", "benchmark")
+        ),
         (["compare", "nowhere"], "no run folder nowhere"),
         (["encode", "m", ".", "--device", "gpu"], "'gpu': expected auto, cpu, cuda or cuda:N"),
     ],

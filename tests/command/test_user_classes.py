@@ -141,14 +141,6 @@ def test_an_own_encoder_is_known_by_import(module, small_bert, tmp_path, capsys)
     assert (tmp_path / "exported/model.safetensors").is_file()
 
 
-@pytest.mark.parametrize("name", ["ask", "calibrate", "encode", "study", "export", "page", "benchmark"])
-def test_verbs_that_load_models_import(name, capsys):
-    with pytest.raises(SystemExit) as error:
-        shell(name)(["--import", "nowhere.mine"])
-    assert error.value.code == 2
-    assert "--import nowhere.mine: there is no module nowhere; run this from" in capsys.readouterr().err
-
-
 def test_a_callback_is_added_to_the_list(module, arguments, tmp_path, capsys):
     """In a second file by `callbacks+:`, on the command line by `--trainer.callbacks+=`."""
     (tmp_path / "more.yaml").write_text("trainer: {callbacks+: {class_path: users_classes.Builds}}")
