@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.terms import TERMS
-from medclip_dcl.common.weight_files import WEIGHTS_FILE, is_exported
 
+CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
+"""Files of an exported folder."""
 BEST, LAST = "best.ckpt", "last.ckpt"
 """Checkpoints of a run: the one that validation selected, if any, and the last."""
 CHECKPOINTS = "checkpoints"
@@ -80,6 +81,12 @@ def _found(model: str | Path) -> FoundModel:
             f"{path} holds several checkpoints: {', '.join(file.name for file in files)}; give one of these files"
         )
     return FoundModel(path)  # its reader says what is missing
+
+
+def is_exported(folder: Path) -> bool:
+    """True for a folder written by `save_pretrained`, complete or not."""
+    file = folder / CONFIG_FILE
+    return file.is_file() and b'"image_encoder"' in file.read_bytes()
 
 
 def may_be_repository(name: str) -> bool:

@@ -23,10 +23,9 @@ from torch import Tensor, nn
 
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import parse_json, write_bytes
+from medclip_dcl.common.find_model import CONFIG_FILE, WEIGHTS_FILE
 from medclip_dcl.common.formats import CHECKPOINT, NETWORK, VERSION_KEY
 
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
 LORA_A, _LORA_B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer."
 """Ends of the names that peft gives the two matrices of an adapter; its layer's own weights are in base_layer."""
 
@@ -359,12 +358,6 @@ def _without_wrapper(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A state dict without the prefix that DataParallel gives all names."""
     is_wrapped = all(name.startswith(WRAPPER) for name in state)
     return {name.removeprefix(WRAPPER) if is_wrapped else name: value for name, value in state.items()}
-
-
-def is_exported(folder: Path) -> bool:
-    """True for a folder written by `save_pretrained`, complete or not."""
-    file = folder / CONFIG_FILE
-    return file.is_file() and b'"image_encoder"' in file.read_bytes()
 
 
 def _read_exported_config(folder: Path) -> dict[str, Any]:

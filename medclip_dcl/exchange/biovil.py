@@ -9,7 +9,8 @@ from typing import Literal
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly, some_of
+from medclip_dcl.common.find_model import CONFIG_FILE
+from medclip_dcl.common.weight_files import load_exactly, some_of
 from medclip_dcl.exchange.transformers_folder import Converted
 from medclip_dcl.networks.bert_folder import folder_weights, read_folder_json
 from medclip_dcl.networks.image_encoder import ResNetRegions, from_torchvision_names, resnet_depth

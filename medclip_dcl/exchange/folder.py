@@ -6,9 +6,9 @@ from pathlib import Path
 
 from medclip_dcl.common.errors import UserError, WorseResultError
 from medclip_dcl.common.files import write_json, write_text
-from medclip_dcl.common.find_model import find_model
+from medclip_dcl.common.find_model import CONFIG_FILE, WEIGHTS_FILE, find_model, is_exported
 from medclip_dcl.common.terms import copy_terms, files_of_terms
-from medclip_dcl.common.weight_files import CONFIG_FILE, WEIGHTS_FILE, is_exported, read_model
+from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.exchange.card import CARD_FILE, RESULTS, model_card
 from medclip_dcl.exchange.onnx_files import CLASSIFIER_FILE, IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE

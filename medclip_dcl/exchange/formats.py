@@ -11,9 +11,9 @@ from transformers import CLIPImageProcessor
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import new_folder, write_json, write_text
-from medclip_dcl.common.find_model import find_model
+from medclip_dcl.common.find_model import CONFIG_FILE, find_model
 from medclip_dcl.common.terms import copy_terms
-from medclip_dcl.common.weight_files import CONFIG_FILE, load_exactly, read_model, write_safetensors
+from medclip_dcl.common.weight_files import load_exactly, read_model, write_safetensors
 from medclip_dcl.exchange.card import CARD_FILE
 from medclip_dcl.exchange.convert import plain_card
 from medclip_dcl.exchange.encoders import plain_tokenizer

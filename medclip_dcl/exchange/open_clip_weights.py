@@ -11,7 +11,8 @@ from tokenizers import Regex, normalizers
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError, check_choice
-from medclip_dcl.common.weight_files import CONFIG_FILE, check_sizes, shapes_of
+from medclip_dcl.common.find_model import CONFIG_FILE
+from medclip_dcl.common.weight_files import check_sizes, shapes_of
 from medclip_dcl.exchange.tensor_names import OPEN_CLIP, from_openai_names
 from medclip_dcl.exchange.transformers_folder import Converted, Shown, assembled, dual_encoder
 from medclip_dcl.networks.bert_folder import folder_weights, read_folder_json

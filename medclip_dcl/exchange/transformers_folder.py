@@ -11,7 +11,8 @@ from torch import Tensor
 from transformers import AutoImageProcessor, CLIPModel, SiglipModel
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import CONFIG_FILE, check_sizes, load_exactly, shapes_of
+from medclip_dcl.common.find_model import CONFIG_FILE
+from medclip_dcl.common.weight_files import check_sizes, load_exactly, shapes_of
 from medclip_dcl.exchange.tensor_names import TRANSFORMERS, renamed
 from medclip_dcl.networks.bert_folder import folder_weights, read_folder_json
 from medclip_dcl.networks.image_encoder import RegionEncoder

@@ -14,16 +14,10 @@ from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.common.files import digest, write_text
+from medclip_dcl.common.find_model import CONFIG_FILE, WEIGHTS_FILE
 from medclip_dcl.common.formats import NETWORK, VERSION_KEY
 from medclip_dcl.common.parts import class_path
-from medclip_dcl.common.weight_files import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    SavedModel,
-    load_exactly,
-    read_model,
-    write_safetensors,
-)
+from medclip_dcl.common.weight_files import SavedModel, load_exactly, read_model, write_safetensors
 from medclip_dcl.networks.adapters import merged_state
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_encoder import RegionEncoder

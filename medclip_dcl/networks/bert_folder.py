@@ -21,12 +21,11 @@ from transformers.utils import logging
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import parse_json
-from medclip_dcl.common.find_model import download
+from medclip_dcl.common.find_model import download, is_exported
 from medclip_dcl.common.weight_files import (
     WRAPPER,
     check_numbers,
     check_sizes,
-    is_exported,
     read_state_dict,
     shapes_of,
     some_of,

@@ -10,7 +10,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.auto import modeling_auto
 
-from medclip_dcl.common.weight_files import CONFIG_FILE
+from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import ModelFolderError, load_library_model, read_folder_json
 from medclip_dcl.networks.library_folder import (
     library_config,

@@ -21,7 +21,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import CONFIG_FILE
+from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import NOT_SETTINGS, ModelFolderError, silent
 from medclip_dcl.networks.tokenizer_files import TOKENIZER_FILE, named_class, one_tokenizer
 

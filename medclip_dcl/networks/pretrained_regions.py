@@ -14,7 +14,7 @@ from transformers import CLIPVisionModelWithProjection, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
-from medclip_dcl.common.weight_files import CONFIG_FILE
+from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import load_library_model, read_folder_json, resolve_folder
 from medclip_dcl.networks.image_encoder import Features, Images, ProjectedRegions
 from medclip_dcl.networks.library_folder import (

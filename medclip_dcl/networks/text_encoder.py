@@ -25,7 +25,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
-from medclip_dcl.common.weight_files import CONFIG_FILE
+from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import (
     ModelFolderError,
     load_library_model,

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError, check_choice
-from medclip_dcl.common.weight_files import CONFIG_FILE, check_numbers, check_sizes
+from medclip_dcl.common.find_model import CONFIG_FILE
+from medclip_dcl.common.weight_files import check_numbers, check_sizes
 from medclip_dcl.networks.bert_folder import ModelFolderError, folder_shapes, read_folder_json, resolve_folder
 from medclip_dcl.networks.library_folder import check_source
 from medclip_dcl.networks.pretrained_regions import PretrainedRegions

@@ -11,7 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from medclip_dcl.common.weight_files import CONFIG_FILE
+from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import ModelFolderError, read_folder_json, silent
 
 Around = tuple[Sequence[int], Sequence[int]]

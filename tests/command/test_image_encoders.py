@@ -104,7 +104,8 @@ def test_a_continued_run_keeps_gradient_checkpointing():
     """It is a setting of the training, which no checkpoint describes."""
     name = "medclip_dcl.networks.TransformersRegions"
     described: dict[str, Any] = {
-        "image_encoder": {"class_path": name, "init_args": {"architecture": {"model_type": "vit"}, "dim": 8}}
+        "kind": "image-text",
+        "image_encoder": {"class_path": name, "init_args": {"architecture": {"model_type": "vit"}, "dim": 8}},
     }
     own = Namespace(pretrained="folder that is gone", gradient_checkpointing=True)
     encoder = Namespace(class_path=name, init_args=own)

@@ -22,6 +22,7 @@ from data_prep.options import Folder
 from data_prep.sources.preparation import summary
 from data_prep.sources.releases import ReleaseError
 from data_prep.sources.rows import draw_split
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import ReportsRequirements
@@ -217,7 +218,7 @@ def test_rows_without_study_or_split(table: Path) -> None:
     with pytest.raises(PreparedDataError, match="made differently .split: "):
         prepare(settings(table, split_seed=1))
     write(table, rows.assign(split="train"))
-    with pytest.raises(ReleaseError, match="--split_shares and --split_seed draw a split, but the table"):
+    with pytest.raises(UserError, match="--split_shares and --split_seed draw a split, but the table"):
         prepare(settings(table, split_seed=1))
 
 

@@ -245,6 +245,7 @@ def test_a_model_of_the_test_images_is_left_out(run, models, labelled_set, tmp_p
     digests = PreparedSet(labelled_set).image_digests().assign(use="train")
     digests.to_parquet(trained / "data_images.parquet")
     (trained / "data.json").write_text(json.dumps({"fingerprint": "f00d", "images_of": []}))
+    (trained / "config.yaml").write_text("model: {}\n")
     output = shutil.copytree(run[0], tmp_path / "out")
     words = [str(trained), str(models["model"]), "--sets", str(labelled_set), "--output", str(output)]
     with (

@@ -10,7 +10,8 @@ from medclip_dcl.runs.run_folder import RunFolder, RunFolderError
 
 def test_other_results_have_a_folder_of_their_own(tmp_path):
     run, other = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")
-    run.claim({"model": {}}, {})
+    for one in (run, other):
+        one.claim({"model": {}}, {})
     own, foreign = run.checkpoints / "best.ckpt", other.checkpoints / "best.ckpt"
     assert run.folder_of_test(own) == run.folder == run.folder_of_test(run.checkpoints / "last.ckpt")
     assert run.folder_of_test(own, "set_0f") == run.folder / "tests/on_set_0f"
@@ -18,7 +19,8 @@ def test_other_results_have_a_folder_of_their_own(tmp_path):
     assert names[0].startswith("b_best_") and names[1].startswith("a_untrained_")
     assert run.folder_of_test(foreign, "set_0f").name == f"{names[0]}_on_set_0f"
     # A folder without a run takes any results.
-    assert other.folder_of_test(own) == other.folder
+    nothing = RunFolder(tmp_path / "c")
+    assert nothing.folder_of_test(own) == nothing.folder
 
 
 ENDED = {"epochs": 2, "complete_epochs": 1, "steps": 4, "timed_out": False}
