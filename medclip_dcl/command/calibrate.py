@@ -35,8 +35,8 @@ from medclip_dcl.metrics.calibration import (
     check_target,
     fit_finding,
 )
-from medclip_dcl.networks.base import ImageNetwork
 from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.described import ImageNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.options import SENSITIVITY, Calibrate
 from medclip_dcl.runs.saved import read_config, read_parquet, setting, settings_of_callback

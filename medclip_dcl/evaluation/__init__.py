@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from medclip_dcl.common.lazy import lazy
 
 if TYPE_CHECKING:
-    from medclip_dcl.evaluation.base import EvaluationCallback as EvaluationCallback
-    from medclip_dcl.evaluation.base import EvaluationResult as EvaluationResult
+    from medclip_dcl.evaluation.callback import EvaluationCallback as EvaluationCallback
+    from medclip_dcl.evaluation.callback import EvaluationResult as EvaluationResult
     from medclip_dcl.evaluation.classification import ZeroShotClassification as ZeroShotClassification
     from medclip_dcl.evaluation.embedding_map import EmbeddingMap as EmbeddingMap
     from medclip_dcl.evaluation.finding_classification import FindingClassification as FindingClassification
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "EmbeddingMap": "embedding_map",
-    "EvaluationCallback": "base",
-    "EvaluationResult": "base",
+    "EvaluationCallback": "callback",
+    "EvaluationResult": "callback",
     "FindingClassification": "finding_classification",
     "Grounding": "grounding",
     "Localisation": "localisation",

@@ -15,7 +15,7 @@ from medclip_dcl.common.errors import check_min
 from medclip_dcl.common.findings import Ensemble, require_labelled
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.data.images import EvaluatedImages
-from medclip_dcl.evaluation.base import (
+from medclip_dcl.evaluation.callback import (
     EvaluationCallback,
     EvaluationResult,
     embed_texts,
@@ -23,7 +23,7 @@ from medclip_dcl.evaluation.base import (
     subject_ids,
 )
 from medclip_dcl.metrics import summaries
-from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.pictures.plots import roc_figure

@@ -15,8 +15,8 @@ from torch.nn.functional import normalize
 from medclip_dcl.common.errors import check_min
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.base import EvaluationCallback, EvaluationResult, subject_ids
-from medclip_dcl.networks.base import Encoded
+from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, subject_ids
+from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.plots import embedding_map_figure
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from medclip_dcl.common.errors import check_choice
 from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.data.labelled import LabelledImages
-from medclip_dcl.evaluation.base import EvaluationResult
+from medclip_dcl.evaluation.callback import EvaluationResult
 from medclip_dcl.evaluation.classification import Classification, classification_result, measured_cases
 from medclip_dcl.networks.classifier import FindingNetwork
 

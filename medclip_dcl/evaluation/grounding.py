@@ -12,7 +12,7 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import check_choice, check_min
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.base import EvaluationResult, subject_ids
+from medclip_dcl.evaluation.callback import EvaluationResult, subject_ids
 from medclip_dcl.evaluation.regions import Region, RegionEvaluation, Regions, Size, boxes_by_case
 from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, summaries
 from medclip_dcl.networks.image_text import ImageTextNetwork

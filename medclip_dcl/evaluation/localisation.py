@@ -16,7 +16,7 @@ from torch import Tensor
 from medclip_dcl.common.errors import check_min
 from medclip_dcl.common.findings import CHEX5, read_prompts
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.base import EvaluationResult, subject_ids
+from medclip_dcl.evaluation.callback import EvaluationResult, subject_ids
 from medclip_dcl.evaluation.regions import (
     Region,
     RegionEvaluation,

@@ -18,11 +18,11 @@ from medclip_dcl.common.distributed import gather_objects
 from medclip_dcl.common.files import write_parquet, write_text
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import trainer_data
-from medclip_dcl.evaluation.base import embed_anew, embed_texts, evaluation_data, forget_texts, is_part
+from medclip_dcl.evaluation.callback import embed_anew, embed_texts, evaluation_data, forget_texts, is_part
 from medclip_dcl.evaluation.classification import ZeroShotClassification
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.models.image_text import ImageTextModel
-from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.runs.run_folder import PART
 

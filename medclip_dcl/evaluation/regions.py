@@ -16,7 +16,7 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.base import EvaluationCallback, FeatureMaps, embed_texts
+from medclip_dcl.evaluation.callback import EvaluationCallback, FeatureMaps, embed_texts
 from medclip_dcl.metrics import Rectangle, box_bounds
 from medclip_dcl.metrics.localisation import filled_runs, resized_mask
 from medclip_dcl.networks.image_text import ImageTextNetwork

@@ -23,7 +23,7 @@ from medclip_dcl.data.images import EvaluatedImages, shown_images
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.data.prepared import OPTIONAL
-from medclip_dcl.evaluation.base import (
+from medclip_dcl.evaluation.callback import (
     DescribedData,
     Evaluation,
     EvaluationData,
@@ -31,8 +31,8 @@ from medclip_dcl.evaluation.base import (
     evaluation_data,
     is_part,
 )
-from medclip_dcl.networks.base import ImageNetwork
 from medclip_dcl.networks.bert_folder import weights_fingerprint
+from medclip_dcl.networks.described import ImageNetwork
 from medclip_dcl.pictures.plots import write_figure
 from medclip_dcl.runs.loggers import show_figures
 from medclip_dcl.runs.run_folder import PART

@@ -16,7 +16,7 @@ from torch import Tensor
 from torchvision.ops import roi_align
 
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.base import (
+from medclip_dcl.evaluation.callback import (
     EvaluationCallback,
     EvaluationResult,
     embed_anew,
@@ -27,7 +27,7 @@ from medclip_dcl.evaluation.grounding import NO_BOXES
 from medclip_dcl.evaluation.regions import boxes_by_case, image_sizes
 from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summaries
 from medclip_dcl.metrics.summaries import DIRECTIONS, KS
-from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.plots import rank_figure

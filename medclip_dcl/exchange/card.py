@@ -24,9 +24,9 @@ from medclip_dcl.exchange.card_facts import (
     training_facts,
 )
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
-from medclip_dcl.networks.base import ImageNetwork
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.described import ImageNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report import tables
 from medclip_dcl.report.page import render_template

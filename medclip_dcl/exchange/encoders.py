@@ -10,8 +10,8 @@ from transformers import PreTrainedTokenizerFast
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import read_settings, safetensors_bytes, write_safetensors
-from medclip_dcl.networks.base import ImageNetwork
 from medclip_dcl.networks.bert_folder import save_language_model
+from medclip_dcl.networks.described import ImageNetwork
 from medclip_dcl.networks.image_encoder import TORCHVISION_WIDTH, ResNetRegions, to_torchvision_names
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.text_encoder import TransformersSentences

@@ -30,8 +30,8 @@ from medclip_dcl.common.findings import Ensemble, PromptSource
 from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, SavedModel, read_model
 from medclip_dcl.inference.heat_maps import HeatMaps
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, differences
-from medclip_dcl.networks.base import Encoded
 from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import cosine_heat_maps
 from medclip_dcl.networks.zero_shot import ZeroShot

@@ -23,8 +23,8 @@ from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
-from medclip_dcl.models.base import Batch, ImageModel, described_part
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
+from medclip_dcl.models.trained_model import Batch, ImageModel, described_part
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder
 

@@ -17,11 +17,11 @@ from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import read_model, with_adapters_merged
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
-from medclip_dcl.models.base import Batch, ImageModel, described_part
 from medclip_dcl.models.gradient_cache import in_parts
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
+from medclip_dcl.models.trained_model import Batch, ImageModel, described_part
 from medclip_dcl.networks.adapters import LoRA, add_adapters, check_adaptable, has_adapters, merge_adapters
-from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import PARTS

@@ -19,8 +19,8 @@ from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.formats import CHECKPOINT
 from medclip_dcl.common.weight_files import load_exactly, read_model
 from medclip_dcl.data.link import ReportsRequirements, TokenizedSentences, trainer_data
-from medclip_dcl.models.base import TrainedModel
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
+from medclip_dcl.models.trained_model import TrainedModel
 from medclip_dcl.networks.bert_folder import LANGUAGE_MODEL, resolve_folder, save_language_model
 from medclip_dcl.networks.language_model import language_model_class, load_language_model
 from medclip_dcl.networks.library_folder import longest_sentence

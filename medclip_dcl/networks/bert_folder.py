@@ -63,8 +63,8 @@ def resolve_folder(name_or_path: str | Path) -> Path:
     folder = Path(name_or_path).expanduser()
     if folder.is_file() or is_exported(folder):
         raise ModelFolderError(
-            f"pretrained: expected a library's folder or repository, found a model of this program, {folder}; start "
-            "from it by model.init_args.init_from, and leave out the encoder"
+            "a language model: expected a library's folder or repository, or the run of a language model, found a "
+            f"model of this program, {folder}; a training starts from it by model.init_args.init_from"
         )
     if folder.is_dir():
         return folder / LANGUAGE_MODEL if (folder / LANGUAGE_MODEL).is_dir() else folder

@@ -15,7 +15,7 @@ from medclip_dcl.common.files import digest
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import CLASSIFIER, require_kind
 from medclip_dcl.metrics.linear_probe import standardisation
-from medclip_dcl.networks.base import Encoded, ImageNetwork
+from medclip_dcl.networks.described import Encoded, ImageNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder
 
 

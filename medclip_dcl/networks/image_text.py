@@ -13,8 +13,8 @@ from torch import Tensor
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import IMAGE_TEXT, require_kind
-from medclip_dcl.networks.base import Encoded, ImageNetwork
 from medclip_dcl.networks.bert_folder import model_fingerprint
+from medclip_dcl.networks.described import Encoded, ImageNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.similarity import LSENonLocal, Similarity
 from medclip_dcl.networks.text_encoder import SentenceEncoder

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import check_choice
 from medclip_dcl.common.findings import CHEX5, Ensemble, PromptSource, ensemble_used, read_prompts
-from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import mean_directions
 

@@ -18,8 +18,8 @@ from PIL import Image
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.inference.model import UNKNOWN_TEXT, EncodedImage, LoadedModel
 from medclip_dcl.metrics.calibration import Calibration
-from medclip_dcl.networks.base import Encoded
 from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.described import Encoded
 from medclip_dcl.pictures.image_file import read_grey
 
 SHOWN_SIDE = 1024

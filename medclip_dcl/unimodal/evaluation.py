@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from medclip_dcl.common.distributed import gather_with_grad
 from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.data.link import trainer_data
-from medclip_dcl.evaluation.base import Evaluation, EvaluationResult
+from medclip_dcl.evaluation.callback import Evaluation, EvaluationResult
 from medclip_dcl.evaluation.embedding_map import embedding_map
 from medclip_dcl.metrics.linear_probe import draw_labelled, fit_linear_probes, standardisation
 from medclip_dcl.unimodal.mean_classifier import (

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from medclip_dcl.common.errors import UserError, check_options
-from medclip_dcl.models.base import NetworkModel
+from medclip_dcl.models.trained_model import NetworkModel
 from medclip_dcl.unimodal.data import ViewsProvided, ViewsRequirements
 from medclip_dcl.unimodal.encoders import SmallImageEncoder
 from medclip_dcl.unimodal.network import UnimodalNetwork

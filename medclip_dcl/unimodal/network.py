@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from medclip_dcl.common.errors import check_min
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import UNIMODAL, require_kind
-from medclip_dcl.networks.base import DescribedNetwork
+from medclip_dcl.networks.described import DescribedNetwork
 from medclip_dcl.unimodal.encoders import SmallImageEncoder
 
 

@@ -40,7 +40,7 @@ from medclip_dcl.metrics import (
     mean_iou,
     retrieval_ranks,
 )
-from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import at_image_size

@@ -13,7 +13,7 @@ from torch.nn.functional import normalize
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation import EmbeddingMap
 from medclip_dcl.evaluation.embedding_map import embedding_map, groups_of_images
-from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.text_encoder import SentenceEncoder

@@ -16,7 +16,6 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.data import by_length
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.inference.model import load
-from medclip_dcl.models.base import Batch, _with_strides
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.optimisation import (
     adamw_warmup_cosine,
@@ -24,6 +23,7 @@ from medclip_dcl.models.optimisation import (
     parameter_groups,
     warmup_cosine,
 )
+from medclip_dcl.models.trained_model import Batch, _with_strides
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import (

@@ -301,6 +301,6 @@ def test_pretrained_is_no_model_of_this_program(kind, network, tmp_path):
     else:
         network.save_pretrained(tmp_path / "source")
     with pytest.raises(
-        ValueError, match="found a model of this program, .*source; start from it by .*init_from"
+        ValueError, match="found a model of this program, .*source; a training starts from it by .*init_from"
     ):
         BertSentences(str(tmp_path / "source"))

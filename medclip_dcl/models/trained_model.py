@@ -23,8 +23,8 @@ from medclip_dcl.data.images import ImagesDataModule, image_settings
 from medclip_dcl.data.link import ImageSettings, trainer_data
 from medclip_dcl.models.optimisation import learning_rates
 from medclip_dcl.models.seeded_batches import seeded_batches
-from medclip_dcl.networks.base import DescribedNetwork
 from medclip_dcl.networks.classifier import FindingNetwork
+from medclip_dcl.networks.described import DescribedNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
 

@@ -30,7 +30,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.networks.base import Encoded
+from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 
 FeatureMaps: TypeAlias = Float[Tensor, "image dim region_row region_column"]
