@@ -258,6 +258,7 @@ class Benchmark:
     )
     prompts: Path = option(f"of findings ({PROMPTS})", PROMPTS, type=Path, metavar="FILE")
     ensemble: Ensemble = option(f"{_ENSEMBLE}, as in CLIP (scores)", "scores", choices=get_args(Ensemble))
+    device: str = device()
     imported: Sequence[str] = imports()
 
 

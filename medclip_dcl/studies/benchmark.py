@@ -16,6 +16,7 @@ def run(options: Options) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _stop)
     # Import here to keep --help fast.
+    from medclip_dcl.common.devices import usable_device
     from medclip_dcl.common.errors import UserError
     from medclip_dcl.common.findings import read_prompts
     from medclip_dcl.runs.saved import SavedResultsError, other_geometry
@@ -24,6 +25,7 @@ def run(options: Options) -> None:
     from medclip_dcl.studies.benchmark_page import write_page
     from medclip_dcl.studies.one_run import LOG_FILE, run_one
 
+    usable_device(options.device)
     models = plan.read_models(options.models, options.names and options.names.split(","))
     sets, prompts = plan.read_sets(options.sets), read_prompts(options.prompts, "--prompts")
     names = [model.name for model in models]
@@ -50,7 +52,7 @@ def run(options: Options) -> None:
                 print(notes[-1], flush=True)
                 continue
             how = (prompts, options.ensemble, options.imported)
-            run, prepare = plan.test_of(model, name, prepared, *how, options.output)
+            run, prepare = plan.test_of(model, name, prepared, *how, options.output, options.device)
             end = run_one(run, ("test",), modules=options.imported, prepare=prepare)
             if end.state == "stopped":
                 print("stopped; the same command continues where it stopped", file=sys.stderr)

@@ -136,6 +136,7 @@ def test_of(
     ensemble: Ensemble,
     imported: Sequence[str],
     output: Path,
+    device: str = "auto",
 ) -> tuple[Run, Callable[[], None]]:
     """The run folder of a test and its arguments, and what to call while its lock is held.
 
@@ -147,7 +148,13 @@ def test_of(
         **{"model": model.digest(), "set": prepared.fingerprint, "prompts": used},
         **{"ensemble": ensemble_used(prompts, ensemble), "imported": digests_of_imports(imported)},
     }
-    config = yaml.safe_dump(_config(model, prepared, used, ensemble), sort_keys=False)
+    settings = _config(model, prepared, used, ensemble)
+    kind, _, number = device.partition(":")
+    settings["trainer"] |= {
+        "accelerator": {"cuda": "gpu"}.get(kind, kind),
+        "devices": [int(number)] if number else 1,
+    }
+    config = yaml.safe_dump(settings, sort_keys=False)
 
     def prepare() -> None:
         if _asked_for(folder) != asked or not is_readable(folder):
@@ -202,7 +209,6 @@ def _config(
         "untrained": False,
         "ckpt_path": str(model.saved.path),
         "trainer": {
-            "devices": 1,
             "callbacks": [
                 {"class_path": f"medclip_dcl.evaluation.{name}", "init_args": arguments}
                 for name, arguments in evaluations

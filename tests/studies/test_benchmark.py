@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+import yaml
 from pytorch_lightning import Trainer
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -309,7 +310,7 @@ def test_a_classifier_of_other_findings_is_not_applicable(
 
 def test_only_the_holder_of_a_test_changes_it(models, labelled_set, tmp_path) -> None:
     (model,), (prepared,) = read_models([models["model"]], None), plan.read_sets([labelled_set]).values()
-    run, prepare = plan.test_of(model, "set", prepared, {}, "scores", [], tmp_path)
+    run, prepare = plan.test_of(model, "set", prepared, {}, "scores", [], tmp_path, "cuda:3")
     asked = run.folder / "asked.json"
     run.folder.mkdir(parents=True)
     with one_run._lock(run.folder / ".lock"):
@@ -317,6 +318,8 @@ def test_only_the_holder_of_a_test_changes_it(models, labelled_set, tmp_path) ->
     assert not asked.exists()
     prepare()
     assert json.loads(asked.read_text())["model"] == model.digest() and not plan.has_changed(run, model)
+    trainer = yaml.safe_load((run.folder / "test.yaml").read_text())["trainer"]
+    assert (trainer["accelerator"], trainer["devices"]) == ("gpu", [3])
     asked.write_text(json.dumps(json.loads(asked.read_text()) | {"model": "0"}))
     assert plan.has_changed(run, model)
 
