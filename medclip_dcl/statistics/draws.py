@@ -197,8 +197,9 @@ class TestedRun(SavedRun):
         predictions = self.predictions
         patients = predictions.patients if patients is None else patients
         files = [digest_of_file(file) for file in (self.file, *map(self.file_of, _CASE))]
-        columns = [(name, *table) for name, table in predictions.tables.items()]
-        key = digest(str((__version__, n_draws, files, columns, patients.tolist())).encode())
+        # The values tell another definition of a metric, which in a checkout has no version of its own.
+        values = {path: float(x) for one in predictions.values.values() for path, (x,) in one.items()}
+        key = digest(str((__version__, n_draws, files, values, patients.tolist())).encode())
         file = self.folder / f"patient_draws{self.suffix}.parquet"
         with suppress(OSError, ValueError):
             kept = pd.read_parquet(file)

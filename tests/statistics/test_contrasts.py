@@ -203,14 +203,19 @@ def test_the_method_is_that_of_each_pair(tmp_path):
     assert found[:3] == pytest.approx((expected[0], *np.quantile(expected[1:], [0.025, 0.975])))
 
 
-def test_draws_are_kept_until_results_or_predictions_change(tmp_path, monkeypatch):
+@pytest.mark.parametrize("changed", ["predictions", "metric"])
+def test_draws_are_kept_until_predictions_or_metrics_change(changed, tmp_path, monkeypatch):
     run = made(tmp_path / "a", {"Mass": 30})
     first = run.draws(n_draws=20)
     monkeypatch.setattr("medclip_dcl.statistics.draws.bootstrap_numbers", lambda *_, **__: {})
     for path, values in run.draws(n_draws=20).items():
         np.testing.assert_array_equal(values, first[path])
-    run.file_of("classification").parent.mkdir()
-    run.file_of("classification").write_text("other patients")
+    if changed == "predictions":
+        run.file_of("classification").parent.mkdir()
+        run.file_of("classification").write_text("other patients")
+    else:
+        path, value = next(iter(run.predictions.values["classification"].items()))
+        run.predictions.values["classification"][path] = value + 0.1
     assert run.draws(n_draws=20) == {}
 
 
