@@ -2,6 +2,7 @@
 # make test       install, then ruff, mypy and the tests
 # make nih        classifiers and an image-text model on real radiographs: NIH=FOLDER of the release, or of a part of it
 # make study      objectives on phantoms (docs/experiments.md): hours; what is finished is kept
+# make docs       these pages and the reference as a site that loads nothing from another host
 # make test-slow  kills, fuzzing, large synthetic releases
 # make test-gpu   a GPU against the CPU; skipped without one
 
@@ -15,7 +16,7 @@ SET := data/phantom
 LM := runs/demo_language_model
 DEMO := runs/demo
 
-.PHONY: install demo nih study test test-slow test-gpu clean
+.PHONY: install demo nih study docs test test-slow test-gpu clean
 .DELETE_ON_ERROR:
 
 # Without bytecode files each of the many processes compiles the program again.
@@ -144,6 +145,13 @@ $(STUDY)/%/warm/fit.json: $(STUDY)/%/set/.texts
 
 $(STUDY)/%/set/features/warm/features.json: $(STUDY)/%/warm/fit.json
 	$(RUN) -m medclip_dcl encode $(<D $(STUDY)/$*/set) --name warm
+
+docs: $(VENV)/.docs
+	$(RUN) docs/site/build.py
+
+$(VENV)/.docs: $(INSTALLED)
+	$(RUN) -m pip install --editable ".[docs]"
+	touch $@
 
 # They compare with the CPU's values bit for bit.
 test test-slow: export CUDA_VISIBLE_DEVICES :=

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import configparser
+import importlib.util
 import inspect
+import json
 import re
 import shlex
 import shutil
@@ -258,6 +260,51 @@ def test_links_and_named_files_exist(page):
         assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), f"{link}#{anchor}"
     for path in re.findall(r"(?:configs|tests|medclip_dcl|data_prep)/[\w/]+\.(?:yaml|sbatch|py|md)", text):
         assert (ROOT / path).exists(), path
+
+
+@pytest.mark.parametrize("notebook", sorted(ROOT.glob("notebooks/*.ipynb")), ids=lambda file: file.stem)
+def test_links_of_notebooks_exist(notebook):
+    text = "".join(
+        line
+        for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+        if cell["cell_type"] == "markdown"
+        for line in cell["source"]
+    )
+    for link, anchor in re.findall(r"\]\(((?!http)[^)#]*)#?([^)]*)\)", text):
+        target = notebook.parent / link
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text(encoding="utf-8")), f"{link}#{anchor}"
+
+
+def test_start_page_lists_every_page_and_notebook_once():
+    listed = re.findall(r"^- \[[^]]*\]\(([^)#]+)\)", (ROOT / "docs/index.md").read_text("utf-8"), re.M)
+    pages = {page.name for page in PAGES[1:]} - {"index.md"}
+    notebooks = {f"../notebooks/{file.name}" for file in ROOT.glob("notebooks/*.ipynb")}
+    assert pages | notebooks <= {*listed}
+    assert len(listed) == len({*listed})
+
+
+def test_site_finds_what_browsers_load_from_other_hosts(tmp_path):
+    """Sources, style sheets and imports count, links to click do not."""
+    spec = importlib.util.spec_from_file_location("build", ROOT / "docs/site/build.py")
+    assert spec and spec.loader
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    own = (
+        '<a href="https://a.org">a</a> <link rel="canonical" href="https://a.org"> <img src="_images/a.png">'
+    )
+    (tmp_path / "own.html").write_text(own)
+    assert build.loaded_from_elsewhere(tmp_path) == []
+    (tmp_path / "page.html").write_text(
+        '<script async="async" src="https://cdn.org/a.js"></script><img alt="x" src=//cdn.org/a.png>'
+        '<link rel="preload stylesheet" href="http://cdn.org/a.css"><img srcset="https://cdn.org/b.png 2x">'
+    )
+    (tmp_path / "style.css").write_text(
+        '@import "https://cdn.org/a.css"; a {src: url(https://cdn.org/a.woff)}'
+    )
+    (tmp_path / "a.js").write_text('fetch("https://cdn.org/search.json")')
+    found = build.loaded_from_elsewhere(tmp_path)
+    assert [place.partition(":")[0] for place in found] == ["a.js", *["page.html"] * 4, *["style.css"] * 2]
 
 
 def test_each_table_and_benchmark_is_named():
