@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from medclip_dcl.common.public_names import public
 
 if TYPE_CHECKING:
     from medclip_dcl.inference.model import load as load
+    from medclip_dcl.objectives.contrastive import contrastive_loss as contrastive_loss
 
 try:
     __version__ = version("medclip_dcl")
 except PackageNotFoundError:
     __version__ = "0 (not installed)"
 
-__all__ = ["__version__", "load"]
-
-
-def __getattr__(name: str) -> Any:
-    # `from medclip_dcl import load` must not make every import of the package pay for torch.
-    if name == "load":
-        from medclip_dcl.inference.model import load
-
-        return load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__, __getattr__, __dir__ = public(__name__, __file__)

@@ -16,14 +16,19 @@ PAGE = ROOT / "docs" / "architecture.md"
 FILES = sorted((ROOT / "medclip_dcl").rglob("*.py"))
 PROGRAM = ROOT / "medclip_dcl" / "__main__.py"
 MODULES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in FILES}
-LOAD = ("__init__", "inference")
-"""The one import upwards: `medclip_dcl.load`, which is imported when somebody asks for it."""
+NAMES = ROOT / "medclip_dcl" / "__init__.py"
+"""Its names for type checkers are those of upper floors, imported when somebody asks for them."""
 _NAME = re.compile(r"medclip_dcl(\.\w+)+")
 
 
 def imported(file: Path) -> set[str]:
-    """Modules that a file imports or names in a string, those for type checkers included, except the table of verbs."""
+    """Modules that a file imports or names in a string, those for type checkers included.
+
+    Left out are the table of verbs and the lazy names of `NAMES`.
+    """
     tree = ast.parse(file.read_text(encoding="utf-8"))
+    if file == NAMES:
+        tree.body = [node for node in tree.body if not isinstance(node, ast.If)]
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -44,7 +49,6 @@ def arrows() -> dict[str, set[str]]:
         room = file.relative_to(ROOT / "medclip_dcl").parts[0].removesuffix(".py")
         names = (f"{name}.__init__".split(".") for name in imported(file))
         found[room] |= {there for first, there, *_ in names if first == "medclip_dcl"} - {room}
-    found[LOAD[0]].discard(LOAD[1])
     return found
 
 

@@ -38,6 +38,8 @@ POSITIONAL = {
 OPTIONS = {name: verb.options for name, verb in VERBS.items() if verb.options}
 HELP = """
 import sys
+import medclip_dcl
+assert dir(medclip_dcl) == ["contrastive_loss", "load"]
 from medclip_dcl.__main__ import VERBS, main
 main(["--help"])
 assert not {"torch", "pandas", "numpy"} & sys.modules.keys()

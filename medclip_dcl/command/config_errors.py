@@ -89,8 +89,9 @@ def explain(message: str, options: Iterable[str]) -> str:
         return f"{where}: there is no module {absent[1]}, which {class_path} needs; {advice}"
     if absent := re.match(r"module '([^']+)' has no attribute '([^']+)'", leaf):
         there = importlib.import_module(absent[1])
-        names = {*dir(there), *getattr(there, "__all__", ())}
-        near = nearest(absent[2], (name for name in names if name[:1].isupper() == absent[2][:1].isupper()))
+        near = nearest(
+            absent[2], (name for name in dir(there) if name[:1].isupper() == absent[2][:1].isupper())
+        )
         return f"{where}: {absent[1]} has no {absent[2]} (class_path {class_path}){near}"
     # A line for each accepted type.
     expected = [*filter(None, takewhile(bool, (re.match(_EXPECTED, line) for line in (leaf, *rest))))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from medclip_dcl.common.lazy import lazy
+from medclip_dcl.common.public_names import public
 
 if TYPE_CHECKING:
     from medclip_dcl.data.image_text import ImageTextDataModule as ImageTextDataModule
@@ -12,12 +12,4 @@ if TYPE_CHECKING:
     from medclip_dcl.data.prepared import PreparedSet as PreparedSet
     from medclip_dcl.data.reports import ReportsDataModule as ReportsDataModule
 
-_MODULES = {
-    "ImageTextDataModule": "image_text",
-    "LabelledDataModule": "labelled",
-    "PreparedSet": "prepared",
-    "ReportsDataModule": "reports",
-}
-
-__all__ = [*_MODULES]
-__getattr__ = lazy(__name__, _MODULES)
+__all__, __getattr__, __dir__ = public(__name__, __file__)

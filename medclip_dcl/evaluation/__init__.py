@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from medclip_dcl.common.lazy import lazy
+from medclip_dcl.common.public_names import public
 
 if TYPE_CHECKING:
     from medclip_dcl.evaluation.callback import EvaluationCallback as EvaluationCallback
@@ -17,17 +17,4 @@ if TYPE_CHECKING:
     from medclip_dcl.evaluation.results import ResultsWriter as ResultsWriter
     from medclip_dcl.evaluation.retrieval import Retrieval as Retrieval
 
-_MODULES = {
-    "EmbeddingMap": "embedding_map",
-    "EvaluationCallback": "callback",
-    "EvaluationResult": "callback",
-    "FindingClassification": "finding_classification",
-    "Grounding": "grounding",
-    "Localisation": "localisation",
-    "ResultsWriter": "results",
-    "Retrieval": "retrieval",
-    "ZeroShotClassification": "classification",
-}
-
-__all__ = [*_MODULES]
-__getattr__ = lazy(__name__, _MODULES)
+__all__, __getattr__, __dir__ = public(__name__, __file__)

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from medclip_dcl.common.lazy import lazy
+from medclip_dcl.common.public_names import public
 
 if TYPE_CHECKING:
     from medclip_dcl.inference.model import LoadedModel as LoadedModel
     from medclip_dcl.inference.model import load as load
 
-_MODULES = {
-    "LoadedModel": "model",
-    "load": "model",
-}
-
-__all__ = [*_MODULES]
-__getattr__ = lazy(__name__, _MODULES)
+__all__, __getattr__, __dir__ = public(__name__, __file__)

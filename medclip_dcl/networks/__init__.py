@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from medclip_dcl.common.lazy import lazy
+from medclip_dcl.common.public_names import public
 
 if TYPE_CHECKING:
     from medclip_dcl.networks.classifier import FindingNetwork as FindingNetwork
@@ -22,22 +22,4 @@ if TYPE_CHECKING:
     from medclip_dcl.networks.text_encoder import TransformersSentences as TransformersSentences
     from medclip_dcl.networks.timm_regions import TimmRegions as TimmRegions
 
-_MODULES = {
-    "BertSentences": "text_encoder",
-    "FindingNetwork": "classifier",
-    "GlobalCosine": "similarity",
-    "ImageTextNetwork": "image_text",
-    "LSE": "similarity",
-    "LSENonLocal": "similarity",
-    "NonLocal": "similarity",
-    "RegionEncoder": "image_encoder",
-    "ResNetRegions": "image_encoder",
-    "SentenceEncoder": "text_encoder",
-    "Similarity": "similarity",
-    "TimmRegions": "timm_regions",
-    "TransformersRegions": "pretrained_regions",
-    "TransformersSentences": "text_encoder",
-}
-
-__all__ = [*_MODULES]
-__getattr__ = lazy(__name__, _MODULES)
+__all__, __getattr__, __dir__ = public(__name__, __file__)

@@ -1,5 +1,6 @@
 """Contrastive objectives: one loss, the class probabilities that debias it, and the weights of its negatives."""
 
+from medclip_dcl.common.public_names import public
 from medclip_dcl.objectives.anchor_losses import AnchorLoss as AnchorLoss
 from medclip_dcl.objectives.anchor_losses import Anchors as Anchors
 from medclip_dcl.objectives.class_probability import ClassProbability as ClassProbability
@@ -23,3 +24,5 @@ from medclip_dcl.objectives.negative_weights import TrueNegatives as TrueNegativ
 from medclip_dcl.objectives.sigmoid import SigmoidLoss as SigmoidLoss
 from medclip_dcl.objectives.sigmoid import sigmoid_loss as sigmoid_loss
 from medclip_dcl.objectives.soft_targets import SoftTargets as SoftTargets
+
+__all__, __getattr__, __dir__ = public(__name__, __file__)

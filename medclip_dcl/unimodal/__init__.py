@@ -1,5 +1,6 @@
 """The papers' unimodal experiments: data, networks, objectives, evaluation."""
 
+from medclip_dcl.common.public_names import public
 from medclip_dcl.unimodal.curl import Blocks as Blocks
 from medclip_dcl.unimodal.curl import KNegatives as KNegatives
 from medclip_dcl.unimodal.curl import block_loss as block_loss
@@ -17,3 +18,5 @@ from medclip_dcl.unimodal.network import UnimodalNetwork as UnimodalNetwork
 from medclip_dcl.unimodal.simclr import SimCLR as SimCLR
 from medclip_dcl.unimodal.simclr import simclr_loss as simclr_loss
 from medclip_dcl.unimodal.views import ViewsObjective as ViewsObjective
+
+__all__, __getattr__, __dir__ = public(__name__, __file__)
