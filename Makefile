@@ -11,9 +11,6 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 
-RAW := data/phantom_raw
-SET := data/phantom
-LM := runs/demo_language_model
 DEMO := runs/demo
 
 .PHONY: install demo nih study docs test test-slow test-gpu clean
@@ -30,47 +27,20 @@ $(INSTALLED): setup.cfg pyproject.toml
 	touch $@
 
 # One thread is as fast as two for networks so small, and more than twice as fast while another program uses a core.
-demo nih study: export OMP_NUM_THREADS ?= 1
+nih study: export OMP_NUM_THREADS ?= 1
 
 # The C library keeps the memory that a step frees for the next one: to get it anew takes 4% of a step.
-demo nih study: export MALLOC_MMAP_THRESHOLD_ ?= 33554432
-demo nih study: export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
+nih study: export MALLOC_MMAP_THRESHOLD_ ?= 33554432
+nih study: export MALLOC_TRIM_THRESHOLD_ ?= 1073741824
 
-# The demo's test and calibration at once, and the study's phantoms two by two.
+# The study's phantoms two by two.
 MAKEFLAGS += --jobs=2
 
-demo: $(DEMO)/report.html
-	@echo "open $(DEMO)/report.html"
+demo: $(INSTALLED)
+	$(RUN) -m medclip_dcl demo
 
-$(RAW)/phantom_truth/phantom.json: | $(INSTALLED)
-	$(RUN) -m medclip_dcl phantom --output $(RAW) --studies 2600 --seed 0 --size 256
-
-$(SET)/dataset.json: $(RAW)/phantom_truth/phantom.json
-	$(RUN) -m medclip_dcl prepare mimic-cxr --source $(RAW) --output $(SET) --ms_cxr $(RAW)/MS_CXR_Local_Alignment_v1.0.0.json \
-	    --patients $(RAW)/patients.csv.gz
-
-$(LM)/fit.json: $(SET)/dataset.json
-	$(RUN) -m medclip_dcl fit --config configs/language_model_small.yaml --run_folder $(LM) --data.init_args.folder $(SET)
-
-$(SET)/log_p/.scored: $(LM)/fit.json
-	$(RUN) -m medclip_dcl score $(SET) --model $(LM)/language_model
-	touch $@
-
-$(SET)/eta/class_probability.yaml: $(SET)/log_p/.scored
-	$(RUN) -m medclip_dcl eta $(SET)
-
-$(DEMO)/fit.json: $(SET)/eta/class_probability.yaml
-	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/objective/dcl_lm.yaml \
-	    --config $(SET)/eta/class_probability.yaml --run_folder $(DEMO)
-
-$(DEMO)/results.json: $(DEMO)/fit.json
-	$(RUN) -m medclip_dcl test --config $(DEMO)/config.yaml
-
-$(DEMO)/calibration.json: $(DEMO)/fit.json
-	$(RUN) -m medclip_dcl calibrate $(DEMO)
-
-$(DEMO)/report.html: $(DEMO)/results.json $(DEMO)/calibration.json
-	$(RUN) -m medclip_dcl report $(DEMO)
+$(DEMO)/fit.json: | $(INSTALLED)
+	$(RUN) -m medclip_dcl demo
 
 # Each release has a set and runs of its own: the page of one must not be shown for another.
 NIH ?= data/nih_release

@@ -28,6 +28,11 @@ class Verb(NamedTuple):
 _CLI = "medclip_dcl.command.cli.main"
 _MODEL, _DATA = "medclip_dcl.options", "data_prep.options"
 GROUPS = {
+    "try": {
+        "demo": Verb(
+            "medclip_dcl.command.demo.run", f"{_MODEL}.Demo", "the whole way on a phantom, in minutes"
+        ),
+    },
     "prepare data": {
         "prepare mimic-cxr": Verb(
             "data_prep.mimic_cxr.prepare", f"{_DATA}.MimicCxr", "MIMIC-CXR-JPG, or a phantom"

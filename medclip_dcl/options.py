@@ -1,4 +1,4 @@
-"""Options of the verbs that use, compare and convert models, declared without torch and pandas."""
+"""Options of the verbs that use, compare and convert models, and of `demo`, declared without torch and pandas."""
 
 from __future__ import annotations
 
@@ -24,6 +24,17 @@ SENSITIVITY = 0.95
 """Default of the thresholds (choice)."""
 _CALIBRATION = "file of calibrate --output, in place of the model's"
 _ENSEMBLE = "several prompts a side: the mean of scores or of embeddings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demo:
+    """Go the whole way on the digital phantom: data, language model, scores, training, test, calibration, report.
+
+    Each step is a command that is printed before it runs. The same command continues a demo that was stopped; finished
+    steps are skipped.
+    """
+
+    folder: Path = option("folder that gets data/ and runs/ (.)", Path("."), type=Path, metavar="FOLDER")
 
 
 @dataclass(frozen=True, kw_only=True)

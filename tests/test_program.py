@@ -81,7 +81,7 @@ def test_an_unknown_verb_is_one_line(words, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(words)
     said = capsys.readouterr().err
-    assert said.startswith("medclip-dcl: error: VERB: expected one of prepare mimic-cxr, ")
+    assert said.startswith("medclip-dcl: error: VERB: expected one of demo, prepare mimic-cxr, ")
     assert said.count("\n") == 1
 
 

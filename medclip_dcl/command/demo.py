@@ -1,0 +1,187 @@
+"""The whole way on the digital phantom by one command: ``medclip-dcl demo``."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from medclip_dcl.common.command_line import in_words
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.options import Demo
+
+PROGRAM = (sys.executable, "-m", "medclip_dcl")
+RAW, SET, LANGUAGE_MODEL, RUN = "data/phantom_raw", "data/phantom", "runs/demo_language_model", "runs/demo"
+ENVIRONMENT = {
+    # One thread is as fast as two for networks so small, and twice as fast while another program uses a core.
+    "OMP_NUM_THREADS": "1",
+    # glibc keeps the memory that a training step frees for the next one: to get it anew takes 4% of a step.
+    "MALLOC_MMAP_THRESHOLD_": "33554432",
+    "MALLOC_TRIM_THRESHOLD_": "1073741824",
+}
+"""Variables of the steps, unless the user sets them (tests/benchmarks/RESULTS.md, "The demo, stage by stage")."""
+_DISK, _MEMORY = "0.35 GB", "2.5 GB"
+"""Of all files; of test and calibrate together, 1.36 and 1.13 GiB (a training takes 1.25)."""
+_LOCK = ".demo.lock"
+
+
+class Step(NamedTuple):
+    """A command of the demo.
+
+    Attributes:
+        product: pattern of the file that the command writes last.
+        seconds: duration on an idle AMD EPYC core with bfloat16.
+        words: verb and options; paths are relative to the demo's folder.
+    """
+
+    product: str
+    seconds: int
+    words: str
+
+
+STAGES = (
+    (
+        Step(
+            f"{RAW}/phantom_truth/phantom.json",
+            35,
+            f"phantom --output {RAW} --studies 2600 --seed 0 --size 256",
+        ),
+    ),
+    (
+        Step(
+            f"{SET}/dataset.json",
+            7,
+            f"prepare mimic-cxr --source {RAW} --output {SET} --ms_cxr {RAW}/MS_CXR_Local_Alignment_v1.0.0.json "
+            f"--patients {RAW}/patients.csv.gz",
+        ),
+    ),
+    (
+        Step(
+            f"{LANGUAGE_MODEL}/fit.json",
+            74,
+            f"fit --config configs/language_model_small.yaml --run_folder {LANGUAGE_MODEL} "
+            f"--data.init_args.folder {SET}",
+        ),
+    ),
+    (
+        Step(
+            f"{SET}/log_p/language_model-*.parquet", 8, f"score {SET} --model {LANGUAGE_MODEL}/language_model"
+        ),
+    ),
+    (Step(f"{SET}/eta/eta.png", 4, f"eta {SET}"),),
+    (
+        Step(
+            f"{RUN}/fit.json",
+            166,
+            "fit --config configs/demo.yaml --config configs/objective/dcl_lm.yaml "
+            f"--config {SET}/eta/class_probability.yaml --run_folder {RUN}",
+        ),
+    ),
+    (
+        Step(f"{RUN}/results_untrained.json", 21, f"test --config {RUN}/config.yaml"),
+        Step(f"{RUN}/predictions/validate_classification.parquet", 15, f"calibrate {RUN}"),
+    ),
+    (Step(f"{RUN}/report.html", 7, f"report {RUN}"),),
+)
+"""Steps that run one after the other; those of a stage run at once."""
+
+
+def run(options: Demo) -> None:
+    """Run the steps that are not finished.
+
+    Raises:
+        UserError: a step failed, or another demo runs in the folder.
+    """
+    signal.signal(signal.SIGTERM, _stop)
+    folder = options.folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with _locked(folder) as lock:
+        stages = due(folder)
+        count, total = (sum(map(len, steps)) for steps in (stages, STAGES))
+        if count:
+            seconds = sum(max(step.seconds for step in stage) for stage in stages if stage)
+            print(
+                f"demo in {folder}: {count} of {total} steps, about {in_words(seconds)} on two idle CPU cores (AMD "
+                f"EPYC; an Intel Xeon took 1.6 times that), {_DISK} of disk, {_MEMORY} of memory",
+                flush=True,
+            )
+        for stage in stages:
+            _run_at_once(stage, folder, lock)
+    print(f"open {folder / RUN / 'report.html'}")
+
+
+def due(folder: Path) -> list[list[Step]]:
+    """Steps without a product, or with one that is older than the stage before, and all steps after these."""
+    found, before = [], 0.0
+    for stage in STAGES:
+        times = {step: _time(folder, step) for step in stage}
+        found.append([step for step, time in times.items() if time < before or not time])
+        before = math.inf if found[-1] else max(times.values())
+    return found
+
+
+def _time(folder: Path, step: Step) -> float:
+    """Time of a step's newest product; 0 if there is none."""
+    return max((file.stat().st_mtime for file in folder.glob(step.product)), default=0.0)
+
+
+def _run_at_once(steps: Sequence[Step], folder: Path, lock: int) -> None:
+    """Run the steps of a stage; the first failure, and an interruption, ends the others."""
+    running: dict[subprocess.Popen[bytes], Step] = {}
+    # The package that runs here, also where the working folder of the steps holds another.
+    environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    try:
+        for step in steps:
+            print(f"medclip-dcl {step.words}", flush=True)
+            words = [*PROGRAM, *shlex.split(step.words)]
+            running[subprocess.Popen(words, cwd=folder, env=environment, pass_fds=[lock])] = step
+        while running:
+            for process, step in list(running.items()):
+                with suppress(subprocess.TimeoutExpired):
+                    status = process.wait(0.1)
+                    del running[process]
+                    _finish(step, folder, status)
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
+
+
+def _finish(step: Step, folder: Path, status: int) -> None:
+    products = list(folder.glob(step.product))
+    if status or not products:
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        raise UserError(
+            f"demo stops: medclip-dcl {step.words} ended with {how}"
+            f"{'' if status else f' and without {step.product}'}; the same command goes on from there"
+        )
+    for product in products:  # newer than what it was made from, also where the step had nothing to do
+        os.utime(product)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    """Hold the lock of the folder; steps inherit it, so that it also holds while one outlives a killed demo."""
+    with (folder / _LOCK).open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"--folder {folder}: a demo, or a step of one that was killed, runs there; wait for its end"
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        yield stream.fileno()
+
+
+def _stop(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
