@@ -101,7 +101,7 @@ $(STUDY)/%/language_model/fit.json: $(STUDY)/%/set/dataset.json
 	$(RUN) -m medclip_dcl fit --config configs/language_model_small.yaml --run_folder $(@D) \
 	    --data.init_args.folder $(STUDY)/$*/set
 
-# Means over tokens, as measured in docs/objectives.md: reports that are near by the [CLS] of so small a model fit no more
+# Means over tokens, as measured in docs/near_texts.md: reports that are near by the [CLS] of so small a model fit no more
 # often than chance.
 $(STUDY)/%/set/.texts: $(STUDY)/%/language_model/fit.json
 	$(RUN) -m medclip_dcl score $(@D) --model $(<D)/language_model

@@ -23,7 +23,7 @@ class NearTexts(Described):
     """Counts an image as known to fit a sentence if their texts' cosine exceeds a threshold.
 
     FaNe (Zhang et al., AAAI 2026) takes two reports with such a similarity for positives of each other; see
-    docs/objectives.md for what differs. `same_text` of the objective says what becomes of the images found.
+    docs/near_texts.md for what differs. `same_text` of the objective says what becomes of the images found.
 
     Args:
         threshold: least cosine of frozen text embeddings, exclusive, in [-1, 1]. FaNe's published code has 0.95 after

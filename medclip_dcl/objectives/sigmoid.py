@@ -112,7 +112,7 @@ class SigmoidLoss(AnchorLoss):
 
     SigLIP's temperature t is the similarity's gamma^2: 10 initially, learned as exp(t') as here. Without a class
     probability it is SigLIP's loss; with one the correction of `sigmoid_loss` is subtracted anchor by anchor, which no
-    paper has (docs/objectives.md derives it).
+    paper has (docs/other_losses.md derives it).
 
     Every pair of a sentence and an image counts once, whichever of the two is called the anchor: `image_to_text` above
     0 is refused.

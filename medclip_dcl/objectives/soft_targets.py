@@ -18,7 +18,7 @@ class SoftTargets(AnchorLoss):
 
     With c the cosine of frozen embeddings of the sentence and of the image's report, 1 for positives, the targets are
     softmax(c / temperature) over the candidates, and the loss of an anchor is -sum_j target_j log softmax(logits)_j.
-    MedCLIP compares labels, where this compares texts; see docs/objectives.md for what else differs. A temperature
+    MedCLIP compares labels, where this compares texts; see docs/other_losses.md for what else differs. A temperature
     towards 0 gives InfoNCE, where an anchor has one positive.
 
     Args:
