@@ -12,23 +12,18 @@ from typing import Any, Literal
 
 from data_prep.text.languages import LANGUAGES
 from medclip_dcl.common.command_line import (
-    available_cores,
     device,
     imports,
     number,
     option,
     positional,
-    whole_number,
+    positive,
+    worker_count,
 )
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.options import MODEL
 from medclip_dcl.pictures.geometry import GEOMETRIES
 
-CASES = ("all", "balanced")
-"""Exact labels that become cases: all, or as many with a finding as without it."""
-LABELERS = ("chexpert", "negbio")
-RESIZED = ("stretch", "pad", "crop")
-"""Ways to give an image other proportions; padding, or what was cropped, lies on two sides alike."""
 SECTIONS = ("findings", "impression")
 """Sections to choose from. A combined section (FINDINGS AND IMPRESSION) counts as either."""
 SHARES = (0.8, 0.1, 0.1)
@@ -36,8 +31,6 @@ SHARES = (0.8, 0.1, 0.1)
 VIEWS = ("PA", "AP", "FRONTAL")
 """Frontal views, in upper or lower case."""
 PUBLIC = ("nih", "nih_relabelled", "chexpert", "rsna", "vindr", "siim", "padchest", "chestx_det")
-DTYPES = ("float32", "bfloat16", "float16")
-_CORES = "processes (as many as there are cores)"
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -90,6 +83,10 @@ def _label_values(text: str) -> dict[str, str]:
     return values
 
 
+def _file(help: str) -> Any:
+    return option(help, None, metavar="FILE")
+
+
 def _column(name: str) -> Any:
     return option(f"column of the table ({name})", None, metavar="NAME")
 
@@ -98,20 +95,18 @@ def _column(name: str) -> Any:
 class Prepare:
     """Options of every command that prepares a set."""
 
-    output: Path = option("folder of the prepared data set", type=Path, metavar="SET")
-    size: int = option("side of the prepared images, pixels (512)", 512, type=whole_number(1))
+    output: Path = option("folder of the prepared data set", metavar="SET")
+    size: int = positive("side of the prepared images, pixels (512)", 512)
     geometry: str = option(
-        "stretch both sides to SIZE (choice), scale the shortest side to SIZE, or scale the longest and pad "
+        "stretch both sides to --size (choice), scale the shortest side to it, or scale the longest and pad "
         "with black (stretch)",
         "stretch",
         choices=GEOMETRIES,
     )
-    cases: str = option(
-        "cases of a finding: all, or balanced (as many with it as without)", "all", choices=CASES
+    cases: Literal["all", "balanced"] = option(
+        "cases of a finding by its exact labels: all, or balanced (as many with it as without)", "all"
     )
-    limit: int | None = option(
-        "at most N patients of each use, for a first try", None, type=whole_number(1), metavar="N"
-    )
+    limit: int | None = positive("at most N patients of each use, for a first try", None)
     rejected_share: float = option(
         "share of the images, and of the reports, that may be missing, damaged or empty and are left out, and of the "
         "boxes drawn on images of another size; more end the preparation, a single one never does (0.01)",
@@ -120,7 +115,7 @@ class Prepare:
         metavar="SHARE",
     )
     complete: bool = option("add images that a finished set lacks, and prepare changed ones again", False)
-    workers: int = option(_CORES, 1, type=whole_number(1), default=available_cores())
+    workers: int = worker_count()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +137,7 @@ class PrepareSplit(Prepare):
         type=_shares,
         metavar="SHARES",
     )
-    split_seed: int | None = option("of that draw (0)", None, type=int, metavar="SEED")
+    split_seed: int | None = option("of that draw (0)", None, metavar="SEED")
 
     @property
     def shares(self) -> tuple[float, float, float]:
@@ -178,47 +173,31 @@ class PrepareRows(PrepareSplit, PrepareReports):
 class MimicCxr(PrepareReports):
     """Prepare MIMIC-CXR-JPG, or anything in its layout (the digital phantom), for training and evaluation.
 
-    RAW holds the tables mimic-cxr-2.0.0-{metadata,split,chexpert}.csv.gz and files/; the reports lie in RAW/files,
-    in RAW/mimic-cxr-reports/files, in RAW/mimic-cxr-reports.zip (read without unpacking) or in PLACE. SET becomes a
-    prepared data set: frontal images of one size, sentences of the findings and impression sections, labels, boxes,
-    and the use of each image; with --patients (MIMIC-IV's table) also the patient's sex and age at the study. RAW
-    is only read."""
+    RAW, which is only read, holds mimic-cxr-2.0.0-{metadata,split,chexpert}.csv.gz and files/; the reports lie in
+    RAW/files, in RAW/mimic-cxr-reports/files, in RAW/mimic-cxr-reports.zip (read without unpacking) or in PLACE.
+    See docs/mimic_cxr.md."""
 
-    source: Path = option("folder of MIMIC-CXR-JPG", type=Path, metavar="RAW")
+    source: Path = option("folder of MIMIC-CXR-JPG", metavar="RAW")
     reports: Path | None = option(
-        "folder of MIMIC-CXR's reports, or mimic-cxr-reports.zip, if not in RAW",
-        None,
-        type=Path,
-        metavar="PLACE",
+        "folder of MIMIC-CXR's reports, or mimic-cxr-reports.zip, if not in RAW", None, metavar="PLACE"
     )
-    ms_cxr: Path | None = option(
-        "MS_CXR_Local_Alignment_v*.json or .csv (1.0.0 or 1.1.0)", None, type=Path, metavar="FILE"
+    ms_cxr: Path | None = _file("MS_CXR_Local_Alignment_v*.json or .csv (1.0.0 or 1.1.0)")
+    ms_cxr_split: Literal["train", "val", "test"] | None = option(
+        "boxes to evaluate, by the split of MS-CXR 1.1.0 (all); all its patients stay out of training", None
     )
-    ms_cxr_split: str | None = option(
-        "boxes to evaluate, by the split of MS-CXR 1.1.0 (all); all its patients stay out of training",
-        None,
-        choices=("train", "val", "test"),
-    )
-    resized: str | None = option(
+    resized: Literal["stretch", "pad", "crop"] | None = option(
         "how images got other proportions than the release's, to scale boxes: stretch, or pad or crop two sides alike",
         None,
-        choices=RESIZED,
     )
     subset: tuple[str, ...] | None = option(
         "only patients of these folders, as in p10 or p10,p11", None, type=_names, metavar="p10"
     )
-    patients: Path | None = option(
-        "hosp/patients.csv.gz of MIMIC-IV, for tables of results by sex and age",
-        None,
-        type=Path,
-        metavar="FILE",
-    )
-    labels: str = option("labels to take (chexpert)", "chexpert", choices=LABELERS)
-    test_labels: str | None = option(
+    patients: Path | None = _file("hosp/patients.csv.gz of MIMIC-IV, for tables of results by sex and age")
+    labels: Literal["chexpert", "negbio"] = option("labels to take (chexpert)", "chexpert")
+    test_labels: Literal["radiologist"] | None = option(
         "labels of the official test split: by the radiologist of MIMIC-CXR-JPG 2.1.0 for 687 studies, none for its "
         "others (those of --labels)",
         None,
-        choices=("radiologist",),
     )
 
 
@@ -231,22 +210,17 @@ class Folder(PrepareRows):
         image        path of the image below DIR (the table's own folder), in any format that can be read
         text         the report; or findings and impression, its sections, each in a column of its own
         patient      name or number; all rows of a patient are used for the same purpose
-        study        optional, name or number; rows of one study share their report. Without it every row is a study
+        study        optional; rows of one study share their report. Without it every row is a study
         view         optional; images of other views than PA, AP and FRONTAL (option --views) are left out
-        sex, age     optional, for tables of results by group: F, M, female or male, else unknown; age at the study in
-                     years, or as DICOM has it (045Y, 006M), else unknown; the words of some other languages are known
-        split        optional: train, validate or test. Without it patients are drawn by --split_seed and --split_shares
+        sex, age     optional, for tables of results by group
+        split        optional: train, validate or test. Without it patients are drawn
         Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty,
                      or words such as yes and no; so are the columns of other findings that --label_columns names
 
-    One error lists all that is wrong with the table; --drop_bad_rows leaves out the bad rows instead, with their
-    reasons in rejects.csv of the set. With --text_only there are no images: the set serves the language model,
-    sentence scores and embeddings. See docs/other_data.md."""
+    One error lists all that is wrong with the table. See docs/other_data.md."""
 
-    table: Path = option("CSV file with a header", type=Path, metavar="FILE")
-    images: Path | None = option(
-        "folder below which the images lie (the table's)", None, type=Path, metavar="DIR"
-    )
+    table: Path = option("CSV file with a header", metavar="FILE")
+    images: Path | None = option("folder below which the images lie (the table's)", None, metavar="DIR")
     image_column: str | None = _column("image")
     text_column: str | None = _column("text")
     findings_column: str | None = _column("findings")
@@ -277,7 +251,9 @@ class Folder(PrepareRows):
     language: str | None = option(
         "of all reports (that of each one's words, else that of most)", None, choices=tuple(LANGUAGES)
     )
-    drop_bad_rows: bool = option("leave out bad rows, with reasons, instead of refusing the table", False)
+    drop_bad_rows: bool = option(
+        "leave out bad rows, listed in rejects.csv, instead of refusing the table", False
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,25 +268,16 @@ class OpenI(PrepareRows):
                                 images/images_normalized/1_IM-0001-3001.dcm.png
 
     The XML files do not name the frontal images: --projections takes Kaggle's file for that, --all_views takes
-    every image. Images that are not there are left out, however many, with their names in rejects.csv; with
-    --text_only all of them are, and the set serves language models and scores (see `medclip-dcl prepare folder`). A
-    report is a patient, since the collection names none; patients are drawn for train, validate and test. There are
-    no CheXpert labels; --labels takes negbio_gold_14_labels.csv: the seven findings and No Finding that mean the
-    same as CheXpert's, where 0 stands for "not positive", mentioned or not."""
+    every image. Each report counts as a patient. See docs/other_data.md."""
 
     source: Path = option(
         "NLMCXR_reports.tgz, ecgen-radiology/, indiana_reports.csv, or a folder that holds one of them",
-        type=Path,
         metavar="RAW",
     )
-    images: Path | None = option(
-        "folder of the images, if not beside the reports", None, type=Path, metavar="DIR"
-    )
-    projections: Path | None = option(
-        "indiana_projections.csv, which names the frontal images", None, type=Path, metavar="FILE"
-    )
+    images: Path | None = option("folder of the images, if not beside the reports", None, metavar="DIR")
+    projections: Path | None = _file("indiana_projections.csv, which names the frontal images")
     all_views: bool = option("lateral images as well", False)
-    labels: Path | None = option("negbio_gold_14_labels.csv", None, type=Path, metavar="FILE")
+    labels: Path | None = _file("negbio_gold_14_labels.csv: labels of seven findings and No Finding")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,19 +289,16 @@ class Public(PrepareSplit):
     """
 
     name: str = positional(f"release: {', '.join(PUBLIC)}", choices=PUBLIC, metavar="NAME")
-    source: Path = option("folder of the unpacked release", type=Path, metavar="FOLDER")
+    source: Path = option("folder of the unpacked release", metavar="FOLDER")
     redraw_test: bool = option(
         "draw the official test patients anew by --split_shares (choice: to train on findings that only the test list "
         "has); official training and validate patients stay",
         False,
     )
-    templates: Path | None = option(
+    templates: Path | None = _file(
         "prompts from which each image gets sentences by its labels, such as configs/prompts/public.yaml: the first "
         "positive one of a finding that it has, the first negative one of a finding that it has not (choice); they are "
-        "no reports, which dataset.json says",
-        None,
-        type=Path,
-        metavar="FILE",
+        "no reports, which dataset.json says"
     )
 
 
@@ -344,12 +308,12 @@ class Check:
 
     Every table is checked against the format, the digests in dataset.json and the other tables; every image file
     must be as it was written, by its size and time. Identical images are a warning across patients, a problem
-    across uses: those of equal files, and with --full, which decodes all images and compares their digests, those
-    of equal pixels. The page goes to standard output, problems last; the exit status is 1 if there are any."""
+    across uses: those of equal files, and with --full those of equal pixels. The page goes to standard output,
+    problems last; the exit status is 1 if there are any."""
 
-    data: Path = positional("prepared data set", type=Path, metavar="SET")
+    data: Path = positional("prepared data set", metavar="SET")
     full: bool = option("decode every image, compare its digest, and find images of equal pixels", False)
-    workers: int = option(_CORES, 1, type=whole_number(1), default=available_cores())
+    workers: int = worker_count()
 
 
 _LANGUAGE_MODEL = "Hugging Face folder or repository id of the language model, or a run that trained one"
@@ -359,49 +323,39 @@ _LANGUAGE_MODEL = "Hugging Face folder or repository id of the language model, o
 class Score:
     """Score every distinct sentence of a prepared set by a masked language model, or a causal one.
 
-    FOLDER is a Hugging Face folder or repository id with a masked-language-model head: CXR-BERT, what `medclip-dcl
-    fit --config configs/language_model.yaml` exported, RoBERTa, ModernBERT, DeBERTa or another of transformers; or
-    a causal language model, such as GPT-2. The scores (pseudo-log-likelihood, of a causal model the likelihood,
-    natural logarithm) go to SET/log_p/NAME.parquet with the columns sentence_id, n_tokens, log_p; NAME is the
-    folder's name, a fingerprint of the weights and the options that change the scores. Existing scores are not
-    computed again. The same command continues after a kill; the result is the same, byte for byte, on the same
-    machine."""
+    The scores (pseudo-log-likelihood, of a causal model the likelihood, natural logarithm) go to
+    SET/log_p/NAME.parquet; NAME is the model's folder, a fingerprint of the weights and the options that change the
+    scores. Existing scores are not computed again. The same command continues after a kill; the result is the same,
+    byte for byte, on the same machine."""
 
     data: Path = positional(
         "prepared data set; or a file: a sentence a line (.txt), or a table (.csv, .tsv, .jsonl, .parquet)",
-        type=Path,
         metavar="SET|FILE",
     )
     model: str = option(_LANGUAGE_MODEL, metavar="LM")
-    output: Path | None = option(
-        "of a FILE: .csv or .parquet, its lines or table with n_tokens, log_p, n_unknown and truncated",
-        None,
-        type=Path,
-        metavar="FILE",
+    output: Path | None = _file(
+        "of a FILE: .csv or .parquet, its lines or table with n_tokens, log_p, n_unknown and truncated"
     )
     device: str = device()
-    token_budget: int | None = option(
+    token_budget: int | None = positive(
         "tokens in a batch (of each thread), which bounds memory (4096 on CPU, for models narrower than 512 16384; "
         "65536 on GPU)",
         None,
-        type=whole_number(1),
     )
     within_word_l2r: bool = option(
         "also mask the later tokens of a word (Kauf & Ivanova, ACL 2023); its scores get a file of their own",
         False,
     )
-    mask_every: int | None = option(
+    mask_every: int | None = positive(
         "APPROXIMATE: mask every K-th token at once; K = 8 ranked Open-i's sentences like the exact scores (Spearman "
         ".9999) (exact)",
         None,
-        type=whole_number(1),
         metavar="K",
     )
-    dtype: str = option(
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
         "float32 is the reference; bfloat16 is faster where the CPU has AMX (BERT-base: 3.7 x) or AVX-512 for it "
         "(2 x); float16 is 8 times as precise as bfloat16 (float32)",
         "float32",
-        choices=DTYPES,
     )
     column: str | None = option("of a FILE that is a table: its column of sentences (text)", None)
     per_token: bool = option(
@@ -422,30 +376,22 @@ class Score:
 class Embed:
     """Embed every distinct sentence of a prepared set by the initial, frozen text encoder, of any family that trains.
 
-    LM is a Hugging Face folder or repository id, as text_encoder.init_args.pretrained takes it: of a BERT, RoBERTa,
-    ModernBERT, ... (no head is needed), or of a CLIP or SigLIP; or a run that trained a language model. The embeddings,
-    pooled hidden states before any projection, in float32, go to SET/text_embedding/NAME.parquet with the columns
-    sentence_id and embedding; NAME is the folder's name, a fingerprint of the encoder's weights and "-POOLING" for
-    another pooling than the family's own. Existing embeddings are not computed again, and the same command continues
-    after a kill.
-
-    The objectives by text similarity read them; medclip-dcl similar prints what their thresholds find.
+    LM is what text_encoder.init_args.pretrained takes, or a run that trained a language model. The embeddings, pooled
+    hidden states before any projection, in float32, go to SET/text_embedding/NAME.parquet; NAME is the folder's name, a
+    fingerprint of the weights and "-POOLING" for another pooling than the family's own. Existing embeddings are not
+    computed again, and the same command continues after a kill. Objectives by text similarity read them.
     """
 
-    data: Path = positional("prepared data set", type=Path, metavar="SET")
+    data: Path = positional("prepared data set", metavar="SET")
     model: str = option(_LANGUAGE_MODEL, metavar="LM")
     device: str = device()
     pooling: Literal["cls", "mean", "last", "pooler"] | None = option(
         "cls: hidden state of the first token (choice, not from the paper); mean: over all tokens, special ones "
         "included; last: of the last token; pooler: the model's own (pooler for CLIP and SigLIP, else cls)",
         None,
-        choices=("cls", "mean", "last", "pooler"),
     )
-    batch_tokens: int | None = option(
-        "tokens in a batch, which bounds memory (4096 on CPU, 65536 on GPU)",
-        None,
-        type=whole_number(1),
-        metavar="N",
+    batch_tokens: int | None = positive(
+        "tokens in a batch, which bounds memory (4096 on CPU, 65536 on GPU)", None
     )
 
 
@@ -457,21 +403,17 @@ class Similar:
     its own image; the candidates are other training images. First table: the share of candidates that `NearTexts`
     counts as fitting at each threshold, all sentences of their reports compared, and the number in a batch that has
     all of these (data.sentences: all) or one drawn of each report (data.sentences: one). Second table: the target
-    probability that `SoftTargets` gives, at each temperature, to the own image and to the others of a batch. Choose
-    by them, and by the quantiles of the similarity between reports of different studies.
+    probability that `SoftTargets` gives, at each temperature, to the own image and to the others of a batch. On a
+    phantom, whose truth is known, both say how often that is right. Nothing is written."""
 
-    On a phantom, whose truth is known, both say how often that is right: precision and recall of a threshold,
-    precision of what it finds further than equal sentences do; targets of others that fit and that do not. Nothing
-    is written."""
-
-    data: Path = positional("prepared data set with sentence embeddings", type=Path, metavar="SET")
+    data: Path = positional("prepared data set with sentence embeddings", metavar="SET")
     model: str | None = option(
         "language model that embed has run, or the stem of its file in SET/text_embedding (the only one)",
         None,
         metavar="LM",
     )
-    images: int = option("training images, drawn at random (1000)", 1000, type=whole_number(1), metavar="N")
-    batch_size: int = option("images in a batch (64)", 64, type=whole_number(1), metavar="N")
+    images: int = positive("training images, drawn at random (1000)", 1000)
+    batch_size: int = positive("images in a batch (64)", 64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -487,16 +429,13 @@ class Eta:
       medclip-dcl fit --config configs/mimic_cxr.yaml --config configs/objective/dcl_lm.yaml \\
           --config SET/eta/class_probability.yaml
       It holds SSD's (a, k), or --a and --k. If training would warn that these do not fit the scores, it holds SSD's
-      constant eta instead, and the command says so.
+      constant eta instead, and the command says so."""
 
-    All numbers are computed on the sentences of the training reports; an anchor is one of them in one of these
-    reports. SSD chose (a, k) by training, as configs/experiments/search_eta.yaml does."""
-
-    data: Path = positional("prepared data set with scores", type=Path, metavar="SET")
+    data: Path = positional("prepared data set with scores", metavar="SET")
     log_p: str | None = option("stem of a file in SET/log_p (the only one)", None, metavar="NAME")
-    output: Path | None = option("folder of the report (SET/eta)", None, type=Path, metavar="FOLDER")
-    a: float | None = option("use this a, with --k, instead of SSD's", None, type=float)
-    k: float | None = option("use this k, with --a, instead of SSD's", None, type=float)
+    output: Path | None = option("folder of the report (SET/eta)", None, metavar="FOLDER")
+    a: float | None = option("use this a, with --k, instead of SSD's", None)
+    k: float | None = option("use this k, with --a, instead of SSD's", None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -504,37 +443,21 @@ class Encode:
     """Encode every image and sentence of a prepared set once, by the frozen encoders of an image-text model.
 
     The features go to SET/features/NAME/: those of images before the projection, in the view of evaluation, in float16;
-    pooled sentence states in float32; and features.json, which identifies encoders, set and view.
-
-    Training of projections and similarity alone then reads them in place of images and tokens (configs/heads.yaml).
-    The files grow row by row, on the disk alone; the same command continues after a kill, which costs at most 20
-    seconds."""
+    pooled sentence states in float32. Training of projections and similarity alone then reads them in place of images
+    and tokens (configs/heads.yaml). The same command continues after a kill, which costs at most 20 seconds."""
 
     model: str = positional(MODEL, metavar="MODEL")
-    data: Path = positional("prepared data set", type=Path, metavar="SET")
+    data: Path = positional("prepared data set", metavar="SET")
     device: str = device()
     name: str | None = option(
         "folder in SET/features (the model's name and a fingerprint)", None, metavar="NAME"
     )
-    image_size: int | None = option(
-        "side in pixels of the whole image, data.image_size of the training (that of the model)",
-        None,
-        type=whole_number(1),
-        metavar="N",
+    image_size: int | None = positive(
+        "side in pixels of the whole image, data.image_size of the training (that of the model)", None
     )
-    evaluation_crop: int | None = option(
-        "side in pixels of the middle square, data.evaluation_crop of the training (the whole image)",
-        None,
-        type=whole_number(1),
-        metavar="N",
+    evaluation_crop: int | None = positive(
+        "side in pixels of the middle square, data.evaluation_crop of the training (the whole image)", None
     )
-    batch_size: int = option(
-        "images in a batch, which bounds memory (64)", 64, type=whole_number(1), metavar="N"
-    )
-    workers: int | None = option(
-        "processes that read images (with a GPU one a core, else none)",
-        None,
-        type=whole_number(1),
-        metavar="N",
-    )
+    batch_size: int = positive("images in a batch, which bounds memory (64)", 64)
+    workers: int | None = positive("processes that read images (with a GPU one a core, else none)", None)
     imported: Sequence[str] = imports()

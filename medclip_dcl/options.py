@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from medclip_dcl.common.command_line import (
     available_cores,
@@ -13,6 +13,7 @@ from medclip_dcl.common.command_line import (
     imports,
     option,
     positional,
+    positive,
     whole_number,
 )
 from medclip_dcl.common.errors import UserError
@@ -51,21 +52,17 @@ class Calibrate:
     sensitivity: float | None = option(
         f"choose thresholds that find this share of the positive cases, in (0, 1] ({SENSITIVITY})",
         None,
-        type=float,
         metavar="SHARE",
     )
     specificity: float | None = option(
         "choose thresholds that leave this share of the negative cases negative, in (0, 1]",
         None,
-        type=float,
         metavar="SHARE",
     )
     prompts: str | None = option("YAML file (those of the run's test, else CheX5's)", None, metavar="FILE")
-    ensemble: Ensemble | None = option(
-        f"{_ENSEMBLE} (as in the run's test, else scores)", None, choices=get_args(Ensemble)
-    )
+    ensemble: Ensemble | None = option(f"{_ENSEMBLE} (as in the run's test, else scores)", None)
     output: Path | None = option(
-        "file to write (calibration.json of the run or folder)", None, type=Path, metavar="FILE"
+        "file to write (calibration.json of the run or folder)", None, metavar="FILE"
     )
     device: str = device()
     imported: Sequence[str] = imports()
@@ -91,7 +88,7 @@ class Ask:
         "image file, or folder (its image files, also in subfolders)", (), nargs="*", metavar="IMAGE"
     )
     listed: Path | None = option(
-        "text file with the path of an image in each line", None, flag="--list", type=Path, metavar="FILE"
+        "text file with the path of an image in each line", None, flag="--list", metavar="FILE"
     )
     text: Sequence[str] | None = option("sentence to look for; repeatable", None, action="append")
     classify: bool = option("zero-shot scores of CheX5 or --prompts, or the logits of a classifier", False)
@@ -100,23 +97,20 @@ class Ask:
         False,
     )
     calibration: Path | None = option(
-        f"with --classify, as --calibrated: {_CALIBRATION}", None, type=Path, metavar="FILE"
+        f"with --classify, as --calibrated: {_CALIBRATION}", None, metavar="FILE"
     )
     prompts: str | None = option(
         "YAML file of finding: [negative, positive] for --classify", None, metavar="FILE"
     )
-    ensemble: Ensemble | None = option(
-        f"{_ENSEMBLE} (scores; with --calibrated as calibrated)", None, choices=get_args(Ensemble)
-    )
+    ensemble: Ensemble | None = option(f"{_ENSEMBLE} (scores; with --calibrated as calibrated)", None)
     output: Path = option(
-        "with --text a folder, for the heat maps and scores.csv; with --classify a .csv or .parquet file",
-        type=Path,
+        "with --text a folder, for the heat maps and scores.csv; with --classify a .csv or .parquet file"
     )
     device: str = device()
-    dtype: str = option(
-        "of the encoders' arithmetic (float32)", "float32", choices=("float32", "bfloat16", "float16")
+    dtype: Literal["float32", "bfloat16", "float16"] = option(
+        "of the encoders' arithmetic (float32)", "float32"
     )
-    batch_size: int = option("images of --classify in a batch (16)", 16, type=whole_number(1))
+    batch_size: int = positive("images of --classify in a batch (16)", 16)
     workers: int = option(
         "processes that read images for --classify; 0: none of its own (one a core, at most 8)",
         min(8, available_cores()),
@@ -149,7 +143,7 @@ class Page:
     """
 
     model: str = positional(MODEL, metavar="MODEL")
-    calibration: Path | None = option(_CALIBRATION, None, type=Path, metavar="FILE")
+    calibration: Path | None = option(_CALIBRATION, None, metavar="FILE")
     port: int = option("of 127.0.0.1; 0 takes a free one (8501)", 8501, type=whole_number(0, 65535))
     imported: Sequence[str] = imports()
 
@@ -167,24 +161,18 @@ class Export:
     """
 
     model: str = positional(MODEL, metavar="MODEL")
-    output: Path = option("folder to write", type=Path, metavar="FOLDER")
-    calibration: Path | None = option(_CALIBRATION, None, type=Path, metavar="FILE")
+    output: Path = option("folder to write", metavar="FOLDER")
+    calibration: Path | None = option(_CALIBRATION, None, metavar="FILE")
     format: Literal["transformers", "open_clip"] | None = option(
-        "write FOLDER, a new one, in this library's layout, of a CLIP or a SigLIP",
-        None,
-        choices=("transformers", "open_clip"),
+        "write FOLDER, a new one, in this library's layout, of a CLIP or a SigLIP", None
     )
     text_encoder: Path | None = option(
         "also write the text encoder as a folder for transformers, with its projection",
         None,
-        type=Path,
         metavar="FOLDER",
     )
     image_encoder: Path | None = option(
-        "also write the image encoder as a torchvision ResNet state dict (.safetensors)",
-        None,
-        type=Path,
-        metavar="FILE",
+        "also write the image encoder as a torchvision ResNet state dict (.safetensors)", None, metavar="FILE"
     )
     onnx: bool = option("also write both encoders as ONNX files into FOLDER (extra: onnx)", False)
     push_to_hub: str | None = option(
@@ -216,22 +204,22 @@ class Convert:
     card of the source are copied beside the weights.
     """
 
-    source: Path = positional("folder or file, see above", type=Path, metavar="FOLDER")
-    output: Path = option("exported folder, a new one", type=Path, metavar="FOLDER")
+    source: Path = positional("folder or file, see above", metavar="FOLDER")
+    output: Path = option("exported folder, a new one", metavar="FOLDER")
     text_encoder: Path | None = option(
-        "tokenizer, and configuration where it is a BERT", None, type=Path, metavar="FOLDER"
+        "tokenizer, and configuration where it is a BERT", None, metavar="FOLDER"
     )
     mean: list[float] | None = option(
-        "of channels in [0, 1], for a state dict of CLIP", None, type=float, nargs=3, metavar="X"
+        "of channels in [0, 1], for a state dict of CLIP", None, nargs=3, metavar="X"
     )
-    std: list[float] | None = option("likewise", None, type=float, nargs=3, metavar="X")
+    std: list[float] | None = option("likewise", None, nargs=3, metavar="X")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """Write RUN/report.html from the run folder alone."""
 
-    run: Path = positional("folder of a run, e.g. runs/demo", type=Path, metavar="RUN")
+    run: Path = positional("folder of a run, e.g. runs/demo", metavar="RUN")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,15 +229,13 @@ class Compare:
     Writes comparison.html, .md, .tex and .json, and prints the Markdown.
     """
 
-    runs: Sequence[Path] = positional("folder of a tested run", type=Path, nargs="+", metavar="RUN")
+    runs: Sequence[Path] = positional("folder of a tested run", nargs="+", metavar="RUN")
     baseline: str | None = option(
         "folder or name of the row that is subtracted from the others", None, metavar="RUN"
     )
     names: str | None = option("names of the rows, by commas (the folders' names)", None, metavar="A,B")
     untrained: bool = option("add the untrained network of each run", False)
-    output: Path = option(
-        "where to write (runs/comparison)", Path("runs/comparison"), type=Path, metavar="FOLDER"
-    )
+    output: Path = option("where to write (runs/comparison)", Path("runs/comparison"), metavar="FOLDER")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,15 +246,15 @@ class Benchmark:
     only that. Writes benchmark.html and benchmark.csv of the models and sets of the command.
     """
 
-    models: Sequence[Path] = positional(MODEL, type=Path, nargs="+", metavar="MODEL")
-    sets: Sequence[Path] = option("prepared sets", type=Path, nargs="+", metavar="SET")
-    output: Path = option("where tests and page go", type=Path, metavar="FOLDER")
+    models: Sequence[Path] = positional(MODEL, nargs="+", metavar="MODEL")
+    sets: Sequence[Path] = option("prepared sets", nargs="+", metavar="SET")
+    output: Path = option("where tests and page go", metavar="FOLDER")
     names: str | None = option("names of the models, by commas (of their folders)", None, metavar="A,B")
     baseline: str | None = option(
         "model that is subtracted from the others (the first)", None, metavar="NAME"
     )
-    prompts: Path = option(f"of findings ({PROMPTS})", PROMPTS, type=Path, metavar="FILE")
-    ensemble: Ensemble = option(f"{_ENSEMBLE}, as in CLIP (scores)", "scores", choices=get_args(Ensemble))
+    prompts: Path = option(f"of findings ({PROMPTS})", PROMPTS, metavar="FILE")
+    ensemble: Ensemble = option(f"{_ENSEMBLE}, as in CLIP (scores)", "scores")
     device: str = device()
     imported: Sequence[str] = imports()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from data_prep.phantom.people import SEXES
 from data_prep.phantom.rates import RARE_FINDINGS
-from medclip_dcl.common.command_line import available_cores, number, option, whole_number
+from medclip_dcl.common.command_line import number, option, whole_number, worker_count
 from medclip_dcl.common.errors import UserError
 
 # Three splits by patient need some; the identifiers have room for so many.
@@ -47,7 +47,6 @@ class Options:
         "mean share of training images of which a training report's sentence is true (rho), by fewer or more normal "
         "sentences and rarer findings: about 0.03 to 0.7 (no change, which gives 0.43)",
         None,
-        type=float,
         metavar="SHARE",
     )
     rare_findings: float | None = option(
@@ -73,7 +72,5 @@ class Phantom(Options):
     same files; a finished folder is left alone, an unfinished one is completed.
     """
 
-    output: Path = option("folder to write", type=Path, metavar="RAW")
-    workers: int = option(
-        "processes (as many as there are cores)", 1, type=whole_number(1), default=available_cores()
-    )
+    output: Path = option("folder to write", metavar="RAW")
+    workers: int = worker_count()

@@ -52,7 +52,7 @@ class Source:
         boxes: with the view of each one's image (without: all on `images`), `box_id`, and image_width and image_height
             of the image that they were drawn on (NaN: the image itself); None without any.
         masks: rows of the table "masks"; None without any.
-        resized: how images got other proportions than those that the boxes were drawn on, from `options.RESIZED`.
+        resized: how images got other proportions than those that the boxes were drawn on, see `options.MimicCxr`.
         grounding_patients: subject_id of every patient of the MS-CXR file.
         truth: the phantom's, None for a real source.
         counts: further ones for dataset.json.

@@ -54,7 +54,7 @@ class Release:
 
 
 def find_release(folder: Path, labeler: str = "chexpert") -> Release:
-    """Find the tables of a release in the folder that holds ``files``; `labeler` chooses between `options.LABELERS`."""
+    """Find the tables of a release in the folder that holds ``files``; `labeler`: chexpert or negbio."""
     if folder.is_file():
         found = kind_of_file(folder) or "a file"
         raise ReleaseError(f"--source {folder} is {found}; expected the folder of MIMIC-CXR-JPG, unpacked")

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from tqdm import tqdm  # type: ignore[import-untyped]
@@ -145,6 +145,16 @@ def positional(help: str, field_default: Any = dataclasses.MISSING, /, **argumen
     return option(help, field_default, flag=None, **argument)
 
 
+def positive(help: str, field_default: Any = dataclasses.MISSING, /, **argument: Any) -> Any:
+    """An option that is a whole number of at least 1."""
+    return option(help, field_default, type=whole_number(1), **{"metavar": "N", **argument})
+
+
+def worker_count() -> Any:
+    """The option ``--workers``: processes that work beside each other."""
+    return positive("processes (as many as there are cores)", 1, default=available_cores())
+
+
 def device() -> Any:
     """The option ``--device``; `medclip_dcl.common.devices.usable_device` reads it."""
     help = "cpu, cuda, cuda:1, ...; auto takes a GPU if there is one (auto)"
@@ -169,14 +179,18 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse_options(settings: type[Item], program: str, arguments: Sequence[str]) -> Item:
-    """Parse the arguments that the fields of a dataclass declare; its docstring describes the command."""
+    """Parse the arguments that the fields of a dataclass declare; its docstring describes the command.
+
+    Where an option names no type and no choices, the annotation of its field does: Path, int, float, or a Literal.
+    """
+    hints = get_type_hints(settings)
     parser = _Parser(
         prog=program,
         description=inspect.cleandoc(settings.__doc__ or ""),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
-        argument = dict(field.metadata)
+        argument = {**_of_annotation(hints[field.name]), **field.metadata}
         flag = argument.pop("flag", f"--{field.name}")
         if field.default is False:
             argument["action"] = "store_true"
@@ -189,6 +203,16 @@ def parse_options(settings: type[Item], program: str, arguments: Sequence[str]) 
         else:
             parser.add_argument(field.name, **argument)
     return settings(**vars(parser.parse_intermixed_args(arguments)))
+
+
+def _of_annotation(hint: Any) -> dict[str, Any]:
+    """Type or choices of an argument, from the annotation of its field."""
+    parts = [part for part in get_args(hint) if part is not type(None)]
+    if get_origin(hint) is Literal:
+        return {"choices": parts}
+    if len(parts) == 1:  # X | None, Sequence[X]
+        return _of_annotation(parts[0])
+    return {"type": hint} if hint in (Path, int, float) else {}
 
 
 def number(most: float) -> Callable[[str], float]:
