@@ -1,5 +1,5 @@
 # make demo       install, then the whole way on the digital phantom: data, language model, scores, training, evaluation
-# make test       install, then ruff, mypy and the tests
+# make test       install the test tools, then ruff, mypy and the tests
 # make nih        classifiers and an image-text model on real radiographs: NIH=FOLDER of the release, or of a part of it
 # make study      objectives on phantoms (docs/experiments.md): hours; what is finished is kept
 # make docs       these pages and the reference as a site that loads nothing from another host
@@ -9,7 +9,8 @@
 PYTHON ?= python3
 VENV := .venv
 RUN := $(VENV)/bin/python
-INSTALLED := $(VENV)/.installed
+INSTALLED := $(VENV)/.demo_installed
+TESTED := $(VENV)/.test_installed
 
 DEMO := runs/demo
 
@@ -23,6 +24,10 @@ install: $(INSTALLED)
 
 $(INSTALLED): setup.cfg pyproject.toml
 	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --editable .
+	touch $@
+
+$(TESTED): setup.cfg pyproject.toml | $(INSTALLED)
 	$(RUN) -m pip install --editable ".[test]"
 	touch $@
 
@@ -126,16 +131,16 @@ $(VENV)/.docs: $(INSTALLED)
 # They compare with the CPU's values bit for bit.
 test test-slow: export CUDA_VISIBLE_DEVICES :=
 
-test: $(INSTALLED)
+test: $(TESTED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
-test-slow: $(INSTALLED)
+test-slow: $(TESTED)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow -n 2
 
-test-gpu: $(INSTALLED)
+test-gpu: $(TESTED)
 	$(RUN) -m pytest tests/gpu -m gpu -rs
 
 clean:

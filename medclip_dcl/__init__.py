@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
+
+if sys.platform == "win32":
+    raise ImportError(
+        "medclip_dcl runs on Linux and macOS (it locks files by fcntl); on Windows install it in WSL2"
+    )
 
 from medclip_dcl.common.public_names import public
 

@@ -196,7 +196,7 @@ class Convert:
 
     FOLDER is one of
         a folder of transformers' CLIPModel or SiglipModel (MedSigLIP, XrayCLIP), with preprocessor and tokenizer
-        a folder of open_clip (open_clip_config.json and weights; BiomedCLIP needs --text_encoder and the extra timm)
+        a folder of open_clip (open_clip_config.json and weights; BiomedCLIP needs --text_encoder and the extra models)
         a state dict of OpenAI's CLIP with a vision transformer (CheXzero): needs --text_encoder, --mean and --std
         the image weights of BioViL (biovil_image_resnet50_proj_size_128.pt) or BioViL-T
             (biovil_t_image_model_proj_size_128.pt, without its prior images): needs --text_encoder

@@ -18,7 +18,7 @@ from types import ModuleType
 from yaml.representer import RepresenterError
 
 from medclip_dcl.common.command_line import take_imports
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, needs_extra
 
 _NESTED_NULL = re.compile(r"\A(--[\w.+]+?\.init_args\.\w+)\.init_args\.(\w+)=null\Z")
 
@@ -98,6 +98,9 @@ def _about_input(error: Exception) -> UserError | None:
                 f"data.num_workers: {cause}; see why reading waits (disk, memory), then give the same command, with "
                 "which fit goes on from its last checkpoint"
             )
+        for extra in ("tensorboard", "wandb"):
+            if isinstance(cause, ModuleNotFoundError) and extra in str(cause):
+                return UserError(needs_extra("trainer.logger", extra, extra))
         if _is_about_settings(cause):
             return UserError(f"trainer: {' '.join(str(cause).split())}")
     return None

@@ -31,6 +31,11 @@ class WorseResultError(UserError):
     status = 1
 
 
+def needs_extra(user: str, package: str | None, extra: str) -> str:
+    """The line about a package that is not installed, with the extra of setup.cfg that installs it."""
+    return f"{user} needs the package {package}: pip install 'medclip_dcl[{extra}]'"
+
+
 def quoted(value: object) -> str:
     """The beginning of a value as a user wrote it, for a message of a readable length."""
     text = _QUOTED.repr(value)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, needs_extra
 from medclip_dcl.common.files import write_bytes, write_text
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -63,7 +63,7 @@ def export_onnx(network: ImageTextNetwork | FindingNetwork, folder: Path) -> Non
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError(f"ONNX files need the package {error.name}: pip install -e '.[onnx]'") from error
+        raise UserError(needs_extra("--onnx", error.name, "onnx")) from error
     has_vector, seen = network.image_encoder.has_global_vector, network.view.seen
     batch, token = torch.export.Dim("batch"), torch.export.Dim("token")
     images = {"images": (torch.rand(2, 3, seen, seen), {0: batch})}

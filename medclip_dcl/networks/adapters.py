@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from medclip_dcl.common.errors import UserError, check_min, check_options
+from medclip_dcl.common.errors import UserError, check_min, check_options, needs_extra
 from medclip_dcl.common.weight_files import LORA_A, with_adapters_merged
 
 _IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")
@@ -50,7 +50,7 @@ def add_adapters(encoder: nn.Module, lora: LoRA) -> None:
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
-        raise UserError("model.lora: needs the package peft: pip install -e '.[lora]'") from error
+        raise UserError(needs_extra("model.lora", "peft", "models")) from error
     layers = [
         name for name, part in encoder.named_modules() if type(part) is nn.Linear and _IN_A_BLOCK.search(name)
     ]

@@ -20,7 +20,7 @@ from transformers import (
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils import is_protobuf_available, is_sentencepiece_available
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, needs_extra
 from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import NOT_SETTINGS, ModelFolderError, silent
 from medclip_dcl.networks.tokenizer_files import TOKENIZER_FILE, named_class, one_tokenizer
@@ -164,7 +164,7 @@ def load_library_tokenizer(
                 f"copy its files again, or take tokenizer_class out of {files} to read {TOKENIZER_FILE} alone"
             )
         if any(folder.glob("*.model")) and not (is_sentencepiece_available() and is_protobuf_available()):
-            remedy = "it needs the packages sentencepiece and protobuf: pip install -e '.[sentencepiece]'"
+            remedy = needs_extra("it", "sentencepiece, and protobuf", "models")
         reason = " ".join(str(error).split())[:300]
         raise ModelFolderError(f"{folder}: the tokenizer cannot be read ({reason}); {remedy}") from error
     if type(own).__name__ != _SIGLIP:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.common.errors import UserError, check_choice, needs_extra
 from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.common.weight_files import check_numbers, check_sizes
 from medclip_dcl.networks.bert_folder import ModelFolderError, folder_shapes, read_folder_json, resolve_folder
@@ -22,7 +22,7 @@ _ANY_SIZE = {"dynamic_img_size": True, "strict_img_size": False}
 
 
 class TimmRegions(PretrainedRegions):
-    """A model of timm up to `forward_features`: ViT, EVA, Swin, ConvNeXt, EfficientNet and others (extra `timm`).
+    """A model of timm up to `forward_features`: ViT, EVA, Swin, ConvNeXt, EfficientNet and others (extra `models`).
 
     Class and register tokens are left out, and so is what timm computes behind its features: the classifier, its
     pooling and the norm of the pooled vector. Sides of images must be multiples of the patch (the stride of the last
@@ -180,9 +180,7 @@ def _created(
     try:
         import timm
     except ImportError as error:
-        raise UserError(
-            "image_encoder: TimmRegions needs the package timm: pip install -e '.[timm]'"
-        ) from error
+        raise UserError(needs_extra("image_encoder: TimmRegions", "timm", "models")) from error
     source = name if folder is None else f"local-dir:{folder.resolve()}"
     fixed = {"pretrained": folder is not None, "checkpoint_path": "", "num_classes": n_classes}
     first, last = ({key: value} for key, value in _ANY_SIZE.items())

@@ -6,11 +6,10 @@ import os
 import socket
 from pathlib import Path
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, needs_extra
 from medclip_dcl.options import Page
 
 ADDRESS = "127.0.0.1"
-INSTALL = "pip install -e '.[page]'"
 
 
 def serve(model: str, port: int, calibration: Path | None = None) -> None:
@@ -20,7 +19,7 @@ def serve(model: str, port: int, calibration: Path | None = None) -> None:
 
         from medclip_dcl.page.app import make_app
     except ModuleNotFoundError as error:
-        raise UserError(f"the page requires {error.name}: {INSTALL}") from error
+        raise UserError(needs_extra("the page", error.name, "page")) from error
     from medclip_dcl.inference.model import load
 
     # Before the model is loaded, and held from here on.

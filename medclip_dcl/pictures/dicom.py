@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Num, UInt8
 from PIL import Image
 
+from medclip_dcl.common.errors import needs_extra
 from medclip_dcl.pictures import code_stream
 from medclip_dcl.pictures.grey import (
     MAX_PIXELS,
@@ -29,8 +30,6 @@ from medclip_dcl.pictures.grey import (
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
-
-INSTALL = "pip install -e '.[dicom]'"
 
 _PREAMBLE = 128
 _MAGIC = b"DICM"
@@ -90,7 +89,7 @@ def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
         require_readable_size(int(dataset.Columns), int(dataset.Rows))
         return _picture(dataset)
     except ImportError as error:
-        raise UnusableImageError(f"this DICOM file requires {error.name}: {INSTALL}") from error
+        raise UnusableImageError(needs_extra("this DICOM file", error.name, "dicom")) from error
 
 
 def _read(file: io.BufferedReader | io.BytesIO) -> Dataset:

@@ -16,10 +16,11 @@ import pandas as pd
 import pytest
 import torch
 import yaml
+from lightning_utilities.core.imports import RequirementCache
 from pytest import approx
 from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.callbacks.timer import Interval
-from pytorch_lightning.loggers import WandbLogger
+from pytorch_lightning.loggers import TensorBoardLogger, WandbLogger
 
 from medclip_dcl import load
 from medclip_dcl.command.cli import _about_input, main
@@ -342,13 +343,22 @@ def test_errors_of_libraries_are_one_line():
     with pytest.raises(RuntimeError) as unlogged:
         EarlyStopping("validate/nothing")._validate_condition_metric({})
     with pytest.raises(ModuleNotFoundError) as absent, pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pytorch_lightning.loggers.wandb._WANDB_AVAILABLE", False)
+        wandb = RequirementCache("wandb>=999")
+        patch.setattr("pytorch_lightning.loggers.wandb._WANDB_AVAILABLE", wandb)
         WandbLogger()
+    with pytest.raises(ModuleNotFoundError) as no_board, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lightning_fabric.loggers.tensorboard._TENSORBOARD_AVAILABLE", False)
+        patch.setattr("lightning_fabric.loggers.tensorboard._TENSORBOARDX_AVAILABLE", False)
+        TensorBoardLogger(".")
     wrapped = TypeError("a configuration")
     wrapped.__cause__ = unwritten.value
     for error, words in (
         (wrapped, "config.yaml cannot hold <Interval.step"),
-        (absent.value, "trainer: "),
+        (absent.value, "trainer.logger needs the package wandb: pip install 'medclip_dcl[wandb]'"),
+        (
+            no_board.value,
+            "trainer.logger needs the package tensorboard: pip install 'medclip_dcl[tensorboard]'",
+        ),
         (unlogged.value, "trainer: "),
         (RuntimeError("DataLoader timed out after 600 seconds"), "data.num_workers: DataLoader timed out"),
     ):

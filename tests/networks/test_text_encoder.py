@@ -348,7 +348,7 @@ def test_a_sentencepiece_file_names_its_extra(folder_of, tmp_path, monkeypatch):
     monkeypatch.setattr(T.AutoTokenizer, "from_pretrained", from_pretrained)
     monkeypatch.setattr(library_folder, "is_sentencepiece_available", lambda: False)
     with pytest.raises(
-        UserError, match=r"it needs the packages sentencepiece and protobuf: pip .*\[sentencepiece\]"
+        UserError, match=r"it needs the package sentencepiece, and protobuf: pip .*\[models\]"
     ):
         TransformersSentences(str(folder))
 

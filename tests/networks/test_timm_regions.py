@@ -14,7 +14,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks import TimmRegions
 from tests.model_folders import edited, with_weights
 
-timm = pytest.importorskip("timm", reason="the extra timm is not installed")
+timm = pytest.importorskip("timm", reason="the extra models is not installed")
 
 TOKENS = {"img_size": 24, "patch_size": 6, "embed_dim": 16, "depth": 2, "num_heads": 2}
 WINDOWS = {"img_size": 32, "embed_dim": 8, "depths": (1, 1), "num_heads": (1, 2), "window_size": 2}

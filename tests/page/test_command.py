@@ -44,4 +44,5 @@ def test_a_missing_package(capsys, monkeypatch, package):
     monkeypatch.delitem(sys.modules, "medclip_dcl.page.app", raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     said = refused(capsys, "m")
-    assert f"the page requires {package}: pip install -e '.[page]'\n" in said.replace(".applications", "")
+    line = f"the page needs the package {package}: pip install 'medclip_dcl[page]'\n"
+    assert line in said.replace(".applications", "")

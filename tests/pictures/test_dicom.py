@@ -398,7 +398,9 @@ def test_a_missing_package_names_the_extra(
 ) -> None:
     file = write(compressed(b"\0\0", JPEG_LOSSLESS, VALUES.astype("u2")), tmp_path)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UnusableImageError, match=rf"this DICOM file requires {package}: .*\[dicom\]"):
+    with pytest.raises(
+        UnusableImageError, match=rf"this DICOM file needs the package {package}: .*\[dicom\]"
+    ):
         read_grey(file)
 
 
