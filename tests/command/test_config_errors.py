@@ -131,7 +131,12 @@ def test_missing_imagenet_weights_are_one_line(capsys, monkeypatch, small_set, s
 RIGHT = [
     *(["--config", DEMO, "--config", str(file)] for file in sorted((CONFIGS / "objective").glob("*.yaml"))),
     *(["--config", str(file)] for file in sorted(CONFIGS.glob("language_model*.yaml"))),
-    ["--config", str(CONFIGS / "mimic_cxr.yaml"), "--config", str(CONFIGS / "small_machine.yaml")],
+    [
+        item
+        for name in ("mimic_cxr", "laptop", "text_encoder_small")
+        for item in ("--config", str(CONFIGS / f"{name}.yaml"))
+    ],
+    ["--config", str(CONFIGS / "finetune.yaml"), "--config", str(CONFIGS / "laptop.yaml")],
     ["--config", str(CONFIGS / "finetune.yaml"), "--config", str(CONFIGS / "linear_probe.yaml")],
     # Another class, whose own setting it is; a short name; a short way.
     [*OF_DEMO, f"{MODEL}similarity=medclip_dcl.networks.LSE", f"{MODEL}similarity.init_args.gamma2", "8"],

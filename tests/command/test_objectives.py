@@ -105,10 +105,10 @@ def test_missing_inputs_are_reported_before_training(
     assert not (tmp_path / "run/metrics.csv").exists()
 
 
-def test_the_small_machine_trains_without_downloads(small_set, small_bert, tmp_path):
+def test_a_laptop_trains_without_downloads(small_set, small_bert, tmp_path):
     arguments = [
         item
-        for name in ("mimic_cxr", "small_machine")
+        for name in ("mimic_cxr", "laptop", "text_encoder_small")
         for item in ("--config", f"{ROOT}/configs/{name}.yaml")
     ]
     run = tmp_path / "run"
