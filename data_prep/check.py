@@ -15,6 +15,7 @@ from data_prep.command import worker_processes
 from data_prep.options import Check
 from data_prep.sources import set_tables
 from data_prep.sources.preparation import count_lines
+from data_prep.sources.splits import too_few_lines
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.data.table_checks import USES
 from medclip_dcl.report.tables import PUBLISHED_COUNTS
@@ -40,6 +41,7 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
         problems += prepared.table_problems(found)
         counts = {**prepared.info["counts"], **set_tables.count(found)}
         lines += [*count_lines(counts), *_patients(found), *_anchors(found)]
+        lines += too_few_lines(prepared.folder, prepared.info, found)
     for kind in ("log_p", "text_embedding"):
         if names := prepared.models(kind):
             lines.append(f"  {kind:<10} {', '.join(names)}")

@@ -118,11 +118,12 @@ def _columns(settings: Folder, table: CsvFile, check: TableCheck) -> dict[str, s
         skipped |= {name for name in TEXTS if named[name] is None and (name == "text" or named["text"])}
     columns = {name: named[name] or name for name in _COLUMNS if named[name] or name not in skipped}
     columns = {name: column for name, column in columns.items() if column in header}
+    labels = _label_columns(settings, header, check)
     needed = {
         "patient": "without it nothing keeps training and evaluation apart; name it by --patient_column",
         "image": "" if settings.text_only else "name it by --image_column, or pass --text_only",
         "text": ""
-        if has_text or {*TEXTS} & {*columns}
+        if has_text or {*TEXTS} & {*columns} or (labels and not settings.text_only)
         else "name it by --text_column, or by --findings_column and --impression_column",
         "view": ""
         if settings.views == VIEWS
@@ -138,7 +139,7 @@ def _columns(settings: Folder, table: CsvFile, check: TableCheck) -> dict[str, s
             "it has a column text beside findings or impression; say which to take by --text_column, or by "
             "--findings_column and --impression_column"
         )
-    columns |= _label_columns(settings, header, check)
+    columns |= labels
     if twice := sorted(column for column in {*columns.values()} if header.count(column) > 1):
         check.problems.append(f"it has the column {' and '.join(twice)} twice")
         check.finish()
@@ -177,6 +178,10 @@ def _read(settings: Folder, table: CsvFile, columns: dict[str, str], check: Tabl
     if unused := [name for name in table.header() if name not in columns.values()]:
         print(
             f"{table.file}: columns that are not used: {', '.join(unused)} (--label_columns takes labels of findings)"
+        )
+    if not {*TEXTS} & {*columns}:
+        print(
+            f"{table.file}: no column of reports: a set of images and labels (--text_column names a report)"
         )
     root = settings.images if settings.images is not None else table.file.parent
     if not settings.text_only and not root.is_dir():

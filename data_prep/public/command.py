@@ -14,7 +14,8 @@ from data_prep.sources import preparation
 from data_prep.sources.growth import files_of_set
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import OWN_FILE, ReleaseError
-from data_prep.sources.rows import TableCheck, draw_split, label_columns, rows_source
+from data_prep.sources.rows import TableCheck, label_columns, rows_source
+from data_prep.sources.splits import draw_split
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
 
 READERS = {

@@ -24,6 +24,7 @@ from data_prep.sources import prepared_images as image_files
 from data_prep.sources import set_tables
 from data_prep.sources.growth import FILE, Found, Growth
 from data_prep.sources.releases import ReleaseError, and_others, file_hash
+from data_prep.sources.splits import too_few_lines
 from data_prep.text import sections, sentences
 from data_prep.text.reports import Report, Sentences, read_sentences
 from medclip_dcl.common.files import parse_json, write_json, write_text
@@ -147,7 +148,7 @@ def _make(
     info = {**made_from, **language, "counts": counts, **describe(settings.output, written)}
     write_json(info, finished)
     unfinished.unlink()
-    print(summary(output, info))
+    print("\n".join([summary(output, info), *too_few_lines(output, info, written)]))
     if earlier.get("fingerprint", info["fingerprint"]) != info["fingerprint"]:
         print(
             f"fingerprint {earlier['fingerprint']} is now {info['fingerprint']}: runs and features of before are of "

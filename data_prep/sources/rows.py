@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import sys
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,15 +19,13 @@ from data_prep.sources.people import ages, sexes
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import SPLITS, ReleaseError, wrong_values
 from data_prep.sources.spellings import plain_name, plain_number
+from data_prep.sources.splits import IDENTIFIERS, draw_split
 from data_prep.text.reports import Report
 from data_prep.text.sections import Section
 from medclip_dcl.common.findings import CHEXPERT
 
 TEXTS = ("text", "findings", "impression")
 """Columns of `rows_source` that hold text: a whole report, or its sections."""
-
-IDENTIFIERS = "identifiers.csv"
-"""In a prepared set: the source's names of patients and studies that are not whole numbers, with their numbers."""
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -187,17 +184,6 @@ def _splits(rows: pd.DataFrame, settings: PrepareSplit, check: TableCheck) -> pd
                 "other --split_shares or another --split_seed"
             )
     return drawn
-
-
-def draw_split(patients: pd.Series, shares: Sequence[float], seed: int) -> pd.Series:
-    """Draw train, validate or test for each patient, by a hash of seed and name: it stays when the table grows."""
-    bounds = (shares[0], shares[0] + shares[1])
-
-    def draw(name: str) -> str:
-        place = int(hashlib.sha256(f"{seed} {name}".encode()).hexdigest()[:13], 16) / 16**13
-        return SPLITS[sum(place >= bound for bound in bounds)]
-
-    return patients.map({name: draw(name) for name in patients.unique()})
 
 
 def _numbers(names: pd.Series, kind: str) -> tuple[pd.Series, pd.DataFrame]:

@@ -45,6 +45,11 @@ CHEX5: dict[str, Prompts] = {
 }
 """Prompts of Wang et al., MLHC 2023, table 2, keyed by CheXpert column, in the order of their table 3."""
 
+MIN_PATIENTS = 20
+"""Patients, of either class, that the interval of one finding or category needs: of 5 it covers 83% (choice)."""
+PLATT_PATIENTS = 20
+"""Patients with a positive, and with a negative case, that a fit of two parameters needs: ten for each (choice)."""
+
 Texts: TypeAlias = "str | Sequence[str]"
 PromptSource: TypeAlias = "Mapping[str, Sequence[Texts]] | str | Path"
 """Finding -> (negative, positive), each one prompt or several; or the path of a YAML file that holds such pairs."""

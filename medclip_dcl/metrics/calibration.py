@@ -21,13 +21,11 @@ from scipy.special import expit
 
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import parse_json, write_text
-from medclip_dcl.common.findings import Ensemble, PromptSource, ensemble_used, read_prompts
+from medclip_dcl.common.findings import PLATT_PATIENTS, Ensemble, PromptSource, ensemble_used, read_prompts
 from medclip_dcl.common.formats import CALIBRATION, VERSION_KEY
 from medclip_dcl.metrics.summaries import calibration_error
 
 CALIBRATION_FILE = "calibration.json"
-PLATT_PATIENTS = 20
-"""Patients with a positive, and with a negative case, that a fit of two parameters needs: ten for each (choice)."""
 ISOTONIC_PATIENTS = 500
 """Likewise for an isotonic fit, which overfits some hundred cases (choice)."""
 TARGETS = ("sensitivity", "specificity")

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
+from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.metrics import summaries
 from medclip_dcl.report.tables import (
     DESCRIPTIONS,
@@ -33,7 +34,6 @@ from medclip_dcl.runs.saved import SavedResultsError
 from medclip_dcl.statistics.contrasts import ALPHA, joint_p
 from medclip_dcl.statistics.draws import (
     CLASSIFICATIONS,
-    MIN_PATIENTS,
     N_DRAWS,
     Estimate,
     Predictions,

@@ -23,14 +23,13 @@ from jaxtyping import Float, Int, Shaped
 
 from medclip_dcl import __version__
 from medclip_dcl.common.files import digest, digest_of_file, write_parquet
+from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.metrics import summaries
 from medclip_dcl.runs.saved import SavedResultsError, SavedRun, value_at
 
 N_DRAWS = 2000
 LEVEL = 0.95
 """Nominal coverage of an interval."""
-MIN_PATIENTS = 20
-"""Patients, of either class, that the interval of one finding or category needs: of 5 it covers 83% (choice)."""
 
 CLASSIFICATIONS = ("classification", "finding_classification")
 _CASE = {

@@ -21,7 +21,7 @@ from data_prep.folder import prepare
 from data_prep.options import Folder
 from data_prep.sources.preparation import summary
 from data_prep.sources.releases import ReleaseError
-from data_prep.sources.rows import draw_split
+from data_prep.sources.splits import draw_split
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.image_text import ImageTextDataModule
@@ -233,6 +233,44 @@ def test_drawn_split_has_its_shares_and_stays() -> None:
     assert set(draw_split(patients[:50], (0.0, 1.0, 0.0), 3)) == {"validate"}
 
 
+def test_a_split_names_findings_without_enough_patients(tmp_path, capsys) -> None:
+    """Of each class: patients, not images. The shares that a line gives hold when the set is prepared with them."""
+    rows = [(f"{n}.png", f"p{n // 2:03d}", int(n % 4 < 2), int(n < 2), int(n >= 2)) for n in range(400)]
+    names = ["image", "patient", "Edema", "Fracture", "Support Devices"]
+    (tmp_path / "hospital").mkdir()
+    for pixels, (name, *_) in zip(
+        np.random.default_rng(0).integers(0, 255, (400, 16, 16), np.uint8), rows, strict=True
+    ):
+        Image.fromarray(pixels).save(tmp_path / "hospital" / name)
+    table = write(tmp_path / "hospital" / "table.csv", pd.DataFrame(rows, columns=names))
+
+    def lines(output: str, **changed: Any) -> list[str]:
+        prepare(settings(table, output=tmp_path / output, workers=1, **changed))
+        said = capsys.readouterr().out
+        check.run(options.Check(data=tmp_path / output, workers=1))
+        found = [line for line in said.splitlines() if "too few" in line or "--split_shares" in line]
+        assert found and "\n".join(found) in capsys.readouterr().out
+        return found
+
+    def patients(output: str, use: str, finding: str, label: int) -> int:
+        prepared = PreparedSet(tmp_path / output)
+        images = prepared.table("images").merge(prepared.table("labels"), on="study_id").query("use == @use")
+        return images.loc[images[finding] == label, "subject_id"].nunique()
+
+    few, _, gives = lines("set")
+    n = patients("set", "validate", "Edema", 1)
+    assert (
+        0 < n < 20 and f"validate patients: {n} with Edema" in few and "calibration needs 20 of each" in few
+    )
+    shares = gives.split("--split_shares ")[1].split()[0]
+    again = lines("again", split_shares=tuple(map(float, shares.split(","))))
+    n = patients("again", "validate", "Edema", 1)
+    assert n >= 20 and f"{n} validate patients with Edema" in gives
+    # One patient alone has a fracture: no split helps, and none is offered.
+    assert not any("Edema" in line or "--split_shares" in line for line in again)
+    assert "with Fracture" in again[0] and "without Support Devices" in again[0]
+
+
 def with_rows(rows: pd.DataFrame, *places: int, **changed: Any) -> pd.DataFrame:
     return pd.concat([rows, rows.iloc[list(places)].assign(**changed)])
 
@@ -249,7 +287,7 @@ VIEWS = {"view": "PA"}
 REFUSED: list[tuple[Callable[[pd.DataFrame], pd.DataFrame], dict[str, Any], str]] = [
     (lambda t: t.rename(columns={"patient": "a"}), {}, "column patient; found image, a, study.* --patient_column"),
     (lambda t: t.rename(columns={"image": "a"}), {}, "column image.*name it by --image_column, or pass --text_only"),
-    (lambda t: t.drop(columns="text"), {}, "lacks the column text.*--text_column, or by --findings_column"),
+    (lambda t: t.drop(columns=["text", "Cardiomegaly"]), {}, "lacks the column text.*--text_column, or by --findings"),
     (lambda t: t.drop(columns="view"), {"views": ("LL",)}, "column view; found .*--view_column, or leave out --views"),
     (lambda t: t, {"sex_column": "sex"}, "lacks the column sex; .* --sex_column names one"),
     (lambda t: t, {"text_only": True, "sex_column": "sex"}, "no images: leave out --image_column, --sex_column"),

@@ -11,12 +11,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.metrics.summaries import LOCALISATION
 from medclip_dcl.runs.saved import SavedResultsError
 from medclip_dcl.statistics import draws as intervals
 from medclip_dcl.statistics.contrasts import bootstrap_differences
 from medclip_dcl.statistics.draws import (
-    MIN_PATIENTS,
     Predictions,
     TestedRun,
     bootstrap_intervals,
