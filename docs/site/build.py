@@ -92,10 +92,32 @@ class Stage:
 
         text = LINK.sub(staged, text)
         if source == DOCS / "index.md":
+            text = text.replace("## Reference\n", "## Reference\n\n" + self.reference())
             for part, pages in re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", text, re.M):
                 text += navigation(re.findall(r"^- \[[^]]*\]\(([^)#]+)", pages, re.M), part)
             text += navigation(["sources.md"])
         return text
+
+    def reference(self) -> str:
+        """Stage the pages that are made from the program, and list them."""
+        sys.path[:0] = [str(DOCS / "site"), str(ROOT)]
+        import reference
+
+        for kind, pages in {"commands": reference.commands(), "python": reference.names()}.items():
+            files = {name: f"{name.replace(' ', '_')}.md" for name in pages}
+            (self.folder / "reference" / kind).mkdir(parents=True)
+            for name, text in pages.items():
+                (self.folder / "reference" / kind / files[name]).write_text(text, encoding="utf-8")
+            title = kind.capitalize()
+            (self.folder / "reference" / kind / "index.md").write_text(
+                listing(title, files), encoding="utf-8"
+            )
+        (self.folder / "reference/settings.md").write_text(reference.settings(), encoding="utf-8")
+        return (
+            "- [Commands](reference/commands/index.md): the options of each verb\n"
+            "- [Settings](reference/settings.md): the keys of configurations, with defaults\n"
+            "- [Python](reference/python/index.md): the public names\n"
+        )
 
 
 def main() -> None:
@@ -110,7 +132,7 @@ def main() -> None:
     code = [one for one in code if not one.is_relative_to(ROOT / "configs") and one != DOCS / "results"]
     sources = {str(one.relative_to(ROOT)): stage.page(one, stage.folder / "sources.md") for one in code}
     (stage.folder / "sources.md").write_text(listing("Source files", sources), encoding="utf-8")
-    options = ["-W", "--keep-going", "-q", "-j", "2", "-c", str(DOCS / "site")]
+    options = ["-W", "--keep-going", "-q", "-c", str(DOCS / "site")]
     status = sphinx([*options, str(stage.folder), str(OUTPUT / "html")])
     foreign = loaded_from_elsewhere(OUTPUT / "html")
     if status or foreign:

@@ -9,6 +9,10 @@ project = html_title = "medclip_dcl"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 6
 myst_enable_extensions = ["dollarmath"]
+autodoc_default_options = {"members": True}
+napoleon_use_ivar = True
+autodoc_inherit_docstrings = False  # those of Lightning link to its own pages
+default_role = "code"
 nb_execution_mode = "off"  # notebooks are kept with their outputs
 nb_ipywidgets_js: dict[str, object] = {}  # the default comes from another host
 html_theme = "furo"

@@ -80,7 +80,7 @@ def contrast_to_noise_ratio(
 ) -> Float[Tensor, ""]:
     """Contrast between the heat map inside and outside the box, in units of its standard deviation.
 
-    CNR = |mean_in - mean_out| / sqrt(var_in + var_out) with population variances (SSD, section 3.2; Boecking et al.
+    ``CNR = |mean_in - mean_out| / sqrt(var_in + var_out)`` with population variances (SSD, section 3.2; Boecking et al.
     2022). The signed CNR is negative for a heat map that avoids the box.
 
     Args:

@@ -202,7 +202,7 @@ class LSE(Similarity):
 
         s = gamma^2 * (1/r) * log( (1/R) * sum_n exp(r * c_n) )
 
-    The 1/R keeps |s| <= gamma^2 (choice).
+    The 1/R keeps ``|s| <= gamma^2`` (choice).
 
     Args:
         sharpness: r > 0; 0+ is the mean, infinity the maximum (5: choice, not from the paper).

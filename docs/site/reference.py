@@ -1,0 +1,122 @@
+"""Pages of the reference, made from the program: its verbs, the settings of configurations, the public names."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from jsonargparse import ArgumentParser
+from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+
+from medclip_dcl import networks, objectives, unimodal
+from medclip_dcl.__main__ import VERBS
+from medclip_dcl.command.lightning_cli import RunOptions
+from medclip_dcl.training.best_checkpoint import BestCheckpoint
+
+PACKAGES = "inference objectives networks metrics scoring models data evaluation unimodal"
+FURTHER = (
+    "common.distributed.gather_with_grad common.find_model.find_model data.link.LinkedDataModule "
+    "data.samplers.EpochDataModule evaluation.callback.Evaluation report.subgroups.subgroup_table"
+)
+SETTINGS: dict[str, tuple[type, ...]] = {
+    "": (RunOptions,),
+    "model": (LightningModule,),
+    "model.init_args.image_encoder": (networks.RegionEncoder, unimodal.SmallImageEncoder),
+    "model.init_args.text_encoder": (networks.SentenceEncoder,),
+    "model.init_args.similarity": (networks.Similarity,),
+    "model.init_args.class_probability": (objectives.ClassProbability,),
+    "model.init_args.negative_weights": (objectives.NegativeWeights,),
+    "model.init_args.near_texts": (objectives.NearTexts,),
+    "model.init_args.loss": (objectives.AnchorLoss,),
+    "model.init_args.objective": (unimodal.ViewsObjective,),
+    "data": (LightningDataModule,),
+    "trainer.callbacks": (Callback,),
+    "checkpoint": (BestCheckpoint,),
+    "trainer": (Trainer,),
+}
+
+
+def named(path: str) -> Any:
+    """The class or function of a dotted name."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def public() -> dict[str, list[str]]:
+    """Public names of each package, dotted."""
+    packages = ["medclip_dcl", *(f"medclip_dcl.{name}" for name in PACKAGES.split())]
+    found = {name: [f"{name}.{one}" for one in dir(importlib.import_module(name))] for name in packages}
+    return found | {"Further names": [f"medclip_dcl.{name}" for name in FURTHER.split()]}
+
+
+def table(head: str, rows: Iterable[Iterable[object]]) -> str:
+    """A table of Markdown, whose first column is code."""
+    cells = [
+        [re.sub(r"\s+", " ", str(cell)).replace("|", r"\|").replace("<", "&lt;") for cell in row]
+        for row in rows
+    ]
+    lines = [f"| `{first}` | {' | '.join(others).replace('*', chr(92) + '*')} |" for first, *others in cells]
+    return "\n".join([head, "|---" * (head.count("|") - 1) + "|", *lines, "", ""])
+
+
+def commands() -> dict[str, str]:
+    """Page of each verb: its docstring and its options."""
+    pages = {}
+    for name, verb in VERBS.items():
+        text = f"To {verb.help}. Its options are [settings](../settings.md) of configurations.\n"
+        if verb.options:
+            options, rows = named(verb.options), []
+            for field in dataclasses.fields(options):
+                flag = field.metadata.get("flag", f"--{field.name}")
+                value = (
+                    field.metadata.get("metavar")
+                    or "{" + ",".join(map(str, field.metadata.get("choices", ()))) + "}"
+                )
+                value = "" if field.default is False or value == "{}" else f" {value}"
+                rows.append(
+                    (f"{flag}{value}" if flag else value.strip() or field.name, field.metadata["help"])
+                )
+            text = re.sub(r"docs/(\w+\.md)", r"[\1](../../\1)", inspect.cleandoc(options.__doc__))
+            text = f"{text}\n\n{table('| option | meaning |', rows)}"
+        pages[name] = f"# medclip-dcl {name}\n\n{text}"
+    return pages
+
+
+def settings() -> str:
+    """Page of the settings: arguments of the classes that a configuration names, as the command line takes them."""
+    text = [
+        "# Settings of configurations",
+        "",
+        "Keys of a YAML file, and options of `fit`, `validate`, `test` and `predict`.",
+    ]
+    paths = {named(path): path for names in public().values() for path in names}
+    classes = [one for one in paths if inspect.isclass(one)]
+    for place, kinds in SETTINGS.items():
+        text += ["", f"## {place or 'Of a run'}", ""]
+        for one in [one for one in classes if issubclass(one, kinds)] or kinds:
+            if any(issubclass(other, one) and other is not one for other in classes):
+                continue  # the base of others
+            parser = ArgumentParser(add_help=False)
+            parser.add_class_arguments(one, "of")
+            actions = [
+                action for action in parser._actions if re.fullmatch(r"of\.\w+(?<!\.help)", action.dest)
+            ]
+            rows = [(x.dest[3:], f"`{json.dumps(x.default, default=str)}`", x.help or "") for x in actions]
+            text += [f"### {paths[one]}", "" if rows else "No settings."] if one in paths else []
+            text += [table("| setting | default | meaning |", rows)] if rows else []
+    return "\n".join(text)
+
+
+def names() -> dict[str, str]:
+    """Page of each package: its public names with their docstrings."""
+    pages = {}
+    for package, paths in public().items():
+        kinds = {path: "autoclass" if inspect.isclass(named(path)) else "autofunction" for path in paths}
+        lines = [f".. {kind}:: {path}\n" for path, kind in kinds.items()]
+        pages[package] = "\n".join([f"# {package}\n", "```{eval-rst}", *lines, "```\n"])
+    return pages
