@@ -58,7 +58,7 @@ NIH_RUNS := runs/$(NIH_NAME)
 NIH_MODELS := random demo_encoder image_text
 # The official test patients are drawn anew: all boxes, and in a part of the release perhaps all findings, are theirs.
 NIH_OPTIONS := --source $(NIH_FOLDER) --size 256 --redraw_test --split_shares 0.5,0.1,0.4
-NIH_CLASSIFIER := --config configs/finetune.yaml --config configs/nih/classifier.yaml
+NIH_CLASSIFIER := --config finetune --config nih/classifier
 
 nih: $(NIH_RUNS)/benchmark/benchmark.html
 	@echo "open $<"
@@ -67,10 +67,10 @@ $(NIH_SET)/dataset.json: | $(INSTALLED)
 	$(RUN) -m medclip_dcl prepare public nih $(NIH_OPTIONS) --output $(@D)
 
 $(NIH_SET)_templated/dataset.json: $(NIH_SET)/dataset.json
-	$(RUN) -m medclip_dcl prepare public nih $(NIH_OPTIONS) --output $(@D) --templates configs/prompts/public.yaml
+	$(RUN) -m medclip_dcl prepare public nih $(NIH_OPTIONS) --output $(@D) --templates public
 
 $(NIH_RUNS)/random/fit.json: $(NIH_SET)/dataset.json
-	$(RUN) -m medclip_dcl fit $(NIH_CLASSIFIER) --config configs/nih/random.yaml --data.init_args.folder $(NIH_SET) \
+	$(RUN) -m medclip_dcl fit $(NIH_CLASSIFIER) --config nih/random --data.init_args.folder $(NIH_SET) \
 	    --run_folder $(@D)
 
 $(NIH_RUNS)/demo_encoder/fit.json: $(NIH_SET)/dataset.json $(DEMO)/fit.json
@@ -78,7 +78,7 @@ $(NIH_RUNS)/demo_encoder/fit.json: $(NIH_SET)/dataset.json $(DEMO)/fit.json
 	    --data.init_args.folder $(NIH_SET) --run_folder $(@D)
 
 $(NIH_RUNS)/image_text/fit.json: $(NIH_SET)_templated/dataset.json $(DEMO)/fit.json
-	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/nih/image_text.yaml \
+	$(RUN) -m medclip_dcl fit --config demo --config nih/image_text \
 	    --data.init_args.folder $(NIH_SET)_templated --run_folder $(@D)
 
 $(NIH_RUNS)/benchmark/benchmark.html: $(NIH_MODELS:%=$(NIH_RUNS)/%/fit.json)
@@ -90,7 +90,7 @@ SHARES := 0.1 0.43 0.6
 
 study: $(SHARES:%=$(STUDY)/%/set/features/warm/features.json)
 	for name in table1_search table1 table1_settings table1_whole table1_whole_both; do \
-	    $(RUN) -m medclip_dcl study configs/experiments/$$name.yaml --workers 2 || exit; done
+	    $(RUN) -m medclip_dcl study $$name --workers 2 || exit; done
 
 .SECONDARY:
 
@@ -103,7 +103,7 @@ $(STUDY)/%/set/dataset.json: $(STUDY)/%/raw/phantom_truth/phantom.json
 	    --ms_cxr $(STUDY)/$*/raw/MS_CXR_Local_Alignment_v1.0.0.json
 
 $(STUDY)/%/language_model/fit.json: $(STUDY)/%/set/dataset.json
-	$(RUN) -m medclip_dcl fit --config configs/language_model_small.yaml --run_folder $(@D) \
+	$(RUN) -m medclip_dcl fit --config language_model_small --run_folder $(@D) \
 	    --data.init_args.folder $(STUDY)/$*/set
 
 # Means over tokens, as measured in docs/near_texts.md: reports that are near by the [CLS] of so small a model fit no more
@@ -114,8 +114,8 @@ $(STUDY)/%/set/.texts: $(STUDY)/%/language_model/fit.json
 	touch $@
 
 $(STUDY)/%/warm/fit.json: $(STUDY)/%/set/.texts
-	$(RUN) -m medclip_dcl fit --config configs/demo.yaml --config configs/study.yaml \
-	    --config configs/objective/infonce.yaml --run_folder $(@D) --data.init_args.folder $(<D) \
+	$(RUN) -m medclip_dcl fit --config demo --config study \
+	    --config objective/infonce --run_folder $(@D) --data.init_args.folder $(<D) \
 	    --model.init_args.text_encoder.init_args.pretrained $(STUDY)/$*/language_model/language_model
 
 $(STUDY)/%/set/features/warm/features.json: $(STUDY)/%/warm/fit.json

@@ -82,7 +82,7 @@ def encode(settings: Encode) -> Path:
     write_json(info, folder / INFO_FILE)
     kept.remove()
     print(f"{folder}: {len(files):,} images, {len(texts):,} sentences", flush=True)
-    print(f"to train on them: --data.init_args.features {folder.name} with configs/heads.yaml")
+    print(f"to train on them: --data.init_args.features {folder.name} --config heads")
     return folder
 
 

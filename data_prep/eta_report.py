@@ -130,8 +130,8 @@ def _warnings(sentences: pd.DataFrame, problem: str, chosen: str) -> list[str]:
     if problem:
         lines.append(
             f"warning: {problem} (a, k by {chosen}). class_probability.yaml holds SSD's constant eta, {SSD_CONSTANT}, "
-            f"instead; SSD's (a, k) = {SSD} belong to the scores of CXR-BERT (configs/objective/dcl_lm.yaml has them); "
-            "configs/experiments/search_eta.yaml searches others, --a and --k try them"
+            f"instead; SSD's (a, k) = {SSD} belong to the scores of CXR-BERT (--config objective/dcl_lm has them); "
+            "medclip-dcl study search_eta searches others, --a and --k try them"
         )
     return lines
 

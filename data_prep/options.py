@@ -296,9 +296,9 @@ class Public(PrepareSplit):
         False,
     )
     templates: Path | None = _file(
-        "prompts from which each image gets sentences by its labels, such as configs/prompts/public.yaml: the first "
-        "positive one of a finding that it has, the first negative one of a finding that it has not (choice); they are "
-        "no reports, which dataset.json says"
+        "prompts (a file, or a packaged one by its name, such as public) from which each image gets sentences by its "
+        "labels: the first positive one of a finding that it has, the first negative one of a finding that it has not "
+        "(choice); they are no reports, which dataset.json says"
     )
 
 
@@ -426,7 +426,7 @@ class Eta:
       It holds report texts: it is patient data where the reports are;
     - eta.png: histograms of log p and eta, and on a phantom, whose truth is known, eta over rho;
     - class_probability.yaml, the configuration to train with:
-      medclip-dcl fit --config configs/mimic_cxr.yaml --config configs/objective/dcl_lm.yaml \\
+      medclip-dcl fit --config mimic_cxr --config objective/dcl_lm \\
           --config SET/eta/class_probability.yaml
       It holds SSD's (a, k), or --a and --k. If training would warn that these do not fit the scores, it holds SSD's
       constant eta instead, and the command says so."""
@@ -444,7 +444,7 @@ class Encode:
 
     The features go to SET/features/NAME/: those of images before the projection, in the view of evaluation, in float16;
     pooled sentence states in float32. Training of projections and similarity alone then reads them in place of images
-    and tokens (configs/heads.yaml). The same command continues after a kill, which costs at most 20 seconds."""
+    and tokens (--config heads). The same command continues after a kill, which costs at most 20 seconds."""
 
     model: str = positional(MODEL, metavar="MODEL")
     data: Path = positional("prepared data set", metavar="SET")

@@ -20,10 +20,10 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import Ensemble
 
 MODEL = "run folder, checkpoint, exported folder or Hugging Face repository (owner/name)"
-PROMPTS = Path("configs/prompts/public.yaml")
 SENSITIVITY = 0.95
 """Default of the thresholds (choice)."""
 _CALIBRATION = "file of calibrate --output, in place of the model's"
+_PROMPTS = "YAML file of finding: [negative, positive], or a packaged one by its name, public or chexpert14"
 _ENSEMBLE = "several prompts a side: the mean of scores or of embeddings"
 
 
@@ -59,7 +59,7 @@ class Calibrate:
         None,
         metavar="SHARE",
     )
-    prompts: str | None = option("YAML file (those of the run's test, else CheX5's)", None, metavar="FILE")
+    prompts: str | None = option(f"{_PROMPTS} (those of the run's test, else CheX5's)", None, metavar="FILE")
     ensemble: Ensemble | None = option(f"{_ENSEMBLE} (as in the run's test, else scores)", None)
     output: Path | None = option(
         "file to write (calibration.json of the run or folder)", None, metavar="FILE"
@@ -99,9 +99,7 @@ class Ask:
     calibration: Path | None = option(
         f"with --classify, as --calibrated: {_CALIBRATION}", None, metavar="FILE"
     )
-    prompts: str | None = option(
-        "YAML file of finding: [negative, positive] for --classify", None, metavar="FILE"
-    )
+    prompts: str | None = option(f"for --classify: {_PROMPTS}", None, metavar="FILE")
     ensemble: Ensemble | None = option(f"{_ENSEMBLE} (scores; with --calibrated as calibrated)", None)
     output: Path = option(
         "with --text a folder, for the heat maps and scores.csv; with --classify a .csv or .parquet file"
@@ -253,7 +251,7 @@ class Benchmark:
     baseline: str | None = option(
         "model that is subtracted from the others (the first)", None, metavar="NAME"
     )
-    prompts: Path = option(f"of findings ({PROMPTS})", PROMPTS, metavar="FILE")
+    prompts: str = option(f"{_PROMPTS} (public)", "public", metavar="FILE")
     ensemble: Ensemble = option(f"{_ENSEMBLE}, as in CLIP (scores)", "scores")
     device: str = device()
     imported: Sequence[str] = imports()
@@ -266,9 +264,7 @@ class Study:
     Writes results.parquet, report.html, tables.md, plots/ and what is chosen into the study's folder.
     """
 
-    file: Path = positional(
-        "experiment file, such as configs/experiments/digits.yaml", type=Path, metavar="FILE"
-    )
+    file: Path = positional("experiment file, or a packaged one by its name, such as digits", metavar="FILE")
     workers: int = option("processes that share the cores (1)", 1, type=whole_number(1))
     task: int = option("train the runs task, task + tasks, ... (0)", 0, type=whole_number(0))
     tasks: int = option("commands that share the grid (SLURM array) (1)", 1, type=whole_number(1))

@@ -108,7 +108,6 @@ def merged(*files: str) -> dict[str, Any]:
 def workplace(small_set, tmp_path_factory) -> Path:
     """A folder in which the paths of the documented commands exist."""
     folder = tmp_path_factory.mktemp("docs")
-    (folder / "configs").symlink_to(ROOT / "configs")
     (folder / "data").mkdir()
     for source in ("dcl_lm/checkpoints/best.ckpt", "small_language_model/language_model"):
         (folder / "runs" / source).mkdir(parents=True)

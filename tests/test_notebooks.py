@@ -137,7 +137,7 @@ def test_eta_is_compared_with_the_truth(phantom):
 @pytest.mark.usefixtures("undrawn")
 def test_objectives_are_compared(run, phantom, tmp_path, monkeypatch, recwarn):
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
-    folders = {"RUN": run, "DATA": phantom, "CONFIGS": ROOT / "configs", "OUTPUT": tmp_path / "runs"}
+    folders = {"RUN": run, "DATA": phantom, "OUTPUT": tmp_path / "runs"}
     parameters = {**folders, "OBJECTIVES": ["infonce", "dcl_lm"]}
     small_images = ["--data.init_args.image_size", "48", "--data.init_args.crop_size", "32"]
     short = ["--trainer.max_epochs", "1", "--trainer.callbacks", json.dumps(EVALUATIONS), *SHORT]
@@ -150,7 +150,7 @@ def test_objectives_are_compared(run, phantom, tmp_path, monkeypatch, recwarn):
 
 @pytest.mark.slow
 def test_labels_are_few(run, phantom, tmp_path):
-    folders = {"RUN": run, "DATA": phantom, "CONFIGS": ROOT / "configs", "OUTPUT": tmp_path / "runs"}
+    folders = {"RUN": run, "DATA": phantom, "OUTPUT": tmp_path / "runs"}
     epochs = {"PROBE_EPOCHS": {0.5: 1}, "FINE_TUNING_EPOCHS": {0.5: 1}}
     found = execute(LABELS, {**folders, **epochs, "SETTINGS": SHORT})
     assert list(found["results"]["labelled images"]) == [8, 8, 8]

@@ -41,7 +41,7 @@ def submit(folder: Path, body: str, status: int = 138, finish: str = "") -> subp
         "SLURM_JOB_ID": "77",
     }
     script = shutil.copy(ROOT / "configs/slurm/train.sbatch", folder)
-    words = ["configs/objective/dcl_lm.yaml", str(folder / "run"), "--data.init_args.seed", "3"]
+    words = ["objective/dcl_lm", str(folder / "run"), "--data.init_args.seed", "3"]
     return subprocess.Popen(["bash", str(script), *words], env=environment, start_new_session=True)
 
 

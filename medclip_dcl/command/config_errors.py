@@ -106,7 +106,7 @@ def explain(message: str, options: Iterable[str]) -> str:
             "a --config that does"
         )
     if missing and not where:
-        return f"{missing[1]} missing; give them by a configuration, e.g. --config configs/demo.yaml"
+        return f"{missing[1]} missing; give them by a configuration, e.g. --config demo"
     if "_checkpoint_folder(run_folder)" in leaf and "invalid" in leaf:
         return "checkpoint.dirpath: it is the folder checkpoints of --run_folder; remove this option"
     if "_checkpoint_folder(run_folder)" in leaf:

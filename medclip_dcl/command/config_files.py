@@ -13,7 +13,9 @@ from unittest.mock import patch
 import jsonargparse
 from jsonargparse import set_parsing_settings
 
+from medclip_dcl.common.command_line import yaml_value
 from medclip_dcl.common.files import parse_yaml, read_text
+from medclip_dcl.common.packaged import find_configuration
 
 KNOWN = ("medclip_dcl", "pytorch_lightning", "lightning_fabric", "torch.nn", "torch.optim")
 """Packages whose classes a configuration may name; others of torch start programs."""
@@ -39,6 +41,26 @@ def import_options(config: object) -> str:
     """The options that import the modules of a configuration's classes, beside those of `KNOWN`."""
     modules = dict.fromkeys(re.findall(r"class_path='([\w.]+)\.\w+'", str(config)))
     return "".join(f" --import {name}" for name in modules if not f"{name}.".startswith(_PREFIXES))
+
+
+def with_packaged_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The arguments with files in place of names of packaged configurations, and the lines that say so.
+
+    A value of ``--config`` that is YAML itself, or ``-`` for standard input, stays.
+
+    Raises:
+        MissingFileError: neither a file nor such a name.
+    """
+    found, origins, before = list[str](), list[str](), ""
+    for word in arguments:
+        option, separator, value = word.partition("=") if word.startswith("--config=") else ("", "", word)
+        if (separator or before in ("--config", "-c")) and isinstance(yaml_value(value), str):
+            file = find_configuration(value, "", "--config")
+            origins += [file.origin] if file.origin else []
+            value = str(file.path)
+        found.append(f"{option}{separator}{value}")
+        before = word
+    return found, origins
 
 
 @contextmanager

@@ -67,8 +67,7 @@ STAGES = (
         Step(
             f"{LANGUAGE_MODEL}/fit.json",
             74,
-            f"fit --config configs/language_model_small.yaml --run_folder {LANGUAGE_MODEL} "
-            f"--data.init_args.folder {SET}",
+            f"fit --config language_model_small --run_folder {LANGUAGE_MODEL} --data.init_args.folder {SET}",
         ),
     ),
     (
@@ -81,7 +80,7 @@ STAGES = (
         Step(
             f"{RUN}/fit.json",
             166,
-            "fit --config configs/demo.yaml --config configs/objective/dcl_lm.yaml "
+            "fit --config demo --config objective/dcl_lm "
             f"--config {SET}/eta/class_probability.yaml --run_folder {RUN}",
         ),
     ),

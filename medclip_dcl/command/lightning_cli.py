@@ -22,7 +22,12 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zer
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 
 from medclip_dcl.command.config_errors import ConfigParser
-from medclip_dcl.command.config_files import allow_imports, import_options, unambiguous_files
+from medclip_dcl.command.config_files import (
+    allow_imports,
+    import_options,
+    unambiguous_files,
+    with_packaged_files,
+)
 from medclip_dcl.command.described_network import (
     forget_initial_weights,
     take_missing_encoder_from,
@@ -85,9 +90,12 @@ Trainer.__init__.__annotations__["overfit_batches"] = int | float
 def run(args: Sequence[str], modules: Sequence[str] = ()) -> None:
     """Run one command, whose configurations may name classes of the packages of `modules`, too."""
     allow_imports(modules)
+    args, origins = with_packaged_files(args)
     with plain_output(), unambiguous_files():
+        for line in origins:
+            rank_zero_info(line)
         try:
-            MedclipCLI(args)
+            MedclipCLI(args, origins)
         except FinishedRun as finished:
             rank_zero_info(str(finished))
 
@@ -118,7 +126,8 @@ class RunOptions:
         share_patient_data: Let loggers that use a network have images and texts of patients.
         checkpoint_minutes: Minutes of training that a kill may cost; last.ckpt is also written at each epoch's end.
         untrained: Keep the weights before the first step, and let `test` evaluate them beside the trained ones.
-        prompts: YAML file of finding: [negative, positive] prompts, for ZeroShotClassification and Localisation.
+        prompts: YAML file of finding: [negative, positive], or a packaged one by its name, public or chexpert14; for
+            ZeroShotClassification and Localisation.
         ensemble: Of several prompts a side, for ZeroShotClassification: scores or embeddings; null: the callback's.
         prediction_format: Of the tables that `predict` writes; in CSV an embedding is a column for each number.
     """
@@ -136,7 +145,8 @@ class RunOptions:
 class MedclipCLI(LightningCLI):
     """LightningCLI in which a run folder holds one run."""
 
-    def __init__(self, args: Sequence[str] = ()) -> None:
+    def __init__(self, args: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
+        self.origins = list(origins)
         self.exported: Path | None = None
         self.source: SavedModel | None = None
         self.lock = ExitStack()
@@ -302,7 +312,7 @@ class MedclipCLI(LightningCLI):
                     )
                 self.goes_on = True
             else:
-                self.has_claimed = self.run.claim(self.config_dump, data, images)
+                self.has_claimed = self.run.claim(self.config_dump, data, images, self.origins)
         try:
             resume = self.run.checkpoint_to_resume()
         except ResumeError as error:
@@ -463,7 +473,12 @@ class _Check(MedclipCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         for name, arguments in self.runs.items():
             try:
-                parsed = parser.parse_args(list(arguments))
+                words, origins = with_packaged_files(arguments)
+                for line in origins:
+                    if line not in self.origins:
+                        rank_zero_info(line)
+                        self.origins.append(line)
+                parsed = parser.parse_args(words)
                 if self.needs_sources:
                     _require_sources(parsed[parsed.subcommand])
             except UserError as error:

@@ -84,9 +84,14 @@ def unknown_key(key: str, known: Iterable[str]) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Closest known name in any case, as a question."""
+    near = near_names(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def near_names(name: str, known: Iterable[str], n: int) -> list[str]:
+    """The `n` closest known names in any case, the closest first; fewer where the others are not close."""
     plain = {word.casefold(): word for word in known}
-    near = difflib.get_close_matches(name.casefold(), plain, n=1)
-    return f"; did you mean {plain[near[0]]}?" if near else ""
+    return [plain[word] for word in difflib.get_close_matches(name.casefold(), plain, n=n)]
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:

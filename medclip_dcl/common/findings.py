@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from medclip_dcl.common.command_line import nearest
-from medclip_dcl.common.errors import MissingFileError, UserError, quoted
+from medclip_dcl.common.errors import UserError, quoted
 
 CHEXPERT: tuple[str, ...] = (
     "Atelectasis",
@@ -52,7 +51,7 @@ PLATT_PATIENTS = 20
 
 Texts: TypeAlias = "str | Sequence[str]"
 PromptSource: TypeAlias = "Mapping[str, Sequence[Texts]] | str | Path"
-"""Finding -> (negative, positive), each one prompt or several; or the path of a YAML file that holds such pairs."""
+"""Finding -> (negative, positive), each one prompt or several; a YAML file of such pairs; or a packaged one by name."""
 
 Ensemble: TypeAlias = Literal["scores", "embeddings"]
 """Of several prompts a side: the mean of their scores, or the score of the mean of their normalised embeddings."""
@@ -62,20 +61,17 @@ PromptEnsembles: TypeAlias = "dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
 
 
 def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembles:
-    """Prompt ensembles from pairs or from a YAML file of pairs (``configs/prompts/chexpert14.yaml``).
+    """Prompt ensembles from pairs, from a YAML file of pairs or from a packaged one by its name, such as chexpert14.
 
-    `owner` names the pairs in an error; a file names itself.
+    `owner` names the pairs in an error; a file names itself. The use of a packaged one is said on standard error.
     """
     if isinstance(prompts, (str, Path)):
         from medclip_dcl.common.files import parse_yaml, read_text
+        from medclip_dcl.common.packaged import find_configuration
 
+        file = find_configuration(prompts, "prompts", owner).say_origin()
         owner = f"{owner}, {prompts}"
-        try:
-            prompts = parse_yaml(read_text(Path(os.path.expanduser(prompts))), owner)
-        except MissingFileError as error:
-            raise MissingFileError(
-                f"{owner}: no such file; give YAML of pairs, such as configs/prompts/chexpert14.yaml"
-            ) from error
+        prompts = parse_yaml(read_text(file), owner)
     if not isinstance(prompts, Mapping) or not prompts:
         raise UserError(
             f"{owner}: prompts name no finding: expected finding: [negative, positive], found {quoted(prompts)}"

@@ -197,7 +197,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         if reported.images.empty:
             raise PreparedDataError(
                 f"{self.folder} has no reports of its training images: an image-text model learns from images and "
-                "sentences; train a classifier (configs/finetune.yaml), or prepare a set with reports"
+                "sentences; train a classifier (--config finetune), or prepare a set with reports"
             )
         has_several = reported.images["study_id"].duplicated().any()
         if self.views > 1 and not self.varies and not has_several:

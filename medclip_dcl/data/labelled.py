@@ -118,7 +118,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         require_labelled(self.requirements.findings, self.prepared.findings, "model.findings")
         if self.requirements.is_frozen:
             self._require_no_augmentation(
-                "data: a linear probe (model.frozen: true, configs/linear_probe.yaml) computes the features of whole "
+                "data: a linear probe (model.frozen: true, --config linear_probe) computes the features of whole "
                 "images once"
             )
         self._train = self._training_targets()

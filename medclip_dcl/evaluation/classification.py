@@ -59,8 +59,8 @@ class ZeroShotClassification(Classification):
 
     Args:
         prompts: finding -> (negative, positive), for any finding that the data set labels; each is a prompt or a list
-            of prompts, an ensemble. Or a YAML file of such pairs (configs/prompts/chexpert14.yaml). null for CheX5's
-            five pairs, of which the set may label any or none.
+            of prompts, an ensemble. Or a YAML file of such pairs, or a packaged one by its name (chexpert14). null for
+            CheX5's five pairs, of which the set may label any or none.
         ensemble: "scores" or "embeddings", see `medclip_dcl.networks.zero_shot.ZeroShot`.
         min_cases: positive and negative cases, each, that a finding needs; with fewer it gets no number and a
             warning says so (choice, not from the paper).

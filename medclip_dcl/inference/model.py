@@ -223,8 +223,8 @@ class LoadedModel:
 
         Args:
             images: one or several.
-            prompts: finding -> (negative, positive), each a prompt or several; or a YAML file of them
-                (configs/prompts/chexpert14.yaml). None: CheX5's, or with `calibrated` those of the calibration. A
+            prompts: finding -> (negative, positive), each a prompt or several; or a YAML file of them,
+                by path or packaged name (chexpert14). None: CheX5's, or with `calibrated` those of the calibration. A
                 classifier takes none.
             calibrated: return probabilities; NaN for a finding that had too few cases to calibrate.
             batch_size: images at a time.

@@ -22,7 +22,7 @@ from medclip_dcl.networks.library_folder import (
 _CLASSES = (modeling_auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES, modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 _REMEDY = (
     "give a folder with the language model's head, as its architectures in config.json should say (DeBERTa's published "
-    'weights have theirs under "legacy": false), or train one: configs/language_model.yaml'
+    'weights have theirs under "legacy": false), or train one: --config language_model'
 )
 
 

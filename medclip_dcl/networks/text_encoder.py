@@ -141,7 +141,7 @@ class TransformersSentences(SentenceEncoder):
     Args:
         pretrained: a Hugging Face folder or repository id of an encoder that transformers knows, with its tokenizer,
             e.g. microsoft/BiomedVLP-CXR-BERT-general; the run folder of a language model
-            (configs/language_model.yaml); or a CLIP or SigLIP, whose text tower is used.
+            (--config language_model); or a CLIP or SigLIP, whose text tower is used.
         dim: size of the projected sentences.
         max_tokens: longer sentences are truncated to this many tokens, special tokens included; null for the model's
             positions, at most 128 (choice).

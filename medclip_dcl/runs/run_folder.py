@@ -9,8 +9,9 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,7 +19,7 @@ import pandas as pd
 import yaml
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import digest, parse_json, write_json, write_parquet, write_text
+from medclip_dcl.common.files import digest, parse_json, read_text, write_json, write_parquet, write_text
 from medclip_dcl.common.find_model import FoundModel
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.saved import CONFIG_FILE, differing_settings, read_config, read_json, setting
@@ -171,7 +172,8 @@ class RunFolder:
                     os.replace(path, earlier)
             # Before the configuration: a run with that of more epochs would be taken for finished.
             (self.folder / FIT_FILE).unlink()
-        self._write_config(config)
+        before = read_text(self.folder / CONFIG_FILE).splitlines()
+        self._write_config(config, takewhile(lambda line: line.startswith("#"), before))
 
     def data(self) -> dict[str, Any]:
         """Content of data.json; empty where it is not known."""
@@ -228,9 +230,15 @@ class RunFolder:
                 file.unlink(missing_ok=True)
 
     def claim(
-        self, config: Mapping[str, Any], data: Mapping[str, Any], images: pd.DataFrame | None = None
+        self,
+        config: Mapping[str, Any],
+        data: Mapping[str, Any],
+        images: pd.DataFrame | None = None,
+        origins: Sequence[str] = (),
     ) -> bool:
         """Write config.yaml, data.json and data_images.parquet unless they exist; one process calls it, after `check`.
+
+        `origins` become comments that open config.yaml: which of its settings came from packaged files.
 
         Returns:
             True if they were written.
@@ -240,11 +248,12 @@ class RunFolder:
         write_json(data, self.folder / DATA_FILE)
         if images is not None:
             write_parquet(images, self.folder / IMAGES_FILE)
-        self._write_config(config)
+        self._write_config(config, [f"# {line}" for line in origins])
         return True
 
-    def _write_config(self, config: Mapping[str, Any]) -> None:
-        write_text(yaml.safe_dump(dict(config), sort_keys=False), self.folder / CONFIG_FILE)
+    def _write_config(self, config: Mapping[str, Any], comments: Iterable[str]) -> None:
+        text = yaml.safe_dump(dict(config), sort_keys=False)
+        write_text("".join(f"{line}\n" for line in comments) + text, self.folder / CONFIG_FILE)
 
     def give_up_claim(self) -> None:
         """Undo `claim` unless training has begun, so that the corrected command finds the folder free."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from medclip_dcl.common.command_line import yaml_value
 from medclip_dcl.common.files import read_yaml
+from medclip_dcl.common.packaged import find_configuration
 from medclip_dcl.metrics.summaries import DIRECTIONS, GROUNDING, KS, LOCALISATION
 from medclip_dcl.statistics.draws import CLASSIFICATIONS
 from medclip_dcl.studies.one_run import Run
@@ -28,6 +29,7 @@ AT = " at "
 VALIDATION = "validate/"
 """Prefix of the paths of outcomes of the last validation."""
 
+_CONFIG = "--config="
 _CASES = ("auc", "acc", "average_precision")
 _RANKS = ("recall", "medr", *(f"{way}/{x}" for way in DIRECTIONS for x in ("MedR", *(f"R@{k}" for k in KS))))
 PATHS = {
@@ -226,14 +228,24 @@ class Experiment(Study):
         names = {axis: levels[axis].name for axis in self.axes}
         arguments = itertools.chain(self.arguments, *(levels[axis].arguments for axis in self.axes))
         folder = self.folder / "runs" / ",".join(f"{axis}={name}" for axis, name in names.items())
-        return Run(names, folder, filled(tuple(arguments), names))
+        return Run(names, folder, self.filled(tuple(arguments), names))
+
+    def filled(self, arguments: Iterable[str], names: Mapping[str, str]) -> tuple[str, ...]:
+        """Arguments in which the level stands for the name of an axis in braces, and paths of files beside this one."""
+        found = list(arguments)
+        for axis, name in names.items():
+            found = [argument.replace(f"{{{axis}}}", name) for argument in found]
+        own = {argument: self.file.parent / argument.removeprefix(_CONFIG) for argument in found}
+        return tuple(
+            f"{_CONFIG}{own[one]}" if one.startswith(_CONFIG) and own[one].is_file() else one for one in found
+        )
 
     def identity(self) -> dict[str, Any]:
         """Content of experiment.json: what the runs were made with, the content of configuration files included."""
         return {
             "commands": self.commands,
             "order": list(self.axes),  # it makes the names of the runs
-            "settings": merged(self.arguments),
+            "settings": merged(self.filled(self.arguments, {})),
             "axes": {
                 axis: {name: settings for level in levels for name, settings in self._settings(axis, level)}
                 for axis, levels in self.axes.items()
@@ -242,24 +254,17 @@ class Experiment(Study):
 
     def _settings(self, axis: str, level: Level) -> Iterator[tuple[str, dict[str, Any]]]:
         """Its name and settings; at each level of another axis where its configuration files are named after that."""
-        files = [argument for argument in level.arguments if argument.startswith("--config=")]
+        files = [argument for argument in level.arguments if argument.startswith(_CONFIG)]
         named = [name for name in self.axes if name != axis and any(f"{{{name}}}" in file for file in files)]
         for others in itertools.product(*(self.axes[name] for name in named)):
             names = {name: other.name for name, other in zip(named, others, strict=True)}
             where = "".join(f"{AT}{name}={other}" for name, other in names.items())
-            yield f"{level.name}{where}", merged(filled(level.arguments, {**names, axis: level.name}))
+            yield f"{level.name}{where}", merged(self.filled(level.arguments, {**names, axis: level.name}))
 
 
 def as_list(given: Any) -> list[Any]:
     """The values of a key that may have one or several."""
     return given if isinstance(given, list) else [] if given is None else [given]
-
-
-def filled(arguments: tuple[str, ...], names: Mapping[str, str]) -> tuple[str, ...]:
-    """Arguments in which the name of an axis in braces is replaced by that of its level."""
-    for axis, name in names.items():
-        arguments = tuple(argument.replace(f"{{{axis}}}", name) for argument in arguments)
-    return arguments
 
 
 def merged(arguments: Sequence[str]) -> dict[str, Any]:
@@ -268,7 +273,7 @@ def merged(arguments: Sequence[str]) -> dict[str, Any]:
     for argument in arguments:
         name, _, value = argument.removeprefix("--").partition("=")
         if name == "config":
-            parts.append(read_yaml(Path(value)))
+            parts.append(read_yaml(find_configuration(value, "", "configs").path))
         else:
             parts.append(
                 reduce(lambda inner, key: {key: inner}, reversed(name.split(".")), yaml_value(value))

@@ -11,7 +11,7 @@ import yaml
 
 from medclip_dcl.common.files import write_text
 from medclip_dcl.statistics.contrasts import means, paired_differences
-from medclip_dcl.studies.grid import Experiment, Level, filled, merged
+from medclip_dcl.studies.grid import Experiment, Level, merged
 
 COMBINATION = "levels"
 
@@ -80,7 +80,7 @@ def _write_choice(experiment: Experiment, table: pd.DataFrame, file: Path, n_run
         f"the best mean of {len(ranked)} combinations"
     )
     head = f"# {said}, {experiment.folder.name} ({experiment.file.name}).\n"
-    write_text(head + yaml.safe_dump(merged(filled(tuple(arguments), names)), sort_keys=False), file)
+    write_text(head + yaml.safe_dump(merged(experiment.filled(arguments, names)), sort_keys=False), file)
     return f"{file}: {said}"
 
 

@@ -18,6 +18,7 @@ from medclip_dcl.command.cli import lightning_cli
 from medclip_dcl.common.command_line import nearest, unknown_key
 from medclip_dcl.common.errors import UserError, quoted
 from medclip_dcl.common.files import read_yaml
+from medclip_dcl.common.packaged import FoundFile, find_configuration
 from medclip_dcl.studies.grid import (
     FACTS,
     PATHS,
@@ -47,9 +48,9 @@ class _Settings:
     configs: str | list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def arguments(self, file: Path) -> tuple[str, ...]:
-        """Options of the command line for configs, relative to the experiment file, and settings."""
-        files = (f"--config={file.parent / name}" for name in as_list(self.configs))
+    def arguments(self) -> tuple[str, ...]:
+        """Options of the command line for configs and settings."""
+        files = (f"--config={name}" for name in as_list(self.configs))
         return (*files, *(_option(key, value) for key, value in self.settings.items()))
 
 
@@ -67,7 +68,8 @@ class _File(Study, _Settings):
 
 
 def read_experiment(file: Path) -> Experiment:
-    """Read and check an experiment file."""
+    """Read and check an experiment file, or a packaged one by its name."""
+    file = find_configuration(file, "experiments", "FILE").say_origin()
     given, files = _over_base(file)
     where = f"{file}:"
     read: _File = _read(_File, given, where)
@@ -77,8 +79,8 @@ def read_experiment(file: Path) -> Experiment:
                 raise UserError(f"{where} the axes {a} and {b} both set {key}")
     experiment = Experiment(
         files=files,
-        arguments=read.arguments(file),
-        axes={name: _levels(name, axis, f"{where} axes.{name}", file) for name, axis in read.axes.items()},
+        arguments=read.arguments(),
+        axes={name: _levels(name, axis, f"{where} axes.{name}") for name, axis in read.axes.items()},
         **{one.name: getattr(read, one.name) for one in dataclasses.fields(Study)},
     )
     _check(experiment, where)
@@ -147,9 +149,14 @@ def _over_base(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any]
     if "base" not in given:
         return given, (*above, file)
     name = str(given.pop("base"))
-    if Path(name).name != name or name in ("", "..") or file.with_name(name) in (*above, file):
-        raise UserError(f"{where} base: expected the name of another file in the same folder, found {name!r}")
-    base, files = _over_base(file.with_name(name), (*above, file))
+    found = FoundFile(file.with_name(name)) if Path(name).name == name != ".." else None
+    if found and not found.path.is_file():
+        found = find_configuration(name, "experiments", f"{where} base")
+    if found is None or found.path in (*above, file):
+        raise UserError(
+            f"{where} base: expected the name of another file in the same folder, or of a packaged one, found {name!r}"
+        )
+    base, files = _over_base(found.say_origin(), (*above, file))
     axes = {key: _axis_of_base(key, axis, base["axes"], where) for key, axis in given["axes"].items()}
     merged = {"settings": base["settings"] | given["settings"], "axes": axes or base["axes"]}
     return {**base, **given, **merged}, files
@@ -172,7 +179,7 @@ def _axis_of_base(name: str, given: Any, base: Mapping[str, Any], where: str) ->
     return {"levels": {str(x): levels[_among(x, levels, where, "level of the base")] for x in given}}
 
 
-def _levels(name: str, axis: _Axis, where: str, file: Path) -> tuple[Level, ...]:
+def _levels(name: str, axis: _Axis, where: str) -> tuple[Level, ...]:
     """The levels of an axis: either of one setting (set, values) or each with its own configuration."""
     if name in _COLUMNS:
         raise UserError(f"{where}: this is a column of results.parquet; rename the axis")
@@ -180,7 +187,7 @@ def _levels(name: str, axis: _Axis, where: str, file: Path) -> tuple[Level, ...]
     if not (axis.set and values and not axis.levels or axis.levels and not axis.set and not values):
         raise UserError(f"{where}: expected set and values, or levels, at least one")
     are_numbers = all(isinstance(value, int | float) for value in values)  # a column has one type
-    levels = [Level(key, key, own.arguments(file)) for key, own in axis.levels.items()]
+    levels = [Level(key, key, own.arguments()) for key, own in axis.levels.items()]
     for value in values:
         text = _text(value)
         arguments = tuple(_option(key, value) for key in as_list(axis.set))

@@ -56,6 +56,6 @@ def _report_quantiles(eta: pd.Series, is_of_scores: bool) -> None:
     if problem := unusual_median(eta.to_numpy()):
         advice = (
             "; (a, k) do not fit these sentence scores: SSD's (0.2, 0.35) belong to CXR-BERT, medclip-dcl eta "
-            "says whether other values fit, and a constant (configs/objective/dcl_005.yaml) needs no scores"
+            "says whether other values fit, and a constant (--config objective/dcl_005) needs no scores"
         )
         warnings.warn(problem + advice * is_of_scores, stacklevel=2)

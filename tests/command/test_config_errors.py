@@ -88,7 +88,7 @@ def test_a_mistake_is_named_in_one_line(given, named, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        (["--prompts", "chexpert14"], ["chexpert14: no such file", "configs/prompts"]),
+        (["--prompts", "chexpert15"], ["expected a file", "did you mean chexpert14?"]),
         ([f"{MODEL}init_from", "runs/gone/last.ckpt"], ["init_from: no file", "runs/gone/last.ckpt"]),
         ([f"--{BERT}.pretrained", "runs/a/b"], ["runs/a/b", "no file or folder"]),
         (["--ema_decay", "1.5"], ["ema_decay: expected null or a number in (0, 1)", "found 1.5"]),

@@ -385,8 +385,8 @@ def test_wrong_sources_are_named(clip_tokenizer, tmp_path) -> None:
 def test_a_converted_model_is_trained_and_tested(small_set, tmp_path, undrawn) -> None:
     (write_dual_encoder("clip", tmp_path / "source") / "LICENSE").write_text("Terms of somebody")
     converted(tmp_path / "source", tmp_path / "output")
-    words = ["--config", "configs/mimic_cxr.yaml", "--config", "configs/published.yaml"]
-    words += ["--config", "configs/objective/infonce.yaml", "--run_folder", str(tmp_path / "run")]
+    words = ["--config", "mimic_cxr", "--config", "published"]
+    words += ["--config", "objective/infonce", "--run_folder", str(tmp_path / "run")]
     words += ["--data.init_args.folder", str(small_set), "--data.init_args.num_workers", "0"]
     for name, value in {"image_size": 48, "crop_size": 32, "batch_size": 8}.items():
         words += [f"--data.init_args.{name}", str(value)]

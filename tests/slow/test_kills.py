@@ -52,7 +52,7 @@ def fit_arguments(run: Path, small_set: Path, small_bert: Path, *more: str) -> l
     model, data = "--model.init_args.", "--data.init_args."
     return [
         "medclip_dcl", "fit",
-        "--config", "configs/demo.yaml", "--config", "configs/objective/dcl_lm.yaml",
+        "--config", "demo", "--config", "objective/dcl_lm",
         "--run_folder", str(run), "--checkpoint_minutes", "0",
         "--trainer.max_epochs", "6", "--trainer.check_val_every_n_epoch", "1",
         "--trainer.log_every_n_steps", "1", "--trainer.precision", "32-true",

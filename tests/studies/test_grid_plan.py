@@ -159,7 +159,7 @@ ELSEWHERE = "base: expected the name of another file in the same folder"
 BASE_MISTAKES = [
     ({"base": "../grid.yaml"}, ELSEWHERE),
     ({"base": "circle.yaml"}, f"circle.yaml: {ELSEWHERE}"),
-    ({"base": "absent.yaml"}, "no file"),
+    ({"base": "absent.yaml"}, "base: expected a file or"),
     ({"bas": "grid.yaml"}, "other.yaml: bas: there is no such key; did you mean base?"),
     ({"base": "wrong.yaml"}, "wrong.yaml: foldr: there is no such key"),
     ({"axes": {"size": "base"}}, "other.yaml: axes: there is no axis of the base size (there are: noise"),
@@ -211,7 +211,7 @@ def test_another_axis_may_be_part_of_a_setting(tmp_path):
     experiment = read_experiment(grid_of_rates(tmp_path, "1", configs=["rate_{rate}.yaml"]))
     assert experiment.identity()["axes"]["rate"]["own"] == {"model": {"init_args": {"learning_rate": 0.5}}}
     (tmp_path / "rate_own.yaml").unlink()
-    with pytest.raises(UserError, match=r"no file .*rate_own\.yaml"):
+    with pytest.raises(UserError, match=r"configs: expected a file .*rate_own\.yaml"):
         read_experiment(tmp_path / "grid.yaml").identity()
 
 
@@ -239,7 +239,7 @@ def test_arguments_of_the_command(tmp_path, capsys):
     file = str(write_grid(tmp_path))
     (tmp_path / "a.yaml").write_text("a: [")
     for arguments, words in [
-        ([str(tmp_path / "absent.yaml")], "no file"),
+        ([str(tmp_path / "absent.yaml")], "FILE: expected a file or"),
         ([str(tmp_path / "a.yaml")], "is not readable YAML"),
         (
             [file, "--task", "3", "--tasks", "3"],
@@ -258,7 +258,7 @@ def test_a_wrong_setting_is_found_before_anything_runs(tmp_path):
     for changes, words in (
         ({"settings": {"trainer.max_epoch": 3}}, r"noise=0.1,rate=slow,seed=0: trainer.max_epoch: .* mean"),
         (misspelled, r"rate=fast,seed=1: model.init_args.learning_rat: .* did you mean learning_rate"),
-        ({"configs": ["absent.yaml"]}, r"seed=0: config: File does not exist: .*absent.yaml"),
+        ({"configs": ["absent.yaml"]}, r"seed=0: --config: expected a file .*absent.yaml"),
     ):
         with pytest.raises(UserError, match=words):
             check_cells(read_experiment(write_grid(tmp_path, **changes)), [MODULE])

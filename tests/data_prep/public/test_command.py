@@ -95,7 +95,7 @@ def test_a_rerun_does_nothing_and_a_missing_name_is_said(
 
 
 def test_a_model_is_tested_on_it(prepared: Path, exported: Path, tmp_path: Path, undrawn: None) -> None:
-    words = ["--config", "configs/mimic_cxr.yaml", "--ckpt_path", str(exported), "--untrained", "false"]
+    words = ["--config", "mimic_cxr", "--ckpt_path", str(exported), "--untrained", "false"]
     words += ["--data.init_args.folder", str(prepared), "--data.init_args.num_workers", "0"]
     words += ["--data.init_args.batch_size", "16", "--trainer.accelerator", "cpu"]
     words += ["--trainer.precision", "32-true"]
@@ -120,7 +120,7 @@ def test_a_model_is_tested_on_it(prepared: Path, exported: Path, tmp_path: Path,
 def test_training_without_reports_names_them(
     prepared: Path, small_bert: Path, tmp_path: Path, capsys
 ) -> None:
-    words = ["--config", "configs/mimic_cxr.yaml", "--config", "configs/objective/infonce.yaml"]
+    words = ["--config", "mimic_cxr", "--config", "objective/infonce"]
     words += ["--data.init_args.folder", str(prepared), "--run_folder", str(tmp_path / "run")]
     words += ["--model.init_args.text_encoder.init_args.pretrained", str(small_bert)]
     words += ["--model.init_args.image_encoder.init_args.weights", "null", "--trainer.accelerator", "cpu"]
