@@ -8,7 +8,6 @@ import json
 import os
 import re
 import tempfile
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -18,8 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Int, Shaped
 
-from data_prep.command import progress
-from medclip_dcl.common.journal import Journal
+from medclip_dcl.common.journal import Journal, work_through
 from medclip_dcl.data.prepared import PreparedDataError
 
 if TYPE_CHECKING:
@@ -126,10 +124,10 @@ def _progress_files(file: Path, suffix: str) -> list[Path]:
 
 
 class RowFile:
-    """A .npy file of so many rows that is written in order, and continued where the journal says.
+    """A .npy file of `count` rows that is written in order, and continued where the journal says.
 
     Attributes:
-        done: rows that are there.
+        done: rows that exist.
     """
 
     def __init__(self, file: Path, count: int, kept: Journal) -> None:
@@ -144,20 +142,30 @@ class RowFile:
         self.file.touch()
         # Not truncated, and written where it was: two processes of the same command write the same.
         with self.file.open("r+b") as stream:
-            kept_at, is_begun = time.monotonic(), False
-            try:
-                for part in progress(parts, n_parts, f"encoding {what}", "batches"):
-                    self._require_finite(part, what)
-                    if not is_begun:
-                        self._begin(stream, part)
-                        is_begun = True
-                    stream.write(np.ascontiguousarray(part).data)
-                    self.done += len(part)
-                    if time.monotonic() - kept_at >= KEEP_EVERY:
-                        self._keep(stream)
-                        kept_at = time.monotonic()
-            finally:
-                self._keep(stream)
+
+            def save() -> None:
+                stream.flush()
+                os.fsync(stream.fileno())
+
+            written = self._written(stream, parts, what)
+            shown: dict[str, Any] = {"desc": f"encoding {what}", "total": n_parts, "unit": " batches"}
+            work_through(written, self.kept, KEEP_EVERY, save, **shown)
+
+    def _written(
+        self, stream: BinaryIO, parts: Iterator[Shaped[np.ndarray, "row ..."]], what: str
+    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, part in enumerate(parts):
+            is_finite = np.isfinite(part.reshape(len(part), -1)).all(axis=1)
+            if not is_finite.all():
+                raise PreparedDataError(
+                    f"{what}: expected finite features, found others in row {self.done + int(np.argmin(is_finite))} "
+                    f"({part.dtype}); the model's weights hold NaN, or have diverged"
+                )
+            if number == 0:
+                self._begin(stream, part)
+            stream.write(np.ascontiguousarray(part).data)
+            self.done += len(part)
+            yield 1, {"file": self.file.name, "rows": self.done}
 
     def _begin(self, stream: BinaryIO, part: Shaped[np.ndarray, "row ..."]) -> None:
         """Write the header and go to the first row that is missing; what the file has beyond is written over."""
@@ -167,17 +175,4 @@ class RowFile:
         if self.done and stream.tell() > self.file.stat().st_size:
             raise PreparedDataError(
                 f"{self.file}: expected {self.done:,} finished rows, found fewer; remove it and start again"
-            )
-
-    def _keep(self, stream: BinaryIO) -> None:
-        stream.flush()
-        os.fsync(stream.fileno())
-        self.kept.add([{"file": self.file.name, "rows": self.done}])
-
-    def _require_finite(self, part: Shaped[np.ndarray, "row ..."], what: str) -> None:
-        is_finite = np.isfinite(part.reshape(len(part), -1)).all(axis=1)
-        if not is_finite.all():
-            raise PreparedDataError(
-                f"{what}: expected finite features, found others in row {self.done + int(np.argmin(is_finite))} "
-                f"({part.dtype}); the model's weights hold NaN, or have diverged"
             )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from medclip_dcl.common.command_line import progress_bar
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import parse_json
 
@@ -84,6 +86,43 @@ class Journal:
         """Remove the file: all work is done."""
         self.close()
         self.file.unlink(missing_ok=True)
+
+
+def work_through(
+    parts: Iterable[tuple[int, Mapping[str, Any]]],
+    kept: Journal | None,
+    every: float = 0.0,
+    save: Callable[[], None] = lambda: None,
+    **shown: Any,
+) -> None:
+    """Compute the parts of some work, and keep each in a journal.
+
+    Args:
+        parts: the amount of work of each part and its entry, as soon as its result exists.
+        kept: the journal; None keeps nothing.
+        every: seconds between two notes in the journal, the most that a kill may cost; 0 keeps each part at once.
+        save: makes the results durable that the entries name, before they are noted.
+        shown: options of the progress bar.
+    """
+    finished: list[Mapping[str, Any]] = []
+
+    def note() -> float:
+        if kept is not None and finished:
+            save()
+            kept.add(finished)
+        finished.clear()
+        return time.monotonic()
+
+    with progress_bar(**shown) as bar:
+        noted_at = time.monotonic()
+        try:
+            for amount, entry in parts:
+                finished.append(entry)
+                bar.update(amount)
+                if time.monotonic() - noted_at >= every:
+                    noted_at = note()
+        finally:
+            note()
 
 
 def _line(content: Mapping[str, Any]) -> bytes:

@@ -24,9 +24,8 @@ from jaxtyping import Float64
 from torch import Tensor, nn
 from transformers import BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from medclip_dcl.common.command_line import progress_bar
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.journal import Journal
+from medclip_dcl.common.journal import Journal, work_through
 from medclip_dcl.networks.language_model import is_causal
 from medclip_dcl.networks.library_folder import longest_sentence
 from medclip_dcl.scoring.masked_bert import MaskedBert, masked_bert
@@ -323,18 +322,20 @@ def score_left(
     The progress bar counts the tokens that go through the model, quadratic in a sentence's length.
     """
     work = {number: plan.work(plan.batches[number]) for number in left}
-    shown = {
+
+    def finished() -> Iterator[tuple[int, dict[str, Any]]]:
+        for number, found in score_batches(model, plan, left, dtype=dtype):
+            values[plan.places(number)] = found
+            yield work[number], {"batch": number, "values": found.tolist()}
+
+    is_hidden = not (is_shown and work)
+    shown: dict[str, Any] = {
         "desc": f"scoring{who}",
         "unit": " tokens",
         "unit_scale": True,
-        "disable": not (is_shown and work),
+        "disable": is_hidden,
     }
-    with progress_bar(total=sum(work.values()), **shown) as bar:
-        for number, found in score_batches(model, plan, left, dtype=dtype):
-            values[plan.places(number)] = found
-            if kept is not None:
-                kept.add([{"batch": number, "values": found.tolist()}])
-            bar.update(work[number])
+    work_through(finished(), kept, total=sum(work.values()), **shown)
 
 
 @contextmanager
