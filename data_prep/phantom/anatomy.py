@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from data_prep.phantom.findings import FindingClass
-from data_prep.phantom.geometry import Field, Frame, blur, bump, smooth_step, spline
+from data_prep.phantom.geometry import Field, Frame, Line, blur, bump, smooth_step, spline
 
 SIGN = {"right": -1, "left": 1}
 """The patient's right is on the image's left."""
@@ -35,13 +35,8 @@ class Body:
         inspiration = 0.795 + 0.018 * p.standard_normal() + 0.008 * i.standard_normal()
         inspiration -= 0.02 * is_ap + (0.075 + 0.02 * p.random()) * low_volumes
         right = float(np.clip(inspiration, 0.62, 0.83))
-        ratio = (
-            0.452
-            + 0.024 * p.standard_normal()
-            + 0.006 * i.standard_normal()
-            + 0.022 * is_ap
-            + 0.012 * low_volumes
-        )
+        ratio = 0.452 + 0.024 * p.standard_normal() + 0.006 * i.standard_normal()
+        ratio = ratio + 0.022 * is_ap + 0.012 * low_volumes
         self.chest_width = float(0.37 + 0.012 * p.standard_normal())
         self.apex = float(0.075 + 0.012 * p.standard_normal())
         self.dome = {"right": right, "left": right + float(0.018 + 0.008 * p.standard_normal())}
@@ -146,10 +141,8 @@ class Chest:
         right_width = np.float32((1 - b.heart_lean) * self.heart_width)
         left_width = np.float32(b.heart_lean * self.heart_width)
         # Both contours are smooth half-waves that start at the mediastinum; the left one peaks lower and further out.
-        right = (
-            base * 0.86
-            + (right_width - base * 0.86) * np.sin(np.float32(np.pi) * np.clip(t - 0.22, 0, 0.999)) ** 1.1
-        )
+        wave = np.sin(np.float32(np.pi) * np.clip(t - 0.22, 0, 0.999)) ** 1.1
+        right = base * 0.86 + (right_width - base * 0.86) * wave
         rise = np.clip(t / 0.84, 0, 1)
         fall = np.clip((t - 0.84) / 0.34, 0, 1)
         ventricle = np.sin(np.float32(np.pi / 2) * rise) ** 1.55 * np.sqrt(1 - fall**2)
@@ -186,11 +179,9 @@ class Chest:
         t = min(max((y - self.body.apex) / 0.8, 0.0), 1.0)
         wall = self.body.chest_width * (1 - (1 - t) ** 3.4) ** 0.5
         # On the left, low lesions keep clear of the heart.
-        inner = (
-            0.09
-            if zone != "lower"
-            else (0.12 if side == "right" else min(0.7 * self.heart_width, wall - 0.14))
-        )
+        inner = 0.09
+        if zone == "lower":
+            inner = 0.12 if side == "right" else min(0.7 * self.heart_width, wall - 0.14)
         lateral = wall - 0.075
         return sign * float(inner + (lateral - inner) * rng.uniform(0.25, 0.85)), float(y)
 
@@ -244,12 +235,12 @@ def _bands(height: Field, spacing: np.float32, half: float) -> Field:
 def shoulder_girdle(chest: Chest) -> Field:
     """Clavicles, scapulae and humeral heads."""
     f, b = chest.frame, chest.body
-    lines = []
+    lines: list[Line] = []
     for sign in (-1, 1):
         y0 = b.clavicle + sign * b.rotation
         shaft = [(0.035, y0 + 0.01), (0.12, y0 - 0.01), (0.24, y0 - 0.07), (0.36, y0 - 0.085)]
         lines.append(spline([(sign * x, y) for x, y in shaft]))
-        lines.append(np.array([(sign * 0.03, y0), (sign * 0.055, y0 + 0.02)], np.float32))
+        lines.append([(sign * 0.03, y0), (sign * 0.055, y0 + 0.02)])
     clavicles = blur(f.strokes(lines, [0.026, 0.03] * 2, [0.75, 0.6] * 2), 0.9)
     blade = 0.42 * smooth_step(f.d - np.float32(b.scapula) - 0.12 * (f.y - 0.25), 0.008)
     blade *= smooth_step(0.42 - f.y, 0.02) * smooth_step(f.y - 0.09, 0.02)
@@ -317,9 +308,8 @@ def _vessel_tree(rng: np.random.Generator) -> _VesselTree:
         hilum = np.array([sign * 0.07, 0.43 if sign < 0 else 0.415])
         angles = np.linspace(-1.2, 1.3, 7) + rng.normal(0, 0.16, 7)
         for angle in angles:
-            start = (
-                hilum + np.array([sign * 0.012, 0.05]) * rng.normal(0, 0.7, 2) + np.array([0, 0.035 * angle])
-            )
+            start = hilum + np.array([sign * 0.012, 0.05]) * rng.normal(0, 0.7, 2)
+            start = start + np.array([0, 0.035 * angle])
             width = 0.0105 + 0.005 * (angle > 0.2) + 0.003 * rng.random()
             _grow(segments, rng, start, float(angle), sign, float(width), _LEVELS)
     segments.sort(key=lambda segment: segment[1])
@@ -373,22 +363,19 @@ def normal_haze(chest: Chest) -> Field:
     """Density of normal lungs that resembles disease: haze, a fold of skin, a rounded angle."""
     f, b = chest.frame, chest.body
     r = f.ellipse(float(chest.center), 0.50, 0.27, 0.22)
-    haze = np.float32(b.congestion) * np.exp(-r) + np.float32(b.basal_haze) * np.clip(
-        (f.y - 0.45) * 2.2, 0, 1
-    )
+    basal = np.clip((f.y - 0.45) * 2.2, 0, 1)
+    haze = np.float32(b.congestion) * np.exp(-r) + np.float32(b.basal_haze) * basal
     side, place, top = b.fold
     if side:
         # Denser towards the midline, with an edge on the outside: not a line as the pleura is.
         inward = chest.lateral * np.float32(place) - f.side(SIGN[side])
         ramp = smooth_step(inward, 0.003) * np.exp(np.clip(inward, 0, 1) * -22)
-        haze = haze + 0.06 * ramp * smooth_step(f.y - np.float32(top), 0.03) * smooth_step(
-            np.float32(top + 0.3) - f.y, 0.03
-        )
+        ends = smooth_step(f.y - np.float32(top), 0.03), smooth_step(np.float32(top + 0.3) - f.y, 0.03)
+        haze = haze + 0.06 * ramp * ends[0] * ends[1]
     for side, height in b.blunting.items():
         if height:
-            corner = (
-                np.float32(chest.dome[side] + b.dome_height) - f.y + 2 * (chest.lateral - f.side(SIGN[side]))
-            )
+            floor = np.float32(chest.dome[side] + b.dome_height)
+            corner = floor - f.y + 2 * (chest.lateral - f.side(SIGN[side]))
             haze = haze + 0.26 * smooth_step(np.float32(2 * height) - corner, 0.012)
     return (haze * chest.lungs()).astype(np.float32)
 
@@ -400,12 +387,10 @@ def gas(chest: Chest, rng: np.random.Generator) -> Field:
         return np.zeros_like(f.x)
     x, y = rng.uniform(0.12, 0.2), chest.dome["left"] + rng.uniform(0.05, 0.075)
     wobble = 0.25 * f.noise(rng, 0.07)
-    bubble = smooth_step(
-        1 - f.ellipse(x, y, rng.uniform(0.045, 0.08), rng.uniform(0.02, 0.036), -0.15) + wobble, 0.22
-    )
-    colon = smooth_step(1 - f.ellipse(x + 0.09, y + 0.07, 0.06, 0.028, 0.6) + wobble, 0.3) * rng.uniform(
-        0, 0.6
-    )
+    r = f.ellipse(x, y, rng.uniform(0.045, 0.08), rng.uniform(0.02, 0.036), -0.15)
+    bubble = smooth_step(1 - r + wobble, 0.22)
+    colon = smooth_step(1 - f.ellipse(x + 0.09, y + 0.07, 0.06, 0.028, 0.6) + wobble, 0.3)
+    colon = colon * rng.uniform(0, 0.6)
     below = smooth_step(f.y - chest.diaphragm["left"] - 0.008, 0.004)
     return (np.float32(b.stomach_gas) * np.maximum(bubble, np.float32(colon)) * below).astype(np.float32)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from data_prep.phantom.anatomy import SIGN, Layers
 from data_prep.phantom.findings import FindingClass
-from data_prep.phantom.geometry import Field, bump, smooth_step, spline
+from data_prep.phantom.geometry import Field, Line, bump, smooth_step, spline
 
 Draw = Callable[[Layers, FindingClass, np.random.Generator], list[Field]]
 """Changes the layers and returns masks of the changed pixels, one per place."""
@@ -20,7 +20,7 @@ def _clips(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> l
     for k in range(5):
         x0, y0, angle = x + (k - 2) * 0.017, y + rng.uniform(-0.014, 0.014), rng.uniform(0, np.pi)
         end = (x0 + 0.016 * np.cos(angle), y0 + 0.016 * np.sin(angle))
-        lines.append(np.array([(x0, y0), end], np.float32))
+        lines.append([(x0, y0), end])
     drawn = layers.chest.frame.strokes(lines, 0.006)
     layers.metal = np.maximum(layers.metal, drawn)
     return [drawn]
@@ -49,24 +49,15 @@ def _tube(
 
 def _picc(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
     s, c, y = SIGN[finding.side], float(layers.chest.center), layers.chest.body.clavicle
-    points = [
-        (s * 0.50, 0.36),
-        (s * 0.44, 0.22),
-        (s * 0.33, y + 0.02),
-        (s * 0.2, y + 0.045 + rng.uniform(-0.01, 0.01)),
-    ]
-    points += [(s * 0.08, y + 0.075), (c - 0.03, 0.31), (c - 0.048, rng.uniform(0.42, 0.48))]
+    points = [(s * 0.50, 0.36), (s * 0.44, 0.22), (s * 0.33, y + 0.02)]
+    points += [(s * 0.2, y + 0.045 + rng.uniform(-0.01, 0.01)), (s * 0.08, y + 0.075)]
+    points += [(c - 0.03, 0.31), (c - 0.048, rng.uniform(0.42, 0.48))]
     return [_tube(layers, points, 0.008, 0.20)]
 
 
 def _jugular_line(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
     s, c = SIGN[finding.side], float(layers.chest.center)
-    points = [
-        (s * 0.10, -0.12),
-        (s * 0.085, 0.02),
-        (s * 0.06, 0.16),
-        (c - 0.03 if s > 0 else c - 0.055, 0.28),
-    ]
+    points = [(s * 0.10, -0.12), (s * 0.085, 0.02), (s * 0.06, 0.16), (c - (0.03 if s > 0 else 0.055), 0.28)]
     points += [(c - 0.05, rng.uniform(0.40, 0.47))]
     return [_tube(layers, points, 0.010, 0.21)]
 
@@ -77,33 +68,22 @@ def _port(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> li
     reservoir = smooth_step(1 - layers.chest.frame.ellipse(x0, y0, 0.026, 0.026), 0.1)
     ring = bump(np.sqrt(layers.chest.frame.ellipse(x0, y0, 0.026, 0.026)) - 1, 0.18)
     layers.metal = np.maximum(layers.metal, np.maximum(0.45 * reservoir, 0.9 * ring))
-    points = [
-        (x0, y0 - 0.02),
-        (s * 0.24, y + 0.03),
-        (s * 0.15, y + 0.035),
-        (s * 0.07, y + 0.08),
-        (c - 0.035, 0.32),
-    ]
-    return [np.maximum(reservoir, _tube(layers, [*points, (c - 0.05, rng.uniform(0.42, 0.47))], 0.008, 0.19))]
+    points = [(x0, y0 - 0.02), (s * 0.24, y + 0.03), (s * 0.15, y + 0.035), (s * 0.07, y + 0.08)]
+    points += [(c - 0.035, 0.32), (c - 0.05, rng.uniform(0.42, 0.47))]
+    return [np.maximum(reservoir, _tube(layers, points, 0.008, 0.19))]
 
 
 def _pacemaker(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
     chest, s, c = layers.chest, SIGN[finding.side], float(layers.chest.center)
     f, y = chest.frame, chest.body.clavicle
     x0, y0 = s * rng.uniform(0.27, 0.31), y + rng.uniform(0.075, 0.11)
-    r = np.square(np.square((f.x - np.float32(x0)) / 0.055)) + np.square(
-        np.square((f.y - np.float32(y0)) / 0.045)
-    )
+    x, y_of = (f.x - np.float32(x0)) / 0.055, (f.y - np.float32(y0)) / 0.045
+    r = np.square(np.square(x)) + np.square(np.square(y_of))
     case = smooth_step(1 - r, 0.12)
     layers.metal = np.maximum(layers.metal, 0.92 * case)
     bottom = chest.dome["left"]
-    start = [
-        (x0 - s * 0.04, y0 - 0.03),
-        (s * 0.17, y + 0.03),
-        (s * 0.08, y + 0.065),
-        (c - 0.04, 0.31),
-        (c - 0.055, 0.46),
-    ]
+    start = [(x0 - s * 0.04, y0 - 0.03), (s * 0.17, y + 0.03), (s * 0.08, y + 0.065)]
+    start += [(c - 0.04, 0.31), (c - 0.055, 0.46)]
     leads = [[*start, (c - 0.03, bottom - 0.06), (c + 0.06, bottom - 0.035), (c + 0.13, bottom - 0.05)]]
     if finding.kind == "pacemaker_dual":
         leads.append([*start[:-1], (c - 0.062, 0.45), (c - 0.055, bottom - 0.20), (c - 0.03, bottom - 0.235)])
@@ -115,13 +95,8 @@ def _pacemaker(layers: Layers, finding: FindingClass, rng: np.random.Generator) 
 
 def _chest_tube(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
     s = SIGN[finding.side]
-    points = [
-        (s * 0.48, 0.66),
-        (s * 0.36, rng.uniform(0.56, 0.62)),
-        (s * 0.28, 0.42),
-        (s * 0.20, 0.24),
-        (s * 0.15, 0.16),
-    ]
+    points = [(s * 0.48, 0.66), (s * 0.36, rng.uniform(0.56, 0.62))]
+    points += [(s * 0.28, 0.42), (s * 0.20, 0.24), (s * 0.15, 0.16)]
     return [_tube(layers, points, 0.020, 0.09, stripe=True)]
 
 
@@ -156,7 +131,7 @@ def _enteric_tube(layers: Layers, finding: FindingClass, rng: np.random.Generato
     points = [(c + 0.012, -0.2), (c + 0.014, 0.2), (c + 0.006, 0.42), (c + 0.018, dome - 0.14)]
     if finding.kind == "enteric_tube":
         points += [
-            (c + 0.05, dome + 0.0),
+            (c + 0.05, dome),
             (c + 0.12, dome + 0.07),
             (c + 0.10, dome + 0.14),
             (c + 0.03, dome + 0.16),
@@ -165,13 +140,14 @@ def _enteric_tube(layers: Layers, finding: FindingClass, rng: np.random.Generato
 
 
 def _sternotomy_wires(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
-    c, lines = float(layers.chest.center), []
+    c = float(layers.chest.center)
+    lines: list[Line] = []
     for k in range(6):
         y, w = 0.24 + 0.075 * k, rng.uniform(0.015, 0.021)
         x = c + rng.normal(0, 0.004)
         turn = np.linspace(0, 2 * np.pi, 10)
         lines.append(np.stack([x + w * np.cos(turn), y + 0.45 * w * np.sin(turn)], 1).astype(np.float32))
-        lines.append(np.array([(x + w, y), (x + w + 0.008, y + 0.008)], np.float32))
+        lines.append([(x + w, y), (x + w + 0.008, y + 0.008)])
     drawn = layers.chest.frame.strokes(lines, 0.0055)
     layers.metal = np.maximum(layers.metal, drawn)
     return [drawn]
@@ -189,14 +165,8 @@ def _pulmonary_artery_catheter(
     layers: Layers, finding: FindingClass, rng: np.random.Generator
 ) -> list[Field]:
     c, dome = float(layers.chest.center), layers.chest.dome["left"]
-    points = [
-        (-0.10, -0.12),
-        (-0.075, 0.06),
-        (c - 0.055, 0.28),
-        (c - 0.06, 0.50),
-        (c - 0.02, dome - 0.09),
-        (c + 0.05, dome - 0.11),
-    ]
+    points = [(-0.10, -0.12), (-0.075, 0.06), (c - 0.055, 0.28), (c - 0.06, 0.50)]
+    points += [(c - 0.02, dome - 0.09), (c + 0.05, dome - 0.11)]
     points += [(c + 0.055, 0.50), (c + 0.03, 0.425), (c - 0.05, 0.42), (c - 0.10, 0.44)]
     return [_tube(layers, points, 0.009, 0.21)]
 
@@ -205,10 +175,10 @@ def _spinal_hardware(layers: Layers, finding: FindingClass, rng: np.random.Gener
     c, lines, widths = float(layers.chest.center) * 0.5, [], []
     top, bottom = rng.uniform(0.3, 0.4), rng.uniform(0.72, 0.85)
     for s in (-1, 1):
-        lines.append(np.array([(c + s * 0.026, top), (c + s * 0.026, bottom)], np.float32))
+        lines.append([(c + s * 0.026, top), (c + s * 0.026, bottom)])
         widths.append(0.009)
         for y in np.arange(top, bottom, 0.062):
-            lines.append(np.array([(c + s * 0.026, y), (c + s * 0.010, y + 0.006)], np.float32))
+            lines.append([(c + s * 0.026, y), (c + s * 0.010, y + 0.006)])
             widths.append(0.012)
     drawn = layers.chest.frame.strokes(lines, widths)
     layers.metal = np.maximum(layers.metal, 0.85 * drawn)

@@ -19,6 +19,8 @@ GRID = 208
 """Longer side of the grid on which everything but the grain is drawn, px."""
 
 Field = Float32[np.ndarray, "row column"]
+Line = Float32[np.ndarray, "point 2"] | Sequence[tuple[float, float]]
+"""Points (x, y) in body coordinates."""
 
 
 def smooth_step(values: Field, width: float) -> Field:
@@ -98,14 +100,13 @@ class Frame:
 
     def strokes(
         self,
-        lines: Sequence[Float32[np.ndarray, "_ 2"]],
+        lines: Sequence[Line],
         widths: float | Sequence[float],
         values: float | Sequence[float] = 1.0,
     ) -> Field:
         """Draw poly-lines in body coordinates; of crossing lines the later one is seen.
 
         Args:
-            lines: points (x, y) of each line.
             widths: of each line or of all, body units.
             values: of each line or of all, in [0, 1].
         """

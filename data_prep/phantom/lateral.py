@@ -19,9 +19,7 @@ _GRADE = {
     "small": 0.4,
     "patchy": 0.6,
     "moderate": 0.7,
-    "dense": 1.0,
-    "severe": 1.0,
-    "large": 1.0,
+    **dict.fromkeys(("dense", "severe", "large"), 1.0),
 }
 _BLOBS = {"pneumonia": (0.10, 0.16), "mass": (0.06, 0.20), "nodule": (0.027, 0.18), "granuloma": (0.014, 0.4)}
 
@@ -72,17 +70,13 @@ def lateral_density(
     metal = np.zeros_like(f.x)
     kinds = {x.kind for x in findings}
     if "sternotomy_wires" in kinds:
-        lines = [
-            np.array([(-0.285 - 0.02, y), (-0.27, y + 0.012)], np.float32)
-            for y in np.arange(0.25, 0.66, 0.075)
-        ]
-        metal = np.maximum(metal, f.strokes(lines, 0.007))
+        wires = [[(-0.285 - 0.02, y), (-0.27, y + 0.012)] for y in np.arange(0.25, 0.66, 0.075)]
+        metal = np.maximum(metal, f.strokes(wires, 0.007))
     if kinds & {"pacemaker_single", "pacemaker_dual"}:
-        case = f.strokes([np.array([(-0.325, 0.17), (-0.30, 0.25)], np.float32)], 0.018)
+        case = f.strokes([[(-0.325, 0.17), (-0.30, 0.25)]], 0.018)
         metal = np.maximum(metal, 0.9 * case)
-        density += 0.2 * f.stroke(
-            [(-0.31, 0.2), (-0.12, 0.16), (-0.03, 0.4), (-0.1, 0.62), (-0.19, 0.68)], 0.009
-        )
+        lead = [(-0.31, 0.2), (-0.12, 0.16), (-0.03, 0.4), (-0.1, 0.62), (-0.19, 0.68)]
+        density += 0.2 * f.stroke(lead, 0.009)
     return (density * outline).astype(np.float32), metal.astype(np.float32)
 
 

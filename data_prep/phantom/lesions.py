@@ -19,10 +19,7 @@ _GRADES = {"mild": 0, "small": 0, "patchy": 0, "moderate": 1, "dense": 1, "sever
 def _edema(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
     chest, grade = layers.chest, _GRADES[finding.grade]
     f, amount = chest.frame, (0.08, 0.135, 0.20)[grade] * rng.uniform(0.85, 1.15)
-    wings = bump(
-        np.sqrt(np.square((f.d - 0.15) / 1.05) + np.square((f.y - 0.50) * 0.72)),
-        0.125,
-    )
+    wings = bump(np.sqrt(np.square((f.d - 0.15) / 1.05) + np.square((f.y - 0.50) * 0.72)), 0.125)
     basal = np.clip((f.y - 0.42) * 1.6, 0, 1)
     haze = (0.8 * wings + 0.45 * basal) * (1 + 0.22 * layers.texture)
     layers.added += np.float32(amount) * haze * chest.lungs()
@@ -41,11 +38,7 @@ def _septal_lines(layers: Layers, rng: np.random.Generator) -> Field:
     for sign in (-1, 1):
         for y in np.arange(0.58, 0.74, 0.022):
             x = sign * (chest.body.chest_width - 0.012)
-            lines.append(
-                np.array(
-                    [(x, y), (x - sign * rng.uniform(0.02, 0.05), y + rng.uniform(-0.004, 0.004))], np.float32
-                )
-            )
+            lines.append([(x, y), (x - sign * rng.uniform(0.02, 0.05), y + rng.uniform(-0.004, 0.004))])
     return chest.frame.strokes(lines, 0.004) * chest.lungs()
 
 
@@ -143,9 +136,8 @@ def _round(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> l
 def _cavity(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
     x, y = layers.chest.place(finding.side, finding.zone, rng)
     f, radius = layers.chest.frame, rng.uniform(0.048, 0.058)
-    r = f.ellipse(x, y, radius * rng.uniform(0.95, 1.15), radius, rng.uniform(0, 3)) * (
-        1 + 0.10 * layers.texture
-    )
+    r = f.ellipse(x, y, radius * rng.uniform(0.95, 1.15), radius, rng.uniform(0, 3))
+    r *= 1 + 0.10 * layers.texture
     outer, hole = smooth_step(1 - r, 0.16), smooth_step(0.42 - r, 0.07)
     fluid = smooth_step(f.y - np.float32(y + 0.3 * radius), 0.004)
     layers.added += 0.25 * outer - 0.30 * hole * (1 - fluid)
@@ -188,11 +180,8 @@ def _ground_glass(layers: Layers, finding: FindingClass, rng: np.random.Generato
     chest, f = layers.chest, layers.chest.frame
     x, y = chest.place(finding.side, finding.zone, rng)
     radius = rng.uniform(0.07, 0.09)
-    haze = smooth_step(
-        1 - np.sqrt(f.ellipse(x, y, radius, radius * 1.1, rng.uniform(0, 3))) + 0.1 * layers.texture,
-        0.16,
-    )
-    haze *= chest.lung[finding.side]
+    r = np.sqrt(f.ellipse(x, y, radius, radius * 1.1, rng.uniform(0, 3)))
+    haze = smooth_step(1 - r + 0.1 * layers.texture, 0.16) * chest.lung[finding.side]
     layers.added += 0.165 * haze
     return [haze]
 
@@ -204,11 +193,8 @@ def _infarct(layers: Layers, finding: FindingClass, rng: np.random.Generator) ->
     # A triangle with its base on the chest wall and its tip towards the hilum.
     inward = chest.lateral - f.side(sign)
     half = 0.062 * np.clip(1 - inward / depth, 0, 1)
-    mask = (
-        smooth_step(half - np.abs(f.y - np.float32(y)), 0.008)
-        * smooth_step(depth - inward, 0.01)
-        * chest.lung[finding.side]
-    )
+    mask = smooth_step(half - np.abs(f.y - np.float32(y)), 0.008) * smooth_step(depth - inward, 0.01)
+    mask *= chest.lung[finding.side]
     layers.added += 0.27 * mask
     return [mask]
 
@@ -228,9 +214,8 @@ def _apical_cap(layers: Layers, finding: FindingClass, rng: np.random.Generator)
     thick = np.float32(rng.uniform(0.035, 0.05))
     inner = smooth_step(chest.wall(f.y, float(thick)) - 0.008 - f.side(SIGN[finding.side]), 0.006)
     inner *= smooth_step(f.y - np.float32(chest.body.apex) - thick * (1 + 0.15 * layers.texture), 0.005)
-    mask = (
-        chest.lung[finding.side] * (1 - inner) * smooth_step(np.float32(chest.body.apex + 0.13) - f.y, 0.02)
-    )
+    mask = chest.lung[finding.side] * (1 - inner)
+    mask *= smooth_step(np.float32(chest.body.apex + 0.13) - f.y, 0.02)
     layers.air *= 1 - 0.75 * mask
     return [mask]
 
@@ -238,9 +223,8 @@ def _apical_cap(layers: Layers, finding: FindingClass, rng: np.random.Generator)
 def _hilar_enlargement(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
     chest, f, sign = layers.chest, layers.chest.frame, SIGN[finding.side]
     x, y = sign * 0.115 + float(chest.center), (0.45 if sign < 0 else 0.43)
-    r = f.ellipse(x, y, rng.uniform(0.05, 0.06), rng.uniform(0.07, 0.085), sign * 0.2) * (
-        1 + 0.16 * layers.texture
-    )
+    r = f.ellipse(x, y, rng.uniform(0.05, 0.06), rng.uniform(0.07, 0.085), sign * 0.2)
+    r *= 1 + 0.16 * layers.texture
     mask = smooth_step(1 - r, 0.16) * chest.lung[finding.side] * (1 - chest.heart)
     layers.added += 0.25 * mask
     return [mask]
@@ -251,11 +235,9 @@ def _collapse(layers: Layers, finding: FindingClass, rng: np.random.Generator) -
     chest, f, sign = layers.chest, layers.chest.frame, SIGN[finding.side]
     lung = chest.lung[finding.side]
     if finding.zone == "upper":
-        edge: Field = (
-            np.float32(rng.uniform(0.27, 0.31))
-            - 0.32 * (f.side(sign) - 0.08)
-            + 1.2 * np.square(np.clip(f.side(sign) - 0.08, 0, 1))
-        )
+        outwards = f.side(sign) - 0.08
+        edge: Field = np.float32(rng.uniform(0.27, 0.31)) - 0.32 * outwards
+        edge += 1.2 * np.square(np.clip(outwards, 0, 1))
         mask = smooth_step(edge - f.y, 0.006) * lung
     else:
         edge = 0.07 + np.float32(rng.uniform(0.42, 0.5)) * np.clip(f.y - 0.47, 0, 1)
@@ -268,9 +250,8 @@ def _collapse(layers: Layers, finding: FindingClass, rng: np.random.Generator) -
 
 def _fissural_fluid(layers: Layers, finding: FindingClass, rng: np.random.Generator) -> list[Field]:
     y = rng.uniform(0.47, 0.53)
-    r = layers.chest.frame.ellipse(
-        -0.2, y, rng.uniform(0.085, 0.10), rng.uniform(0.022, 0.03), rng.uniform(-0.12, 0.12)
-    )
+    radii = rng.uniform(0.085, 0.10), rng.uniform(0.022, 0.03)
+    r = layers.chest.frame.ellipse(-0.2, y, *radii, rng.uniform(-0.12, 0.12))
     mask = smooth_step(1 - r, 0.14) * layers.chest.lung["right"]
     layers.added += 0.22 * mask
     return [mask]
@@ -280,9 +261,8 @@ def _hiatal_hernia(layers: Layers, finding: FindingClass, rng: np.random.Generat
     chest, f = layers.chest, layers.chest.frame
     x, y = rng.uniform(0.02, 0.06), chest.dome["left"] - rng.uniform(0.05, 0.065)
     wall = smooth_step(1 - f.ellipse(x, y, 0.085, 0.065), 0.1)
-    gas = smooth_step(1 - f.ellipse(x, y - 0.005, 0.068, 0.05), 0.1) * smooth_step(
-        np.float32(y + 0.012) - f.y, 0.003
-    )
+    gas = smooth_step(1 - f.ellipse(x, y - 0.005, 0.068, 0.05), 0.1)
+    gas *= smooth_step(np.float32(y + 0.012) - f.y, 0.003)
     layers.added += 0.07 * wall - 0.27 * gas
     return [wall]
 
@@ -319,9 +299,8 @@ def _free_air(layers: Layers, finding: FindingClass, rng: np.random.Generator) -
     thick = np.float32(rng.uniform(0.018, 0.026))
     below = f.y - chest.diaphragm["right"] - 0.010
     u = np.clip((f.side(-1) - 0.19) / 0.13, -1, 1)
-    mask = smooth_step(thick * np.sqrt(1 - u**2) - np.abs(below - thick), 0.003) * smooth_step(
-        1 - np.abs(u), 0.03
-    )
+    mask = smooth_step(thick * np.sqrt(1 - u**2) - np.abs(below - thick), 0.003)
+    mask *= smooth_step(1 - np.abs(u), 0.03)
     layers.added -= 0.33 * mask
     return [mask]
 
@@ -333,8 +312,8 @@ def _rib_fracture(layers: Layers, finding: FindingClass, rng: np.random.Generato
     x = sign * (wall - 0.015)
     # Two ends of a rib out of line, with callus around them.
     ends = [
-        np.array([(x - sign * 0.055, y - 0.03), (x - sign * 0.004, y - 0.002)], np.float32),
-        np.array([(x + sign * 0.002, y + 0.018), (x + sign * 0.03, y + 0.055)], np.float32),
+        [(x - sign * 0.055, y - 0.03), (x - sign * 0.004, y - 0.002)],
+        [(x + sign * 0.002, y + 0.018), (x + sign * 0.03, y + 0.055)],
     ]
     bone = blur(chest.frame.strokes(ends, 0.019), 1.0)
     callus = bump(np.sqrt(chest.frame.ellipse(x, y + 0.006, 0.028, 0.028)), 1.0)
@@ -346,8 +325,8 @@ def _clavicle_fracture(layers: Layers, finding: FindingClass, rng: np.random.Gen
     chest, sign = layers.chest, SIGN[finding.side]
     x, y = sign * 0.2, chest.body.clavicle + sign * chest.body.rotation - 0.05
     ends = [
-        np.array([(x - sign * 0.07, y + 0.035), (x + sign * 0.012, y - 0.028)], np.float32),
-        np.array([(x - sign * 0.006, y + 0.028), (x + sign * 0.09, y + 0.002)], np.float32),
+        [(x - sign * 0.07, y + 0.035), (x + sign * 0.012, y - 0.028)],
+        [(x - sign * 0.006, y + 0.028), (x + sign * 0.09, y + 0.002)],
     ]
     bone = blur(chest.frame.strokes(ends, 0.027), 1.0)
     layers.added += 0.16 * bone
@@ -362,7 +341,7 @@ def _subcutaneous_air(layers: Layers, finding: FindingClass, rng: np.random.Gene
     for y in rng.uniform(0.2, 0.70, 46):
         x = sign * (chest.body.chest_width + rng.uniform(0.012, 0.078))
         slant = rng.normal(0, 0.012)
-        lines.append(np.array([(x, y), (x + slant, y + 0.03), (x + slant * 0.5, y + 0.06)], np.float32))
+        lines.append([(x, y), (x + slant, y + 0.03), (x + slant * 0.5, y + 0.06)])
     widths = rng.uniform(0.005, 0.013, len(lines)).tolist()
     streaks = blur(f.strokes(lines, widths), 0.6)
     layers.added -= 0.22 * streaks * np.clip(band + 0.3, 0, 1)
@@ -383,11 +362,8 @@ def _contour(layers: Layers, finding: FindingClass, rng: np.random.Generator) ->
     chest, f = layers.chest, layers.chest.frame
     if finding.kind == "cardiomegaly":
         top = np.float32(chest.dome["left"] + 0.02 - 0.33)
-        return [
-            chest.heart
-            * smooth_step(f.y - top, 0.01)
-            * smooth_step(np.float32(chest.dome["left"] + 0.03) - f.y, 0.01)
-        ]
+        low = smooth_step(np.float32(chest.dome["left"] + 0.03) - f.y, 0.01)
+        return [chest.heart * smooth_step(f.y - top, 0.01) * low]
     if finding.kind == "elevated_diaphragm":
         sign, dome = SIGN[finding.side], chest.dome[finding.side]
         inside = smooth_step(np.minimum(chest.lateral - f.side(sign), f.side(sign) - 0.05), 0.005)
@@ -397,11 +373,8 @@ def _contour(layers: Layers, finding: FindingClass, rng: np.random.Generator) ->
     if finding.kind == "wide_mediastinum":
         return [chest.heart * smooth_step(0.42 - f.y, 0.01) * smooth_step(f.y - 0.10, 0.01)]
     # Scoliosis.
-    return [
-        smooth_step(0.05 - np.abs(f.x - chest.spine), 0.006)
-        * smooth_step(f.y - 0.1, 0.02)
-        * smooth_step(0.85 - f.y, 0.02)
-    ]
+    column = smooth_step(0.05 - np.abs(f.x - chest.spine), 0.006)
+    return [column * smooth_step(f.y - 0.1, 0.02) * smooth_step(0.85 - f.y, 0.02)]
 
 
 DRAW: dict[str, Draw] = {
