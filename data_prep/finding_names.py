@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from data_prep.sources.releases import OWN_FILE, ReleaseError, and_others
+from data_prep.sources.source_tables import OWN_FILE, ReleaseError, and_others
 from medclip_dcl.common.command_line import nearest
 
 
@@ -44,6 +44,12 @@ def aliases() -> dict[str, Alias]:
     return found
 
 
+def same_finding(name: str) -> str:
+    """Common name of a finding of this name, if both mean the same; else the name itself."""
+    alias = aliases().get(plain_finding(name))
+    return name if alias is None or alias.is_choice else alias.finding
+
+
 def with_parents(names: Iterable[str]) -> dict[str, list[str]]:
     """Name of a finding of PadChest -> itself and all that are above it in the set's tree, from ``findings.yaml``."""
     above: dict[str, list[str]] = {}
@@ -73,11 +79,11 @@ def known_names(findings: pd.Series, known: Sequence[str], where: str) -> pd.Ser
     Case and dashes do not matter, and a name that means the same by ``findings.yaml`` is that finding.
     """
     named = findings.reset_index(drop=True).explode().dropna().map(lambda name: " ".join(name.split()))
-    common = {name: alias.finding for name, alias in aliases().items() if not alias.is_choice}
-    spelled = {common[plain_finding(name)]: name for name in known if plain_finding(name) in common}
-    spelled = {plain: spelled[finding] for plain, finding in common.items() if finding in spelled}
-    spelled |= {plain_finding(name): name for name in known}
-    found = named.map({name: spelled.get(plain_finding(name)) for name in named.unique()})
+    plain = {plain_finding(name): name for name in known}
+    same = {same_finding(name): name for name in known}
+    found = named.map(
+        {name: plain.get(plain_finding(name), same.get(same_finding(name))) for name in named.unique()}
+    )
     if (unknown := named[found.isna()].value_counts()).empty:
         return found
     first, *others = [

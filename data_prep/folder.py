@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import pandas as pd
 
-from data_prep.finding_names import plain_finding
+from data_prep.finding_names import plain_finding, same_finding
 from data_prep.options import VIEWS, Folder
-from data_prep.sources import preparation, releases
+from data_prep.sources import preparation, source_tables
 from data_prep.sources import rows as row_tables
 from data_prep.sources.cells import with_texts
 from data_prep.sources.growth import digests_of_rows
 from data_prep.sources.preparation import Source
-from data_prep.sources.releases import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.rows import NO_REPORT, PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
+from data_prep.sources.source_tables import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.spellings import find_files
 from data_prep.text.sections import OWN_RULES_VERSION
 from medclip_dcl.common.files import encoding_of, kind_of_file
@@ -83,7 +83,7 @@ def prepare(settings: Folder) -> None:
 
 def _table(settings: Folder, check: TableCheck) -> tuple[CsvFile, str]:
     """The table, read as its byte order mark and its header say where no option does, and its encoding."""
-    content = releases.unpacked(settings.table, _READING_ADVICE)
+    content = source_tables.unpacked(settings.table, _READING_ADVICE)
     if settings.encoding is None and (kind := kind_of_file(content)):
         raise ReleaseError(f"{settings.table} is {kind}; save it as a CSV file in UTF-8")
     encoding = settings.encoding or encoding_of(content)
@@ -96,7 +96,7 @@ def _table(settings: Folder, check: TableCheck) -> tuple[CsvFile, str]:
             f"line {line} is not {wanted}; name the --encoding, as cp1252 (western Windows)"
         )
         text = content.decode("latin-1")  # the other problems can be listed all the same
-    said, header = releases.SEPARATOR_LINE.match(text), re.split(r"[\r\n]", text, maxsplit=1)[0]
+    said, header = source_tables.SEPARATOR_LINE.match(text), re.split(r"[\r\n]", text, maxsplit=1)[0]
     found = said[1] if said else max(",;\t|", key=header.count)
     return CsvFile(settings.table, text, _READING_ADVICE, settings.delimiter or found), encoding
 
@@ -149,18 +149,19 @@ def _columns(settings: Folder, table: CsvFile, check: TableCheck) -> dict[str, s
 def _label_columns(settings: Folder, header: Sequence[str], check: TableCheck) -> dict[str, str]:
     """Findings -> their columns: CheXpert's by name ("pleural_effusion" is "Pleural Effusion"), others as named."""
     found: dict[str, str] = {}
-    others = [
-        name for name in settings.label_columns if plain_finding(name) not in map(plain_finding, CHEXPERT)
-    ]
-    for finding in (*CHEXPERT, *others):
-        alike = [name for name in header if plain_finding(name) == plain_finding(finding)]
+    common = {name: same_finding(name) for name in settings.label_columns}
+    for finding in dict.fromkeys((*CHEXPERT, *common.values())):
+        named = [name for name in settings.label_columns if common[name] == finding]
+        alike = [name for name in header if plain_finding(name) == plain_finding(finding) or name in named]
         if len(alike) > 1:
             check.problems.append(f"expected one column of {finding}, found {' and '.join(alike)}; {_ADVICE}")
-        if alike and finding in (*CHEXPERT, *alike):
+        if alike and (finding in CHEXPERT or {*alike} & {*named}):
             found[finding] = alike[0]
-    for name in settings.label_columns:
+    for name, finding in common.items():
         if name not in found.values():
             _lacks(check, name, header, "--label_columns names columns that are there")
+        elif name != finding:
+            print(f"{settings.table}: the column {name} counts as the finding {finding}")
         if name in _RESERVED:
             check.problems.append(
                 f"the column {name} of --label_columns has another meaning in a prepared set; rename it in the table"
@@ -223,8 +224,8 @@ def _cells(
     rows = _without_headers(rows, check)
     check.rejects += [("report", line.partition(":")[0], line) for line in wrong]
     if wrong and not settings.drop_bad_rows:
-        check.problems.append(releases.unequal_lines(wrong))
-    is_missing = rows.apply(releases.is_placeholder)
+        check.problems.append(source_tables.unequal_lines(wrong))
+    is_missing = rows.apply(source_tables.is_placeholder)
     for name in [name for name in _COLUMNS if name in rows]:  # "+" and "-" may be labels
         is_missing[name] |= ~rows[name].str.contains(r"[^\W_]") & (rows[name] != "")
     for name in [name for name in columns if name not in _COLUMNS]:
@@ -249,7 +250,7 @@ def _without_headers(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
     is_header = plain.isin(header).all(axis=1) & (plain.nunique(axis=1) == len({*header}))
     if not is_header.any():
         return rows
-    places = ", ".join(map(str, rows.index[is_header][: releases.SHOWN]))
+    places = ", ".join(map(str, rows.index[is_header][: source_tables.SHOWN]))
     if (plain[is_header] == header).all(axis=None):
         check.warn(f"rows that repeat the header and are left out: {is_header.sum():,} (row {places})")
     else:
@@ -275,7 +276,7 @@ def _labels(
             cells[finding].str.normalize("NFKC").str.replace("\u2212", "-").str.strip("='\" ").str.casefold()
         )
         seen |= {*words}
-        numbers = releases.label_numbers(words.map({**_LABEL_WORDS, **given}).fillna(words))
+        numbers = source_tables.label_numbers(words.map({**_LABEL_WORDS, **given}).fillna(words))
         labels[finding] = numbers.replace(math.inf, math.nan)
         wrong = Counter(words[numbers == math.inf]).most_common()
         unread.update(dict(wrong))
@@ -284,8 +285,8 @@ def _labels(
         shown = [f"{value[:40]!r} {number:,}" for value, number in wrong]
         n_cells, counts[finding] = int((words != "").sum()), sum(number for _, number in wrong)
         found.append(
-            f"column {check.columns[finding]}: expected {releases.LABELS}, found {shown[0]}"
-            f"{releases.and_others(shown[1:])} ({counts[finding]:,} of {n_cells:,} cells)"
+            f"column {check.columns[finding]}: expected {source_tables.LABELS}, found {shown[0]}"
+            f"{source_tables.and_others(shown[1:])} ({counts[finding]:,} of {n_cells:,} cells)"
         )
         is_lost |= wrong[0][1] > max(5, 0.01 * n_cells) or not {0.0, 1.0} <= {*numbers}
     if unused := sorted(given.keys() - seen):
@@ -323,7 +324,7 @@ def _of_wanted_views(rows: pd.DataFrame, settings: Folder, check: TableCheck) ->
     is_wanted = views.str.upper().isin(wanted) | (rows["image"] == "")
     expected = f"one of the views {', '.join(settings.views)} (option --views), or a known other one"
     if not is_wanted.any():
-        check.problems.append(releases.wrong_values(rows["view"], ~is_wanted, expected))
+        check.problems.append(source_tables.wrong_values(rows["view"], ~is_wanted, expected))
         return rows
     rows = _shared_by_study(rows.assign(view=views.where(views != "", rows["view"])), is_wanted)
     rows = check.require(rows, "view", is_wanted | (views != ""), expected, refuse=False)

@@ -14,10 +14,7 @@ from data_prep.sources import preparation, set_tables
 from data_prep.sources.people import with_patients
 from data_prep.sources.preparation import Source
 from data_prep.sources.releases import (
-    FRONTAL_VIEWS,
-    SPLITS,
     Release,
-    ReleaseError,
     find_release,
     phantom_rates,
     radiologist_table,
@@ -25,11 +22,11 @@ from data_prep.sources.releases import (
     read_labels,
     read_ms_cxr,
     read_truth,
-    require,
     truth_files,
     with_radiologist,
 )
 from data_prep.sources.rows import SPLIT_NAMES
+from data_prep.sources.source_tables import FRONTAL_VIEWS, SPLITS, ReleaseError, require
 from data_prep.sources.spellings import find_files
 from data_prep.text.reports import ARCHIVE, find_reports, no_reports, report_places
 from medclip_dcl.common.files import ZIP, kind_of_file

@@ -19,9 +19,15 @@ from data_prep.sources import preparation
 from data_prep.sources.growth import files_of_set
 from data_prep.sources.preparation import Source
 from data_prep.sources.prepared_images import image_files
-from data_prep.sources.releases import ReleaseError, is_placeholder, read_label_table, read_table, require
 from data_prep.sources.rows import TableCheck, rows_source, with_image_paths
 from data_prep.sources.set_tables import Reject
+from data_prep.sources.source_tables import (
+    ReleaseError,
+    is_placeholder,
+    read_label_table,
+    read_table,
+    require,
+)
 from data_prep.text.reports import MAX_BYTES
 from data_prep.text.sections import OWN_RULES_VERSION
 from medclip_dcl.pictures.image_file import ENDINGS

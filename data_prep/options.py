@@ -232,7 +232,7 @@ class Folder(PrepareRows):
     sex_column: str | None = _column("sex")
     age_column: str | None = _column("age")
     label_columns: Sequence[str] = option(
-        "columns of labels of other findings than CheXpert's; the columns' names are the findings'",
+        "columns of labels of other findings than CheXpert's, or of these by another name (Effusion)",
         (),
         nargs="+",
         metavar="NAME",

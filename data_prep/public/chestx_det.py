@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from data_prep.finding_names import in_common, is_list_of_names, known_names, listed, names_of
 from data_prep.public.release_tables import BOX, MASK, PublicTables, ReleaseFolder, image_id, run_lengths
-from data_prep.sources.releases import OWN_FILE, ReleaseError, read_form
+from data_prep.sources.source_tables import OWN_FILE, ReleaseError, read_form
 
 FINDINGS = names_of("ChestX-Det")
 SIDE = 1024

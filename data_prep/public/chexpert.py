@@ -10,7 +10,7 @@ import pandas as pd
 
 from data_prep.finding_names import in_common, known_names, renamed
 from data_prep.public.release_tables import MASK, PublicTables, ReleaseFolder, image_id, uncompressed
-from data_prep.sources.releases import ReleaseError, labels_of, read_form, read_table
+from data_prep.sources.source_tables import ReleaseError, labels_of, read_form, read_table
 from medclip_dcl.common.findings import CHEXPERT
 
 _TABLES = {
@@ -85,7 +85,7 @@ def _masks(content: Any, file: Path) -> pd.DataFrame:
         for category, mask in of_image.items()
     ]
     for image, category, height, width, counts in rows:
-        if min(height, width) < 1 or sum(counts) != height * width:
+        if min(height, width) < 1 or min(counts, default=0) < 0 or sum(counts) != height * width:
             raise ValueError(f"{image}, {category}: the runs do not fill a mask of {height} x {width}")
     masks = pd.DataFrame(rows, columns=MASK)
     return masks.assign(category=in_common(known_names(masks["category"], CHEXPERT, str(file))))

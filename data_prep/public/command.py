@@ -13,8 +13,8 @@ from data_prep.public.release_tables import PublicTables, ReleaseFolder
 from data_prep.sources import preparation
 from data_prep.sources.growth import files_of_set
 from data_prep.sources.preparation import Source
-from data_prep.sources.releases import OWN_FILE, ReleaseError
 from data_prep.sources.rows import TableCheck, label_columns, rows_source
+from data_prep.sources.source_tables import ReleaseError
 from data_prep.sources.splits import draw_split
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
 
@@ -40,8 +40,6 @@ def prepare(settings: Public) -> None:
     folder = ReleaseFolder(settings.source)
     tables = READERS[settings.name](folder)
     files = [*dict.fromkeys(folder.taken)]
-    if tables.images.empty:
-        raise ReleaseError(f"{files[0]} has no rows; {OWN_FILE}")
     splits = set(tables.rows["split"])
     if settings.redraw_test and "test" not in splits:
         raise ReleaseError("--redraw_test: the tables have no official test patients; leave it out")

@@ -9,7 +9,7 @@ import pandas as pd
 
 from data_prep.finding_names import in_common, known_names, listed, names_of, renamed
 from data_prep.public.release_tables import BOX, PublicTables, ReleaseFolder, image_id, with_numbers
-from data_prep.sources.releases import OWN_FILE, ReleaseError, read_table, require, text_of
+from data_prep.sources.source_tables import OWN_FILE, ReleaseError, read_table, require, text_of
 from data_prep.sources.spellings import as_spelled
 
 FINDINGS, RELABELLED = names_of("NIH ChestX-ray14"), names_of("NIH ChestX-ray14, relabelled")

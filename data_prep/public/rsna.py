@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from data_prep.public.release_tables import BOX, PublicTables, ReleaseFolder, with_numbers
-from data_prep.sources.releases import read_form, read_table, require
+from data_prep.sources.source_tables import read_form, read_table, require
 from data_prep.sources.spellings import plain_image
 
 FINDING = "Pneumonia"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from data_prep.public.release_tables import MASK, PublicTables, ReleaseFolder
-from data_prep.sources.releases import OWN_FILE, ReleaseError, read_table
+from data_prep.sources.source_tables import OWN_FILE, ReleaseError, read_table
 
 FINDING = "Pneumothorax"
 SIDE = 1024

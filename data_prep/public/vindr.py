@@ -8,7 +8,7 @@ import pandas as pd
 
 from data_prep.finding_names import in_common, known_names, names_of, renamed
 from data_prep.public.release_tables import BOX, PublicTables, ReleaseFolder, with_numbers
-from data_prep.sources.releases import OWN_FILE, ReleaseError, read_table
+from data_prep.sources.source_tables import OWN_FILE, ReleaseError, read_table
 from data_prep.sources.spellings import as_spelled
 
 _KNOWN = names_of("VinDr-CXR")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.sources.releases import ReleaseError, read_table, require
+from data_prep.sources.source_tables import ReleaseError, read_table, require
 
 OLDEST = 120
 """Larger ages, in years, are not believed."""

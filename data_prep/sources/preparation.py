@@ -23,14 +23,15 @@ from data_prep.options import Prepare, PrepareReports
 from data_prep.sources import prepared_images as image_files
 from data_prep.sources import set_tables
 from data_prep.sources.growth import FILE, Found, Growth
-from data_prep.sources.releases import ReleaseError, and_others, file_hash
+from data_prep.sources.source_tables import ReleaseError, and_others, file_hash
 from data_prep.sources.splits import too_few_lines
 from data_prep.text import sections, sentences
 from data_prep.text.reports import Report, Sentences, read_sentences
-from medclip_dcl.common.files import parse_json, write_json, write_text
+from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.identity import IMAGE_FILES, describe
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
+from medclip_dcl.runs.saved import read_json
 
 # Of an unknown head that is named.
 _PATIENTS = 5
@@ -101,9 +102,7 @@ def _make(
 ) -> None:
     output = settings.output
     finished, unfinished = output / "dataset.json", output / _UNFINISHED
-    earlier: dict[str, Any] = next(
-        (parse_json(file.read_text(encoding="utf-8")) for file in (finished, unfinished) if file.exists()), {}
-    )
+    earlier = next((read_json(file) for file in (finished, unfinished) if file.exists()), {})
     if "fingerprint" in earlier:
         print(f"{output} is completed: {str(growth) or 'an earlier run began it'}")
         if growth.changed:
@@ -265,17 +264,18 @@ def _frequent_heads(heads: Mapping[tuple[str, str], Sequence[int]], patient: Map
 def _refuse_boxes(settings: Prepare, source: Source) -> None:
     """Refuse boxes and masks drawn on images of another size, or boxes mostly damaged, before hours of work."""
     remedy = "take the release's images, or copies in their proportions"
+
+    def lost_of(rejects: Sequence[set_tables.Reject]) -> dict[str, str]:
+        return {name: reason for _, name, reason in rejects if not reason.startswith(set_tables.OF_ITS_IMAGE)}
+
     if source.masks is not None:
         _, rejects = set_tables.select_masks(source.masks, _with_sizes(source.images, source.masks))
-        reasons = {
-            name: reason for _, name, reason in rejects if not reason.startswith(set_tables.OF_ITS_IMAGE)
-        }
-        _refuse_many(settings, "mask", reasons, len(source.masks), remedy)
+        _refuse_many(settings, "mask", lost_of(rejects), len(source.masks), remedy)
     if source.boxes is None:
         return
     readable = _with_sizes(source.images, source.boxes)
     kept, rejects, _ = set_tables.select_boxes(source.boxes, readable, source.resized)
-    lost = {name: reason for _, name, reason in rejects if not reason.startswith(set_tables.OF_ITS_IMAGE)}
+    lost = lost_of(rejects)
     refused = {name: reason for name, reason in lost.items() if reason.startswith(set_tables.OTHER_SIZE)}
     remedy += ", or say --resized" if hasattr(settings, "resized") else ""
     if not refused and len(lost) > len(kept):
@@ -355,12 +355,7 @@ def _require_same(
     if file == unfinished and not any(place.exists() for place in made if place.name != FILE):
         # Nothing was made yet that depends on an option.
         return
-    try:
-        differences = _differences(parse_json(file.read_text(encoding="utf-8")), made_from)
-    except ValueError as error:
-        raise PreparedDataError(
-            f"{file} is not JSON ({error}); delete {output} and prepare it again"
-        ) from error
+    differences = _differences(read_json(file, f"delete {output} and prepare it again"), made_from)
     if can_grow and all(difference.startswith(_CONTENT) for difference in differences):
         differences = []
     if lost_rows:

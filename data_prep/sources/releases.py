@@ -1,46 +1,30 @@
-"""Find, read and check the tables of MIMIC-CXR-JPG and MS-CXR, and CSV files of any source.
-
-Every column that is used is checked before any work begins; what is missing or invalid is a `ReleaseError`.
-"""
+"""Find, read and check the tables of MIMIC-CXR-JPG and MS-CXR, and the truth of a phantom in their layout."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import hashlib
-import io
-import json
-import math
-import re
 import sys
-import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
-from data_prep.sources.spellings import code_points, plain_number
-from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import encoding_of, kind_of_file, parse_json
+from data_prep.sources.source_tables import (
+    SPLITS,
+    ReleaseError,
+    read_form,
+    read_label_table,
+    read_table,
+    require,
+)
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.runs.saved import read_json
 
-T = TypeVar("T")
-FRONTAL_VIEWS = ("AP", "PA")
-SPLITS = ("train", "validate", "test")
-
 _DICOM_ID = r"[0-9a-f]{8}(?:-[0-9a-f]{8}){4}"
 _NUMBER = r"[0-9]{8}"
-SEPARATOR_LINE = re.compile(r"\Asep=(.)\r?\n")
-"""Excel's own first line, which names the delimiter."""
 _BOX = ("x", "y", "w", "h", "image_width", "image_height")
 _COCO = "the COCO keys images, annotations (image_id, category_id, bbox, label_text) and categories"
-
-
-class ReleaseError(UserError):
-    """A file of a release is missing or invalid; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +39,6 @@ class Release:
 
 def find_release(folder: Path, labeler: str = "chexpert") -> Release:
     """Find the tables of a release in the folder that holds ``files``; `labeler`: chexpert or negbio."""
-    if folder.is_file():
-        found = kind_of_file(folder) or "a file"
-        raise ReleaseError(f"--source {folder} is {found}; expected the folder of MIMIC-CXR-JPG, unpacked")
     tables: dict[str, Path] = {}
     names: set[str] = set()
     for kind in ("metadata", "split", labeler):
@@ -157,21 +138,6 @@ def with_radiologist(labels: pd.DataFrame, file: Path, tested: Iterable[int]) ->
     return pd.concat([labels[~labels["study_id"].isin(test_studies)], read[is_tested]], ignore_index=True)
 
 
-def read_label_table(
-    file: Path,
-    key: str,
-    pattern: str,
-    expected: str,
-    findings: Iterable[str],
-    other_findings: Iterable[str] = (),
-) -> pd.DataFrame:
-    """A column `key`, each value once and as `expected`, and the labels of findings as numbers."""
-    frame = read_table(file, (key, *findings), other_findings)
-    is_right = frame[key].str.fullmatch(pattern) & ~frame[key].duplicated()
-    require(frame[key], is_right, f"{expected}, each study once", file)
-    return frame.assign(**{name: labels_of(frame[name], file) for name in frame.columns.drop(key)})
-
-
 def read_ms_cxr(file: Path) -> pd.DataFrame:
     """The boxes of MS-CXR 1.0.0 or 1.1.0, from its JSON (COCO) or CSV file, one row each, not yet compared with images.
 
@@ -258,225 +224,3 @@ def read_truth(folder: Path) -> dict[str, pd.DataFrame] | None:
     files = truth_files(folder)[1:]
     found = {file.stem: read_table(file, columns[file.stem]).astype(columns[file.stem]) for file in files}
     return found or None
-
-
-def file_hash(file: Path) -> str:
-    """First 16 digits of the SHA-256 of a file, to recognise a table that was used before."""
-    try:
-        with file.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
-    except OSError as error:
-        raise ReleaseError(f"{file} cannot be read ({error.strerror}); put a readable file there") from error
-
-
-SHOWN = 5
-"""Cases that a message lists behind the first one."""
-
-MAX_CELL = 2**17
-"""Characters of a cell that is used."""
-
-ROW = "row"
-"""Name of an index that counts the rows of a file; its header is row 1."""
-
-PLACEHOLDER = (
-    r"-?nan|\(?null\)?|nil|none|n/?a|n\.a|<na>|nat|\\n|#n/?[av]|#[a-z/]+0?[!?]|undefined|missing|unk(?:nown)?|unbekannt"
-    r"|anonym(?:ous|i[sz]ed)"
-)
-"""Words of exports and spreadsheets that alone in a cell stand for a missing value."""
-
-
-def is_placeholder(column: pd.Series) -> pd.Series:
-    """True for cells that hold a `PLACEHOLDER` alone."""
-    return column.str.strip(" .").str.fullmatch(PLACEHOLDER, case=False).astype(bool)
-
-
-MAX_BYTES = 2**30
-"""Of a table, unpacked: it is read as a whole, which takes several times its size in memory, and a few megabytes of a
-damaged or hostile archive may unpack to any size."""
-
-
-def unpacked(file: Path, advice: str) -> bytes:
-    """Content of a file, packed by gzip or not; `advice` says what to do about a damaged one."""
-    try:
-        with file.open("rb") as stream:
-            is_packed = stream.read(2) == b"\x1f\x8b"
-        with (gzip.open if is_packed else open)(file, "rb") as stream:
-            content = bytes(stream.read(MAX_BYTES + 1))
-    except FileNotFoundError as error:
-        raise ReleaseError(f"{file} cannot be read ({error.strerror}); correct its path") from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
-    if len(content) > MAX_BYTES:
-        raise ReleaseError(
-            f"{file}: expected a table of at most {MAX_BYTES / 2**30:g} GiB unpacked, found more; download "
-            "it again if it should be smaller, or leave out columns that are not needed"
-        )
-    return content
-
-
-@dataclass(frozen=True)
-class CsvFile:
-    """The text of a CSV file with a header; `advice` says what to do about a damaged one."""
-
-    file: Path
-    text: str
-    advice: str
-    delimiter: str = ","
-
-    def _lines(self) -> Iterator[tuple[int, list[str]]]:
-        csv.field_size_limit(2**31 - 1)  # cells that are used are held to `MAX_CELL`
-        text = io.StringIO(SEPARATOR_LINE.sub("", self.text, count=1), newline="")
-        lines = csv.reader(text, delimiter=self.delimiter, strict=True)
-        first = 1
-        try:
-            for row in lines:
-                yield lines.line_num, row
-                first = lines.line_num + 1
-        except csv.Error as error:
-            place = f"{self.file}, row from line {first} on"
-            raise ReleaseError(f"{place} cannot be read ({error}); {self.advice}") from error
-
-    def header(self) -> list[str]:
-        """The column names."""
-        return [name.strip() for name in next(self._lines(), (1, []))[1]]
-
-    def read(
-        self, columns: Iterable[str], other_columns: Iterable[str] = ()
-    ) -> tuple[pd.DataFrame, list[str]]:
-        """The columns as text ("" where empty), and those of the others that are there, by `ROW`.
-
-        Lines with too many or too few values, or a value above `MAX_CELL`, are left out; they are returned as problems,
-        with their numbers.
-        """
-        file, advice, wanted, header = self.file, self.advice, [*columns], self.header()
-        if missing := [column for column in wanted if column not in header]:
-            raise ReleaseError(
-                f"{file} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
-                f"found {', '.join(header) or 'an empty file'}"
-            )
-        wanted += [column for column in other_columns if column in header and column not in wanted]
-        if twice := [column for column in wanted if header.count(column) > 1]:
-            raise ReleaseError(f"{file} has the column {twice[0]} twice; {advice}")
-        places = [header.index(column) for column in wanted]
-        # A delimiter at a line's end is no column, in the header or in a row.
-        n_named = max(place for place, name in enumerate(["", *header]) if name or not place)
-        rows, unequal = {}, []
-        # A blank line, or an empty row of a spreadsheet, is not a row. One of another length would be shifted, or lose
-        # its end.
-        for number, (line, row) in enumerate(self._lines(), start=1):
-            if number == 1 or not any(row):
-                continue
-            if len(row) < n_named or any(row[n_named:]):
-                unequal.append(f"line {line}: {len(row)} values for {n_named} columns")
-            elif long := [
-                column for column, place in zip(wanted, places, strict=True) if len(row[place]) > MAX_CELL
-            ]:
-                unequal.append(f"line {line}: more than {MAX_CELL:,} characters in column {long[0]}")
-            else:
-                rows[number] = [row[place].strip() for place in places]
-        if not rows:
-            raise ReleaseError(f"{file} holds no row; {advice}")
-        table = pd.DataFrame.from_dict(rows, orient="index", columns=wanted, dtype=str)
-        return table.rename_axis(ROW), unequal
-
-
-def unequal_lines(lines: Sequence[str]) -> str:
-    """The problem of lines with too many or too few values, as `CsvFile.read` names them."""
-    advice = (
-        "a value that holds the delimiter or a line break must stand in quotes, and each column needs a name"
-    )
-    return f"{lines[0]}{and_others(lines[1:])} ({advice})"
-
-
-def read_table(file: Path, columns: Iterable[str], other_columns: Iterable[str] | None = ()) -> pd.DataFrame:
-    """`CsvFile.read` of a downloaded file; None for all its other columns."""
-    advice = "download it again"
-    table = CsvFile(file, text_of(file, advice), advice)
-    if other_columns is None:
-        other_columns = [name for name in table.header() if name]
-    found, unequal = table.read(columns, other_columns)
-    if unequal:
-        raise ReleaseError(f"{file}, {unequal_lines(unequal)}; {advice}")
-    return found.reset_index(drop=True)
-
-
-def text_of(file: Path, advice: str = "download it again") -> str:
-    """Text of a downloaded file, packed by gzip or not, in UTF-8 or UTF-16."""
-    content = unpacked(file, advice)
-    if (kind := kind_of_file(content)) not in ("", "JSON"):
-        raise ReleaseError(f"{file} is {kind}; {OWN_FILE}")
-    try:
-        return content.decode(encoding_of(content))
-    except UnicodeError as error:
-        raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
-
-
-def read_form(file: Path, form: str, read: Callable[[Any], T]) -> T:
-    """`read` of the content of a downloaded JSON file, which has this form."""
-    content = text_of(file)
-    try:
-        return read(parse_json(content))
-    except ReleaseError:
-        raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        advice = "download it again" if isinstance(error, json.JSONDecodeError) else OWN_FILE
-        missing = "nothing named or numbered " if isinstance(error, KeyError) else ""
-        raise ReleaseError(
-            f"{file}: expected {form}, found another form ({missing}{error}); {advice}"
-        ) from error
-
-
-LABELS = "1, 0, -1 or empty"
-
-OWN_FILE = "take the release's own file, or write yours as it does"
-"""Advice where a file is not damaged, but says the same in another way."""
-
-
-def label_numbers(column: pd.Series) -> pd.Series:
-    """Labels as numbers: 1, 0, -1 (uncertain) or NaN (not mentioned); infinity for anything else."""
-    known = column.str.extract(r"^(-?1|0)(?:[.,]0+)?$", expand=False).astype("float64")
-    return known.mask(known.isna() & (column != ""), math.inf)
-
-
-def labels_of(column: pd.Series, file: Path) -> pd.Series:
-    """`label_numbers` of a column that has nothing else."""
-    numbers = label_numbers(column)
-    require(column, numbers != math.inf, LABELS, file)
-    return numbers
-
-
-def require(column: pd.Series, is_right: pd.Series, expected: str, file: Path) -> None:
-    """Check every value of a column."""
-    is_wrong = ~is_right.astype(bool)
-    if is_wrong.any():
-        raise ReleaseError(f"{file}, {wrong_values(column, is_wrong, expected)}; {OWN_FILE}")
-
-
-def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:
-    """The problem of a column with wrong values, with their rows where its index is named `ROW`."""
-    wrong = column[is_wrong]
-    alike: dict[str, list[tuple[str, str]]] = {}
-    for value, of_value in wrong.groupby(wrong, sort=False, dropna=False):
-        alike.setdefault(plain_number(str(value)), []).append((str(value), _row_numbers(of_value)))
-    first, *others = [
-        f"{value[:60]!r}{code_points(value) if len(spellings) > 1 else ''}{row_numbers}"
-        for spellings in alike.values()
-        for value, row_numbers in spellings
-    ]
-    found = f"{first}{and_others(others)} ({len(wrong):,} of {len(column):,} rows)"
-    return f"column {column.name}: expected {expected}, found {found}"
-
-
-def _row_numbers(rows: pd.Series) -> str:
-    if rows.index.name != ROW:
-        return ""
-    return f" in row{'s' * (len(rows) > 1)} {_first([*map(str, rows.index)])}"
-
-
-def and_others(others: Sequence[str]) -> str:
-    """End of a message behind the first case: the number of further cases, and some of them; "" for none."""
-    return f", and {len(others):,} more: {_first(others)}" if others else ""
-
-
-def _first(words: Sequence[str]) -> str:
-    return ", ".join([*words[:SHOWN], *["..."] * (len(words) > SHOWN)])

@@ -17,7 +17,7 @@ from data_prep.options import PrepareRows, PrepareSplit
 from data_prep.sources import preparation, set_tables
 from data_prep.sources.people import ages, sexes
 from data_prep.sources.preparation import Source
-from data_prep.sources.releases import SPLITS, ReleaseError, wrong_values
+from data_prep.sources.source_tables import SPLITS, ReleaseError, wrong_values
 from data_prep.sources.spellings import plain_name, plain_number
 from data_prep.sources.splits import IDENTIFIERS, draw_split
 from data_prep.text.reports import Report

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_prep.sources.releases import FRONTAL_VIEWS, ReleaseError
+from data_prep.sources.source_tables import FRONTAL_VIEWS, ReleaseError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import SEXES, columns_of, labelled_findings
 from medclip_dcl.data.table_checks import USES

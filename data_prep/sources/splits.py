@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pandas as pd
 
-from data_prep.sources.releases import SHOWN, SPLITS
+from data_prep.sources.source_tables import SHOWN, SPLITS
 from medclip_dcl.common.findings import MIN_PATIENTS, PLATT_PATIENTS
 from medclip_dcl.data.prepared import case_table, labelled_findings
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.command import progress
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.source_tables import ReleaseError
 from data_prep.text.abbreviations import language_of, unknown_script
 from data_prep.text.exports import plain_text
 from data_prep.text.sections import Notes, Section, own_sections, study_sections

@@ -21,7 +21,7 @@ from difflib import SequenceMatcher
 from typing import NamedTuple
 
 from data_prep.options import SECTIONS
-from data_prep.sources.releases import PLACEHOLDER
+from data_prep.sources.source_tables import PLACEHOLDER
 from data_prep.text.languages import (
     SIGN_OFF,
     TO_ANOTHER,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.command import progress, worker_processes
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.source_tables import ReleaseError
 from medclip_dcl.common.command_line import run_command
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_text

@@ -20,7 +20,7 @@ from data_prep import folder as command
 from data_prep.folder import prepare
 from data_prep.options import Folder
 from data_prep.sources.preparation import summary
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.source_tables import ReleaseError
 from data_prep.sources.splits import draw_split
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
@@ -86,14 +86,14 @@ def rejects(prepared: PreparedSet) -> list[list[str]]:
 
 def test_label_columns_are_findings_like_any_other(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = read(table).rename(columns={"Cardiomegaly": "cardiomegaly"})
-    rows = rows.assign(ward="71", nodule=["", "", "-1", "", ""], Pleural_effusion="1")
+    rows = rows.assign(ward="71", nodule=["", "", "-1", "", ""], Effusion="1")
     rows["Rib fracture"] = ["", "1", "0", "1.0", "0"]
     # Blanks around names do not matter.
     rows = rows.rename(columns={name: f" {name} " for name in rows})
-    prepared = made(table, rows, label_columns=("Rib fracture", "nodule"))
-    assert prepared.findings == ["Cardiomegaly", "Pleural Effusion", "Rib fracture", "nodule"]
+    prepared = made(table, rows, label_columns=("Rib fracture", "nodule", "Effusion"))
+    assert prepared.findings == ["Cardiomegaly", "Pleural Effusion", "Rib fracture", "Nodule"]
     labels = prepared.table("labels").set_index("study_id")
-    assert list(labels.columns) == [*CHEXPERT, "Rib fracture", "nodule"]
+    assert list(labels.columns) == [*CHEXPERT, "Rib fracture", "Nodule"]
     # Of study 1 its lateral image says it.
     assert labels["Rib fracture"].to_dict() == {1: 1, 2: 0, 3: 1, 4: 0}
     assert labels["Cardiomegaly"].dropna().to_dict() == {2: 1.0, 3: 0.0, 4: -1.0}
@@ -101,8 +101,9 @@ def test_label_columns_are_findings_like_any_other(table: Path, capsys: pytest.C
     cases = prepared.table("cases").query("finding == 'Rib fracture'")
     assert cases[["dicom_id", "label"]].to_numpy().tolist() == [["b.tif", 1], ["c", 0]]
     said = capsys.readouterr().out
+    assert "the column Effusion counts as the finding Pleural Effusion\n" in said
     assert "columns that are not used: ward (--label_columns" in said
-    assert "others     validate (yes/no): Rib fracture 1/0, nodule 0/0" in said
+    assert "others     validate (yes/no): Rib fracture 1/0, Nodule 0/0" in said
     assert check.check_set(prepared.folder)[1] == []
 
 
@@ -323,6 +324,10 @@ REFUSED: list[tuple[Callable[[pd.DataFrame], pd.DataFrame], dict[str, Any], str]
     (lambda t: t.assign(age="old"), {}, "column age: expected years, as 45, or 045Y .*, found 'old' in"),
     (lambda t: t, {"label_columns": ["Nodule"]}, "lacks the column Nodule; found .*--label_columns"),
     (lambda t: t, {"label_columns": ["view"]}, "view of --label_columns has another meaning"),
+    (
+        lambda t: t.assign(Effusion="1", pleural_effusion="0"), {"label_columns": ["Effusion"]},
+        "expected one column of Pleural Effusion, found Effusion and pleural_effusion; fix the table",
+    ),
     (lambda t: t.assign(cardiomegaly="1"), {}, "expected one column of Cardiomegaly, found Cardiomegaly and cardio"),
     (lambda t: t.assign(patient="1").drop(columns="split"), {}, "no patient of 1 was .*; give the table a column"),
     (lambda t: t.iloc[:0], {}, "holds no row; fix the table"),

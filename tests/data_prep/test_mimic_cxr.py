@@ -25,7 +25,8 @@ from data_prep.check import check_set
 from data_prep.mimic_cxr import prepare
 from data_prep.options import MimicCxr
 from data_prep.sources import preparation, set_tables
-from data_prep.sources.releases import ReleaseError, find_release
+from data_prep.sources.releases import find_release
+from data_prep.sources.source_tables import ReleaseError
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
 from tests.data_prep.killing import content
 from tests.data_prep.small_release import (
@@ -749,8 +750,6 @@ REFUSED: list[tuple[Callable[[Path], dict[str, Any] | None], str]] = [
     (lambda raw: {"ms_cxr": raw / "none.json"}, "none.json cannot be read .No such file"),
     (lambda raw: {"reports": _file(raw / "mimic_cxr_sectioned.csv", b"study,findings")}, "found a table of sections"),
     (lambda raw: {"reports": _file(raw / "r.tar.gz", b"\x1f\x8b\x08")}, "found a gzip file .perhaps a tar archive"),
-    (lambda raw: {"source": _file(raw / "mimic.tar", bytes(257) + b"ustar")}, "is a tar, 7z or rar archive; expected"),
-    (lambda raw: {"source": _file(raw / "1.dcm", bytes(128) + b"DICM")}, "is a DICOM image; expected the folder of"),
     (_dicom, r"found DICOM files for 11 of 11 images \(first: .*\.dcm\): MIMIC-CXR itself"),
     (lambda raw: {"patients": raw / "none.csv"}, "none.csv cannot be read .No such file"),
     (lambda raw: {"ms_cxr_split": "val"}, "--ms_cxr_split val: expected .*, found none 3; take that version, or leave"),

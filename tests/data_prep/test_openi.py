@@ -16,7 +16,7 @@ from PIL import Image
 
 from data_prep.openi import NEGBIO, parse_report, prepare
 from data_prep.options import OpenI
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.source_tables import ReleaseError
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 
 # uid -> findings, impression, images (official name, view)

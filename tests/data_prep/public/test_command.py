@@ -11,7 +11,7 @@ import pytest
 
 from data_prep.check import check_set
 from data_prep.public.release_tables import ReleaseFolder
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.source_tables import ReleaseError
 from medclip_dcl.command import cli
 from medclip_dcl.data.prepared import PreparedSet
 from tests.program import verb

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from data_prep.sources.people import ages, sexes, with_patients
-from data_prep.sources.releases import ReleaseError
+from data_prep.sources.source_tables import ReleaseError
 
 IMAGES = pd.DataFrame(
     {

@@ -10,17 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from data_prep.sources import releases
+from data_prep.sources import source_tables
 from data_prep.sources.releases import (
-    ReleaseError,
     find_release,
     phantom_rates,
     read_images,
     read_labels,
     read_ms_cxr,
     read_truth,
-    unpacked,
 )
+from data_prep.sources.source_tables import ReleaseError, unpacked
 from medclip_dcl.common.findings import CHEXPERT
 
 A, B = "0000000a-00000000-00000000-00000000-00000001", "0000000b-00000000-00000000-00000000-00000002"
@@ -143,14 +142,14 @@ def test_a_damaged_archive_is_an_error(tmp_path: Path, damage: Callable[[bytes],
 def test_a_table_without_end_is_refused(
     tmp_path: Path, name: str, pack: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(releases, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(source_tables, "MAX_BYTES", 2**20)
     (tmp_path / name).write_bytes(pack(b"a" * 2**20))
-    assert len(releases.unpacked(tmp_path / name, "")) == 2**20
+    assert len(source_tables.unpacked(tmp_path / name, "")) == 2**20
     (tmp_path / name).write_bytes(pack(b"a" * (2**20 + 1)))
     with pytest.raises(
         ReleaseError, match=rf"{name}: expected a table of at most 0.00\d* GiB unpacked, found more"
     ):
-        releases.unpacked(tmp_path / name, "")
+        source_tables.unpacked(tmp_path / name, "")
 
 
 COCO = {
