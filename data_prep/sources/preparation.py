@@ -46,7 +46,7 @@ class Source:
         images: the chosen ones: dicom_id, subject_id, study_id, view, official_split, path (of the prepared
             file below ``images/``, ending in .jpg) and file (path of the original); optionally rows and columns
             (pixels according to a table), sex and age (see `medclip_dcl.data.prepared.OPTIONAL`).
-        labels: by study, as `releases.read_labels` gives them.
+        labels: by study, as `source_tables.read_label_table` gives them.
         reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once. None: a set without any.
         no_reports: error message if no report was found.
         language: of all reports, from `languages.LANGUAGES`; None: each one's own.
