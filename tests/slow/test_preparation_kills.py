@@ -156,7 +156,7 @@ def command(arguments: list[str], output: Path, watch: Watch | None = None) -> t
     """A command in a process group of its own: its exit status, and what it said."""
     variables = watch.environment(output.parent / "watch") if watch is not None else {}
     process = subprocess.Popen(
-        [sys.executable, "-m", f"data_prep.{arguments[0]}", *arguments[1:]],
+        [sys.executable, "-m", "medclip_dcl", *arguments],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         stdout=subprocess.DEVNULL,
@@ -212,7 +212,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepare(raw: Path, output: Path, watch: Watch | None = None, workers: int = 2) -> tuple[int, str]:
     options = ["--ms_cxr", str(raw / "MS_CXR_Local_Alignment_v1.0.0.json"), "--size", "96"]
     options += ["--workers", str(workers)]
-    return command(["mimic_cxr", "--source", str(raw), "--output", str(output), *options], output, watch)
+    return command(["prepare", "mimic-cxr", "--source", str(raw), "--output", str(output), *options], output, watch)
 
 
 @pytest.fixture(scope="module")
