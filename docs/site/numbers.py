@@ -1,0 +1,113 @@
+"""Write measured numbers into README.md and docs/*.md from the tables in docs/results: `make numbers`.
+
+A marker before a number says where it comes from: the table, the row by the values of its columns, and a format.
+
+    <!-- nih.csv model=random finding= metric=auc => {value:.3f} [{low:.3f}, {high:.3f}] -->0.575 [0.542, 0.605]<!-- / -->
+
+Where several rows fit, `{value.min:.2f}`, `{value.max:.2f}` and `{value.mean:.3f}` are over them; `a|b` fits either value.
+A `+` gives differences a sign (`quantity` is then not mean), and `{significant:*}` is a star where the column says yes. A table has a row for each value of
+one column, `rows COLUMN: VALUE, VALUE (shown name), ...`, and a line for each of its other columns, `NAME: row => format`.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import shlex
+import string
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).resolve().parents[1]
+PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
+MARKED = re.compile(r"(<!-- (?:table )?(\w+\.csv)\b(.*?) -->)(.*?)(<!-- / -->)", re.DOTALL)
+Rows = list[dict[str, str]]
+
+
+class _Format(string.Formatter):
+    def get_field(self, name: str, args: Any, kwargs: Any) -> tuple[Any, str]:
+        column, _, over = name.partition(".")
+        values = [row[column] for row in kwargs["rows"]]
+        if over:
+            numbers = [abs(float(value)) for value in values]
+            return {"min": min, "max": max, "mean": lambda all: sum(all) / len(all)}[over](numbers), column
+        if len(values) != 1:
+            raise ValueError(f"{{{name}}}: expected one row, found {len(values)}")
+        return values[0], column
+
+    def format_field(self, value: Any, spec: str) -> str:
+        if spec == "*":
+            return "*" if value == "yes" else ""
+        if not spec:
+            return str(value)
+        text = format(float(value), spec)
+        zero = format(0.0, spec.lstrip("+"))
+        return zero if text.lstrip("+-") == zero else text.replace("-", "−")
+
+    def check_unused_args(self, *used: Any) -> None:
+        pass
+
+
+def selected(rows: Rows, conditions: str) -> Rows:
+    """Rows whose columns have the values that the words COLUMN=VALUE name."""
+    for word in shlex.split(conditions):
+        column, _, value = word.partition("=")
+        rows = [row for row in rows if row[column] in value.split("|")]
+    return rows
+
+
+def filled(rows: Rows, words: str) -> str:
+    """Text of `CONDITIONS => FORMAT`."""
+    conditions, _, form = words.partition(" => ")
+    rows = selected(rows, conditions)
+    if not rows:
+        raise ValueError(f"no row has {conditions.strip()}")
+    if rows[0].get("quantity") == "mean":
+        form = form.replace(":+", ":")
+    return _Format().vformat(form.strip(), (), {"rows": rows})
+
+
+def table(rows: Rows, lines: Sequence[str]) -> Iterator[str]:
+    """Lines of the table that the lines of a marker describe."""
+    (key, names), *cells = [line.split(": ", 1) for line in lines]
+    column = key.removeprefix("rows ")
+    yield "| " + " | ".join(["", *(name for name, _ in cells)]).strip() + " |"
+    yield "|" + "---|" * (len(cells) + 1)
+    for name in names.split(", "):
+        value, _, shown = name.rstrip(")").partition(" (")
+        of_row = [row for row in rows if row[column] == value]
+        yield "| " + " | ".join([shown or value, *(filled(of_row, words) for _, words in cells)]) + " |"
+
+
+def written(page: Path) -> str:
+    """Text of a page with each marked number as its table has it."""
+
+    def replaced(match: re.Match[str]) -> str:
+        marker, file, words = match[1], match[2], match[3]
+        with (DOCS / "results" / file).open(encoding="utf-8", newline="") as lines:
+            rows = list(csv.DictReader(lines))
+        try:
+            if marker.startswith("<!-- table"):
+                text = "\n" + "\n".join(table(rows, words.strip().splitlines())) + "\n"
+            else:
+                text = filled(rows, words)
+        except (KeyError, ValueError) as error:
+            raise SystemExit(f"{page.name}, {marker}: {error}") from error
+        return f"{marker}{text}{match[5]}"
+
+    return MARKED.sub(replaced, page.read_text(encoding="utf-8"))
+
+
+def main() -> None:
+    """Rewrite the pages, and name those that changed."""
+    for page in PAGES:
+        text = written(page)
+        if text != page.read_text(encoding="utf-8"):
+            page.write_text(text, encoding="utf-8")
+            print(f"{page.relative_to(DOCS.parent)}: numbers written", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
