@@ -2,6 +2,7 @@
 # make test       install the test tools, then ruff, mypy and the tests
 # make nih        classifiers and an image-text model on real radiographs: NIH=FOLDER of the release, or of a part of it
 # make study      objectives on phantoms (docs/experiments.md): hours; what is finished is kept
+# make numbers    measured numbers of README and docs, from the tables in docs/results
 # make docs       these pages and the reference as a site that loads nothing from another host
 # make test-slow  kills, fuzzing, large synthetic releases
 # make test-gpu   a GPU against the CPU; skipped without one
@@ -14,7 +15,7 @@ TESTED := $(VENV)/.test_installed
 
 DEMO := runs/demo
 
-.PHONY: install demo nih study docs test test-slow test-gpu clean
+.PHONY: install demo nih study numbers docs test test-slow test-gpu clean
 .DELETE_ON_ERROR:
 
 # Without bytecode files each of the many processes compiles the program again.
@@ -127,6 +128,9 @@ docs: $(VENV)/.docs
 $(VENV)/.docs: $(INSTALLED)
 	$(RUN) -m pip install --editable ".[docs]"
 	touch $@
+
+numbers: $(INSTALLED)
+	$(RUN) docs/site/numbers.py
 
 # They compare with the CPU's values bit for bit.
 test test-slow: export CUDA_VISIBLE_DEVICES :=

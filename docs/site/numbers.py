@@ -2,11 +2,12 @@
 
 A marker before a number says where it comes from: the table, the row by the values of its columns, and a format.
 
-    <!-- nih.csv model=random finding= metric=auc => {value:.3f} [{low:.3f}, {high:.3f}] -->0.575 [0.542, 0.605]<!-- / -->
+    <!-- nih.csv model=random metric=auc => {value:.3f} [{low:.3f}, {high:.3f}] -->0.575 [0.542, 0.605]<!-- / -->
 
-Where several rows fit, `{value.min:.2f}`, `{value.max:.2f}` and `{value.mean:.3f}` are over them; `a|b` fits either value.
-A `+` gives differences a sign (`quantity` is then not mean), and `{significant:*}` is a star where the column says yes. A table has a row for each value of
-one column, `rows COLUMN: VALUE, VALUE (shown name), ...`, and a line for each of its other columns, `NAME: row => format`.
+Where several rows fit, `{value.min:.2f}`, `{value.max:.2f}` and `{value.mean:.3f}` are over their magnitudes; `a|b`
+fits either value. A `+` gives differences a sign (`quantity` is then not mean), and `{significant:*}` is a star where
+the column says yes. A table has a row for each value of one column, `rows COLUMN: VALUE, VALUE (shown name), ...`, and
+a line for each of its other columns, `NAME: row => format`.
 """
 
 from __future__ import annotations

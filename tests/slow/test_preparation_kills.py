@@ -212,7 +212,9 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prepare(raw: Path, output: Path, watch: Watch | None = None, workers: int = 2) -> tuple[int, str]:
     options = ["--ms_cxr", str(raw / "MS_CXR_Local_Alignment_v1.0.0.json"), "--size", "96"]
     options += ["--workers", str(workers)]
-    return command(["prepare", "mimic-cxr", "--source", str(raw), "--output", str(output), *options], output, watch)
+    return command(
+        ["prepare", "mimic-cxr", "--source", str(raw), "--output", str(output), *options], output, watch
+    )
 
 
 @pytest.fixture(scope="module")
