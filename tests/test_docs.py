@@ -124,7 +124,7 @@ def workplace(small_set, tmp_path_factory) -> Path:
         "hospital": ("mimic_cxr.yaml", "objective/infonce.yaml"),
         "heads_infonce": ("mimic_cxr.yaml", "heads.yaml", "objective/infonce.yaml"),
         "probe": ("finetune.yaml", "linear_probe.yaml"),
-        "rad_dino": ("mimic_cxr.yaml", "vision_transformer.yaml", "objective/dcl_lm.yaml"),
+        "rad_dino": ("mimic_cxr.yaml", "objective/dcl_lm.yaml"),
         "digits": ("unimodal/digits.yaml", "unimodal/objective/dcl_true.yaml"),
     }
     for name, files in runs.items():
