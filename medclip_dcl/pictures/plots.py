@@ -25,6 +25,8 @@ DPI = 110
 COLOURS = ("#3b7dd8", "#d9822b", "#3a9d5d", "#c2474b", "#8a63c9", "#8c7a52", "#d06aa8", "#5b9aa0")
 """Told apart on white and on black, also with the common colour deficiencies by their lightness."""
 MUTED = "#8a8f98"
+MARKERS, LINES = "osD^vPX*", ("-", "--", "-.", ":")
+"""Beside the colours, for readers who do not see them."""
 
 _DIRECTION_TITLES = {"image_to_text": "box to phrase", "text_to_image": "phrase to box"}
 
@@ -44,12 +46,14 @@ def draw_roc(axes: Axes, predictions: pd.DataFrame, aucs: Mapping[str, float | N
         else predictions["score_positive"] - predictions["score_negative"]
     )
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=":")
-    for colour, (finding, auc) in zip(COLOURS * (1 + len(aucs) // len(COLOURS)), aucs.items(), strict=False):
+    for place, (finding, auc) in enumerate(aucs.items()):
         is_its = predictions["finding"] == finding
         if auc is None or not is_its.any():
             continue
         false_positive, true_positive, _ = roc_curve(predictions.loc[is_its, "label"], scores[is_its])
-        axes.plot(false_positive, true_positive, color=colour, linewidth=1.5, label=f"{finding} {auc:.3f}")
+        turn, look = divmod(place, len(COLOURS))
+        line: Any = {"color": COLOURS[look], "linestyle": LINES[(look + turn) % len(LINES)], "linewidth": 1.4}
+        axes.plot(false_positive, true_positive, label=f"{finding} {auc:.3f}", **line)
     axes.set(
         xlabel="1 - specificity", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal"
     )
@@ -65,10 +69,10 @@ def embedding_map_figure(predictions: pd.DataFrame) -> Figure:
     others = [group for group in sorted(predictions["group"].unique()) if group not in CHEX5]
     colours = dict(zip(others, ("#c4c8ce", MUTED)[: len(others)], strict=True))
     colours |= dict(zip(findings, COLOURS[: len(findings)], strict=True))
-    for group, colour in colours.items():
+    for marker, (group, colour) in zip(MARKERS, colours.items(), strict=False):
         rows = predictions[predictions["group"] == group]
-        label = f"{group} ({len(rows)})"
-        axes.scatter(rows["x"], rows["y"], s=12, color=colour, label=label, linewidths=0, alpha=0.85)
+        look: dict[str, Any] = {"s": 12, "marker": marker, "color": colour, "linewidths": 0, "alpha": 0.85}
+        axes.scatter(rows["x"], rows["y"], label=f"{group} ({len(rows)})", **look)
     axes.set(xticks=[], yticks=[], title="t-SNE of the test images' embeddings")
     figure.legend(loc="outside right upper", fontsize=8, frameon=False)
     return figure

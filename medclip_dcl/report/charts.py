@@ -10,12 +10,12 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from medclip_dcl.pictures.plots import COLOURS, MUTED, draw_ranks, lay_out, plain_log_labels
+from medclip_dcl.pictures.plots import COLOURS, LINES, MARKERS, MUTED, draw_ranks, lay_out, plain_log_labels
 from medclip_dcl.statistics.draws import Estimate
 
 _TEXT = "#010203"
@@ -92,11 +92,73 @@ def ranks(
     return charts
 
 
+def forests(
+    of_sets: Mapping[str, Mapping[str, Mapping[str, Estimate]]], marks: Mapping[tuple[str, str], str] = {}
+) -> list[Markup]:
+    """A forest plot for each set that has an AUC, all on one axis.
+
+    Args:
+        of_sets: set -> side -> finding -> AUC.
+        marks: (set, side) -> mark behind the side in the legend.
+    """
+    estimates = [one for sides in of_sets.values() for found in sides.values() for one in found.values()]
+    ends = [x for one in estimates for x in (one.value, one.low, one.high) if x is not None]
+    limits = min([0.48, *ends]) - 0.02, max([0.52, *ends]) + 0.02
+    sides = list(dict.fromkeys(side for of_set in of_sets.values() for side in of_set))
+    charts: list[Markup] = []
+    for title, every in of_sets.items():
+        if found := {side: aucs for side, aucs in every.items() if aucs}:
+            n_rows = len({finding for aucs in found.values() for finding in aucs})
+            height = 0.9 + 0.17 * len(found) + n_rows * max(0.24, 0.1 * len(found) + 0.06)
+            looks = {side: (sides.index(side), side + marks.get((title, side), "")) for side in found}
+            charts.append(
+                chart(f"forest{len(charts)}", (4.6, height), draw_forest, title, found, looks, limits)
+            )
+    return charts
+
+
+def draw_forest(
+    axes: Axes,
+    title: str,
+    found: Mapping[str, Mapping[str, Estimate]],
+    looks: Mapping[str, tuple[int, str]],
+    limits: tuple[float, float],
+) -> None:
+    """AUC (side -> finding -> estimate): a row for each finding, in it a mark and an interval for each side.
+
+    The order of the marks is that of the legend. `looks`: side -> number of its colour and marker, and its label.
+    """
+    findings = list(dict.fromkeys(finding for of_side in found.values() for finding in of_side))
+    for place, (side, of_side) in enumerate(found.items()):
+        look, label = looks[side]
+        colour, marker = COLOURS[look % len(COLOURS)], MARKERS[look % len(MARKERS)]
+        offset = 0.8 * ((place + 0.5) / len(found) - 0.5)
+        at = [findings.index(finding) + offset for finding in of_side]
+        fill = "full" if look < len(MARKERS) else "none"
+        values = np.array([one.value for one in of_side.values()], dtype="float64")
+        axes.plot(
+            values, at, marker, color=colour, markersize=4, fillstyle=fill, label=label, gid=f"side-{place}"
+        )
+        for y, one in zip(at, of_side.values(), strict=True):
+            if one.low is not None and one.high is not None:
+                axes.plot([one.low, one.high], [y, y], color=colour, lw=1.1)
+    for row in range(0, len(findings), 2):
+        axes.axhspan(row - 0.5, row + 0.5, color=MUTED, alpha=0.1, lw=0)
+    axes.axvline(0.5, color=MUTED, linewidth=0.8, linestyle=":")
+    axes.set_yticks(range(len(findings)), findings)
+    axes.set(xlabel="AUC", xlim=limits, ylim=(len(findings) - 0.5, -0.5))
+    axes.set_title(title, loc="left")
+    axes.figure.legend(fontsize=8, frameon=False, loc="outside upper left")
+
+
 def chart(name: str, size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> Markup:
-    """The <svg> element alone, in the page's font and text colour, with identifiers that are unique on the page."""
+    """The <svg> element alone, in the page's font and text colour, with identifiers that are unique on the page.
+
+    Its text for readers who do not see it is the title and the names of the axes.
+    """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
-        draw(figure.subplots(), *arguments)
+        draw(axes := figure.subplots(), *arguments)
         FigureCanvasSVG(figure)
         lay_out(figure)
         buffer = io.StringIO()
@@ -105,18 +167,20 @@ def chart(name: str, size: tuple[float, float], draw: Callable[..., None], *argu
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
     svg = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg)
+    title, names = axes.get_title(loc="left") or axes.get_title(), (axes.get_ylabel(), axes.get_xlabel())
+    label = escape(": ".join(filter(None, (title, " by ".join(filter(None, names))))))
+    svg = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
     # matplotlib has escaped all texts.
     return Markup(svg.replace(_TEXT, "currentColor"))
 
 
 def _draw_curves(axes: Axes, title: str, series: Mapping[str, pd.DataFrame]) -> None:
-    for colour, (name, points) in zip(COLOURS, series.items(), strict=False):
+    for colour, line, (name, points) in zip(COLOURS, LINES, series.items(), strict=False):
         if len(points) > _MAX_POINTS:  # means of consecutive points
             points = points.groupby(np.arange(len(points)) * _MAX_POINTS // len(points)).mean()
         marker = "o" if len(points) < 40 else None
-        axes.plot(
-            points["step"], points[name], color=colour, lw=1.3, marker=marker, markersize=2.5, label=name
-        )
+        look: Any = {"color": colour, "linestyle": line, "lw": 1.3, "marker": marker, "markersize": 2.5}
+        axes.plot(points["step"], points[name], label=name, **look)
     axes.set_title(title, loc="left")
     axes.set_xlabel("step")
     axes.margins(x=0.02)
@@ -129,10 +193,14 @@ def draw_reliability(
 ) -> None:
     """Curves by label: mean probability and number of cases (mean, size) of each bin, and its share of positives."""
     axes.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=":")
-    for colour, (label, (bins, shares)) in zip((MUTED, COLOURS[0]), curves.items(), strict=True):
+    looks = (MUTED, "s", "--"), (COLOURS[0], "o", "-")
+    for (colour, marker, line), (label, (bins, shares)) in zip(looks, curves.items(), strict=True):
         observed = np.array([share.value for share in shares], dtype="float64")
-        axes.plot(bins["mean"], observed, color=colour, lw=1.0, marker="o", markersize=2, label=label)
-        axes.scatter(bins["mean"], observed, s=150 * bins["size"] / bins["size"].sum(), color=colour, lw=0)
+        axes.plot(
+            bins["mean"], observed, line, color=colour, lw=1.0, marker=marker, markersize=2, label=label
+        )
+        sizes = 150 * bins["size"] / bins["size"].sum()
+        axes.scatter(bins["mean"], observed, s=sizes, color=colour, marker=marker, lw=0)
         for p, share in zip(bins["mean"], shares, strict=True):
             if share.low is not None and share.high is not None:
                 axes.plot([p, p], [share.low, share.high], color=colour, lw=0.9)
@@ -164,10 +232,10 @@ def draw_truth(axes: Axes, table: pd.DataFrame) -> None:
         "rho": "ρ: share of images of which it is true",
         "sentence_share": "share of sentences that say it",
     }
-    for colour, (column, label) in zip(COLOURS, labels.items(), strict=False):
+    for colour, marker, (column, label) in zip(COLOURS, MARKERS, labels.items(), strict=False):
         if column in table:
             rows = table[(table["eta"] > 0) & (table[column] > 0)]
-            marks: dict[str, Any] = {"s": 7, "alpha": 0.4, "linewidths": 0, "rasterized": True}
+            marks: dict[str, Any] = {"s": 7, "marker": marker, "alpha": 0.4, "lw": 0, "rasterized": True}
             axes.scatter(rows[column], rows["eta"], color=colour, label=label, **marks)
     axes.set(xscale="log", yscale="log", xlabel="truth", ylabel="class probability η")
     plain_log_labels(axes.xaxis, axes.yaxis)

@@ -15,6 +15,7 @@ from typing import Any
 
 from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.options import Compare
+from medclip_dcl.report import charts
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import (
     NOTHING,
@@ -24,6 +25,7 @@ from medclip_dcl.report.tables import (
     Row,
     Shown,
     Table,
+    aucs,
     describe_data,
     facts_of,
     facts_table,
@@ -129,6 +131,9 @@ def write_comparison(comparison: Comparison, output: Path) -> str:
         "method": explanation,
         "notes": _notes(comparison),
         "reason": why_left_out(first),
+        "forest": charts.forests(
+            {"AUC by finding": {side: aucs(comparison.table[side, ""]) for side in comparison.sides}}
+        ),
         "tables": tables(comparison),
         "facts": _facts(comparison),
         "settings": settings,
@@ -218,7 +223,7 @@ def _settings(comparison: Comparison) -> Table:
     rows = []
     for name in sorted(names):
         values = (_without_place(setting(config, name)) for config in configs)
-        rows.append(Row(name, "plain", [Cell(_short(value).strip('"')) for value in values]))
+        rows.append(Row(name, "text", [Cell(_short(value).strip('"')) for value in values]))
     unknown = [row.name for row in comparison.trained if row.config is None]
     note = f"No config.yaml, so that the settings are not known: {', '.join(unknown)}." if unknown else ""
     columns = [Column(row.name) for row in comparison.trained]

@@ -41,7 +41,6 @@ _N_SENTENCES = 8
 _DRAWN = ("grounding", "localisation")
 """Evaluations with example heat maps, by the beginnings of their names."""
 _SENTENCE_FORMATS = {
-    "text": ("sentence", "{}"),
     "n_reports": ("reports (whole set)", "{:,}"),
     "log_p": ("log p", "{:.2f}"),
     "eta": ("η", "{:.3g}"),
@@ -162,6 +161,7 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
             headline.append((label, texts.get(_TRAINED, tables.NOTHING), texts.get(_UNTRAINED), chance))
     return {
         "tables": shown,
+        "forest": charts.forests({"AUC by finding": {name: run.aucs for name, run in rows.items()}}),
         "headline": headline,
         "notes": list(dict.fromkeys(notes)),
         "method": method(units) if len(errors) < len(rows) and shown else None,
@@ -226,9 +226,7 @@ def _class_probability(file: Path) -> dict[str, Any]:
     return {
         "eta": charts.chart("eta", (4.6, 2.9), charts.draw_eta, table["eta"]),
         "truth": charts.chart("truth", (4.6, 2.9), charts.draw_truth, table) if "rho" in table else None,
-        "sentences": {
-            title: _sentences(rows) for title, rows in probable_sentences(table, _N_SENTENCES).items()
-        },
+        "sentences": [_sentences(*one) for one in probable_sentences(table, _N_SENTENCES).items()],
     }
 
 
@@ -242,12 +240,14 @@ def probable_sentences(table: pd.DataFrame, number: int) -> dict[str, pd.DataFra
     }
 
 
-def _sentences(rows: pd.DataFrame) -> str:
-    columns = {name: shown for name, shown in _SENTENCE_FORMATS.items() if name in rows}
-    texts = pd.DataFrame({heading: rows[name].map(form.format) for name, (heading, form) in columns.items()})
-    texts.iloc[:, 1:] = texts.iloc[:, 1:].replace("-", "−", regex=True)
-    with pd.option_context("display.max_colwidth", None):  # else to_html cuts long sentences
-        return texts.to_html(index=False, border=0, justify="unset", classes="sentences")
+def _sentences(title: str, sentences: pd.DataFrame) -> tables.Table:
+    formats = {name: shown for name, shown in _SENTENCE_FORMATS.items() if name in sentences}
+    rows = []
+    for one in sentences.to_dict("records"):
+        texts = (form.format(one[name]).replace("-", "−") for name, (_, form) in formats.items())
+        rows.append(tables.Row(one["text"], "sentence", [*map(tables.Cell, texts)]))
+    columns = [tables.Column(heading) for heading, _ in formats.values()]
+    return tables.Table(title, columns, rows, corner="sentence")
 
 
 def _heat_maps(folder: Path) -> dict[str, list[str]]:

@@ -5,10 +5,11 @@ tables.yaml describes them, with the published rows; :func:`filled` adds the num
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import compress, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,6 +36,8 @@ REPORTS = "report_retrieval"
 PUBLISHED_COUNTS = {"boxes": 1448, "pairs": 1162, "images": 1047}
 """Boxes, image-phrase pairs and images of MS-CXR in the paper."""
 
+MEAN = "mean"
+_AUC = re.compile(r"(finding_)?classification/(by_finding/(?P<finding>.+)/)?auc")
 _A_NUMBER = {
     "classification": "auc",
     "grounding": "miou",
@@ -75,7 +78,7 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row; ``kind``: run, untrained, counts, chance, difference, published, plain, or divider, a line of text."""
+    """A row; ``kind``: run, untrained, counts, chance, difference, published, plain, text (words), or divider."""
 
     label: str
     kind: str
@@ -84,9 +87,9 @@ class Row(NamedTuple):
 
 @dataclass
 class Table:
-    """A table for the templates, with a note and the paper's rows below.
+    """A table for the templates, with a note and the paper's rows below; `corner` is the heading of the labels.
 
-    If these are of another data set (`is_folded`), HTML shows them on demand, other formats not at all.
+    If the paper's rows are of another data set (`is_folded`), HTML shows them on demand, other formats not at all.
     """
 
     title: str
@@ -95,6 +98,7 @@ class Table:
     note: str = ""
     published: list[Row] = field(default_factory=list)
     is_folded: bool = False
+    corner: str = ""
 
     @property
     def shown(self) -> list[Row]:
@@ -192,7 +196,7 @@ def facts_of(results: Results) -> dict[str, Any]:
 
 def facts_table(title: str, facts: Sequence[tuple[str, Mapping[str, Any]]], note: str = "") -> Table:
     """A row for each label and its facts, which have the same names."""
-    rows = [Row(label, "plain", [Cell(str(x or NOTHING)) for x in one.values()]) for label, one in facts]
+    rows = [Row(label, "text", [Cell(str(x or NOTHING)) for x in one.values()]) for label, one in facts]
     return Table(title, [Column(name) for name in facts[0][1]], rows, note)
 
 
@@ -260,10 +264,26 @@ class Shown(NamedTuple):
     results: Results
     intervals: Mapping[str, Estimate]
 
-    def cell(self, path: str, digits: int) -> Cell:
+    def estimate(self, path: str) -> Estimate:
         """A number with its interval, if it has one, else from results.json."""
-        found = self.intervals.get(path) or Estimate(value_at(self.results["metrics"], path), None, None)
-        return interval_cell(found, digits)
+        return self.intervals.get(path) or Estimate(value_at(self.results["metrics"], path), None, None)
+
+    def cell(self, path: str, digits: int) -> Cell:
+        """:meth:`estimate` as text."""
+        return interval_cell(self.estimate(path), digits)
+
+    @property
+    def aucs(self) -> dict[str, Estimate]:
+        """:func:`aucs` of the run."""
+        paths = [path[1:] for path, _ in by_path(self.results["metrics"], "")]
+        return aucs({path: self.estimate(path) for path in paths if _AUC.fullmatch(path)})
+
+
+def aucs(numbers: Mapping[str, Estimate]) -> dict[str, Estimate]:
+    """AUC of each finding that has one, after their mean, from numbers by path."""
+    matches = {path: _AUC.fullmatch(path) for path, one in numbers.items() if one.value is not None}
+    found = {match["finding"] or MEAN: numbers[path] for path, match in matches.items() if match}
+    return dict(sorted(found.items(), key=lambda item: item[0] != MEAN))
 
 
 def shown(runs: Mapping[str, TestedRun]) -> tuple[dict[str, Shown], dict[str, SavedResultsError]]:
@@ -310,12 +330,32 @@ def other_tables(runs: Mapping[str, Results]) -> list[Table]:
 
 
 def detail_tables(runs: Mapping[str, Shown]) -> list[Table]:
-    """Zero-shot classification and localisation by finding, grounding by category, of the runs that measured them."""
+    """A row for each finding or category, the runs that measured the section beside each other."""
     found = []
-    makers = {"classification": _by_finding, "grounding": _by_category, "localisation": _localised}
-    for section, make in makers.items():
-        if of_runs := {name: run for name, run in runs.items() if is_measured(run.results, section)}:
-            found.append(make(of_runs))
+    for described in DESCRIPTIONS["details"]:
+        section, by, metrics = described["section"], described["by"], described["metrics"]
+        of_runs = {name: run for name, run in runs.items() if is_measured(run.results, section)}
+        if not of_runs:
+            continue
+        first = next(iter(of_runs.values()))
+        levels = chance_levels(first.results)
+        rows = []
+        for name, cases in _cases(first.results, section, by).items():
+            path = f"{section}/{by}/{name}"
+            before = [first.cell(f"{path}/{metric}", digits) for _, metric, digits in described["before"]]
+            cells = [run.cell(f"{path}/{metric}", n) for run in of_runs.values() for _, metric, n in metrics]
+            after = [
+                Cell(number(levels.get(f"{path}/{metric}"), digits))
+                for _, metric, digits in described["chance"]
+            ]
+            rows.append(Row(name, "plain", [Cell(cases), *before, *cells, *after]))
+        if section == "grounding":
+            chance = [Cell(number(levels.get(f"{section}/{metric}"), 0)) for _, metric, _ in metrics]
+            rows.append(Row("chance level", "chance", [Cell(""), *chance * len(of_runs)]))
+        columns = [Column(heading) for heading in (described["cases"], *(x[0] for x in described["before"]))]
+        columns += [Column(heading, group=run) for run in of_runs for heading, *_ in metrics]
+        columns += [Column(heading) for heading, *_ in described["chance"]]
+        found.append(Table(described["title"], columns, rows, described["note"]))
     return found
 
 
@@ -357,7 +397,7 @@ def _table(
         rows.append(Row("chance level", "chance", cells))
 
     # The paper's AUC and ACC are those of CheX5.
-    is_chex5 = list(_cases(first, "classification")) == list(CHEX5)
+    is_chex5 = list(_cases(first, "classification", "by_finding")) == list(CHEX5)
     comparable = [column for column in columns if column.section != "classification" or is_chex5]
     published = []
     for name, values in description.get("published", {}).items() if comparable else ():
@@ -368,21 +408,37 @@ def _table(
     names = list(dict.fromkeys(column.section for column in columns))
     listed = ", ".join([*names[:-2], " and ".join(names[-2:])])
     listed = listed.replace("classification", "zero-shot classification").capitalize()
-    return Table(
-        description["title"].format(sections=listed),
-        columns,
-        rows,
-        " ".join(notes),
-        published,
-        bool(unlike_published(first)),
+    title, is_folded = description["title"].format(sections=listed), bool(unlike_published(first))
+    return _without_empty(Table(title, columns, rows, " ".join(notes), published, is_folded))
+
+
+def _without_empty(table: Table) -> Table:
+    """A table without the columns in which no row but counts and chance has a value; its note names them."""
+    rows = [row.cells for row in table.shown if row.kind not in ("counts", "chance", "divider")]
+    used = [any(cells[place].text != NOTHING for cells in rows) for place in range(len(table.columns))]
+    left_out = [column for column, is_used in zip(table.columns, used, strict=True) if not is_used]
+    if not left_out:
+        return table
+    table.note = f"{table.note} {left_out_note(left_out)}".lstrip()
+    table.columns = list(compress(table.columns, used))
+    table.rows, table.published = (
+        [row._replace(cells=list(compress(row.cells, used))) for row in of]
+        for of in (table.rows, table.published)
     )
+    return table
+
+
+def left_out_note(numbers: Sequence[Column]) -> str:
+    """Sentence on numbers that nothing measured, with their cases; "" for none."""
+    named = ", ".join(f"{one.heading} ({one.cases})" if one.cases else one.heading for one in numbers)
+    return f"Left out, without a value: {named}." if named else ""
 
 
 def _columns(description: Mapping[str, Any], measured: Mapping[str, Results]) -> list[Column]:
     """All columns of a described table, also of sections that were not measured."""
     prefix = description.get("prefix", "")
     if "findings" in description:
-        name, cases = description["findings"], _cases(measured.get(prefix, {}), prefix)
+        name, cases = description["findings"], _cases(measured.get(prefix, {}), prefix, "by_finding")
         columns = [Column(f, f"{prefix}/by_finding/{f}/{name}", 3, cases=n) for f, n in cases.items()]
         return [*columns, Column("average", f"{prefix}/{name}", 3)]
     described = description["columns"]
@@ -394,67 +450,19 @@ def _columns(description: Mapping[str, Any], measured: Mapping[str, Results]) ->
     ]
 
 
-def _by_category(runs: Mapping[str, Shown]) -> Table:
-    """Grounding by category of box, the runs beside each other."""
-    counts = next(iter(runs.values())).results["counts"]["grounding"]["boxes_by_category"]
-    names = {"CNR": "cnr", "signed CNR": "cnr_signed", "mIoU": "miou"}
-    rows = []
-    for category, n_boxes in counts.items():
-        paths = [f"grounding/by_category/{category}/{name}" for name in names.values()]
-        cells = [run.cell(path, 2) for run in runs.values() for path in paths]
-        rows.append(Row(category, "plain", [Cell(f"{n_boxes:,}"), *cells]))
-    chance = [Cell(NOTHING), Cell("0"), Cell(NOTHING)]
-    rows.append(Row("chance level", "chance", [Cell(""), *chance * len(runs)]))
-    columns = [Column("boxes"), *(Column(heading, group=run) for run in runs for heading in names)]
-    return Table("Grounding by category", columns, rows)
-
-
-def _localised(runs: Mapping[str, Shown]) -> Table:
-    """Localisation with a row for each finding, the runs beside each other."""
-    counts = next(iter(runs.values())).results["counts"]["localisation"]["by_category"]
-    names = {"hit": 3, "cnr_signed": 2, "miou": 3, "dice": 3}
-    rows = []
-    for finding, n_cases in counts.items():
-        path = f"localisation/by_category/{finding}"
-        cells = [
-            run.cell(f"{path}/{name}", digits) for run in runs.values() for name, digits in names.items()
-        ]
-        area = next(iter(runs.values())).cell(f"{path}/area", 3)
-        rows.append(Row(finding, "plain", [Cell(f"{n_cases:,}"), area, *cells]))
-    headings = ("hit", "signed CNR", "mIoU", "Dice")
-    columns = [Column("cases"), Column("area"), *(Column(x, group=run) for run in runs for x in headings)]
-    return Table("Localisation by finding", columns, rows, "Hit by chance is the area.")
-
-
-def _by_finding(runs: Mapping[str, Shown]) -> Table:
-    """Zero-shot classification with a row for each finding, the runs beside each other."""
-    first = next(iter(runs.values())).results
-    levels = chance_levels(first)
-    rows = []
-    for finding, cases in _cases(first, "classification").items():
-        path = f"classification/by_finding/{finding}"
-        cells = [run.cell(f"{path}/{name}", 3) for run in runs.values() for name in ("auc", "acc")]
-        chance = Cell(number(levels.get(f"{path}/acc"), 3))
-        rows.append(Row(finding, "plain", [Cell(cases), *cells, chance]))
-    columns = [Column(heading, group=run) for run in runs for heading in ("AUC", "ACC")]
-    return Table(
-        "Zero-shot classification by finding",
-        [Column("positive / negative cases"), *columns, Column("ACC by chance")],
-        rows,
-        "–: too few positive or negative cases. AUC by chance is 0.5; ACC, the share of the commoner label.",
-    )
-
-
 def _counts(results: Results, section: str) -> Mapping[str, Any]:
     """Counts of a measured section, and its choice of reports."""
     selection = results["protocol"].get(section, {}).get("reports", "all")
     return {**results["counts"][section], "selection": selection}
 
 
-def _cases(results: Results, section: str) -> dict[str, str]:
-    """Finding -> its numbers of positive and negative cases."""
-    findings = results.get("metrics", {}).get(section, {}).get("by_finding", {})
-    counts = results.get("counts", {}).get(section, {}).get("by_finding", {})
+def _cases(results: Results, section: str, by: str) -> dict[str, str]:
+    """Finding or category -> its number of cases, of findings that of positive and negative ones."""
+    counts = results.get("counts", {}).get(section, {})
+    if by == "by_category":
+        return {name: f"{n:,}" for name, n in (counts.get(by) or counts["boxes_by_category"]).items()}
+    findings = results.get("metrics", {}).get(section, {}).get(by, {})
+    counts = counts.get(by, {})
     return {f: "{positives} / {negatives}".format(**counts[f]) if f in counts else NOTHING for f in findings}
 
 

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress, groupby, product
 from pathlib import Path
 
 import pandas as pd
 
 from medclip_dcl.common.files import write_text
 from medclip_dcl.data.lineage import Answer
+from medclip_dcl.report import charts
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import (
+    MEAN,
     NOTHING,
     Cell,
     Column,
     Row,
     Table,
+    aucs,
     describe_data,
     facts_of,
     facts_table,
     interval_cell,
+    left_out_note,
     number,
     signed,
 )
@@ -97,10 +102,13 @@ def write_page(
         for path, found in of_pair.items()
     )
     write_text(numbers.to_csv(index=False), output / CSV)
-    of_sets = {}
+    of_sets, aucs_of = {}, {}
+    marks_of: dict[tuple[str, str], str] = {}
     for one in sets:
+        aucs_of[one.name] = {side: aucs(one.table[side, ""]) for side in one.sides}
+        marks_of |= {(one.name, side): _marks(one, side, trained) for side in one.sides}
         tables = (_classified(one, trained), _localised(one, trained))
-        of_sets[describe_data(one.runs[0].tested)] = [table for table in tables if table.columns]
+        of_sets[describe_data(one.runs[0].tested)] = [table for table in tables if table.rows]
     means = [(one, Column(name, *place, group=one.name)) for one in sets for name, place in _MEANS.items()]
     sides = {label: side for one in sets for label, side in one.sides.items()}
     compared_with = next((one.baseline for one in sets if one.baseline), None)
@@ -110,6 +118,7 @@ def write_page(
         "method": explain(sides, compared_with, units, marks_networks=True),
         "notes": notes,
         "failures": failures,
+        "forest": charts.forests(aucs_of, marks_of),
         "means": _table(trained, "Means over findings, by set", means),
         "sets": of_sets,
         "facts": _facts(sets, trained),
@@ -139,96 +148,95 @@ def _place(path: str) -> dict[str, str]:
 
 
 def _classified(one: _OnSet, trained: Trained) -> Table:
-    """AUC of each finding, and their mean over those that all models classify."""
+    """AUC of each finding, after their mean over those that all models classify."""
     tables = [run.predictions.tables.get("classification") for run in one.runs]
     cases = pd.concat([table for table in tables if table is not None] or [pd.DataFrame(columns=["finding"])])
-    findings = list(cases["finding"].unique())
-    columns = [Column("mean", "classification/auc", 3)]
-    for finding in findings:
-        labels = cases[cases["finding"] == finding].drop_duplicates("dicom_id")["label"]
+    numbers = [Column(MEAN, "classification/auc", 3)]
+    for finding, of_finding in cases.groupby("finding", sort=False):
+        labels = of_finding.drop_duplicates("dicom_id")["label"]
         n = f"{(labels == 1).sum():,} / {(labels == 0).sum():,}"
-        columns.append(Column(finding, f"classification/by_finding/{finding}/auc", 3, cases=n))
-    note = "AUC by chance is 0.5. Findings with fewer than 5 positive or negative cases are left out."
+        numbers.append(Column(str(finding), f"classification/by_finding/{finding}/auc", 3, cases=n))
+    note = "AUC by chance is 0.5."
     if one.findings is not None:
-        left_out = ", ".join(finding for finding in findings if finding not in one.findings)
+        left_out = ", ".join(x.heading for x in numbers[1:] if x.heading not in one.findings)
         note += f" The mean is over the findings that all models classify, without {left_out}."
-    counts = Row("positive / negative cases", "counts", [Cell(column.cases) for column in columns])
-    return _table(trained, "AUC by finding", [(one, column) for column in columns], [counts], note)
+    counts = {"positive / negative cases": [number.cases for number in numbers]}
+    return _table(trained, "AUC by finding", [(one, number) for number in numbers], counts, note)
 
 
 def _localised(one: _OnSet, trained: Trained) -> Table:
     """Pointing game of each finding with its chance, and the means of the other metrics with the readers' agreement."""
-    numbers = {side: found for (side, minus), found in one.table.items() if not minus}
+    of_sides = {side: found for (side, minus), found in one.table.items() if not minus}
     start, end = "localisation/by_category/", "/hit"
-    paths = [
-        path for found in numbers.values() for path in found if path.startswith(start) and path.endswith(end)
-    ]
-    columns = [Column("mean", "localisation/hit", 3, "hit")]
-    columns += [
-        Column(path.removeprefix(start).removesuffix(end), path, 3, "hit") for path in dict.fromkeys(paths)
-    ]
-    columns += [
+    paths = [x for found in of_sides.values() for x in found if x.startswith(start) and x.endswith(end)]
+    numbers = [Column(MEAN, "localisation/hit", 3, "hit")]
+    numbers += [Column(x.removeprefix(start).removesuffix(end), x, 3, "hit") for x in dict.fromkeys(paths)]
+    numbers += [
         Column(heading, f"localisation/{metric}", digits, "means over findings")
         for heading, (metric, digits) in _LOCALISED.items()
     ]
-    first = next((side for side, found in numbers.items() if "localisation/hit" in found), "")
-    rows = []
-    for label, metrics in _CHANCE.items():
-        cells = []
-        for column in columns:
-            before, _, metric = column.path.rpartition("/")
-            level = one.find(first, "", f"{before}/{metrics.get(metric)}")
-            cells.append(Cell("" if level is None else number(level.value, 3)))
-        rows += [Row(label, "chance", cells)] if any(cell.text for cell in cells) else []
+    first = next((side for side, found in of_sides.items() if "localisation/hit" in found), "")
+    others: dict[str, list[str]] = {label: [] for label in _CHANCE}
+    for label, (before, _, metric) in product(_CHANCE, (x.path.rpartition("/") for x in numbers)):
+        level = one.find(first, "", f"{before}/{_CHANCE[label].get(metric)}")
+        others[label].append("" if level is None else number(level.value, 3))
     note = "hit: the max of the heat map lies inside the boxes or masks."
-    return _table(trained, "Localisation", [(one, column) for column in columns], rows, note)
+    return _table(trained, "Localisation", [(one, x) for x in numbers], others, note)
 
 
 def _table(
     trained: Trained,
     title: str,
     numbers: Sequence[tuple[_OnSet, Column]],
-    others: Sequence[Row] = (),
+    others: Mapping[str, Sequence[str]] = {},
     note: str = "",
 ) -> Table:
-    """A row for each side, `others` with a cell for each number, then differences; without columns that are empty."""
+    """A row for each number that a side has; the sides and then their differences are columns.
+
+    Args:
+        trained: gives the marks of the sides.
+        numbers: their headings are the labels of the rows, their groups dividers above them.
+        others: heading of a column before the sides -> its texts, one for each number.
+    """
     pairs = list(dict.fromkeys(pair for one, _ in numbers for pair in one.table))
-    sides = [side for side, minus in pairs if not minus]
-    places = [
-        place
-        for place, (one, column) in enumerate(numbers)
-        if any(one.find(x, "", column.path) for x in sides)
-    ]
-    used = [numbers[place] for place in places]
+    used = [any(one.find(*pair, x.path) for pair in pairs if not pair[1]) for one, x in numbers]
+    left_out = left_out_note(
+        [x for (_, x), is_used in zip(numbers, used, strict=True) if x.cases and not is_used]
+    )
+    others = {heading: list(compress(texts, used)) for heading, texts in others.items()}
+    others = {heading: texts for heading, texts in others.items() if any(texts)}
+    numbers = list(compress(numbers, used))
 
-    def marks_of(one: _OnSet, side: str) -> str:
-        its = (marks(trained[one.name, run.name]) for run in one.sides.get(side, ()))
-        return "".join(sorted({mark for of_run in its for mark in of_run}, reverse=True))
+    def cell(one: _OnSet, x: Column, side: str, minus: str) -> Cell:
+        if (found := one.find(side, minus, x.path)) is None:
+            return Cell(NOTHING)
+        shown = interval_cell(found, x.digits, signed if minus else number)
+        mark = "*" * is_marked(found) if minus else _marks(one, side, trained)
+        return shown._replace(text=shown.text + mark)
 
-    def row(side: str, minus: str, kind: str) -> list[Row]:
-        cells = []
-        for one, column in used:
-            found = one.find(side, minus, column.path)
-            if found is None:
-                cells.append(Cell(NOTHING))
-                continue
-            cell = interval_cell(found, column.digits, signed if minus else number)
-            mark = "*" * is_marked(found) if minus else marks_of(one, side)
-            cells.append(cell._replace(text=cell.text + mark))
-        label = f"{side} − {minus}" if minus else side
-        return [Row(label, kind, cells)] if any(cell.text != NOTHING for cell in cells) else []
+    columns: dict[tuple[str, str], Column] = {}
+    for side, minus in pairs:
+        if any(one.find(side, minus, x.path) for one, x in numbers):
+            is_apart = all(APART in _marks(one, side, trained) for one, _ in numbers if side in one.sides)
+            group = f"{APART} trained on train patients of the set" * is_apart
+            columns[side, minus] = Column(side, group=f"paired difference from {minus}" if minus else group)
+    order = sorted(columns, key=lambda pair: (bool(pair[1]), columns[pair].group))
+    rows: list[Row] = []
+    for group, members in groupby(enumerate(numbers), lambda one: one[1][1].group):
+        rows += [Row(group, "divider")] if group else []
+        for place, (one, x) in members:
+            cells = [
+                *(Cell(texts[place]) for texts in others.values()),
+                *(cell(one, x, *pair) for pair in order),
+            ]
+            rows.append(Row(x.heading, "run" if x.heading == MEAN else "plain", cells))
+    shown = [*map(Column, others), *(columns[pair] for pair in order)]
+    return Table(title, shown, rows, f"{note} {left_out}".strip())
 
-    apart = [
-        side for side in sides if all(APART in marks_of(one, side) for one, _ in used if side in one.sides)
-    ]
-    rows = [one for side in sides if side not in apart for one in row(side, "", "run")]
-    below = [one for side in apart for one in row(side, "", "run")]
-    rows += [Row(f"{APART} trained on train patients of the set", "divider"), *below] if below else []
-    rows += [other._replace(cells=[other.cells[place] for place in places]) for other in others]
-    differences = [one for side, minus in pairs if minus for one in row(side, minus, "difference")]
-    if differences:
-        rows += [Row("paired differences", "divider"), *differences]
-    return Table(title, [column for _, column in used], rows, note)
+
+def _marks(one: _OnSet, side: str, trained: Trained) -> str:
+    its = (marks(trained[one.name, run.name]) for run in one.sides.get(side, ()))
+    return "".join(sorted({mark for of_run in its for mark in of_run}, reverse=True))
 
 
 def _facts(sets: Sequence[_OnSet], trained: Trained) -> Table:

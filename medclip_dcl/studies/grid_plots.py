@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import ScalarFormatter
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.pictures.plots import COLOURS, MUTED, write_figure
+from medclip_dcl.pictures.plots import COLOURS, MARKERS, MUTED, write_figure
 from medclip_dcl.report.charts import chart
 from medclip_dcl.statistics.contrasts import means, paired_differences
 from medclip_dcl.studies.grid import Experiment, Level, Places, Plot, as_list
@@ -112,15 +112,17 @@ def _panel(
     step = _DODGE * (max(places.values()) - min(places.values()) or 1.0)
 
     def draw(axes: Axes) -> None:
-        colours = itertools.cycle(COLOURS)
-        for colour, (place, level) in zip(colours, enumerate(levels), strict=False):
+        looks = itertools.cycle(zip(COLOURS, MARKERS, strict=True))
+        for (colour, marker), (place, level) in zip(looks, enumerate(levels), strict=False):
             of_level = points[points[compared] == level.value] if compared else points
             of_level = of_level.sort_values("x", key=lambda x: x.map(places))
             at = np.array([places[value] for value in of_level["x"]]) + (place - (len(levels) - 1) / 2) * step
             at = 10**at if is_log else at
             if len(at):
                 label = _label(str(compared), level)
-                axes.plot(at, of_level["mean"], color=colour, lw=1.2, marker="o", markersize=3.5, label=label)
+                axes.plot(
+                    at, of_level["mean"], color=colour, lw=1.2, marker=marker, markersize=3.5, label=label
+                )
             axes.vlines(at, of_level["low"], of_level["high"], color=colour, lw=1.0)
         for colour, row in zip(itertools.cycle(COLOURS[1:]), across.to_dict("records"), strict=False):
             axes.axhline(

@@ -214,6 +214,35 @@ def test_the_report_needs_no_other_file(html, page):
     assert len(html) < 3e6
 
 
+def test_a_picture_stands_before_the_tables(page):
+    assert page.tags.index("svg") < page.tags.index("table") and page.mute == []
+
+
+def test_the_forest_has_the_numbers_of_the_tables(page):
+    for side, marks in page.forest("AUC by finding").items():
+        *findings, mean = page.row(1, side)
+        assert [x for x, _ in marks] == pytest.approx(
+            [float(x) for x in (mean, *findings) if x != "–"], abs=1e-3
+        )
+        assert [row for _, row in marks] == list(range(5))  # Pneumothorax has none
+
+
+def test_a_column_without_a_value_is_named_below(copy):
+    """Unless the paper's rows have one."""
+    for name in ("results.json", "results_untrained.json"):
+        found = json.loads((copy / name).read_text())
+        found["dataset"]["source"] = "NIH ChestX-ray14"
+        found["metrics"]["classification"]["by_finding"]["Hernia"] = {"auc": None, "acc": None}
+        found["counts"]["classification"]["by_finding"]["Hernia"] = {"positives": 2, "negatives": 9}
+        (copy / name).write_text(json.dumps(found))
+    html = render(copy)
+    page = Page(html)
+    table = next(table for table in page.tables[1:] if "average" in table[0])
+    assert table[0] == ["", *[x for x in CHEX5 if x != "Pneumothorax"], "average"]
+    assert all(len(row) == len(table[0]) for row in table)
+    assert "Left out, without a value: Pneumothorax (31 / 77), Hernia (2 / 9)." in html
+
+
 def test_text_of_reports_and_configuration_is_escaped(page):
     assert "script" not in page.tags
     assert page.text.count(SCRIPT) == 2
@@ -238,7 +267,7 @@ def test_charts_take_the_columns_that_exist(page):
     ):
         assert title in page.text
     assert "share of η capped" not in page.text
-    assert page.tags.count("svg") == 5 + 1 + 2 + 2
+    assert page.tags.count("svg") == 5 + 1 + 1 + 2 + 2
 
 
 def test_constant_curves_are_one_line(run, tmp_path):

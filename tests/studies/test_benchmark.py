@@ -35,6 +35,7 @@ from medclip_dcl.studies.benchmark import _stop
 from medclip_dcl.studies.benchmark_page import _place
 from medclip_dcl.studies.benchmark_plan import read_models
 from tests.program import verb
+from tests.report.page import Page
 
 main = verb("benchmark")
 
@@ -161,6 +162,30 @@ def test_each_number_is_that_of_its_predictions(run, table, models) -> None:
         )
         # Alike for all: what the classifier alone has is not in the mean.
         assert own.loc["", "value"] == pytest.approx(np.mean([expected[x] for x in SHARED]), abs=1e-6)
+
+
+def test_rows_are_findings_and_columns_models(run, table, models) -> None:
+    page = Page((run[0] / "benchmark.html").read_text())
+    assert page.mute == page.wrong == [] and all(len(set(widths)) == 1 for widths in page.widths)
+    auc = table[(table["section"] == "classification") & (table["metric"] == "auc") & (table["minus"] == "")]
+    for place, name in ((1, "set"), (3, "others")):
+        groups, headings, *rows = page.tables[place]
+        assert groups[-1] == "paired difference from model"
+        assert headings[1:] == ["positive / negative cases", *models, "other", "classifier"]
+        of_set = auc[auc["set"] == name]
+        assert [row[0] for row in rows] == [
+            "mean",
+            *dict.fromkeys(of_set["finding"][of_set["finding"] != ""]),
+        ]
+        forest = page.forest(name)
+        for column, (model, (legend, marks)) in enumerate(zip(models, forest.items(), strict=True), 2):
+            assert legend.rstrip("†") == model
+            own = of_set[of_set["model"] == model].set_index("finding")["value"]
+            assert len(marks) == len(own)
+            for x, row in marks:
+                finding = rows[int(row)][0]
+                assert x == pytest.approx(own[finding.replace("mean", "")], abs=1e-6)
+                assert rows[int(row)][column].startswith(f"{x:.3f}")
 
 
 def test_two_models_alone_have_the_numbers_of_compare(
