@@ -269,6 +269,7 @@ class Study:
     task: int = option("train the runs task, task + tasks, ... (0)", 0, type=whole_number(0))
     tasks: int = option("commands that share the grid (SLURM array) (1)", 1, type=whole_number(1))
     report_only: bool = option("make table and report of what is finished, run nothing", False)
+    device: str = device("; for runs whose trainer.accelerator is auto")
     imported: Sequence[str] = imports()
 
     def __post_init__(self) -> None:

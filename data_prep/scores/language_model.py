@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from jaxtyping import Int, Shaped
 
+from medclip_dcl.common.find_model import LANGUAGE_MODEL
 from medclip_dcl.common.journal import Journal, work_through
 from medclip_dcl.data.prepared import PreparedDataError
 
@@ -46,8 +47,9 @@ def stems_of_model(stems: Sequence[str], model: str) -> list[str]:
 
 
 def _name(model: str) -> str:
-    # Also of "." and with a closing slash.
-    return os.path.basename(os.path.abspath(os.path.expanduser(model)))
+    # Also of "." and with a closing slash; of a run its folder that `resolve_folder` reads.
+    folder = Path(os.path.abspath(os.path.expanduser(model)))
+    return LANGUAGE_MODEL if (folder / LANGUAGE_MODEL).is_dir() else folder.name
 
 
 def scoring_fingerprint(network: PreTrainedModel) -> str:

@@ -30,7 +30,6 @@ from medclip_dcl.common.devices import without_tf32
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import read_text, replacing, write_text
 from medclip_dcl.inference.model import UNKNOWN_TEXT, FindingScorer, LoadedModel, load
-from medclip_dcl.metrics.calibration import Calibration
 from medclip_dcl.options import Ask
 from medclip_dcl.pictures.inputs import doubts
 
@@ -131,10 +130,10 @@ def classify_files(options: Ask) -> None:
         "dtype": options.dtype,
         "code of --import": digests_of_imports(options.imported),
     }
-    columns, calibration = scorer.findings, model.require_calibration() if options.is_calibrated else None
-    if calibration is not None:
+    columns = scorer.findings
+    if scorer.calibration is not None:
         columns = [*columns, *(f"{finding}{POSITIVE}" for finding in columns)]
-        meaning["calibration"] = json.loads(calibration.to_json())
+        meaning["calibration"] = json.loads(scorer.calibration.to_json())
     meaning |= {} if scorer.zero_shot is None else scorer.zero_shot.identity()
     with _writing(options.output):
         table = ScoreTable(options.output, columns, meaning)
@@ -148,7 +147,7 @@ def classify_files(options: Ask) -> None:
         with progress_bar(total=len(images), initial=done, desc="classify", unit=" images") as bar:
             for files in read_in_batches(missing, model.network.view, options.batch_size, options.workers):
                 squares = [file.square for file in files if file.square is not None]
-                scores = iter(_scores(model, scorer, np.stack(squares), calibration) if squares else ())
+                scores = iter(_scores(model, scorer, np.stack(squares)) if squares else ())
                 rows = [
                     dict.fromkeys(columns)
                     | (next(scores) if file.square is not None else {})
@@ -171,20 +170,14 @@ def classify_files(options: Ask) -> None:
 
 
 def _scores(
-    model: LoadedModel,
-    scorer: FindingScorer,
-    inputs: UInt8[np.ndarray, "image side side"],
-    calibration: Calibration | None,
+    model: LoadedModel, scorer: FindingScorer, inputs: UInt8[np.ndarray, "image side side"]
 ) -> list[Row]:
     """A row of scores, or of probabilities and sides of the threshold, for each image of a batch."""
-    scores = scorer.score(model.encode_inputs(inputs)).astype("float64")
-    table = pd.DataFrame(scores, columns=scorer.findings)
-    if calibration is not None:
-        table = calibration.probabilities(table)
-        for finding in scorer.findings:
-            threshold = calibration.findings[finding].threshold
-            is_positive = None if threshold is None else (table[finding] >= threshold).astype(float)
-            table[f"{finding}{POSITIVE}"] = is_positive
+    table = scorer.answers(model.encode_inputs(inputs)).astype("float64")
+    if scorer.calibration is not None:
+        thresholds = pd.Series(scorer.calibration.thresholds)
+        is_positive = table.ge(thresholds).astype(float).where(table.notna())
+        table = table.join(is_positive.add_suffix(POSITIVE))
     rows = table.round(_DIGITS).astype(object)
     return rows.where(rows.notna(), None).to_dict("records")  # type: ignore[return-value]
 

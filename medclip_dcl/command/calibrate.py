@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from medclip_dcl.common.command_line import progress_bar
@@ -36,7 +37,6 @@ from medclip_dcl.metrics.calibration import (
     fit_finding,
 )
 from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.described import ImageNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.options import SENSITIVITY, Calibrate
 from medclip_dcl.runs.saved import read_config, read_parquet, setting, settings_of_callback
@@ -61,82 +61,57 @@ def calibrate(
 
     A file that calibrates more findings stays. Set, prompts, ensemble and file that are None are those of the model's
     run; other models name no set, and their prompts are CheX5's. A classifier has no prompts, and its cases are those
-    of its run's FindingClassification. Computed in float32.
+    of the FindingClassification of its training. Computed in float32.
     """
     check_target(target)
     without_tf32()
-    usable = usable_device(device)
-    found = find_model(model)
+    usable, found = usable_device(device), find_model(model)
     config = read_config(found.run) if found.run else None
     options = setting(config, "data.init_args") or {}
     folder = data or options.get("folder")
     if folder is None:
         raise UserError(f"SET: expected a prepared set, found none, and {model} names none; give one")
     home = None if found.is_downloaded else found.folder
-    if (file := output or (home and home / CALIBRATION_FILE)) is None:
-        raise UserError(
-            f"--output: expected a file, as {model} has neither run nor folder here; give --output FILE"
-        )
-    if file.is_dir():
-        raise UserError(f"--output: expected a file, found the folder {file}; give a .json file")
+    file = output or (home and home / CALIBRATION_FILE)
+    if file is None or file.is_dir():
+        there = f"the folder {file}" if file else f"none, and {model} has neither run nor folder here"
+        raise UserError(f"--output: expected a .json file, found {there}; give --output FILE")
     earlier = Calibration.read(file) if file.is_file() else None
     network = network_of(saved := read_model(found.path)).to(usable)
-    images: dict[str, Any] = {"image_size": network.image_size, "predict_use": "validate"}
-    images |= {"batch_size": options.get("batch_size", 64), "num_workers": options.get("num_workers", 0)}
-    module: ImageTextDataModule | LabelledDataModule
-    if isinstance(network, FindingNetwork):
-        of_test = settings_of_callback(config, "FindingClassification")
-        module = LabelledDataModule(str(folder), **images)
-        module.connect(LabelledRequirements(network.findings, lambda images: {}))
-    else:
+    if isinstance(network, ImageTextNetwork):
         of_test = settings_of_callback(config, "ZeroShotClassification")
         prompts = prompts or (config or {}).get("prompts") or of_test.get("prompts")
         ensemble = ensemble or (config or {}).get("ensemble") or of_test.get("ensemble", "scores")
-        module = ImageTextDataModule(str(folder), **images)
     scorer = LoadedModel(network, name=str(model)).scorer(prompts, ensemble)
-    tables = _checked_tables(module, network)
-    if isinstance(tables, LabelledImages):
-        labels = labelled_cases(tables, of_test.get("blank", "ignore"))
-    else:
-        labels = tables.cases
-        if prompts is not None:
-            require_labelled(scorer.findings, tables.labelled, "prompts")
-    # On them its probabilities would be too confident.
+    module, tables = _validate_images(network, str(folder), options)
+    prepared = module.prepared
+    if prompts is not None and isinstance(tables, EvaluationTables):
+        require_labelled(scorer.findings, tables.labelled, "prompts")
+    # On images of its training its probabilities would be too confident.
     lineage = Lineage.of(saved)
-    lineage.require_untrained(module.prepared, tables.images["dicom_id"])
-    answer = lineage.of_set(module.prepared)
+    lineage.require_untrained(prepared, tables.images["dicom_id"])
+    answer = lineage.of_set(prepared)
     if answer.elsewhere or not answer.is_known:
         print(
             f"warning: {model} was trained on: {answer}; probabilities are too confident where validate images of "
-            f"{module.prepared.folder} are among them",
+            f"{prepared.folder} are among them",
             file=sys.stderr,
         )
-    scores_of: dict[str, Any] = {"network": network.fingerprint(), "data": module.prepared.fingerprint}
-    scores_of |= {"blank": of_test.get("blank")} if scorer.zero_shot is None else scorer.zero_shot.identity()
-    kept = found.run and found.run / SCORES_FILE
-    cases = read_parquet(kept) if kept and kept.is_file() else None
-    if cases is None or cases.attrs.get(_SCORES_OF) != scores_of:
-        cases = logit_cases(labels, scorer.findings, _logits(network, scorer, module), tables)
-        cases.attrs[_SCORES_OF] = scores_of
-    if cases.empty:
-        raise UserError(
-            f"{module.prepared.folder}: no validate image has a label of {', '.join(scorer.findings)}"
-        )
+    cases = _cases(network, scorer, module, tables, found.run)
     findings = {}
     for finding in scorer.findings:
         rows = cases[cases["finding"] == finding]
         logits, is_positive, patients = (rows[x].to_numpy() for x in ("logit", "label", "subject_id"))
         pair = ((), ()) if scorer.zero_shot is None else scorer.zero_shot.prompts[finding]
         findings[finding] = fit_finding(logits, is_positive == 1, patients, target, pair)
-    info = module.prepared.info
     fitted = Calibration(
         fingerprint=network.fingerprint(),
         scale=network.scale,
         target=dict(target),
         data={
-            **{name: info.get(name) for name in ("source", "phantom")},
-            "fingerprint": module.prepared.fingerprint,
-            "folder": module.prepared.folder.resolve().name,
+            **{name: prepared.info.get(name) for name in ("source", "phantom")},
+            "fingerprint": prepared.fingerprint,
+            "folder": prepared.folder.resolve().name,
             "use": "validate",
             "images": int(cases["dicom_id"].nunique()),
             "patients": int(cases["subject_id"].nunique()),
@@ -144,22 +119,7 @@ def calibrate(
         findings=findings,
         ensemble="scores" if scorer.zero_shot is None else scorer.zero_shot.ensemble,
     )
-    calibrated = earlier.calibrated() if earlier and earlier.fingerprint == fitted.fingerprint else []
-    if lost := [name for name in calibrated if name in findings and findings[name].method is None]:
-        raise WorseResultError(
-            f"{file} is kept: it calibrates {', '.join(lost)}, which {module.prepared.folder} does not "
-            f"({findings[lost[0]].reason}); write to another file by --output FILE, or delete this one"
-        )
-    if earlier and earlier.fingerprint != fitted.fingerprint and not output and Path(model).is_file():
-        raise WorseResultError(
-            f"{file} is kept: it is of another checkpoint; give --output FILE, or delete this one"
-        )
-    if all(one.method is None for one in findings.values()):
-        reasons = "; ".join(f"{name}: {one.reason}" for name, one in findings.items())
-        raise WorseResultError(
-            f"{file} is not written: {module.prepared.folder} calibrates no finding ({reasons}); give a set with more "
-            "validate patients"
-        )
+    _require_better(fitted, earlier, file, replaces_another=bool(output) or not Path(model).is_file())
     fitted.write(file)
     if output is None and found.run:
         write_parquet(cases, found.run / SCORES_FILE)
@@ -167,29 +127,61 @@ def calibrate(
     return fitted
 
 
-def _checked_tables(
-    module: ImageTextDataModule | LabelledDataModule, network: ImageNetwork
-) -> EvaluationTables | LabelledImages:
-    """Tables of the validate images, which must be of other patients than the rest and look as the network expects."""
+def _validate_images(
+    network: ImageTextNetwork | FindingNetwork, folder: str, options: Mapping[str, Any]
+) -> tuple[ImageTextDataModule | LabelledDataModule, EvaluationTables | LabelledImages]:
+    """Validate images of a set with their labels, of other patients than the rest, in the network's geometry."""
+    images: dict[str, Any] = {"image_size": network.image_size, "predict_use": "validate"}
+    images |= {"batch_size": options.get("batch_size", 64), "num_workers": options.get("num_workers", 0)}
+    module: ImageTextDataModule | LabelledDataModule = ImageTextDataModule(folder, **images)
+    if isinstance(network, FindingNetwork):
+        module = LabelledDataModule(folder, **images)
+        module.connect(LabelledRequirements(network.findings, lambda images: {}))
     prepared = module.prepared
     if prepared.changes:
         print(f"warning: {prepared.changes}", file=sys.stderr)
     prepared.require_separate_patients()
-    images = prepared.table("images")
-    of_test = images.loc[images["use"].isin(["test", "grounding"]), "subject_id"]
-    both = sorted(set(images.loc[images["use"] == "validate", "subject_id"]) & set(of_test))
-    if both:
+    patients = prepared.table("images").groupby("use")["subject_id"].unique()
+    of_test = {*patients.get("test", ()), *patients.get("grounding", ())}
+    if both := sorted({*patients.get("validate", ())} & of_test):
         raise UserError(
-            f"{prepared.folder}: {len(both)} patients are both validate and test patients (first: {both[0]}); prepare "
-            "the set with splits by patient"
+            f"{folder}: {len(both)} patients are both validate and test patients (first: {both[0]}); prepare the set "
+            "with splits by patient"
         )
     tables = module.evaluation("validate")
     if tables.view.geometry != network.geometry:
         raise UserError(
-            f"{prepared.folder}: expected images of the model's geometry {network.geometry}, found "
-            f"{tables.view.geometry}; prepare the set with --geometry {network.geometry}"
+            f"{folder}: expected images of the model's geometry {network.geometry}, found {tables.view.geometry}; "
+            f"prepare the set with --geometry {network.geometry}"
         )
-    return tables
+    return module, tables
+
+
+def _cases(
+    network: ImageTextNetwork | FindingNetwork,
+    scorer: FindingScorer,
+    module: ImageTextDataModule | LabelledDataModule,
+    tables: EvaluationTables | LabelledImages,
+    run: Path | None,
+) -> pd.DataFrame:
+    """Labelled cases with their logits: those that the run keeps if they are the same, else computed."""
+    scores_of: dict[str, Any] = {"network": network.fingerprint(), "data": module.prepared.fingerprint}
+    if isinstance(tables, LabelledImages):
+        labels = labelled_cases(tables, str(network.blank))
+        scores_of["blank"] = network.blank
+    else:
+        labels = tables.cases
+        scores_of |= scorer.zero_shot.identity() if scorer.zero_shot else {}
+    file = run and run / SCORES_FILE
+    cases = read_parquet(file) if file and file.is_file() else None
+    if cases is None or cases.attrs.get(_SCORES_OF) != scores_of:
+        cases = logit_cases(labels, scorer.findings, _logits(network, scorer, module), tables)
+        cases.attrs[_SCORES_OF] = scores_of
+    if cases.empty:
+        raise UserError(
+            f"{module.prepared.folder}: no validate image has a label of {', '.join(scorer.findings)}"
+        )
+    return cases
 
 
 def _logits(
@@ -200,9 +192,32 @@ def _logits(
     for batch in progress_bar(iterable=module.predict_dataloader(), desc="validate images", unit=" batch"):
         with torch.inference_mode():
             encoded = network.encode(batch["images"].to(network.mean.device))
-        logits = network.scale * scorer.score(encoded).astype("float64")
+        logits = network.scale * scorer.compute(encoded).astype("float64")
         values |= zip(batch["dicom_id"], logits.tolist(), strict=True)
     return values
+
+
+def _require_better(
+    fitted: Calibration, earlier: Calibration | None, file: Path, replaces_another: bool
+) -> None:
+    """Refuse to write a calibration of no finding, or over one of more findings or of another checkpoint."""
+    folder, findings = fitted.data["folder"], fitted.findings
+    is_same = earlier is not None and earlier.fingerprint == fitted.fingerprint
+    if earlier and not is_same and not replaces_another:
+        raise WorseResultError(
+            f"{file} is kept: it is of another checkpoint; give --output FILE, or delete this one"
+        )
+    calibrated = earlier.calibrated() if earlier and is_same else []
+    lost = [name for name in calibrated if name in findings and findings[name].method is None]
+    if lost or not fitted.calibrated():
+        reasons = "; ".join(f"{name}: {one.reason}" for name, one in findings.items() if one.method is None)
+        kept = (
+            f"is kept: it calibrates {', '.join(lost)}, which {folder} does not" if lost else "is not written"
+        )
+        raise WorseResultError(
+            f"{file} {kept} ({reasons}); give a set with more validate patients, write to another file by --output "
+            "FILE, or delete this one"
+        )
 
 
 def summary(found: Calibration) -> str:

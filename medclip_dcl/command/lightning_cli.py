@@ -20,6 +20,7 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
+from pytorch_lightning.utilities.model_helpers import is_overridden
 
 from medclip_dcl.command.config_errors import ConfigParser
 from medclip_dcl.command.config_files import (
@@ -458,6 +459,11 @@ class MedclipCLI(LightningCLI):
 
     def predict(self, model: LightningModule, **kwargs: Any) -> None:
         """Predict; PredictionWriter writes to disk, whereas Lightning would keep all features in memory."""
+        if not is_overridden("predict_dataloader", self.datamodule):
+            raise UserError(
+                f"predict: {type(self.datamodule).__name__} has no images to predict; `test` writes the predicted "
+                f"classes of test images to {self.run.folder / 'predictions'}"
+            )
         self.trainer.predict(model, **{**kwargs, "return_predictions": False})
         if not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             rank_zero_info(f"predictions: {self.predictions.folder}")

@@ -160,9 +160,9 @@ def worker_count() -> Any:
     return positive("processes (as many as there are cores)", 1, default=available_cores())
 
 
-def device() -> Any:
+def device(note: str = "") -> Any:
     """The option ``--device``; `medclip_dcl.common.devices.usable_device` reads it."""
-    help = "cpu, cuda, cuda:1, ...; auto takes a GPU if there is one (auto)"
+    help = f"cpu, cuda, cuda:1, ...; auto takes a GPU if there is one (auto){note}"
     return option(help, "auto", type=_device, metavar="DEVICE")
 
 

@@ -1,8 +1,8 @@
 """Lineage: the images that a model was trained on, in its own training and in those before it.
 
-data.json names the sets and travels with the model: in its run folder, its checkpoints and its exports. The images,
-with file names and patients, stay in the run folder (data_images.parquet). Without them the answer is by set, or "not
-known".
+data.json has names, fingerprints and counts of the sets. It travels with the model: in its run folder, its checkpoints
+and its exports. The images, with file names and patients, stay in the run folder (data_images.parquet). Without them
+the answer is by set, or "not known".
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from medclip_dcl.common.find_model import FoundModel
 from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.data.identity import IMAGE_DIGESTS
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.runs.run_folder import DATA_FILE, IMAGES_FILE, RunFolder
+from medclip_dcl.runs.run_folder import DATA_FILE, IMAGES_FILE, UNTRAINED_CHECKPOINT, RunFolder
 from medclip_dcl.runs.saved import read_parquet
 
 IMAGES_OF = "images_of"
 """Entry of data.json: name of the set of the training, of sets whose images it has, then those of the trainings before.
 
 None stands for images that are not known, as those of a published image encoder."""
+START = "start"
+"""Entry of data.json: the content of data.json of the model whose weights the training began with."""
 LINEAGE = "lineage"
 """Entry of a checkpoint with the content of data.json."""
 
@@ -75,6 +77,8 @@ class Lineage:
             return cls(Path(), {IMAGES_OF: []})
         folder, own = FoundModel(model.path).folder, model.checkpoint.get(LINEAGE) or {}
         record = RunFolder(folder).data() if folder else {}
+        if folder and model.path.name == UNTRAINED_CHECKPOINT:
+            return cls(model.path, record.get(START, {}))
         if folder is None or (own and own != record):  # a checkpoint outside its run
             return cls(model.path, own)
         file = folder / IMAGES_FILE
@@ -134,8 +138,15 @@ class Lineage:
         if None not in sets and (is_published or images.empty or not self.is_known):
             sets = [*sets, None]
         is_again = self.fingerprint == prepared.fingerprint and sets[: len(own)] == own
-        record = {"fingerprint": prepared.fingerprint, "source": prepared.info["source"]}
-        record[IMAGES_OF] = sets if is_again else [*own, *sets]
+        by_use = (prepared.table("images") if prepared.has("images") else images).groupby("use")
+        record = {
+            "fingerprint": prepared.fingerprint,
+            "source": prepared.info["source"],
+            "images": by_use.size().to_dict(),
+            "patients": by_use["subject_id"].nunique().to_dict(),
+            IMAGES_OF: sets if is_again else [*own, *sets],
+            START: {**self.record, IMAGES_OF: sets},
+        }
         return record, pd.concat([images, self.images.query("use == 'train'")])
 
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from jaxtyping import Float
+from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from medclip_dcl.common.errors import check_choice
@@ -45,6 +46,11 @@ class FindingClassification(Classification):
         super().__init__(min_cases)
         check_choice("FindingClassification.blank", blank, ("ignore", "zeros"))
         self.blank = blank
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and isinstance(network := self._network(pl_module), FindingNetwork):
+            network.blank = self.blank  # a calibration counts the same cases
 
     def prepare(self, tables: LabelledImages, stage: str) -> set[str]:
         return set(labelled_cases(tables, self.blank)["dicom_id"])

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -108,11 +108,24 @@ class EncodedImage:
 
 @dataclass(frozen=True)
 class FindingScorer:
-    """Scores of encoded images, a column for each finding: of `zero_shot`, or without it a classifier's logits."""
+    """Scores of encoded images by finding: of `zero_shot`, or without it a classifier's logits.
+
+    `calibration` turns them into probabilities; None where these are not asked for.
+    """
 
     findings: list[str]
-    score: Callable[[Encoded], Float[np.ndarray, "image finding"]]
+    compute: Callable[[Encoded], Float[np.ndarray, "image finding"]]
     zero_shot: ZeroShot | None = None
+    calibration: Calibration | None = None
+
+    def scores(self, encoded: Encoded) -> pd.DataFrame:
+        """A row for each image, a column for each finding."""
+        return pd.DataFrame(self.compute(encoded), columns=self.findings)
+
+    def answers(self, encoded: Encoded) -> pd.DataFrame:
+        """As `scores`: probabilities where the scorer is calibrated."""
+        scores = self.scores(encoded)
+        return scores if self.calibration is None else self.calibration.probabilities(scores)
 
 
 class LoadedModel:
@@ -147,7 +160,7 @@ class LoadedModel:
         calibration: Calibration | None = None,
         name: str = "this model",
     ) -> None:
-        self.network: Any = network.eval()
+        self.network = network.eval()
         self.dtype, self.calibration, self.name = dtype, calibration, name
 
     @property
@@ -246,10 +259,12 @@ class LoadedModel:
                 yield image
 
         scorer = self.scorer(prompts, ensemble, calibrated)
-        parts = [scorer.score(self.encode_inputs(inputs)) for inputs in self._inputs(named(), batch_size)]
-        scores = np.concatenate([np.empty((0, len(scorer.findings)), np.float32), *parts])
-        table = pd.DataFrame(scores, index=index, columns=scorer.findings)
-        return self.require_calibration().probabilities(table) if calibrated else table
+        parts = [scorer.answers(self.encode_inputs(inputs)) for inputs in self._inputs(named(), batch_size)]
+        return (
+            pd.concat(parts).set_axis(index)
+            if parts
+            else pd.DataFrame(columns=scorer.findings, dtype="float32")
+        )
 
     def scorer(
         self, prompts: PromptSource | None = None, ensemble: Ensemble | None = None, calibrated: bool = False
@@ -258,9 +273,8 @@ class LoadedModel:
 
         With `calibrated` they are those that the model's calibration turns into probabilities.
         """
-        if calibrated:
-            calibration = self.require_calibration()
-            pairs = calibration.prompts(prompts, ensemble)
+        calibration = self.require_calibration() if calibrated else None
+        pairs = calibration.prompts(prompts, ensemble) if calibration else None
         if isinstance(network := self.network, FindingNetwork):
             if prompts is not None or ensemble is not None:
                 raise UserError(
@@ -270,15 +284,16 @@ class LoadedModel:
             return FindingScorer(
                 list(network.findings),
                 lambda encoded: self._finite(lambda: network.classify(network.image_vectors(encoded))),
+                calibration=calibration,
             )
-        if calibrated:
+        if calibration:
             prompts, ensemble = pairs, calibration.ensemble
         zero_shot = ZeroShot(prompts, ensemble or "scores")
         sentences = self._sentences(zero_shot.texts, zero_shot.owners)
         return FindingScorer(
             list(zero_shot.prompts),
             lambda encoded: self._finite(lambda: zero_shot.differences(network, encoded, sentences)),
-            zero_shot,
+            *(zero_shot, calibration),
         )
 
     @torch.inference_mode()

@@ -116,6 +116,13 @@ class Calibration:
     findings: Mapping[str, FindingCalibration]
     ensemble: Ensemble = "scores"
 
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """Probability from which on an image counts as positive, by finding; NaN without a calibration."""
+        return {
+            name: math.nan if one.threshold is None else one.threshold for name, one in self.findings.items()
+        }
+
     def calibrated(self) -> list[str]:
         """Findings that have a calibration."""
         return [finding for finding, one in self.findings.items() if one.method is not None]
@@ -158,8 +165,9 @@ class Calibration:
         after = np.full(len(cases), np.nan)
         for finding, rows in cases.groupby("finding"):
             after[rows.index] = self.findings[str(finding)].probabilities(logits[rows.index])
-        thresholds = {finding: one.threshold for finding, one in self.findings.items()}
-        return cases.assign(before=expit(logits), after=after, threshold=cases["finding"].map(thresholds))
+        return cases.assign(
+            before=expit(logits), after=after, threshold=cases["finding"].map(self.thresholds)
+        )
 
     def write(self, file: Path) -> None:
         """Write calibration.json atomically; findings keep their order."""

@@ -16,12 +16,13 @@ from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTraine
 
 from medclip_dcl.common.distributed import global_mean
 from medclip_dcl.common.errors import UserError, check_options
+from medclip_dcl.common.find_model import LANGUAGE_MODEL
 from medclip_dcl.common.formats import CHECKPOINT
 from medclip_dcl.common.weight_files import load_exactly, read_model
 from medclip_dcl.data.link import ReportsRequirements, TokenizedSentences, trainer_data
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
 from medclip_dcl.models.trained_model import TrainedModel
-from medclip_dcl.networks.bert_folder import LANGUAGE_MODEL, resolve_folder, save_language_model
+from medclip_dcl.networks.bert_folder import resolve_folder, save_language_model
 from medclip_dcl.networks.language_model import language_model_class, load_language_model
 from medclip_dcl.networks.library_folder import longest_sentence
 from medclip_dcl.networks.masked_language import head_at, masked_language_losses

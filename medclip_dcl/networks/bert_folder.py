@@ -21,7 +21,7 @@ from transformers.utils import logging
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import parse_json
-from medclip_dcl.common.find_model import download, is_exported
+from medclip_dcl.common.find_model import LANGUAGE_MODEL, download, is_exported
 from medclip_dcl.common.weight_files import (
     WRAPPER,
     check_numbers,
@@ -37,8 +37,6 @@ Model = TypeVar("Model", bound=PreTrainedModel)
 _FILES = ("*.json", "vocab.txt", "merges.txt", "*.model", "model*.safetensors")
 _TORCH_FILES = ("pytorch_model*.bin",)
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-LANGUAGE_MODEL = "language_model"
-"""Folder of the trained model in the run folder of a language model."""
 # Parts of names of weights that files hold and models leave out.
 _NEEDLESS = ("pooler.", "position_ids", "token_type_ids", "cls.seq_relationship.", "mask_token")
 _ADAPTER_FILE = "adapter_config.json"

@@ -31,6 +31,7 @@ class FindingNetwork(ImageNetwork):
     Args:
         image_encoder: images to regions; its projection is kept, but not used.
         findings: names, one logit each; the other arguments are those of `ImageTextNetwork`.
+        blank: what a finding without a label counts as in the evaluation of the training, see FindingClassification.
     """
 
     kind = CLASSIFIER
@@ -48,13 +49,14 @@ class FindingNetwork(ImageNetwork):
         geometry: str = "stretch",
         prepared_size: int | None = None,
         crop_size: int | None = None,
+        blank: str = "ignore",
     ) -> None:
         super().__init__(image_encoder, image_size, mean, std, geometry, prepared_size, crop_size)
         if not findings or len(set(findings)) < len(findings):
             raise UserError(
                 f"model.findings: expected distinct names, found {findings}; null takes CheX5's five"
             )
-        self.findings = tuple(findings)
+        self.findings, self.blank = tuple(findings), blank
         self.head = nn.Linear(image_encoder.feature_dim, len(self.findings))
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
@@ -96,6 +98,7 @@ class FindingNetwork(ImageNetwork):
             **super().config(),
             "image_encoder": part_config(self.image_encoder),
             "findings": list(self.findings),
+            "blank": self.blank,
             **self.image_config(),
         }
 
@@ -105,5 +108,6 @@ class FindingNetwork(ImageNetwork):
         return cls(
             build_part(config["image_encoder"], RegionEncoder),
             config["findings"],
+            blank=config.get("blank", "ignore"),
             **cls.image_arguments(config),
         )

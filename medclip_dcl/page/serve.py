@@ -20,8 +20,10 @@ def serve(model: str, port: int, calibration: Path | None = None) -> None:
         from medclip_dcl.page.app import make_app
     except ModuleNotFoundError as error:
         raise UserError(needs_extra("the page", error.name, "page")) from error
+    from medclip_dcl.common.devices import without_tf32
     from medclip_dcl.inference.model import load
 
+    without_tf32()  # as a calibration was fitted
     # Before the model is loaded, and held from here on.
     with _listening(port) as listening:
         print(f"loading {model}", flush=True)

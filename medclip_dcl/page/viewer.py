@@ -91,15 +91,16 @@ class Viewer:
 
     def _scores(self, encoded: Encoded) -> dict[str, FindingScore]:
         calibration = self.calibration
-        scorer = self.model.scorer(calibrated=calibration is not None)
-        table = pd.DataFrame(scorer.score(encoded), columns=scorer.findings).drop(columns=self.unlabelled)
-        scores = {str(finding): float(score) for finding, score in table.iloc[0].items()}
-        if calibration is None:
-            return {finding: FindingScore(score) for finding, score in scores.items()}
-        probabilities = calibration.probabilities(table).iloc[0].astype(object).replace({np.nan: None})
+        scores = self.model.scorer(calibrated=calibration is not None).scores(encoded)
+        scores = scores.drop(columns=self.unlabelled)
+        found = {"score": scores.iloc[0]}
+        if calibration is not None:
+            found |= {"probability": calibration.probabilities(scores).iloc[0]}
+            found |= {"threshold": pd.Series(calibration.thresholds, dtype="float64")[scores.columns]}
+        table = pd.DataFrame(found, dtype="float64").astype(object).replace({np.nan: None})
         return {
-            finding: FindingScore(score, probabilities[finding], calibration.findings[finding].threshold)
-            for finding, score in scores.items()
+            str(finding): FindingScore(*row)
+            for finding, row in zip(table.index, table.to_numpy(), strict=True)
         }
 
     def forget(self, token: str) -> None:

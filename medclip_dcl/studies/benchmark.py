@@ -53,7 +53,7 @@ def run(options: Options) -> None:
                 continue
             how = (prompts, options.ensemble, options.imported)
             run, prepare = plan.test_of(model, name, prepared, *how, options.output, options.device)
-            end = run_one(run, ("test",), modules=options.imported, prepare=prepare)
+            end = run_one(run, ("test",), prepare=prepare)
             if end.state == "stopped":
                 print("stopped; the same command continues where it stopped", file=sys.stderr)
                 raise SystemExit(128 + signal.SIGTERM)

@@ -150,10 +150,7 @@ def test_of(
     }
     settings = _config(model, prepared, used, ensemble)
     kind, _, number = device.partition(":")
-    settings["trainer"] |= {
-        "accelerator": {"cuda": "gpu"}.get(kind, kind),
-        "devices": [int(number)] if number else 1,
-    }
+    settings["trainer"] |= {"accelerator": kind, "devices": [int(number)] if number else 1}
     config = yaml.safe_dump(settings, sort_keys=False)
 
     def prepare() -> None:
@@ -162,7 +159,8 @@ def test_of(
             write_json(asked, folder / _ASKED)
         write_text(config, folder / TEST_CONFIG)
 
-    return Run({"model": model.name, "set": name}, folder, (f"--config={folder / TEST_CONFIG}",)), prepare
+    arguments, of_each = (f"--config={folder / TEST_CONFIG}",), tuple(f"--import={one}" for one in imported)
+    return Run({"model": model.name, "set": name}, folder, arguments, of_each), prepare
 
 
 def _asked_for(folder: Path) -> dict[str, Any]:

@@ -26,7 +26,6 @@ def run_ones(
     keeps_checkpoints: bool,
     workers: int,
     check: Callable[[], object],
-    modules: Sequence[str],
 ) -> Generator[End]:
     """Train runs in `workers` processes and yield how each ended; when the caller stops early, training is saved.
 
@@ -40,7 +39,7 @@ def run_ones(
             while waiting and idle:
                 check()
                 worker, run = idle.pop(0), waiting.popleft()
-                worker.connection.send((run, commands, keeps_checkpoints, modules))
+                worker.connection.send((run, commands, keeps_checkpoints))
                 running[worker.connection] = worker, run
             for connection in wait(list(running)):
                 worker, run = running.pop(cast(Connection, connection))

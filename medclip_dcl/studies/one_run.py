@@ -26,11 +26,12 @@ _LOCK_FILE = ".lock"
 
 @dataclass(frozen=True)
 class Run:
-    """A run: name of its level by axis of a grid, run folder, arguments of the first command without that."""
+    """A run: name of its level by axis of a grid, run folder, arguments of the first command and of each command."""
 
     levels: Mapping[str, str]
     folder: Path
     arguments: tuple[str, ...]
+    of_each: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -62,7 +63,6 @@ def run_one(
     run: Run,
     commands: Sequence[str],
     keeps_checkpoints: bool = True,
-    modules: Sequence[str] = (),
     prepare: Callable[[], None] | None = None,
 ) -> End:
     """Run the commands of a run, their output in log.txt; leave alone what is done or trained by another command.
@@ -80,7 +80,7 @@ def run_one(
         if not was_done:
             (run.folder / ERROR_FILE).unlink(missing_ok=True)
             with _output_to(run.folder / LOG_FILE):
-                end = _run_commands(run, commands, modules)
+                end = _run_commands(run, commands)
             gc.collect()
             if end is not None:
                 return end
@@ -96,7 +96,7 @@ def failed(run: Run, error: str) -> End:
     return End(run, "failed", error=error)
 
 
-def _run_commands(run: Run, commands: Sequence[str], modules: Sequence[str]) -> End | None:
+def _run_commands(run: Run, commands: Sequence[str]) -> End | None:
     """None if all of them came to their end."""
     from medclip_dcl.command.cli import main
 
@@ -106,7 +106,7 @@ def _run_commands(run: Run, commands: Sequence[str], modules: Sequence[str]) -> 
         # Later commands evaluate the run as it was trained.
         own = run.arguments if command == commands[0] else (f"--config={run.folder / CONFIG_FILE}",)
         arguments = [command, *own, f"--run_folder={run.folder}", "--trainer.enable_progress_bar=false"]
-        arguments += [f"--import={module}" for module in modules]
+        arguments += run.of_each
         print(f"medclip-dcl {shlex.join(arguments)}", flush=True)
         try:
             main(arguments, are_typed=False)  # the experiment file holds them

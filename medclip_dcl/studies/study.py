@@ -8,12 +8,15 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import NoReturn
 
 from medclip_dcl.common.command_line import in_words
+from medclip_dcl.common.devices import usable_device
 from medclip_dcl.options import Study
-from medclip_dcl.studies.grid import Experiment
+from medclip_dcl.runs.saved import setting
+from medclip_dcl.studies.grid import Experiment, merged
 from medclip_dcl.studies.grid_choice import write_choices
 from medclip_dcl.studies.grid_page import write_report
 from medclip_dcl.studies.grid_plan import check_cells, read_experiment
@@ -28,7 +31,8 @@ def run(options: Study) -> None:
     if options.report_only:
         claim_folder(experiment, writes=False)
     else:
-        runs = experiment.runs()[options.task :: options.tasks]
+        usable_device(options.device)
+        runs = _on_device(experiment.runs()[options.task :: options.tasks], options)
         n_failed = _run(experiment, options.workers, runs, options.imported)
     table = write_table(experiment)
     for line in write_choices(experiment, table):
@@ -52,7 +56,7 @@ def _run(experiment: Experiment, workers: int, runs: Sequence[Run], modules: Seq
     # A configuration file that is edited in between would mix settings in one grid.
     check = functools.partial(claim_folder, experiment, writes=False)
     keeps = experiment.checkpoints == "keep"
-    with contextlib.closing(run_ones(waiting, experiment.commands, keeps, workers, check, modules)) as ends:
+    with contextlib.closing(run_ones(waiting, experiment.commands, keeps, workers, check)) as ends:
         for end in ends:
             counts[end.state] += 1
             n_waiting -= 1
@@ -65,6 +69,34 @@ def _run(experiment: Experiment, workers: int, runs: Sequence[Run], modules: Seq
     if counts["busy"]:
         print(f"{counts['busy']} runs are trained by another command on this folder")
     return counts["failed"] + counts["stopped"]
+
+
+def _on_device(runs: Sequence[Run], options: Study) -> list[Run]:
+    """The runs with the options of each of their commands: --import, and --device unless a run chooses its own."""
+    imported = tuple(f"--import={module}" for module in options.imported)
+    kind, _, number = options.device.partition(":")
+    if kind == "auto":
+        return [replace(run, of_each=imported) for run in runs]
+    device = (f"--trainer.accelerator={kind}", f"--trainer.devices={f'[{number}]' if number else 1}")
+
+    @functools.cache
+    def accelerator(argument: str) -> str | None:
+        return setting(merged((argument,)), "trainer.accelerator")
+
+    placed, others = [], dict[str, None]()
+    for run in runs:
+        chooser = next((one for one in reversed(run.arguments) if accelerator(one)), "")
+        if not chooser or accelerator(chooser) == "auto":
+            placed.append(replace(run, of_each=(*imported, *device)))
+        else:
+            placed.append(replace(run, of_each=imported))
+            others[f"{accelerator(chooser)} by {chooser.removeprefix('--')}"] = None
+    if others:
+        print(
+            f"--device {options.device} is not used where trainer.accelerator is set: {', '.join(others)}",
+            flush=True,
+        )
+    return placed
 
 
 def _is_over(run: Run, experiment: Experiment) -> bool:

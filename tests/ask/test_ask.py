@@ -117,7 +117,7 @@ def test_scores_of_a_folder_are_those_of_classify(exported, model, files, tmp_pa
 
 def test_calibrated_table_has_probabilities_and_threshold_sides(small_bert, files, tmp_path, capsys):
     folder = export_network(small_bert, tmp_path / "model")
-    calibration = platt_calibration(load(folder).network, 0.02, 0.1, 0.5, ["Edema"])
+    calibration = platt_calibration(load(folder).image_text, 0.02, 0.1, 0.5, ["Edema"])
     asked = [folder, files / "a.jpg", files / "lost.jpg", "--classify", "--calibrated"]
     table = tmp_path / "scores.csv"
     assert "medclip-dcl calibrate" in refused(capsys, *asked, "--output", table)

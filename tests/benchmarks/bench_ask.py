@@ -78,7 +78,7 @@ def cold_start(model: str, image: Path, rounds: int, folder: Path) -> list[str]:
 
 def throughput(model: str, files: list[Path], rounds: int, folder: Path) -> list[str]:
     """`--classify` with one loader process against the encoder alone."""
-    network = load(model).network
+    network = load(model).image_text
     inputs = np.stack([network_input(as_grey(file), network.view) for file in files])
     batches = (
         torch.from_numpy(inputs).float().div(255)[:, None].expand(-1, 3, -1, -1).contiguous().split(BATCH)
@@ -147,7 +147,7 @@ def main() -> None:
             *throughput(options.model, image_files_in(folder / "copies"), options.rounds, folder),
             *memory(options.model, folder / "copies/0", folder / "copies"),
         ]
-    view = load(options.model).network.view
+    view = load(options.model).image_text.view
     write_section(
         TITLE,
         [

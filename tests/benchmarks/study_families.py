@@ -220,7 +220,7 @@ def main() -> None:
             found = {"largest difference": f"{image_difference(name, model, encoder):.1g}"}
             found |= whole_way(work, "image_encoder", kind, encoder.stride)
             if found["exports"] == "yes":
-                found["square found"] = square_found(load(work / "exported").network, encoder.stride)
+                found["square found"] = square_found(load(work / "exported").image_text, encoder.stride)
             keep(work, found)
     for name in FAMILIES:
         work = options.folder / f"TransformersSentences {name}"

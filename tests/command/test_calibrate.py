@@ -175,7 +175,7 @@ def test_a_checkpoint_has_the_calibration_of_its_run_or_a_file(copy, validate_se
     assert own(load(checkpoint)) == expected
     alone = shutil.copy(checkpoint, tmp_path / "alone.ckpt")
     assert load(alone).calibration is None
-    assert "--output: expected a file, as" in refused(capsys, str(alone), *data)
+    assert "--output: expected a .json file, found none, and" in refused(capsys, str(alone), *data)
     main([str(alone), *data, "--output", str(tmp_path / "alone.json")])
     assert own(load(alone, calibration=tmp_path / "alone.json")) == expected
     with pytest.raises(FileNotFoundError, match="no file .*gone.json"):
@@ -202,7 +202,7 @@ def test_a_calibration_of_other_weights_is_left_out(copy, validate_set):
         model.classify([], calibrated=True)
     assert model.classify([]).shape == (0, 5)
     main([str(copy), str(validate_set)])
-    assert own(load(copy)).scale == pytest.approx(model.network.similarity.gamma2.item())
+    assert own(load(copy)).scale == pytest.approx(model.image_text.similarity.gamma2.item())
 
 
 def test_a_better_calibration_is_kept(copy, small_set, capsys):
@@ -242,7 +242,7 @@ def refused(capsys, *arguments: str) -> str:
 def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp_path, capsys):
     run, data = str(copy), [str(validate_set)]
     assert "found {'sensitivity': 95.0}" in refused(capsys, run, *data, "--sensitivity", "95")
-    assert "--output: expected a file, found the folder" in refused(capsys, run, *data, "--output", run)
+    assert "--output: expected a .json file, found the folder" in refused(capsys, run, *data, "--output", run)
     prompts = tmp_path / "prompts.yaml"
     prompts.write_text("Pneumonja: [no pneumonia, pneumonia]\n")
     assert "did you mean Pneumonia?" in refused(capsys, run, *data, "--prompts", str(prompts))

@@ -146,7 +146,8 @@ def test_a_callback_is_added_to_the_list(module, arguments, tmp_path, capsys):
     (tmp_path / "more.yaml").write_text("trainer: {callbacks+: {class_path: users_classes.Builds}}")
     demo = yaml.safe_load((ROOT / "configs/demo.yaml").read_text())["trainer"]["callbacks"]
     several = [item for item in arguments if item not in ("--trainer.callbacks", "[]")]
-    for more in (["--config", str(tmp_path / "more.yaml")], ["--trainer.callbacks+=users_classes.Builds"]):
+    in_a_file = ["--config", str(tmp_path / "more.yaml"), "--import", "users_classes"]
+    for more in (in_a_file, ["--trainer.callbacks+=users_classes.Builds"]):
         capsys.readouterr()
         with pytest.raises(SystemExit):
             main(["fit", *several, *more, "--print_config"])

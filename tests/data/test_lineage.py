@@ -94,6 +94,8 @@ BY_SET = [OWN, f"{ELSEWHERE}; others not known", UNKNOWN]
         ("in another run", BY_SET),
         ("exported", BY_SET),
         ("converted", [UNKNOWN] * 3),
+        ("untrained, in its run", [NONE] * 3),
+        ("untrained, in no run", [UNKNOWN] * 3),
         ("started from the export", [BY_SET[1], BY_SET[1], f"{OWN}; others not known"]),
     ],
 )
@@ -112,11 +114,27 @@ def test_answers_of_what_travels(place, answers, small_set, tmp_path) -> None:
         "in its run": SavedModel(run.checkpoints / "best.ckpt", {}, content),
         "outside its run": SavedModel(tmp_path / "copy.ckpt", {}, content),
         "in another run": SavedModel(other.checkpoints / "copy.ckpt", {}, content),
+        "untrained, in its run": SavedModel(run.checkpoints / "untrained.ckpt"),
+        "untrained, in no run": SavedModel(tmp_path / "untrained.ckpt"),
     }.get(place, SavedModel(folder))
     lineage = Lineage.of(saved)
     if place == "started from the export":
         lineage = Lineage(tmp_path, *lineage.after(foreign, False))
     assert [str(lineage.of_set(prepared)) for prepared in (own, another, foreign)] == answers
+
+
+def test_counts_of_every_training_travel(small_set, tmp_path) -> None:
+    """Of each training, in data.json: name, fingerprint, images and patients of each part of its set."""
+    own, foreign = PreparedSet(small_set), other_images(small_set, tmp_path / "foreign", source="PadChest")
+    images = own.table("images")
+    first, _ = Lineage.of(None).after(own, False)
+    second, _ = Lineage(tmp_path, first).after(foreign, False)
+    assert second["start"] | {"images_of": ["test"]} == first and first["start"] == {"images_of": []}
+    for record in (first, second):
+        for use, rows in images.groupby("use"):
+            assert record["images"][use] == len(rows)
+            assert record["patients"][use] == len({*rows["subject_id"]})
+    assert json.loads(json.dumps(second)) == second and second["images_of"] == ["PadChest", "test", None]
 
 
 def test_a_set_without_digests_is_not_known(small_set, tmp_path) -> None:

@@ -41,7 +41,7 @@ def arguments(folder: Path, model: Path) -> list[str]:
 
 
 def test_rows_are_those_of_single_examples(encoded, exported):
-    network, prepared = load(exported).network, PreparedSet(encoded)
+    network, prepared = load(exported).image_text, PreparedSet(encoded)
     found = Features(prepared, "middle")
     images = prepared.table("images").sample(4, random_state=0)
     rows = found.of_images(images["dicom_id"].tolist())

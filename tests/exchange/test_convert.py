@@ -41,7 +41,7 @@ NORMALISATION = {"mean": MEAN, "std": STD}
 
 def converted(source: Path, output: Path, *more: Any) -> ImageTextNetwork:
     main([str(source), "--output", str(output), *map(str, more)])
-    return load(output).network
+    return load(output).image_text
 
 
 @pytest.mark.parametrize(("family", "side"), [("clip", 32), ("clip", 64), ("siglip", 32), ("siglip", 64)])
@@ -399,7 +399,7 @@ def test_a_converted_model_is_trained_and_tested(small_set, tmp_path, undrawn) -
     results = json.loads((tmp_path / "run/results.json").read_text())
     assert 0 <= results["metrics"]["grounding"]["miou"] <= 1
     assert (tmp_path / "run/LICENSE").read_text() == "Terms of somebody"
-    network = load(tmp_path / "run").network
+    network = load(tmp_path / "run").image_text
     assert type(network.similarity).__name__ == "GlobalCosine" and network.image_size == 48
     assert network.mean.flatten().tolist() == pytest.approx(MEAN)
     # And out again, with the weights of its training.

@@ -81,7 +81,7 @@ def test_an_export_is_exported_with_its_card(network, exported, tmp_path):
 
 
 def test_a_better_export_is_kept(run, exported, tmp_path, capsys):
-    calibration = platt_calibration(load(run).network)
+    calibration = platt_calibration(load(run).image_text)
     calibration.write(exported / "calibration.json")
     card = (exported / "README.md").read_text()
     (exported / "README.md").write_text(f"{card}\n### Summary\n")

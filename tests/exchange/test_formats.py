@@ -93,7 +93,7 @@ def test_open_clip_loads_it_with_equal_numbers(geometry: str, tmp_path: Path) ->
     tokens = open_clip.get_tokenizer(name)(TEXTS)
     assert_equal(of_open_clip(model.eval(), network.normalised(images), tokens), expected)
     convert([str(tmp_path / "theirs"), "--output", str(tmp_path / "back")])
-    back = load(tmp_path / "back").network
+    back = load(tmp_path / "back").image_text
     assert_equal(answers(back, images), expected)
     assert back.geometry == geometry
 
@@ -140,6 +140,6 @@ def test_terms_of_the_source_travel_on(run: Path, tmp_path: Path) -> None:
     convert([str(theirs), "--output", str(back)])
     for folder in (converted, copy, theirs, back):
         assert {name: (folder / name).read_text() for name in terms} == terms
-    assert load(copy).network.fingerprint() == load(converted).network.fingerprint()
+    assert load(copy).image_text.fingerprint() == load(converted).network.fingerprint()
     main([str(run), "--output", str(copy)])
     assert not any((copy / name).exists() for name in terms)

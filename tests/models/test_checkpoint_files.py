@@ -77,7 +77,7 @@ def test_a_checkpoint_of_python_objects_loads_anywhere(of_python):
     again = ImageTextModel.load_from_checkpoint(file)
     assert again.learning_rate == 0.003 and again.network.config() == model.network.config()
     assert torch.equal(again.network.embed_texts(TEXTS), model.network.embed_texts(TEXTS))
-    assert torch.equal(load(file).network.embed_texts(TEXTS), model.network.embed_texts(TEXTS))
+    assert torch.equal(load(file).image_text.embed_texts(TEXTS), model.network.embed_texts(TEXTS))
     content = torch.load(file, weights_only=True)
     assert content["format_version"] == CHECKPOINT.version
     assert not [key for key in content if "hyper_parameters" in key or "hparams" in key]

@@ -347,7 +347,7 @@ def sources(small_bert, tmp_path_factory) -> dict[str, Path]:
 @pytest.mark.parametrize("name", ["model.ckpt", "exported"])
 def test_it_starts_from_a_described_encoder(sources, name):
     model = Classifier(init_from=str(sources[name]))
-    expected = load(sources[name]).network
+    expected = load(sources[name]).image_text
     assert_same(state_of(expected.image_encoder), state_of(model.network.image_encoder))
     assert model.initial_weights is not None
     left_out = model.initial_weights.left_out

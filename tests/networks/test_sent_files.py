@@ -182,7 +182,7 @@ A, B, BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer.we
 
 @pytest.fixture(scope="module")
 def adapted(exported: Path) -> dict[str, Any]:
-    network = load(exported).network
+    network = load(exported).image_text
     config = network.config()
     for encoder in (network.image_encoder, network.text_encoder):
         add_adapters(encoder, LoRA(rank=2))

@@ -51,7 +51,7 @@ def calibrated(exported) -> LoadedModel:
     """The model with a calibration of all findings but Edema."""
     model = load(exported)
     model.calibration = platt_calibration(
-        *(model.network, 0.02, 0.1, 0.5, ["Edema"]), patients=50, folder="phantom"
+        *(model.image_text, 0.02, 0.1, 0.5, ["Edema"]), patients=50, folder="phantom"
     )
     return model
 

@@ -344,7 +344,7 @@ def test_only_the_holder_of_a_test_changes_it(models, labelled_set, tmp_path) ->
     prepare()
     assert json.loads(asked.read_text())["model"] == model.digest() and not plan.has_changed(run, model)
     trainer = yaml.safe_load((run.folder / "test.yaml").read_text())["trainer"]
-    assert (trainer["accelerator"], trainer["devices"]) == ("gpu", [3])
+    assert (trainer["accelerator"], trainer["devices"]) == ("cuda", [3])
     asked.write_text(json.dumps(json.loads(asked.read_text()) | {"model": "0"}))
     assert plan.has_changed(run, model)
 

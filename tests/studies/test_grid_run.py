@@ -87,8 +87,8 @@ def test_a_row_for_each_cell_and_outcome(finished):
 def test_paired_cells_start_from_the_same_weights(finished, tmp_path):
     """In a process of its own a run gives the same numbers as in a worker after others."""
     run = read_experiment(finished / "grid.yaml").runs()[-1]
-    alone = Run(run.levels, tmp_path / "alone", run.arguments)
-    assert run_one(alone, ["fit", "test"], modules=[MODULE]).state == "done"
+    alone = Run(run.levels, tmp_path / "alone", run.arguments, (f"--import={MODULE}",))
+    assert run_one(alone, ["fit", "test"]).state == "done"
     results = [json.loads((x.folder / "results.json").read_text()) for x in (run, alone)]
     assert results[0]["metrics"] == results[1]["metrics"]
 
@@ -212,6 +212,29 @@ def test_failed_cells_are_named_and_others_continue(tmp_path, capsys):
     assert "1 of 3" in page and "RuntimeError: the slope" in page
     # Its error is forgotten when it is begun again.
     assert run_one(runs["raising"], ["fit", "test"]).state == "failed" and error_of(runs["raising"])
+
+
+def test_a_device_is_for_runs_without_one(copy, capsys, monkeypatch):
+    """A run on another device is the same run: its name and identity stay, and what is finished is kept."""
+    before = contents(copy / "grid")
+    main([str(copy / "grid.yaml"), "--device", "cpu"])
+    said = capsys.readouterr().out
+    assert "--device cpu is not used where trainer.accelerator is set: cpu by trainer.accelerator=cpu" in said
+    file = copy / "grid.yaml"
+    file.write_text(file.read_text().replace("trainer.accelerator: cpu", "trainer.accelerator: auto"))
+    (copy / "grid/experiment.json").write_text(
+        (copy / "grid/experiment.json").read_text().replace('"accelerator": "cpu"', '"accelerator": "auto"')
+    )
+    one = copy / "grid/runs/noise=0.1,rate=slow,seed=0"
+    (one / "results.json").unlink()
+    main([str(file), "--device", "cpu"])
+    said = capsys.readouterr().out
+    assert "is not used" not in said and "4 runs, 3 of them done" in said
+    words = [line for line in (one / "log.txt").read_text().splitlines() if line.startswith("medclip-dcl")]
+    assert "--trainer.accelerator=cpu --trainer.devices=1" in words[-1] and " test " in words[-1]
+    assert contents(copy / "grid").keys() == before.keys()
+    monkeypatch.setattr("torch.empty", lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no driver")))
+    assert "device cuda:7 cannot be used (no driver)" in refused(capsys, str(file), "--device", "cuda:7")
 
 
 def test_a_cell_that_another_command_runs_is_skipped(copy, capsys):

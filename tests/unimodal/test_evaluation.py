@@ -152,6 +152,13 @@ def test_the_mean_classifier_is_a_loop(results, features):
     assert found["average_k"]["3"] == pytest.approx(found["mean_classifier"], abs=1e-9)
 
 
+def test_predict_names_what_to_use_instead(tested, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["predict", "--config", str(tested / "config.yaml")])
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert end.value.code == 2 and "UnimodalDataModule has no images to predict; `test` writes" in said
+
+
 def test_predictions_hold_the_accuracies(tested, results, features):
     rows = pd.read_parquet(tested / "predictions/unimodal.parquet")
     found = results["metrics"]["unimodal"]
