@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
@@ -57,7 +56,6 @@ from medclip_dcl.runs.run_folder import (
     described_length,
 )
 from medclip_dcl.runs.saved import (
-    CONFIG_FILE,
     command_of_test,
     describe_checkpoint,
     differing_settings,
@@ -294,7 +292,7 @@ class MedclipCLI(LightningCLI):
             encoder = (config.model.get("init_args", {}).get("image_encoder") or {}).get("init_args", {})
             published = {encoder.get("pretrained"), encoder.get("weights")} - {None, IMAGENET}
             data, images = Lineage.of(self.source).after(self.prepared, bool(published))
-        is_longer = self.run.check(self.config_dump, data, self._completed)
+        is_longer = self.run.check(self.config_dump, data)
         if self.run.is_finished and not is_longer:
             raise FinishedRun(f"{self.run.folder} is finished: nothing to do; {self.run.advice_to_go_on()}")
         # Known from the environment before any process group.
@@ -325,18 +323,6 @@ class MedclipCLI(LightningCLI):
             instead = "" if config.ckpt_path is None else f", where it has come to since {config.ckpt_path}"
             rank_zero_info(f"continuing {self.run.folder} from {resume}{instead}")
             config.ckpt_path, self.continues = str(resume), True
-
-    def _completed(self, config: dict[str, Any]) -> dict[str, Any]:
-        """The folder's saved configuration with the defaults of newer options; one that is no more is refused."""
-        parser = self._parser(self.subcommand)
-        try:
-            parsed = parser.parse_object(config)
-        except UserError as error:
-            raise RunFolderError(
-                f"{self.run.folder / CONFIG_FILE}: {error}; remove it there, if the run was made by an earlier "
-                "version, or choose another --run_folder"
-            ) from error
-        return yaml.safe_load(parser.dump(parsed, skip_link_targets=False, skip_none=False, format="yaml"))
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()

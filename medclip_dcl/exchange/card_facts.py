@@ -9,69 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from medclip_dcl.common.errors import MissingFileError
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.saved import setting, settings_of_callback
 
-FACTS: dict[str, dict[str, str]] = {
-    "data": {
-        "fingerprint": "fingerprint",
-        "patients of the set": "counts.patients",
-        "images for training": "counts.images_by_use.train",
-        "images for validation": "counts.images_by_use.validate",
-        "distinct sentences": "counts.sentences",
-        "views": "options.views",
-        "sections of the reports": "options.sections",
-        "labels": "options.labels",
-        "options of the phantom": "options.phantom",
-    },
-    "fit": {name: name for name in ("epochs", "steps", "seconds", "device", "devices", "precision")},
-    "training": {
-        "initial weights of the network": "model.init_args.init_from",
-        "initial weights of the image encoder": "model.init_args.image_encoder.init_args.weights",
-        "initial weights of the text encoder": "model.init_args.text_encoder.init_args.pretrained",
-        "images a step": "data.init_args.batch_size",
-        "images contrasted a step": "data.init_args.contrastive_batch",
-        "random crops, pixels": "data.init_args.crop_size",
-        "sentences of a report a step": "data.init_args.sentences",
-        "learning rate": "model.init_args.learning_rate",
-        "learning rate of the text transformer": "model.init_args.text_learning_rate",
-        "weight decay": "model.init_args.weight_decay",
-        "exponential moving average, decay": "ema_decay",
-        "seed": "seed_everything",
-    },
-    "objective": {
-        "sentence scores (log_p)": "data.init_args.log_p",
-        "weight of the loss with images as anchors (image_to_text)": "model.init_args.image_to_text",
-        "other images of the batch that fit (same_text)": "model.init_args.same_text",
-        "weight of masked-language modelling": "model.init_args.masked_language_weight",
-    },
-}
-"""Part of the card -> name in it -> entry of dataset.json (data), fit.json (fit) or config.yaml; null is left out."""
-_SIZES = (
-    *(
-        "model_type",
-        "name",
-        "num_hidden_layers",
-        "hidden_size",
-        "num_attention_heads",
-        "depths",
-        "vocab_size",
-    ),
-)
-"""Settings of a library's model that the card names."""
-_TERMS = {
-    "phantom": "No patient data: the images and reports are drawn and made up by `medclip-dcl phantom`, under the MIT"
-    " license of the software. Weights that training started from keep their own terms.",
-    "mimic-cxr": "The data have the layout of MIMIC-CXR. Where they are MIMIC-CXR, the [PhysioNet Credentialed Health"
-    " Data License 1.5.0](https://physionet.org/content/mimic-cxr/view-license/2.0.0/) applies: weights and vocabulary"
-    " derive from credentialed text, so share this model only as that license allows.",
-    "": "The license of these data is not known to the software. Weights and vocabulary derive from their images and"
-    " reports: share this model only as the owner of the data allows.",
-}
-"""Beginning of the data's source -> terms."""
+_CARD = yaml.safe_load(Path(__file__).with_name("card.yaml").read_text(encoding="utf-8"))
+FACTS: dict[str, dict[str, str]] = _CARD["facts"]
+"""Part of the card -> name in it -> entry of dataset.json, fit.json or config.yaml."""
 
 
 def facts(part: str, source: Mapping[str, Any]) -> dict[str, str]:
@@ -102,7 +50,7 @@ def data_facts(dataset: Mapping[str, Any]) -> dict[str, str]:
 def terms_of(dataset: Mapping[str, Any]) -> str:
     """The license of the data, as far as their source tells it."""
     source = "phantom" if dataset.get("phantom") else str(dataset.get("source", ""))
-    return next(text for start, text in _TERMS.items() if source.startswith(start))
+    return next(text for start, text in _CARD["terms"].items() if source.startswith(start))
 
 
 def prompts_of(config: Mapping[str, Any]) -> PromptEnsembles:
@@ -134,7 +82,7 @@ def _part(described: Mapping[str, Any]) -> str:
     arguments = {name: value for name, value in described["init_args"].items() if name != "tokenizer"}
     for key in ("bert", "architecture"):
         if settings := arguments.get(key):
-            arguments[key] = {name: settings[name] for name in _SIZES if name in settings}
+            arguments[key] = {name: settings[name] for name in _CARD["sizes"] if name in settings}
     name, listed = described["class_path"].rpartition(".")[2], as_text(arguments)
     return f"{name} ({listed})" if listed else name
 

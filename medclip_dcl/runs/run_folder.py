@@ -9,7 +9,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
@@ -66,18 +66,12 @@ class RunFolder:
         """The run's resolved configuration; empty for a new run."""
         return read_config(self.folder) or {}
 
-    def check(
-        self,
-        config: Mapping[str, Any],
-        data: Mapping[str, Any],
-        complete: Callable[[dict[str, Any]], Mapping[str, Any]] = dict,
-    ) -> bool:
+    def check(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
         """Refuse a folder that holds anything but this run; every process calls it, before any waits for another.
 
         Args:
             config: resolved configuration of the run.
             data: identity of the prepared data set (its fingerprint).
-            complete: adds the defaults of newer options to the saved configuration.
 
         Returns:
             True if the folder holds this run with fewer epochs or steps, see `extend`.
@@ -86,15 +80,13 @@ class RunFolder:
             raise RunFolderError(
                 f"--run_folder: expected a folder, found the file {self.folder}; choose another"
             )
-        found: Mapping[str, Any] = self.saved_config()
+        found = self.saved_config()
         if not found:
             if (self.folder / METRICS_FILE).exists() or self.checkpoints.exists():
                 raise RunFolderError(
                     f"{self.folder} holds results but no {CONFIG_FILE}; choose another --run_folder"
                 )
             return False
-        if found != config:
-            found = complete(dict(found))
         differing = differing_settings(found, config)
         before, now, end = _length(found), _length(config), self.end()
         is_longer = differing.keys() <= _LENGTHS.keys() and any(now[x] > before[x] for x in now)
