@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 import torch
@@ -24,7 +24,6 @@ from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptSource, require_labelled
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.image_text import EvaluationTables, ImageTextDataModule
-from medclip_dcl.data.images import ImagesDataModule
 from medclip_dcl.data.labelled import LabelledDataModule, LabelledImages
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.data.link import LabelledRequirements
@@ -44,6 +43,9 @@ from medclip_dcl.runs.saved import read_config, read_parquet, setting, settings_
 SCORES_FILE = "predictions/validate_classification.parquet"
 TARGET = {"sensitivity": SENSITIVITY}
 
+_Network: TypeAlias = ImageTextNetwork | FindingNetwork
+_Module: TypeAlias = ImageTextDataModule | LabelledDataModule
+_Tables: TypeAlias = EvaluationTables | LabelledImages
 _SCORES_OF = "scores_of"
 """Attribute of the kept scores: the model, data and prompts that they are of."""
 
@@ -127,13 +129,11 @@ def calibrate(
     return fitted
 
 
-def _validate_images(
-    network: ImageTextNetwork | FindingNetwork, folder: str, options: Mapping[str, Any]
-) -> tuple[ImageTextDataModule | LabelledDataModule, EvaluationTables | LabelledImages]:
+def _validate_images(network: _Network, folder: str, options: Mapping[str, Any]) -> tuple[_Module, _Tables]:
     """Validate images of a set with their labels, of other patients than the rest, in the network's geometry."""
     images: dict[str, Any] = {"image_size": network.image_size, "predict_use": "validate"}
     images |= {"batch_size": options.get("batch_size", 64), "num_workers": options.get("num_workers", 0)}
-    module: ImageTextDataModule | LabelledDataModule = ImageTextDataModule(folder, **images)
+    module: _Module = ImageTextDataModule(folder, **images)
     if isinstance(network, FindingNetwork):
         module = LabelledDataModule(folder, **images)
         module.connect(LabelledRequirements(network.findings, lambda images: {}))
@@ -158,11 +158,7 @@ def _validate_images(
 
 
 def _cases(
-    network: ImageTextNetwork | FindingNetwork,
-    scorer: FindingScorer,
-    module: ImageTextDataModule | LabelledDataModule,
-    tables: EvaluationTables | LabelledImages,
-    run: Path | None,
+    network: _Network, scorer: FindingScorer, module: _Module, tables: _Tables, run: Path | None
 ) -> pd.DataFrame:
     """Labelled cases with their logits: those that the run keeps if they are the same, else computed."""
     scores_of: dict[str, Any] = {"network": network.fingerprint(), "data": module.prepared.fingerprint}
@@ -172,29 +168,23 @@ def _cases(
     else:
         labels = tables.cases
         scores_of |= scorer.zero_shot.identity() if scorer.zero_shot else {}
-    file = run and run / SCORES_FILE
-    cases = read_parquet(file) if file and file.is_file() else None
-    if cases is None or cases.attrs.get(_SCORES_OF) != scores_of:
-        cases = logit_cases(labels, scorer.findings, _logits(network, scorer, module), tables)
-        cases.attrs[_SCORES_OF] = scores_of
-    if cases.empty:
+    if labels[labels["finding"].isin(scorer.findings)].empty:
         raise UserError(
             f"{module.prepared.folder}: no validate image has a label of {', '.join(scorer.findings)}"
         )
-    return cases
-
-
-def _logits(
-    network: ImageTextNetwork | FindingNetwork, scorer: FindingScorer, module: ImagesDataModule
-) -> dict[str, list[float]]:
-    """Logits of the validate images by finding."""
+    file = run and run / SCORES_FILE
+    cases = read_parquet(file) if file and file.is_file() else None
+    if cases is not None and cases.attrs.get(_SCORES_OF) == scores_of:
+        return cases
     values: dict[str, list[float]] = {}
     for batch in progress_bar(iterable=module.predict_dataloader(), desc="validate images", unit=" batch"):
         with torch.inference_mode():
             encoded = network.encode(batch["images"].to(network.mean.device))
         logits = network.scale * scorer.compute(encoded).astype("float64")
         values |= zip(batch["dicom_id"], logits.tolist(), strict=True)
-    return values
+    cases = logit_cases(labels, scorer.findings, values, tables)
+    cases.attrs[_SCORES_OF] = scores_of
+    return cases
 
 
 def _require_better(

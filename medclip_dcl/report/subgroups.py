@@ -94,15 +94,17 @@ def table_of_groups(
         group and in the rest. NaN: fewer than `MIN_PATIENTS`, or too few cases.
     """
     groups = _groups_of_images(images)
-    tables = {name: _rows_of_images(name, table) for name, table in predictions.tables.items()}
-    tables = {name: table for name, table in tables.items() if len(table)}
-    if not groups or not tables:
-        return pd.DataFrame(columns=list(COLUMNS))
     counts = patient_draws(len(predictions.patients), n_draws, seed)
     evaluations = []
-    for name, rows in tables.items():
+    for name, table in predictions.tables.items():
+        # Sentences belong to no image.
+        rows = table[table["task"] == "image_report"] if name == "report_retrieval" else table
         patient = np.searchsorted(predictions.patients, rows["subject_id"])
-        evaluations.append(_Evaluation(name, rows, counts, patient, predictions.min_cases))
+        if len(rows):
+            rows = rows.reset_index(drop=True)
+            evaluations.append(_Evaluation(name, rows, counts, patient, predictions.min_cases))
+    if not groups or not evaluations:
+        return pd.DataFrame(columns=list(COLUMNS))
     nothing = np.full(n_draws + 1, np.nan)
     found, gaps, n_patients = [], [], []
     for attribute, of_images in groups.items():
@@ -148,12 +150,6 @@ def _names(groups: pd.Series, attribute: str) -> list[str]:
     return [name for name in AGE_GROUPS if name in known] if attribute == "age" else sorted(known)
 
 
-def _rows_of_images(section: str, table: pd.DataFrame) -> pd.DataFrame:
-    """Rows that belong to images: not the retrieval of sentences."""
-    kept = table[table["task"] == "image_report"] if section == "report_retrieval" else table
-    return kept.reset_index(drop=True)
-
-
 def _labels_of_rows(table: pd.DataFrame, images: pd.DataFrame, groups: pd.Series, name: str) -> np.ndarray:
     """Group of each row: of its image, or of a report the group of all its images."""
     of_image = dict(zip(images["dicom_id"], groups, strict=True))
@@ -183,26 +179,23 @@ class _Evaluation:
 
     def __post_init__(self) -> None:
         self._findings = list(self.table["finding"].unique()) if self.section in CLASSIFICATIONS else []
-        self._of_all = [path for path in _LABELS if path.split("/")[0] == self.section]
-        self._of_finding = {f"{self.section}/by_finding/{name}/auc": name for name in self._findings}
-        self.metrics = [*self._of_all, *self._of_finding]
+        self.metrics = {path: "" for path in _LABELS if path.split("/")[0] == self.section}
+        self.metrics |= {f"{self.section}/by_finding/{name}/auc": name for name in self._findings}
         self._known: dict[Any, dict[str, Draws]] = {}
 
-    def compared(self, group: Rows, rest: Rows) -> dict[str, _Compared]:
-        """Each metric."""
-        n_patients = {finding: self._n_patients(finding, (group, rest)) for finding in self._findings}
-        n_patients = {finding: n for finding, n in n_patients.items() if n >= MIN_PATIENTS}
-        in_group, in_rest = (self._numbers(rows, tuple(n_patients)) for rows in (group, rest))
-        if self._findings:
-            least = min(n_patients.values(), default=0)
-        else:
-            least = min(len(np.unique(self.patient[rows])) for rows in (group, rest))
-        of_metric = dict.fromkeys(self._of_all, least)
-        of_metric |= {path: n_patients.get(finding, 0) for path, finding in self._of_finding.items()}
+    def compared(self, *sides: Rows) -> dict[str, _Compared]:
+        """Each metric in the group and in the rest."""
+        patients = {finding: self._n_patients(finding, sides) for finding in self._findings}
+        patients = {finding: n for finding, n in patients.items() if n >= MIN_PATIENTS}
+        own, others = (self._numbers(rows, tuple(patients)) for rows in sides)
+        # Of a mean over findings, the fewest of any.
+        patients[""] = min(patients.values(), default=0)
+        if not self._findings:
+            patients[""] = min(len(np.unique(self.patient[rows])) for rows in sides)
         return {
-            metric: (in_group[metric], in_rest[metric], n)
-            for metric, n in of_metric.items()
-            if metric in in_group and metric in in_rest
+            metric: (own[metric], others[metric], patients.get(finding, 0))
+            for metric, finding in self.metrics.items()
+            if metric in own and metric in others
         }
 
     def _n_patients(self, finding: str, sides: Sequence[Rows]) -> int:

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -32,15 +31,11 @@ class NonFiniteError(UserError):
     """A loss or gradient is NaN or infinite; the message names the step and the batch."""
 
 
-@dataclass(frozen=True)
-class _Step:
-    """An optimiser step whose numbers are on their way to the host.
+class _Step(NamedTuple):
+    """An optimiser step, the identities of its batches, and its numbers, which are on their way to the host.
 
-    Attributes:
-        identities: of its batches.
-        numbers: (4,): 1 where a loss, and where the gradient's norm is not finite on any process; this one's loss and
-            norm.
-        wait: returns when they have arrived; None: they are there.
+    These are 1 where a loss, and where the gradient's norm is not finite on any process; this one's loss and norm.
+    `wait` returns when they have arrived; None: they are there.
     """
 
     where: str
@@ -112,9 +107,9 @@ class FiniteCheck(Callback):
             loss_is_broken, gradient_is_broken, loss, norm = step.numbers.tolist()
             self._skipped = self._skipped + 1 if has_scaler and gradient_is_broken else 0
             if loss_is_broken or (gradient_is_broken and not 0 < self._skipped < SKIPPED_STEPS):
+                identities = step.identities
                 own = {
-                    name: [value for one in step.identities for value in _plain(one[name])]
-                    for name in step.identities[0]
+                    name: [x for one in identities for x in map(_plain, one[name])] for name in identities[0]
                 }
                 parts = gather_objects({"process": rank_and_size()[0], "loss": loss, **own})
                 self._error = NonFiniteError(
@@ -140,8 +135,8 @@ def _to_host(numbers: Float[Tensor, " number"]) -> tuple[Tensor, Callable[[], No
     return copy, arrived.synchronize
 
 
-def _plain(values: Any) -> list[Any]:
-    return values.tolist() if isinstance(values, Tensor) else list(values)
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, Tensor) else value
 
 
 def _message(where: str, norm: float, skipped: int, parts: Sequence[Mapping[str, Any]], on_gpu: bool) -> str:
