@@ -94,7 +94,8 @@ class Stage:
         if source == DOCS / "index.md":
             text = text.replace("## Reference\n", "## Reference\n\n" + self.reference())
             for part, pages in re.findall(r"^## (.+)\n((?:(?!## ).*\n?)*)", text, re.M):
-                text += navigation(re.findall(r"^- \[[^]]*\]\(([^)#]+)", pages, re.M), part)
+                links = re.findall(r"^- \[([^]]*)\]\(([^)#]+)", pages, re.M)
+                text += navigation((f"{title} <{page}>" for title, page in links), part)
             text += navigation(["sources.md"])
         return text
 

@@ -16,7 +16,9 @@ default_role = "code"
 nb_execution_mode = "off"  # notebooks are kept with their outputs
 nb_ipywidgets_js: dict[str, object] = {}  # the default comes from another host
 html_theme = "furo"
-html_copy_source = html_show_sphinx = False
+html_copy_source = html_show_sphinx = html_show_copyright = False
+html_static_path, html_css_files = ["static"], ["style.css"]
+smartquotes = False  # they would turn --option into a dash
 html_math_renderer = "mathml"
 
 
@@ -26,6 +28,13 @@ def _formula(visitor: HTML5Translator, node: Element) -> None:
     raise SkipNode
 
 
+def _whole(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+    """Let napoleon not take the words before a colon for the type of an attribute."""
+    if what in ("attribute", "data", "property"):
+        lines.insert(0, "")
+
+
 def setup(app: Sphinx) -> None:
-    """Register the renderer of formulas."""
+    """Register the renderer of formulas, and the reading of attributes."""
     app.add_html_math_renderer("mathml", inline_renderers=(_formula, None), block_renderers=(_formula, None))
+    app.connect("autodoc-process-docstring", _whole, priority=0)

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from jsonargparse import ArgumentParser
-from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 
 from medclip_dcl import networks, objectives, unimodal
 from medclip_dcl.__main__ import VERBS
 from medclip_dcl.command.lightning_cli import RunOptions
+from medclip_dcl.evaluation.callback import Evaluation
 from medclip_dcl.training.best_checkpoint import BestCheckpoint
 
 PACKAGES = "inference objectives networks metrics scoring models data evaluation unimodal"
@@ -35,7 +36,7 @@ SETTINGS: dict[str, tuple[type, ...]] = {
     "model.init_args.loss": (objectives.AnchorLoss,),
     "model.init_args.objective": (unimodal.ViewsObjective,),
     "data": (LightningDataModule,),
-    "trainer.callbacks": (Callback,),
+    "trainer.callbacks": (Evaluation,),
     "checkpoint": (BestCheckpoint,),
     "trainer": (Trainer,),
 }
@@ -94,21 +95,28 @@ def settings() -> str:
         "",
         "Keys of a YAML file, and options of `fit`, `validate`, `test` and `predict`.",
     ]
-    paths = {named(path): path for names in public().values() for path in names}
-    classes = [one for one in paths if inspect.isclass(one)]
+    paths = {path: named(path) for names in public().values() for path in names if path.count(".") == 2}
     for place, kinds in SETTINGS.items():
         text += ["", f"## {place or 'Of a run'}", ""]
-        for one in [one for one in classes if issubclass(one, kinds)] or kinds:
-            if any(issubclass(other, one) and other is not one for other in classes):
+        known = {x: one for x, one in paths.items() if inspect.isclass(one) and issubclass(one, kinds)}
+        for path, one in (known or dict.fromkeys([""], kinds[0])).items():
+            if inspect.isabstract(one) or (one in kinds and len(known) > 1):
                 continue  # the base of others
             parser = ArgumentParser(add_help=False)
             parser.add_class_arguments(one, "of")
-            actions = [
-                action for action in parser._actions if re.fullmatch(r"of\.\w+(?<!\.help)", action.dest)
+            given = {x.name for x in inspect.signature(one).parameters.values() if x.default is x.empty}
+            rows = [
+                (
+                    x,
+                    "required" if x in given else f"`{json.dumps(action.default, default=str)}`",
+                    action.help or "",
+                )
+                for action in parser._actions
+                if (x := action.dest.partition(".")[2]) and "." not in x and x != "help"
             ]
-            rows = [(x.dest[3:], f"`{json.dumps(x.default, default=str)}`", x.help or "") for x in actions]
-            text += [f"### {paths[one]}", "" if rows else "No settings."] if one in paths else []
-            text += [table("| setting | default | meaning |", rows)] if rows else []
+            if path:
+                text += [f"### {path.rpartition('.')[2]}\n", f"`{path}`{'' if rows else ': no settings'}"]
+            text += ["", table("| setting | default | meaning |", rows)] if rows else []
     return "\n".join(text)
 
 
