@@ -83,6 +83,9 @@ GROUPS = {
         "benchmark": Verb(
             "medclip_dcl.studies.benchmark.run", f"{_MODEL}.Benchmark", "test models on sets, on a page"
         ),
+        "configs": Verb(
+            "medclip_dcl.command.configs.run", f"{_MODEL}.Configs", "list packaged configurations, copy one"
+        ),
         "study": Verb("medclip_dcl.studies.study.run", f"{_MODEL}.Study", "train and compare a grid of runs"),
     },
     "use a model": {

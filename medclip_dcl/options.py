@@ -258,6 +258,24 @@ class Benchmark:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Configs:
+    """List the packaged configurations, experiments, prompts and batch files, or copy one to edit it.
+
+    Other commands take these names without the folder of the kind: --config mimic_cxr, --config objective/dcl_lm,
+    study digits, --prompts public. A file of such a name in the working directory is taken instead.
+    """
+
+    name: str | None = positional(
+        "print this one, by its name in the list, or copy it to --output", None, nargs="?", metavar="NAME"
+    )
+    output: Path | None = option("copy it to this file, a new one", None, metavar="FILE")
+
+    def __post_init__(self) -> None:
+        if self.output and not self.name:
+            raise UserError("--output: expected a NAME to copy; medclip-dcl configs lists them")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """Run the grid of a study: what is finished is kept, what was killed continues.
 

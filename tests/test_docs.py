@@ -192,7 +192,7 @@ def test_documented_make_targets_installs_and_batch_files_exist():
         elif words[:2] == ["jupyter", "nbconvert"]:
             assert list(ROOT.glob(words[-1])), command
         elif words[0] == "sbatch":
-            text = (ROOT / words[1]).read_text(encoding="utf-8")
+            text = (ROOT / "configs/slurm" / words[1]).read_text(encoding="utf-8")
             assert len(words) - 2 == len(re.findall(r"^\w+=\$\{\d:\?", text, flags=re.MULTILINE)), command
         else:
             extra = re.fullmatch(r"pip install (?:-e \.|medclip_dcl)(?:\[(\w+)\])?", command)

@@ -18,6 +18,7 @@ from medclip_dcl.__main__ import GROUPS, VERBS, main
 
 ROOT = Path(__file__).resolve().parents[1]
 POSITIONAL = {
+    "configs": ["NAME"],
     "prepare public": ["NAME"],
     "check": ["SET"],
     "score": ["SET|FILE"],

@@ -38,6 +38,8 @@ from medclip_dcl.common.devices import best_precision, without_tf32
 from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.common.files import digest, write_json
 from medclip_dcl.common.find_model import LAST, find_model, may_be_repository
+from medclip_dcl.common.findings import read_prompts
+from medclip_dcl.common.packaged import find_configuration
 from medclip_dcl.common.weight_files import SavedModel, read_model
 from medclip_dcl.data.images import shown_images
 from medclip_dcl.data.lineage import Lineage
@@ -77,6 +79,7 @@ from medclip_dcl.training.progress import TimeLeft, progress_bar
 from medclip_dcl.training.record import RunRecord
 from medclip_dcl.training.throughput import Throughput
 
+_WITH_PROMPTS = ("ZeroShotClassification", "Localisation")
 _TERMINATED = 128 + signal.SIGTERM
 # Weights stay in float32: in bfloat16 or float16 most steps of AdamW would round to nothing.
 Trainer.__init__.__annotations__["precision"] = Literal["16-mixed", "32-true", "bf16-mixed"] | None
@@ -136,7 +139,7 @@ class RunOptions:
     share_patient_data: bool = False
     checkpoint_minutes: float = 15.0
     untrained: bool = True
-    prompts: str | None = None
+    prompts: Mapping[str, tuple[str | list[str], str | list[str]]] | str | None = None
     ensemble: Literal["scores", "embeddings"] | None = None
     prediction_format: Literal["parquet", "csv"] = "parquet"
 
@@ -194,6 +197,9 @@ class MedclipCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
+        for line in _take_prompt_texts(config):
+            rank_zero_info(line)
+            self.origins.append(line)
         self.run = RunFolder(config.run_folder)
         self.environment = _own_environment(config.trainer)
         check_min("trainer", {"accumulate_grad_batches": (config.trainer.accumulate_grad_batches, 1)})
@@ -227,12 +233,7 @@ class MedclipCLI(LightningCLI):
         # After config.yaml is written, which keeps relative paths: a run folder may move.
         place_loggers(config.trainer.logger, Path(config.trainer.default_root_dir))
         if config.prompts is not None:
-            _hand_on(
-                "prompts",
-                config.prompts,
-                ("ZeroShotClassification", "Localisation"),
-                config.trainer.callbacks,
-            )
+            _hand_on("prompts", config.prompts, _WITH_PROMPTS, config.trainer.callbacks)
         if config.ensemble is not None:
             _hand_on("ensemble", config.ensemble, ("ZeroShotClassification",), config.trainer.callbacks)
         if self.subcommand == "fit":
@@ -480,6 +481,7 @@ class _Check(MedclipCLI):
 
 def _require_sources(config: Namespace) -> None:
     """Refuse files and folders that are not there: data, prompts, weights to start from. Nothing is downloaded."""
+    _take_prompt_texts(config)
     for key, value in config.items():
         name = key.rpartition(".")[2]
         if value is None:
@@ -487,10 +489,27 @@ def _require_sources(config: Namespace) -> None:
         is_remote = name in ("init_from", "pretrained") and may_be_repository(str(value))
         if name == "init_from" and not (is_remote and "/" in value):
             find_model(value, key)
-        is_source = key == "prompts" or (key.startswith(("model.", "data.")) and name in ("folder", "files"))
+        is_source = key.startswith(("model.", "data.")) and name in ("folder", "files")
         is_source |= name == "pretrained" and not is_remote
         if is_source and not Path(value).expanduser().exists():
             raise UserError(f"{key}: no file or folder {value}")
+
+
+def _take_prompt_texts(config: Namespace) -> list[str]:
+    """Replace names and paths of prompts by the texts, which stay with the run; return the origins of packaged ones."""
+    callbacks = [one for one in listed(config.trainer.callbacks) if _name(one) in _WITH_PROMPTS]
+    origins = []
+    owners = [(config, "--prompts"), *((one.get("init_args", {}), _name(one)) for one in callbacks)]
+    for settings, setting in owners:
+        if isinstance(given := settings.get("prompts"), str):
+            found = find_configuration(given, "prompts", setting)
+            origins += [found.origin] if found.origin else []
+            prompts = read_prompts(found.path, setting)
+            settings["prompts"] = {
+                finding: [texts[0] if len(texts) == 1 else [*texts] for texts in pair]
+                for finding, pair in prompts.items()
+            }
+    return origins
 
 
 def _own_environment(trainer: Namespace) -> list[LightningEnvironment]:
@@ -518,9 +537,13 @@ def _own_environment(trainer: Namespace) -> list[LightningEnvironment]:
     return [LightningEnvironment()] if processes == 1 < tasks else []
 
 
-def _hand_on(option: str, value: str, users: Sequence[str], callbacks: Any) -> None:
+def _name(callback: Namespace) -> str:
+    return callback.class_path.rpartition(".")[2]
+
+
+def _hand_on(option: str, value: Any, users: Sequence[str], callbacks: Any) -> None:
     """Hand an option to the callbacks that have it, so that the list of callbacks need not be repeated."""
-    found = [one for one in listed(callbacks) if one.class_path.rpartition(".")[2] in users]
+    found = [one for one in listed(callbacks) if _name(one) in users]
     if not found:
         raise UserError(f"--{option} {value}: no {' or '.join(users)} among trainer.callbacks would use it")
     for callback in found:

@@ -55,15 +55,25 @@ def find_configuration(given: str | Path, kind: Kind, setting: str) -> FoundFile
     path = Path(given).expanduser()
     if path.exists() and not path.is_dir():
         return FoundFile(path)
+    file = find_packaged(given, kind, f"{setting}: expected a file or the name of a packaged one")
+    return FoundFile(file, f"{given}: packaged with medclip_dcl {importlib.metadata.version('medclip_dcl')}")
+
+
+def find_packaged(
+    given: str | Path, kind: Kind | None = None, expected: str = "NAME: expected a packaged one"
+) -> Path:
+    """The packaged file of this name.
+
+    Raises:
+        MissingFileError: none; opened by `expected`, it lists near names.
+    """
     files = packaged_files(kind)
     if file := files.get(str(given)):
-        return FoundFile(
-            file, f"{given}: packaged with medclip_dcl {importlib.metadata.version('medclip_dcl')}"
-        )
+        return file
     last = {name: name.rpartition("/")[2] for name in files}
-    near = near_names(path.name.removesuffix(".yaml"), last.values(), 3)
+    near = near_names(Path(given).name.removesuffix(".yaml"), last.values(), 3)
     names = [name for one in near for name in files if last[name] == one]
     raise MissingFileError(
-        f"{setting}: expected a file or the name of a packaged one (medclip-dcl configs lists them), found {given}"
+        f"{expected} (medclip-dcl configs lists them), found {given}"
         + (f"; did you mean {' or '.join(names)}?" if names else "")
     )

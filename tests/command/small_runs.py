@@ -9,7 +9,7 @@ import pytest
 from medclip_dcl.command.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
-DEMO = str(ROOT / "configs/demo.yaml")
+DEMO = "demo"
 CLASSIFICATION = ["--trainer.callbacks", '[{"class_path": "medclip_dcl.evaluation.ZeroShotClassification"}]']
 
 
@@ -34,7 +34,7 @@ def small(
     """Arguments of a run of seconds: the demo's configuration with a small set, network and image.
 
     ``resnet``: with the demo's image encoder; its optimiser and checkpoints take most of such a run's time.
-    ``heads``: with configs/heads.yaml, and the sizes of the images that its features were computed of.
+    ``heads``: with --config heads, and the sizes of the images that its features were computed of.
     """
     model, data = "--model.init_args.", "--data.init_args."
     patches = [
@@ -44,8 +44,8 @@ def small(
     sizes = [f"{data}image_size", "48", f"{data}crop_size", "32"]
     return [
         "--config", DEMO,
-        *(["--config", str(ROOT / "configs/heads.yaml")] if heads else sizes),
-        "--config", str(ROOT / f"configs/objective/{objective}.yaml"),
+        *(["--config", "heads"] if heads else sizes),
+        "--config", f"objective/{objective}",
         "--run_folder", str(run),
         "--trainer.max_epochs", "2",
         "--trainer.check_val_every_n_epoch", "1",

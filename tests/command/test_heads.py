@@ -1,4 +1,4 @@
-"""configs/heads.yaml: features computed once, projections trained on them, an ordinary model at the end."""
+"""--config heads: features computed once, projections trained on them, an ordinary model at the end."""
 
 from __future__ import annotations
 

@@ -1,0 +1,36 @@
+"""List and copy the packaged configurations: ``medclip-dcl configs``."""
+
+from __future__ import annotations
+
+import sys
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import read_text, write_text
+from medclip_dcl.common.packaged import Kind, find_packaged, packaged_files
+from medclip_dcl.options import Configs
+
+_TAKERS: dict[Kind, str] = {
+    "": "--config NAME",
+    "experiments": "study NAME, without experiments/",
+    "prompts": "--prompts NAME, --templates NAME, without prompts/",
+    "slurm": "batch files, to copy and submit",
+}
+
+
+def run(options: Configs) -> None:
+    """Print the names with the first line of each file, or print or copy one."""
+    if options.name is None:
+        for kind, taker in _TAKERS.items():
+            print(f"{taker}:")
+            for name, file in packaged_files(kind).items():
+                comment = next(line[2:] for line in read_text(file).splitlines() if line.startswith("# "))
+                print(f"  {kind + '/' if kind else ''}{name:<{34 - len(kind)}} {comment.rstrip(':')}")
+        return
+    text = read_text(find_packaged(options.name))
+    if options.output is None:
+        sys.stdout.write(text)
+        return
+    if options.output.exists():
+        raise UserError(f"--output: {options.output} exists; give a new file, or delete this one")
+    write_text(text, options.output)
+    print(options.output)
