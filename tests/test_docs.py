@@ -349,11 +349,11 @@ def test_pages_stay_short(page, limit):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_measured_numbers_are_those_of_their_tables(page: Path) -> None:
     """`make numbers` writes them."""
-    assert site_script("numbers").written(page) == page.read_text(encoding="utf-8")
+    assert site_script("measured_numbers").written(page) == page.read_text(encoding="utf-8")
 
 
 def test_a_marked_number_follows_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = site_script("numbers")
+    numbers = site_script("measured_numbers")
     (tmp_path / "results").mkdir()
     (tmp_path / "results/a.csv").write_text(
         "model,quantity,value,significant\nx,mean,0.5,\nx,difference,-0.25,yes\ny,difference,0.0001,no\n"
