@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.command import progress, worker_processes
+from data_prep.command import worker_processes
 from data_prep.sources.source_tables import ReleaseError
 from medclip_dcl.common.command_line import run_command
 from medclip_dcl.common.errors import UserError
@@ -55,13 +55,6 @@ def test_a_fault_of_the_program_keeps_its_traceback() -> None:
 def test_an_interruption_has_its_status() -> None:
     with pytest.raises(SystemExit, match="130"):
         raising(KeyboardInterrupt())
-
-
-def test_progress_passes_everything_on_and_reports_the_rate(capsys: pytest.CaptureFixture[str]) -> None:
-    assert list(progress(iter("abc"), 3, "letters", "letters")) == ["a", "b", "c"]
-    said = capsys.readouterr().err
-    assert "letters: 100%" in said and "3/3" in said and " letters/s" in said
-    assert list(progress([], 0, "nothing", "things")) == []
 
 
 def test_a_killed_worker_is_said() -> None:

@@ -205,15 +205,6 @@ def test_other_texts_settings_or_ids_are_embedded_again(prepared: Path, model: P
     assert again().sentence_id.tolist() == [*range(8), 80]
 
 
-@pytest.mark.parametrize("damage", [lambda file: file.write_bytes(b"PAR1"), Path.unlink])
-def test_a_damaged_file_is_made_again(prepared: Path, model: Path, damage) -> None:
-    file = embed(prepared, model)
-    whole = file.read_bytes()
-    damage(file)
-    main([str(prepared), "--model", str(model), "--device", "cpu"])
-    assert file.read_bytes() == whole
-
-
 class Stopped(Exception):
     """A run that ends in the middle."""
 

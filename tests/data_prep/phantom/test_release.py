@@ -317,20 +317,3 @@ def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PhantomError, match="expected a new or empty folder, or a phantom; found other files"):
         write_phantom(tmp_path, SMALL)
     assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-@pytest.mark.parametrize(
-    "option",
-    [
-        *(("--studies", number) for number in ("19", "-3", "10000000")),
-        *(("--size", pixels) for pixels in ("63", "5000")),
-        *(("--seed", "-1"), ("--degraded_sex", "X"), ("--workers", "0"), ("--rare_findings", "0.02")),
-    ],
-)
-def test_senseless_words_are_refused(
-    tmp_path: Path, option: tuple[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        main(["--output", str(tmp_path / "raw"), "--studies", "20", "--seed", "0", *option])
-    assert f"argument {option[0]}: " in capsys.readouterr().err
-    assert not (tmp_path / "raw").exists()

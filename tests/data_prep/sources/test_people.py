@@ -65,12 +65,6 @@ def test_age_at_study_counts_from_the_anchor(tmp_path):
     pd.testing.assert_frame_equal(shuffled.sort_index(), found)
 
 
-def test_an_age_that_cannot_be_is_unknown(tmp_path):
-    years = ["2200", "2000", "2150", "2150", "2150", "2150"]
-    found = with_patients(IMAGES, patients(tmp_path, anchor_year=years, anchor_age=["40"] * 6))
-    assert found["age"].tolist() == pytest.approx([np.nan] * 3 + [40, 40, np.nan, np.nan], nan_ok=True)
-
-
 def test_without_study_dates_there_is_no_age(tmp_path):
     found = with_patients(IMAGES.drop(columns="study_date"), patients(tmp_path))
     assert "sex" in found and "age" not in found

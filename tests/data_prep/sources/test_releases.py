@@ -13,13 +13,11 @@ import pytest
 from data_prep.sources import source_tables
 from data_prep.sources.releases import (
     find_release,
-    phantom_rates,
     read_images,
     read_labels,
     read_ms_cxr,
-    read_truth,
 )
-from data_prep.sources.source_tables import ReleaseError, unpacked
+from data_prep.sources.source_tables import ReleaseError
 from medclip_dcl.common.findings import CHEXPERT
 
 A, B = "0000000a-00000000-00000000-00000000-00000001", "0000000b-00000000-00000000-00000000-00000002"
@@ -215,35 +213,3 @@ def test_a_wrong_box_file_is_an_error(tmp_path: Path, content: str, message: str
     with pytest.raises(ReleaseError) as error:
         read_ms_cxr(tmp_path / "a.json")
     assert message in str(error.value)
-
-
-def test_phantom_rates_are_read_from_its_marker(tmp_path: Path) -> None:
-    assert phantom_rates(tmp_path) == {}
-    marker = tmp_path / "phantom_truth/phantom.json"
-    marker.parent.mkdir()
-    marker.write_text('{"phantom": true, "seed": 0, "rare_findings": 0.005, "reached": {}}')
-    assert phantom_rates(tmp_path) == {"rare_findings": 0.005}
-
-
-def test_truth_is_read_from_the_phantom(tmp_path: Path) -> None:
-    assert read_truth(tmp_path) is None
-    truth = tmp_path / "phantom_truth"
-    truth.mkdir()
-    # An unfinished phantom, and no real release.
-    with pytest.raises(ReleaseError, match=r"phantom_truth/sentences\.csv cannot be read"):
-        read_truth(tmp_path)
-    (truth / "phantom.json").write_text("{}")
-    (truth / "sentences.csv").write_text('text,class_id\n"Clear, both.",4\n')
-    (truth / "classes.csv").write_text(
-        "class_id,name,rho,sentence_share,mention_share\n4,clear,0.5,1e-05,0.2\n"
-    )
-    (truth / "image_classes.csv").write_text(f"dicom_id,class_id\n{A},4\n")
-    found = read_truth(tmp_path)
-    assert found is not None
-    assert found["sentences"].to_numpy().tolist() == [["Clear, both.", 4]]
-    assert found["classes"].to_numpy().tolist() == [[4, 0.5, 1e-05]]
-
-
-def test_a_missing_file_has_no_other_advice(tmp_path: Path) -> None:
-    with pytest.raises(ReleaseError, match=r"none\.csv cannot be read \(No such file.*\); correct its path$"):
-        unpacked(tmp_path / "none.csv", "download it again")

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from data_prep.sources.spellings import code_points, find_files, plain_name, plain_number
+from data_prep.sources.spellings import find_files, plain_name, plain_number
 
 ALIKE = {
     "Q-7": ["Q\u20107", "Q\u20117", "Q\u22127", "\ufeffQ-7", "Q\u200b-7", "Q-7\u00ad", "\uff31-\uff17", "'Q-7"],
@@ -33,10 +33,6 @@ def test_names_that_differ_stay_apart() -> None:
     assert len({plain_name(name) for name in APART}) == len(APART)
     assert {plain_number(name) for name in ("7", "007", "7.0", "\uff17", "'07")} == {"7"}
     assert plain_number("Q-07") != plain_number("q-7") == plain_number("Q\u20107")
-
-
-def test_code_points_of_what_looks_alike() -> None:
-    assert (code_points("Q-7"), code_points("Q\u20107\u200b")) == ("", " (U+2010, U+200B)")
 
 
 def test_files_under_another_spelling_or_ending(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
