@@ -10,15 +10,7 @@ import numpy as np
 from jaxtyping import Float
 
 from data_prep.options import Embed
-from data_prep.scores.language_model import (
-    RowFile,
-    has_results,
-    journal,
-    remove_progress,
-    require_writable,
-    result_file,
-    scoring_fingerprint,
-)
+from data_prep.scores.language_model import ModelResults, RowFile, require_writable, scoring_fingerprint
 from medclip_dcl.data.prepared import (
     PreparedSet,
     TextEmbedding,
@@ -51,7 +43,8 @@ def embed_sentences(settings: Embed) -> Path:
     encoder = TransformersSentences(settings.model, pooling=settings.pooling).eval()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer)
     suffix = "" if encoder.pooling == encoder.own_pooling else f"-{encoder.pooling}"
-    file = result_file(prepared.folder / "text_embedding", settings.model, encoder.model, suffix)
+    results = ModelResults(prepared.folder / "text_embedding", settings.model, encoder.model, suffix)
+    file = results.file
     texts, positions = sentences["text"].tolist(), longest_sentence(encoder.model)
     pieces = DistinctPieces(tokenizer, texts, positions=positions, truncate=True)
     # The configuration also determines values, and is not among the weights.
@@ -61,11 +54,11 @@ def embed_sentences(settings: Embed) -> Path:
     encoder = encoder.to(device := usable_device(settings.device))
     budget = settings.batch_tokens or _BATCH_TOKENS[device.type]
     ids = sentences["sentence_id"].to_numpy()
-    if has_results(file, ids, _MEANING, meaning):
+    if results.exist_for(ids, _MEANING, meaning):
         print(f"{file} holds the embeddings of all {len(ids):,} sentences by this model: nothing to do")
     else:
         require_writable(file.parent)
-        kept = journal(file, {"sentences": meaning, "batch_tokens": budget, "device": device.type})
+        kept = results.journal({"sentences": meaning, "batch_tokens": budget, "device": device.type})
         rows = RowFile(file.with_name(f".{file.stem}.rows.progress.npy"), pieces.n_distinct, kept)
         values = _embedded(encoder, pieces, budget, rows)[pieces.row]
         write_text_embedding(
@@ -74,7 +67,7 @@ def embed_sentences(settings: Embed) -> Path:
         print(f"{file}: {len(ids):,} sentences, {values.shape[1]} dimensions", flush=True)
         if count := int(pieces.is_truncated.sum()):
             print(f"  {count:,} sentences were too long for the model: only their beginning was embedded")
-    remove_progress(file)
+    results.remove_progress()
     return file
 
 

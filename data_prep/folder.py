@@ -70,12 +70,7 @@ def prepare(settings: Folder) -> None:
             "text_rules": OWN_RULES_VERSION,
             "delimiter": table.delimiter,
             "encoding": encoding,
-            # Named only where given: sets without it stay as they were, byte by byte.
-            **{
-                name: value
-                for name in ("drop_bad_rows", "label_values", "language")
-                if (value := getattr(settings, name))
-            },
+            **preparation.given(settings, "drop_bad_rows", "label_values", "language"),
         },
     )
     preparation.prepare_set(settings, made_from, lambda: _read(settings, table, columns, check))
@@ -120,20 +115,18 @@ def _columns(settings: Folder, table: CsvFile, check: TableCheck) -> dict[str, s
     columns = {name: column for name, column in columns.items() if column in header}
     labels = _label_columns(settings, header, check)
     needed = {
-        "patient": "without it nothing keeps training and evaluation apart; name it by --patient_column",
-        "image": "" if settings.text_only else "name it by --image_column, or pass --text_only",
-        "text": ""
-        if has_text or {*TEXTS} & {*columns} or (labels and not settings.text_only)
-        else "name it by --text_column, or by --findings_column and --impression_column",
-        "view": ""
-        if settings.views == VIEWS
-        else "--views chooses by it: name it by --view_column, or leave out --views",
+        "patient": "without it nothing keeps training and evaluation apart; name it by --patient_column"
     }
+    if not settings.text_only:
+        needed["image"] = "name it by --image_column, or pass --text_only"
+    if not (has_text or {*TEXTS} & {*columns} or (labels and not settings.text_only)):
+        needed["text"] = "name it by --text_column, or by --findings_column and --impression_column"
+    if settings.views != VIEWS:
+        needed["view"] = "--views chooses by it: name it by --view_column, or leave out --views"
+    needed |= {name: f"--{name}_column names one that is there" for name in _COLUMNS if named[name]}
     for name in _COLUMNS:
-        if name not in columns and named[name] is not None:
-            _lacks(check, named[name], header, f"--{name}_column names one that is there")
-        elif name not in columns and needed.get(name):
-            _lacks(check, name, header, needed[name])
+        if name in needed and name not in columns:
+            _lacks(check, named[name] or name, header, needed[name])
     if "text" in columns and ("findings" in columns or "impression" in columns):
         check.problems.append(
             "it has a column text beside findings or impression; say which to take by --text_column, or by "

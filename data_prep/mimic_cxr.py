@@ -10,21 +10,9 @@ from typing import Any
 import pandas as pd
 
 from data_prep.options import MimicCxr
-from data_prep.sources import preparation, set_tables
+from data_prep.sources import preparation, releases, set_tables
 from data_prep.sources.people import with_patients
 from data_prep.sources.preparation import Source
-from data_prep.sources.releases import (
-    Release,
-    find_release,
-    phantom_rates,
-    radiologist_table,
-    read_images,
-    read_labels,
-    read_ms_cxr,
-    read_truth,
-    truth_files,
-    with_radiologist,
-)
 from data_prep.sources.rows import SPLIT_NAMES
 from data_prep.sources.source_tables import FRONTAL_VIEWS, SPLITS, ReleaseError, require
 from data_prep.sources.spellings import find_files
@@ -34,16 +22,16 @@ from medclip_dcl.common.files import ZIP, kind_of_file
 
 def prepare(settings: MimicCxr) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
-    release = find_release(settings.source, settings.labels)
+    release = releases.find_release(settings.source, settings.labels)
     if (place := settings.reports) is not None and place.is_file():
         found = "a table of sections" if ".csv" in place.suffixes else kind_of_file(place) or "another file"
         if found != ZIP:  # a damaged one is named when it is read
             expected = f"{ARCHIVE} or the folder that it unpacks to"
             raise ReleaseError(f"--reports {place}: expected {expected}, found {found}")
-    truth, rates = truth_files(settings.source), phantom_rates(settings.source)
+    truth, rates = releases.truth_files(settings.source), releases.phantom_rates(settings.source)
     if settings.ms_cxr_split is not None and settings.ms_cxr is None:
         raise ReleaseError("--ms_cxr_split: expected the file of the boxes, --ms_cxr, found none; add it")
-    radiologist = radiologist_table(settings.source) if settings.test_labels is not None else None
+    radiologist = releases.radiologist_table(settings.source) if settings.test_labels is not None else None
     given = [file for file in (settings.ms_cxr, settings.patients, radiologist) if file is not None]
     made_from = preparation.made_from(
         settings,
@@ -55,22 +43,17 @@ def prepare(settings: MimicCxr) -> None:
             "views": list(FRONTAL_VIEWS),
             "ms_cxr": settings.ms_cxr.name if settings.ms_cxr is not None else None,
             "subset": sorted({*settings.subset}) if settings.subset is not None else None,
-            # Named only where given: sets without it stay as they were, byte by byte.
             **({"patients": settings.patients.name} if settings.patients is not None else {}),
             **({"phantom": rates} if rates else {}),
-            **{
-                name: value
-                for name in ("resized", "ms_cxr_split", "test_labels")
-                if (value := getattr(settings, name)) is not None
-            },
+            **preparation.given(settings, "resized", "ms_cxr_split", "test_labels"),
         },
     )
     preparation.prepare_set(settings, made_from, lambda: _read(settings, release, radiologist))
 
 
-def _read(settings: MimicCxr, release: Release, radiologist: Path | None) -> Source:
-    images = read_images(release)
-    boxes = read_ms_cxr(settings.ms_cxr) if settings.ms_cxr is not None else None
+def _read(settings: MimicCxr, release: releases.Release, radiologist: Path | None) -> Source:
+    images = releases.read_images(release)
+    boxes = releases.read_ms_cxr(settings.ms_cxr) if settings.ms_cxr is not None else None
     grounding: frozenset[int] = frozenset()
     if boxes is not None:
         # Every patient of the file, also those whose boxes cannot be used.
@@ -106,10 +89,10 @@ def _read(settings: MimicCxr, release: Release, radiologist: Path | None) -> Sou
         counts["boxes_outside_subset"] = int(outside.sum())
         boxes = boxes[~outside]
     _note_unused_boxes(settings)
-    labels = read_labels(release)
+    labels = releases.read_labels(release)
     if radiologist is not None:
         tested = images.loc[images["official_split"] == "test", "study_id"]
-        labels = with_radiologist(labels, radiologist, tested)
+        labels = releases.with_radiologist(labels, radiologist, tested)
     places = report_places(settings.source, settings.reports)
     reports = {
         study: f"p{subject // 1_000_000}/p{subject}/s{study}.txt"
@@ -131,7 +114,7 @@ def _read(settings: MimicCxr, release: Release, radiologist: Path | None) -> Sou
         boxes=boxes,
         resized=settings.resized,
         grounding_patients=grounding,
-        truth=read_truth(settings.source),
+        truth=releases.read_truth(settings.source),
         counts={**counts, "images_in_release": len(wanted), "images_not_frontal": len(wanted) - len(taken)},
     )
 
@@ -176,7 +159,7 @@ def _of_split(boxes: pd.DataFrame, settings: MimicCxr) -> pd.DataFrame:
     return boxes if wanted is None else boxes[split == wanted]
 
 
-def _subset(images: pd.DataFrame, subset: Sequence[str] | None, release: Release) -> pd.DataFrame:
+def _subset(images: pd.DataFrame, subset: Sequence[str] | None, release: releases.Release) -> pd.DataFrame:
     if subset is None:
         return images
     folder = "p" + (images["subject_id"] // 1_000_000).astype(str)

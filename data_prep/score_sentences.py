@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from data_prep.options import Score
-from data_prep.scores.language_model import (
-    earlier_entries,
-    has_results,
-    journal,
-    remove_progress,
-    require_writable,
-    result_file,
-    scoring_fingerprint,
-)
+from data_prep.scores.language_model import ModelResults, require_writable, scoring_fingerprint
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import PreparedSet, seal, write_table
 
@@ -68,7 +60,8 @@ def score_sentences(settings: Score) -> Path:
     from medclip_dcl.scoring import default_token_budget, score_summary, scoring_plan
 
     network, tokenizer = load_language_model(resolve_folder(settings.model))
-    file = result_file(prepared.folder / "log_p", settings.model, network, settings.suffix)
+    results = ModelResults(prepared.folder / "log_p", settings.model, network, settings.suffix)
+    file = results.file
     with _processes(settings.device) as fabric:
         network = network.to(fabric.device)
         budget = settings.token_budget or default_token_budget(network)
@@ -86,15 +79,15 @@ def score_sentences(settings: Score) -> Path:
         if settings.dtype != "float32":
             meaning += "-without_dropout"  # older files were scored with it, and are scored again
         ids = sentences["sentence_id"].to_numpy()
-        if fabric.broadcast(fabric.is_global_zero and has_results(file, ids, _PLAN, meaning)):
+        if fabric.broadcast(fabric.is_global_zero and results.exist_for(ids, _PLAN, meaning)):
             fabric.print(
                 f"{file} holds the scores of all {len(ids):,} sentences by this model: nothing to do"
             )
-            remove_progress(file)
+            results.remove_progress()
             return file
         require_writable(file.parent)
         work = {"sentences": meaning, "token_budget": budget, "device": fabric.device.type}
-        values = _scored(network, plan, file, work, fabric, getattr(torch, settings.dtype))
+        values = _scored(network, plan, results, work, fabric, getattr(torch, settings.dtype))
         if fabric.is_global_zero:
             scores = plan.table(values)
             scores.insert(0, "sentence_id", sentences["sentence_id"])
@@ -103,14 +96,14 @@ def score_sentences(settings: Score) -> Path:
             write_table(result, file, "log_p")
             print(score_summary(scores, file, sentences["sentence_id"], "sentence_id"), flush=True)
         fabric.barrier()
-        remove_progress(file)
+        results.remove_progress()
     return file
 
 
 def _scored(
     network: PreTrainedModel,
     plan: ScoringPlan,
-    file: Path,
+    results: ModelResults,
     work: dict[str, Any],
     fabric: Fabric,
     dtype: torch.dtype,
@@ -120,14 +113,14 @@ def _scored(
 
     from medclip_dcl.scoring import restored, score_left
 
-    values, left = restored(plan, earlier_entries(file, work) if fabric.is_global_zero else ())
+    values, left = restored(plan, results.earlier_entries(work) if fabric.is_global_zero else ())
     # No process writes before the first one has read.
     left = fabric.broadcast(left)
     if n_done := len(plan.batches) - len(left):
         fabric.print(f"continuing: {n_done:,} of {len(plan.batches):,} batches were done before", flush=True)
     mine = left[fabric.global_rank :: fabric.world_size]
     who = f" (rank 0 of {fabric.world_size})" if fabric.world_size > 1 else ""
-    kept = journal(file, work, fabric.global_rank)
+    kept = results.journal(work, fabric.global_rank)
     score_left(network, plan, values, mine, dtype=dtype, kept=kept, who=who, is_shown=fabric.is_global_zero)
     if who:
         fabric.print("rank 0 has done its share; it waits for the others", flush=True)

@@ -98,8 +98,9 @@ class Catalogue:
         for number, (section, entry, side, zone, grade) in enumerate(places):
             name = "_".join(filter(None, (entry.name, side, zone, grade)))
             where = data["places"].get(zone, ())
+            of_place = {"side": side, "zone": zone, "grade": grade}
             wordings = draw_wordings(
-                noun_phrases(entry.wordings, where, side=side, zone=zone, grade=grade),
+                noun_phrases(entry.wordings, where, **of_place),
                 data["frames"][entry.form],
                 data["frames"]["hedged"] if grade in entry.may_hedge else (),
                 forced=self.fixed_sentences.get(name),
@@ -112,9 +113,7 @@ class Catalogue:
                     class_id=number,
                     name=name,
                     kind=entry.name if entry.holds is None else "derived",
-                    side=side,
-                    zone=zone,
-                    grade=grade,
+                    **of_place,
                     frequency=float(next(drawn)) if section == "rare" else entry.share(zone, grade),
                     category=entry.category,
                     labels=dict.fromkeys(entry.present, 1.0) | dict.fromkeys(entry.absent, 0.0),

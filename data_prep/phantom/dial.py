@@ -1,17 +1,10 @@
 """The share of false negatives on request: the rates under which reports reach a mean rho.
 
-An anchor is a sentence of a training report, once for each report that has it. rho is the share of frontal training
-images of which the sentence is true. `--false_negatives` is the mean of rho over all anchors.
-
-From few to many, a path through three stages of `other_rates`, each linear, leads
-
-1. from findings of like frequency (none is common) and no normal sentences to the catalogue's findings and normal =
-   0.1, about a ninth of the catalogue's normal sentences;
-2. to normal = 2, about 1.75 times the catalogue's normal sentences, at unchanged findings: only the reports differ;
-3. to 0.4 times as many findings.
-
-The mean at a place of the path is an expectation over `_STUDIES` drawn studies, always the same. Test studies keep the
-catalogue's findings and reports at any value; docs/other_data.md has the consequences.
+An anchor is a sentence of a training report, once for each report that has it; `--false_negatives` is the mean of rho
+over all anchors. From few to many, a path of three linear stages of `other_rates` leads from findings of like frequency
+and no normal sentences to the catalogue's findings with a ninth of its normal sentences, then to 1.75 times its normal
+sentences (only the reports differ), then to 0.4 times as many findings. The mean at a place of the path is an
+expectation over `_STUDIES` drawn studies, always the same. docs/other_data.md has the consequences.
 """
 
 from __future__ import annotations
@@ -25,10 +18,11 @@ from jaxtyping import Bool
 from scipy.optimize import brentq
 
 from data_prep.phantom.catalogue import CATALOGUE_SEED, Catalogue
-from data_prep.phantom.options import Options, PhantomError
+from data_prep.phantom.options import Options
 from data_prep.phantom.rates import Rates, other_rates
 from data_prep.phantom.reports import mention_chance, repeat_chance, said_instead
 from data_prep.phantom.studies import draw_state
+from medclip_dcl.common.errors import UserError
 
 _STUDIES = 3000
 # Place on the path -> arguments of `other_rates`.
@@ -51,7 +45,7 @@ def dialled_rates(catalogue: Catalogue, options: Options) -> Rates | None:
 
     means = [mean_at(place) for place in _PLACES]
     if not means[0] <= asked <= means[-1]:
-        raise PhantomError(
+        raise UserError(
             f"--false_negatives: expected {math.ceil(means[0] * 100) / 100:g} to "
             f"{math.floor(means[-1] * 100) / 100:g} with these --rare_findings, found {asked:g}"
         )

@@ -19,7 +19,7 @@ GRID = 208
 """Longer side of the grid on which everything but the grain is drawn, px."""
 
 Field = Float32[np.ndarray, "row column"]
-Line = Float32[np.ndarray, "point 2"] | Sequence[tuple[float, float]]
+Line = Float32[np.ndarray, "_ 2"] | Sequence[tuple[float, float]]
 """Points (x, y) in body coordinates."""
 
 

@@ -377,18 +377,17 @@ def _contour(layers: Layers, finding: FindingClass, rng: np.random.Generator) ->
     return [column * smooth_step(f.y - 0.1, 0.02) * smooth_step(0.85 - f.y, 0.02)]
 
 
+_OF_CONTOURS = (
+    *("cardiomegaly", "elevated_diaphragm", "scoliosis_right", "scoliosis_left", "enlarged_knob"),
+    "wide_mediastinum",
+)
 DRAW: dict[str, Draw] = {
-    "cardiomegaly": _contour,
-    "elevated_diaphragm": _contour,
-    "scoliosis_right": _contour,
-    "scoliosis_left": _contour,
+    **dict.fromkeys(_OF_CONTOURS, _contour),
     "edema": _edema,
     "effusion": _effusion,
     "pneumonia": _pneumonia,
     "pneumothorax": _pneumothorax,
-    "nodule": _round,
-    "mass": _round,
-    "granuloma": _round,
+    **dict.fromkeys(("nodule", "mass", "granuloma"), _round),
     "cavity": _cavity,
     "linear_atelectasis": _linear_atelectasis,
     "bulla": _bulla,
@@ -401,9 +400,7 @@ DRAW: dict[str, Draw] = {
     "collapse": _collapse,
     "fissural_fluid": _fissural_fluid,
     "hiatal_hernia": _hiatal_hernia,
-    "enlarged_knob": _contour,
     "tortuous_aorta": _tortuous_aorta,
-    "wide_mediastinum": _contour,
     "paratracheal_mass": _paratracheal_mass,
     "miliary": _miliary,
     "aortic_calcification": _aortic_calcification,

@@ -8,14 +8,9 @@ from pathlib import Path
 from data_prep.phantom.people import SEXES
 from data_prep.phantom.rates import RARE_FINDINGS
 from medclip_dcl.common.command_line import number, option, whole_number, worker_count
-from medclip_dcl.common.errors import UserError
 
 # Three splits by patient need some; the identifiers have room for so many.
 MIN_STUDIES, MAX_STUDIES = 20, 2_000_000
-
-
-class PhantomError(UserError):
-    """A phantom cannot be written with these options into this folder."""
 
 
 @dataclass(frozen=True)

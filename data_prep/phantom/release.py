@@ -21,7 +21,7 @@ from data_prep.phantom.catalogue import catalogue
 from data_prep.phantom.dial import dialled_rates
 from data_prep.phantom.drawing import degraded, draw_frontal, draw_lateral
 from data_prep.phantom.findings import FindingClass, StudyState
-from data_prep.phantom.options import Options, Phantom, PhantomError
+from data_prep.phantom.options import Options, Phantom
 from data_prep.phantom.people import PATIENT_COLUMNS, PATIENTS_FILE, draw_sex, patient_rows
 from data_prep.phantom.rates import Rates
 from data_prep.phantom.release_tables import (
@@ -42,6 +42,7 @@ from data_prep.phantom.reports import (
     write_report,
 )
 from data_prep.phantom.studies import PlannedStudy, draw_state, plan_studies
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_bytes
 from medclip_dcl.runs.saved import read_json
 
@@ -103,16 +104,14 @@ def _is_finished(folder: Path, options: Options) -> bool:
             continue
         found = read_json(file, f"delete {folder}")
         if found != asked:
-            raise PhantomError(
+            raise UserError(
                 f"--output {folder}: expected a phantom with {asked}, found one with {found}; name another folder, or "
                 "delete that one"
             )
         return name == MARKER
     # Hidden files may be left by a run that was killed before options.json had its name.
     if any(file.is_file() and not file.name.startswith(".") for file in folder.rglob("*")):
-        raise PhantomError(
-            f"--output {folder}: expected a new or empty folder, or a phantom; found other files"
-        )
+        raise UserError(f"--output {folder}: expected a new or empty folder, or a phantom; found other files")
     return False
 
 

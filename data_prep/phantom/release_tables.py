@@ -21,13 +21,7 @@ from medclip_dcl.common.findings import CHEXPERT
 BOXES = "MS_CXR_Local_Alignment_v1.0.0"
 CLASS_COLUMNS = ("class_id", "name", "rho", "sentence_share", "mention_share")
 LABEL_COLUMNS = ("subject_id", "study_id", *CHEXPERT)
-_VIEW_CODES = {
-    "AP": "antero-posterior",
-    "PA": "postero-anterior",
-    "LATERAL": "lateral",
-    "LL": "left lateral",
-    "": "",
-}
+_VIEW_CODES = {"AP": "antero-posterior", "PA": "postero-anterior", "LATERAL": "lateral", "LL": "left lateral"}
 
 
 @dataclass(frozen=True)
@@ -99,13 +93,8 @@ def write_tables(folder: Path, records: Sequence[StudyRecord]) -> None:
 def _metadata(record: StudyRecord, image: ImageRecord) -> dict[str, object]:
     has_lateral = any(not i.is_frontal for i in record.images)
     is_portable = record.images[0].view == "AP"
-    procedure = (
-        "CHEST (PORTABLE AP)"
-        if is_portable
-        else "CHEST (PA AND LAT)"
-        if has_lateral
-        else "CHEST (SINGLE VIEW)"
-    )
+    views = "PORTABLE AP" if is_portable else "PA AND LAT" if has_lateral else "SINGLE VIEW"
+    procedure = f"CHEST ({views})"
     return {
         "dicom_id": image.dicom_id,
         "subject_id": record.planned.subject_id,
@@ -117,7 +106,7 @@ def _metadata(record: StudyRecord, image: ImageRecord) -> dict[str, object]:
         "StudyDate": record.date,
         "StudyTime": record.time,
         "ProcedureCodeSequence_CodeMeaning": procedure,
-        "ViewCodeSequence_CodeMeaning": _VIEW_CODES[image.view],
+        "ViewCodeSequence_CodeMeaning": _VIEW_CODES.get(image.view, ""),
         "PatientOrientationCodeSequence_CodeMeaning": "" if is_portable else "Erect",
     }
 

@@ -34,15 +34,8 @@ _DECIDING = ("hidden_act", "layer_norm_eps", "num_attention_heads")
 _NOT_DECIDING = ("_name_or_path", "architectures", "auto_map", "dtype", "transformers_version", "use_cache")
 
 
-def result_file(folder: Path, model: str, network: PreTrainedModel, suffix: str) -> Path:
-    """File of a model's results: its folder's or repository's name, a fingerprint of its weights, and a suffix."""
-    from medclip_dcl.networks.bert_folder import weights_fingerprint
-
-    return folder / f"{_name(model)}-{weights_fingerprint(network)[:_FINGERPRINT_DIGITS]}{suffix}.parquet"
-
-
 def stems_of_model(stems: Sequence[str], model: str) -> list[str]:
-    """Stems of the `result_file`s of a model, found by its name alone: of any weights and suffix."""
+    """Stems of the files of `ModelResults` of a model, found by its name alone: of any weights and suffix."""
     return [stem for stem in stems if re.fullmatch(rf"{re.escape(_name(model))}-[0-9a-f]{{8}}(-\w+)?", stem)]
 
 
@@ -66,63 +59,72 @@ def scoring_fingerprint(network: PreTrainedModel) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
 
 
-def has_results(file: Path, sentence_ids: Int[np.ndarray, " sentence"], name: str, meaning: str) -> bool:
-    """True if a Parquet file has results of these sentences' tokens; those of other texts are computed again.
-
-    Args:
-        file: of the results; its metadata, or the attributes that pandas keeps there, hold `meaning` under `name`.
-        sentence_ids: of all sentences, ascending.
-        name: of the entry.
-        meaning: fingerprint of the tokens and the model's settings.
-    """
-    if not file.is_file():
-        return False
-    try:
-        table = pq.read_table(file, columns=["sentence_id"], partitioning=None)
-    except (pa.ArrowInvalid, OSError) as error:
-        # The system's own errors have a number: the file may be whole.
-        if getattr(error, "errno", None) is not None:
-            raise
-        print(f"{file} is damaged ({error}): the sentences are computed again")
-        return False
-    metadata = str(table.schema.metadata)
-    if name not in metadata:
-        raise PreparedDataError(
-            f"{file} was not written by this command; move it away, it would be overwritten"
-        )
-    if meaning in metadata and np.array_equal(table["sentence_id"].to_numpy(), sentence_ids):
-        return True
-    print(f"{file} is of other settings or sentences: the sentences are computed again")
-    return False
-
-
 def require_writable(folder: Path) -> None:
     """Make a folder, and fail before the work if nothing can be written there."""
     folder.mkdir(parents=True, exist_ok=True)
     tempfile.TemporaryFile(dir=folder).close()
 
 
-def journal(file: Path, work: Mapping[str, Any], process: int = 0) -> Journal:
-    """Journal of the process of this number that works on a file of results."""
-    return Journal(file.with_name(f".{file.stem}.{process}.progress.jsonl"), work, _REMEDY)
+class ModelResults:
+    """What a model gives for the sentences of a set: a Parquet file, and the journals of unfinished work beside it.
 
+    Attributes:
+        file: the model's folder or repository, a fingerprint of its weights, and a suffix.
+    """
 
-def earlier_entries(file: Path, work: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Entries in the journals of all processes that worked on a file of results."""
-    for place in _progress_files(file, ".jsonl"):
-        earlier = Journal(place, work, _REMEDY)
-        earlier.close()
-        yield from earlier.entries
+    def __init__(self, folder: Path, model: str, network: PreTrainedModel, suffix: str) -> None:
+        from medclip_dcl.networks.bert_folder import weights_fingerprint
 
+        digest = weights_fingerprint(network)[:_FINGERPRINT_DIGITS]
+        self.file = folder / f"{_name(model)}-{digest}{suffix}.parquet"
 
-def remove_progress(file: Path) -> None:
-    """Remove what only unfinished results need."""
-    for place in _progress_files(file, ".*"):
-        place.unlink(missing_ok=True)
+    def exist_for(self, sentence_ids: Int[np.ndarray, " sentence"], name: str, meaning: str) -> bool:
+        """True if the file has results of these sentences' tokens; those of other texts are computed again.
 
+        Args:
+            sentence_ids: of all sentences, ascending.
+            name: of the entry of the file's metadata (or the attributes that pandas keeps there) with `meaning`.
+            meaning: fingerprint of the tokens and the model's settings.
+        """
+        file = self.file
+        if not file.is_file():
+            return False
+        try:
+            table = pq.read_table(file, columns=["sentence_id"], partitioning=None)
+        except (pa.ArrowInvalid, OSError) as error:
+            # The system's own errors have a number: the file may be whole.
+            if getattr(error, "errno", None) is not None:
+                raise
+            print(f"{file} is damaged ({error}): the sentences are computed again")
+            return False
+        metadata = str(table.schema.metadata)
+        if name not in metadata:
+            raise PreparedDataError(
+                f"{file} was not written by this command; move it away, it would be overwritten"
+            )
+        if meaning in metadata and np.array_equal(table["sentence_id"].to_numpy(), sentence_ids):
+            return True
+        print(f"{file} is of other settings or sentences: the sentences are computed again")
+        return False
 
-def _progress_files(file: Path, suffix: str) -> list[Path]:
-    return sorted(file.parent.glob(f".{glob.escape(file.stem)}.*.progress{suffix}"))
+    def journal(self, work: Mapping[str, Any], process: int = 0) -> Journal:
+        """Journal of the process of this number."""
+        return Journal(self.file.with_name(f".{self.file.stem}.{process}.progress.jsonl"), work, _REMEDY)
+
+    def earlier_entries(self, work: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """Entries in the journals of all processes."""
+        for place in self._progress_files(".jsonl"):
+            earlier = Journal(place, work, _REMEDY)
+            earlier.close()
+            yield from earlier.entries
+
+    def remove_progress(self) -> None:
+        """Remove what only unfinished results need."""
+        for place in self._progress_files(".*"):
+            place.unlink(missing_ok=True)
+
+    def _progress_files(self, suffix: str) -> list[Path]:
+        return sorted(self.file.parent.glob(f".{glob.escape(self.file.stem)}.*.progress{suffix}"))
 
 
 class RowFile:

@@ -339,6 +339,11 @@ def made_from(
     }
 
 
+def given(settings: Prepare, *names: str) -> dict[str, Any]:
+    """Those of the options that are given: sets without them stay as they were, byte by byte."""
+    return {name: value for name in names if (value := getattr(settings, name))}
+
+
 def _require_same(
     output: Path, made_from: Mapping[str, Any], can_grow: bool, lost_rows: Sequence[str] = ()
 ) -> None:

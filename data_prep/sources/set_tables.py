@@ -16,6 +16,7 @@ from medclip_dcl.data.table_checks import USES
 Reject = tuple[str, str, str]
 """Kind (image, report, box, mask), id, reason: a row of rejects.csv."""
 
+_CASES = {"yes": 1, "no": 0}
 OTHER_SIZE = "drawn on an image of"
 """Beginning of a box's reason: the image of the source is not the one that it was drawn on."""
 OF_ITS_IMAGE = "its image "
@@ -195,9 +196,7 @@ def count(written: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
         **({"masks": len(written["masks"])} if "masks" in written else {}),
         "cases": {
             use: {
-                finding: {
-                    name: int(cases.get((use, finding, label), 0)) for name, label in (("yes", 1), ("no", 0))
-                }
+                finding: {name: int(cases.get((use, finding, label), 0)) for name, label in _CASES.items()}
                 for finding in findings
             }
             for use in ("validate", "test")

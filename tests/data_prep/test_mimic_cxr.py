@@ -20,11 +20,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import mimic_cxr
 from data_prep.check import check_set
 from data_prep.mimic_cxr import prepare
 from data_prep.options import MimicCxr
-from data_prep.sources import preparation, set_tables
+from data_prep.sources import preparation, releases, set_tables
 from data_prep.sources.releases import find_release
 from data_prep.sources.source_tables import ReleaseError
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
@@ -233,9 +232,9 @@ def test_set_finished_meanwhile_is_left_alone(
         monkeypatch.undo()
         prepare(settings(raw))
         found.update({file: file.stat().st_mtime_ns for file in output.rglob("*")})
-        return mimic_cxr.read_labels(find_release(raw))
+        return releases.read_labels(find_release(raw))
 
-    monkeypatch.setattr(mimic_cxr, "read_labels", finish)
+    monkeypatch.setattr(releases, "read_labels", finish)
     prepare(settings(raw))
     assert "nothing to do" in capsys.readouterr().out and output / "dataset.json" in found
     assert {file: file.stat().st_mtime_ns for file in output.rglob("*")} == found

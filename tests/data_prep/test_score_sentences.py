@@ -406,13 +406,13 @@ def test_cxr_berts_own_folder_scores(prepared: Path, real_data: Path, tmp_path: 
 
 
 def test_a_file_of_another_program_is_not_overwritten(tmp_path: Path) -> None:
-    file = tmp_path / "bert-01234567.parquet"
+    network = load_language_model(write_model(tmp_path / "bert"))[0]
+    results = language_model.ModelResults(tmp_path, "bert", network, "")
+    file = results.file
     pd.DataFrame({"sentence_id": range(3), "mine": 0.5}).to_parquet(file)
     content = file.read_bytes()
-    with pytest.raises(
-        PreparedDataError, match="bert-01234567.parquet was not written by this command; move it"
-    ):
-        language_model.has_results(file, np.arange(3), "scored", "by")
+    with pytest.raises(PreparedDataError, match="bert-.*parquet was not written by this command; move it"):
+        results.exist_for(np.arange(3), "scored", "by")
     assert file.read_bytes() == content
 
 

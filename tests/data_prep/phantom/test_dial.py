@@ -16,10 +16,11 @@ from data_prep.phantom import dial
 from data_prep.phantom.catalogue import CATALOGUE_SEED, catalogue
 from data_prep.phantom.dial import dialled_rates
 from data_prep.phantom.findings import StudyState
-from data_prep.phantom.options import Options, PhantomError
+from data_prep.phantom.options import Options
 from data_prep.phantom.rates import RARE_FINDINGS, Rates, ordinary, other_rates, rare_classes
 from data_prep.phantom.reports import Report, chexpert_labels, true_labels, write_report
 from data_prep.phantom.studies import draw_state
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.exchange.card_facts import data_facts
@@ -88,7 +89,7 @@ def test_reports_have_the_asked_share(asked: float, rare: float | None) -> None:
     ],
 )
 def test_shares_out_of_reach_are_refused(asked: float, rare: float | None, message: str) -> None:
-    with pytest.raises(PhantomError, match=f"--false_negatives: {message}"):
+    with pytest.raises(UserError, match=f"--false_negatives: {message}"):
         _rates(asked, rare)
 
 

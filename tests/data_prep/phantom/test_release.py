@@ -18,10 +18,11 @@ import pytest
 from PIL import Image
 
 from data_prep.phantom.findings import CATEGORIES
-from data_prep.phantom.options import Options, PhantomError
+from data_prep.phantom.options import Options
 from data_prep.phantom.release import write_phantom
 from data_prep.text.sections import study_sections
 from data_prep.text.sentences import passages, split_sentences
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 from tests.program import verb
 
@@ -299,7 +300,7 @@ def test_a_finished_phantom_is_left_alone(small: Path) -> None:
     assert not write_phantom(small, SMALL)
     for other in (Options(SMALL.studies, 7, 65), Options(SMALL.studies, SMALL.seed, SMALL.size, "F")):
         with pytest.raises(
-            PhantomError, match=r"expected a phantom with .*, found one with .*'seed': 0, 'size': 64}"
+            UserError, match=r"expected a phantom with .*, found one with .*'seed': 0, 'size': 64}"
         ):
             write_phantom(small, other)
     assert {f: f.stat().st_mtime_ns for f in small.rglob("*")} == before
@@ -308,12 +309,12 @@ def test_a_finished_phantom_is_left_alone(small: Path) -> None:
 def test_an_unfinished_phantom_of_other_options_is_refused(small: Path, tmp_path: Path) -> None:
     shutil.copytree(small, tmp_path / "raw")
     (tmp_path / "raw/phantom_truth/phantom.json").unlink()
-    with pytest.raises(PhantomError, match=r"'studies': 21, .* found one with .*'studies': 20,"):
+    with pytest.raises(UserError, match=r"'studies': 21, .* found one with .*'studies': 20,"):
         write_phantom(tmp_path / "raw", Options(21, SMALL.seed, SMALL.size))
 
 
 def test_a_folder_with_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("chapter one")
-    with pytest.raises(PhantomError, match="expected a new or empty folder, or a phantom; found other files"):
+    with pytest.raises(UserError, match="expected a new or empty folder, or a phantom; found other files"):
         write_phantom(tmp_path, SMALL)
     assert [f.name for f in tmp_path.iterdir()] == ["thesis.tex"]
