@@ -87,8 +87,9 @@ def _file(help: str) -> Any:
     return option(help, None, metavar="FILE")
 
 
-def _column(name: str) -> Any:
-    return option(f"column of the table ({name})", None, metavar="NAME")
+def _column() -> Any:
+    """An option that the description of `Folder` names, so that its help has one screen."""
+    return option(argparse.SUPPRESS, None, metavar="NAME")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +99,7 @@ class Prepare:
     output: Path = option("folder of the prepared data set", metavar="SET")
     size: int = positive("side of the prepared images, pixels (512)", 512)
     geometry: str = option(
-        "stretch both sides to --size (choice), scale the shortest side to it, or scale the longest and pad "
-        "with black (stretch)",
+        "stretch both sides to --size, scale the shortest to it, or the longest and pad with black (stretch)",
         "stretch",
         choices=GEOMETRIES,
     )
@@ -108,8 +108,8 @@ class Prepare:
     )
     limit: int | None = positive("at most N patients of each use, for a first try", None)
     rejected_share: float = option(
-        "share of the images, and of the reports, that may be missing, damaged or empty and are left out, and of the "
-        "boxes drawn on images of another size; more end the preparation, a single one never does (0.01)",
+        "share of images, reports and boxes that may be left out as missing, damaged or of another size (0.01); a "
+        "single one always may",
         0.01,
         type=number(1.0),
         metavar="SHARE",
@@ -203,34 +203,34 @@ class MimicCxr(PrepareReports):
 
 @dataclass(frozen=True, kw_only=True)
 class Folder(PrepareRows):
-    """Prepare a folder of images with a table, as a hospital exports them.
+    """Prepare a folder of images with a table, as a hospital exports them (docs/other_data.md).
 
-    FILE.csv (or .csv.gz) has a header and one row for each image, in these columns, which options may name otherwise:
+    FILE.csv (or .csv.gz) has a header and one row for each image, in these columns, or in others that --image_column
+    NAME, --text_column NAME and so on name:
 
-        image        path of the image below DIR (the table's own folder), in any format that can be read
+        image        path of the image below DIR (the table's own folder), in any format that is read
         text         the report; or findings and impression, its sections, each in a column of its own
         patient      name or number; all rows of a patient are used for the same purpose
         study        optional; rows of one study share their report. Without it every row is a study
-        view         optional; images of other views than PA, AP and FRONTAL (option --views) are left out
+        view         optional; images of other views than PA, AP and FRONTAL (--views) are left out
         sex, age     optional, for tables of results by group
         split        optional: train, validate or test. Without it patients are drawn
-        Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels: 1, 0, -1 (uncertain) or empty,
-                     or words such as yes and no; so are the columns of other findings that --label_columns names
-
-    One error lists all that is wrong with the table. See docs/other_data.md."""
+        Atelectasis, Cardiomegaly, ... (CheXpert's names, in any case): optional labels, 1, 0, -1
+                     (uncertain), empty, or words such as yes and no; and those of --label_columns
+    """
 
     table: Path = option("CSV file with a header", metavar="FILE")
     images: Path | None = option("folder below which the images lie (the table's)", None, metavar="DIR")
-    image_column: str | None = _column("image")
-    text_column: str | None = _column("text")
-    findings_column: str | None = _column("findings")
-    impression_column: str | None = _column("impression")
-    patient_column: str | None = _column("patient")
-    study_column: str | None = _column("study")
-    view_column: str | None = _column("view")
-    split_column: str | None = _column("split")
-    sex_column: str | None = _column("sex")
-    age_column: str | None = _column("age")
+    image_column: str | None = _column()
+    text_column: str | None = _column()
+    findings_column: str | None = _column()
+    impression_column: str | None = _column()
+    patient_column: str | None = _column()
+    study_column: str | None = _column()
+    view_column: str | None = _column()
+    split_column: str | None = _column()
+    sex_column: str | None = _column()
+    age_column: str | None = _column()
     label_columns: Sequence[str] = option(
         "columns of labels of other findings than CheXpert's, or of these by another name (Effusion)",
         (),
@@ -238,10 +238,10 @@ class Folder(PrepareRows):
         metavar="NAME",
     )
     label_values: Mapping[str, str] | None = option(
-        "labels that words in the label columns stand for: 1, 0, -1, or nothing for no label, as in present=1,maybe=",
+        "labels that words stand for: 1, 0, -1, or nothing for no label, as in present=1,maybe=",
         None,
         type=_label_values,
-        metavar="WORD=LABEL,...",
+        metavar="WORD=LABEL",
     )
     views: tuple[str, ...] = option(
         "frontal views of the view column (PA,AP,FRONTAL)", VIEWS, type=_names, metavar="NAMES"
@@ -249,11 +249,12 @@ class Folder(PrepareRows):
     delimiter: str | None = option("between two values (the header's)", None, type=_delimiter)
     encoding: str | None = option("of the table (utf-8, or utf-16 with its mark)", None, type=_encoding)
     language: str | None = option(
-        "of all reports (that of each one's words, else that of most)", None, choices=tuple(LANGUAGES)
+        f"of all reports: {', '.join(LANGUAGES)} (that of each one's words, else that of most)",
+        None,
+        choices=tuple(LANGUAGES),
+        metavar="CODE",
     )
-    drop_bad_rows: bool = option(
-        "leave out bad rows, listed in rejects.csv, instead of refusing the table", False
-    )
+    drop_bad_rows: bool = option("leave out bad rows, listed in rejects.csv; else one error lists all", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,10 +263,10 @@ class OpenI(PrepareRows):
 
     RAW is one of the collection's two public forms, or a folder that holds it:
 
-        NLMCXR_reports.tgz      the official reports, one XML file each, read without unpacking; or ecgen-radiology/,
-                                what it unpacks to. Their images: NLMCXR_png/CXR1_1_IM-0001-3001.png
-        indiana_reports.csv     Kaggle's copy, with indiana_projections.csv beside it. Their images:
-                                images/images_normalized/1_IM-0001-3001.dcm.png
+        NLMCXR_reports.tgz     the official reports, one XML file each, or ecgen-radiology/, what it
+                               unpacks to. Their images: NLMCXR_png/CXR1_1_IM-0001-3001.png
+        indiana_reports.csv    Kaggle's copy, with indiana_projections.csv beside it. Their images:
+                               images/images_normalized/1_IM-0001-3001.dcm.png
 
     The XML files do not name the frontal images: --projections takes Kaggle's file for that, --all_views takes
     every image. Each report counts as a patient. See docs/other_data.md."""

@@ -25,7 +25,7 @@ class Verb(NamedTuple):
     help: str
 
 
-_CLI = "medclip_dcl.command.cli.main"
+_CLI, _SETTINGS = "medclip_dcl.command.cli.main", "medclip_dcl.command.settings"
 _MODEL, _DATA = "medclip_dcl.options", "data_prep.options"
 GROUPS = {
     "try": {
@@ -94,11 +94,6 @@ GROUPS = {
         "export": Verb(
             "medclip_dcl.exchange.export.run", f"{_MODEL}.Export", "a folder to share, ONNX, Hugging Face"
         ),
-        "bundle": Verb(
-            "medclip_dcl.command.bundle.run",
-            f"{_MODEL}.Bundle",
-            "wheels and a model for a machine without a network",
-        ),
         "convert": Verb(
             "medclip_dcl.exchange.convert.run", f"{_MODEL}.Convert", "a published CLIP, SigLIP or BioViL"
         ),
@@ -129,7 +124,10 @@ def run(words: Sequence[str]) -> None:
         raise UserError(f"VERB: expected one of {', '.join(VERBS)}, found {given!r}{nearest(given, VERBS)}")
     verb = VERBS[name]
     if not verb.options:
-        _named(verb.function)(words)
+        if {"-h", "--help"} & {*words}:
+            print(_named(f"{_SETTINGS}.short_help")(name, verb.help))
+        else:
+            _named(verb.function)(["--help" if word == "--help-all" else word for word in words])
         return
     options = parse_options(_named(verb.options), f"medclip-dcl {name}", words[name.count(" ") + 1 :])
     _named(verb.function)(options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import dataclasses
 import importlib
+import os
 import shutil
 import subprocess
 import sys
@@ -34,32 +35,40 @@ POSITIONAL = {
     "ask": ["MODEL", "IMAGE"],
     "page": ["MODEL"],
     "export": ["MODEL"],
-    "bundle": ["MODEL"],
     "convert": ["FOLDER"],
 }
 OPTIONS = {name: verb.options for name, verb in VERBS.items() if verb.options}
 HELP = """
 import sys
 import medclip_dcl
-assert dir(medclip_dcl) == ["contrastive_loss", "load"]
+assert dir(medclip_dcl) == ["contrastive_loss", "evaluate", "load"]
 from medclip_dcl.__main__ import VERBS, main
 main(["--help"])
 assert not {"torch", "pandas", "numpy"} & sys.modules.keys()
 for name, verb in VERBS.items():
-    if verb.options:
-        try:
-            main([*name.split(), "--help"])
-        except SystemExit as end:
-            assert not end.code
-        assert not {"torch", "pandas"} & sys.modules.keys(), name
+    print(BETWEEN)
+    try:
+        main([*name.split(), "--help"])
+    except SystemExit as end:
+        assert not end.code
+    assert not {"torch", "pandas"} & sys.modules.keys(), name
 """
+BETWEEN = "=" * 9
 
 
 def test_help_needs_neither_torch_nor_pandas():
-    shown = subprocess.run([sys.executable, "-c", HELP], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert all(f"\n{group}:\n" in shown.stdout for group in GROUPS)
-    assert all(f"\n  {name} " in shown.stdout for name in VERBS)
-    assert all(f"usage: medclip-dcl {name} " in shown.stdout for name in OPTIONS)
+    script = f"BETWEEN = {BETWEEN!r}\n{HELP}"
+    columns = {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=columns, capture_output=True, text=True, check=True
+    )
+    table, *shown = done.stdout.split(f"{BETWEEN}\n")
+    assert all(f"\n{group}:\n" in table for group in GROUPS)
+    assert all(f"\n  {name} " in table for name in VERBS)
+    for name, text in zip(VERBS, shown, strict=True):
+        lines = text.splitlines()
+        assert text.startswith(f"usage: medclip-dcl {name} ")
+        assert len(lines) <= 50 and max(map(len, lines)) <= 100, name
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,8 +36,10 @@ _WARNINGS = (
 
 @contextmanager
 def plain_output() -> Iterator[None]:
-    """Show each warning once, as one line."""
+    """Show each warning once, as one line, and write log lines to the standard error of now."""
     said: set[tuple[type, str]] = set()
+    handlers = [one for name in _LOGGERS for one in logging.getLogger(name.split(".")[0]).handlers]
+    streams = [(one, one.setStream(sys.stderr)) for one in handlers if isinstance(one, logging.StreamHandler)]
     loggers, formatted = [logging.getLogger(name) for name in _LOGGERS], warnings.formatwarning
     with warnings.catch_warnings():
         for message in _WARNINGS:
@@ -64,6 +67,9 @@ def plain_output() -> Iterator[None]:
             for logger in loggers:
                 logger.removeFilter(_is_worth_saying)
             warnings.formatwarning = formatted
+            for handler, stream in streams:
+                if stream is not None:
+                    handler.setStream(stream)
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:

@@ -10,7 +10,9 @@ import importlib
 import inspect
 import os
 import re
+import shutil
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -183,17 +185,32 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}; {self.prog} --help lists the options\n")
 
 
+class _Help(argparse.HelpFormatter):
+    """Help on one screen: at most 98 columns, paragraphs filled, lines of indented tables broken if too long."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(98, shutil.get_terminal_size().columns - 2)
+        super().__init__(prog, max_help_position=30, width=width)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(
+            "\n".join(
+                textwrap.fill(line, width, subsequent_indent=" " * (len(line) - len(line.lstrip())))
+                for line in (block.splitlines() if "\n " in f"\n{block}" else [block])
+            )
+            for block in text.split("\n\n")
+        )
+
+
 def parse_options(settings: type[Item], program: str, arguments: Sequence[str]) -> Item:
     """Parse the arguments that the fields of a dataclass declare; its docstring describes the command.
 
     Where an option names no type and no choices, the annotation of its field does: Path, int, float, or a Literal.
     """
     hints = get_type_hints(settings)
-    parser = _Parser(
-        prog=program,
-        description=inspect.cleandoc(settings.__doc__ or ""),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    description = inspect.cleandoc(settings.__doc__ or "")
+    parser = _Parser(prog=program, description=description, formatter_class=_Help)
+    needed = [program]
     for field in dataclasses.fields(settings):  # type: ignore[arg-type]
         argument = {**_of_annotation(hints[field.name]), **field.metadata}
         flag = argument.pop("flag", f"--{field.name}")
@@ -204,9 +221,18 @@ def parse_options(settings: type[Item], program: str, arguments: Sequence[str]) 
         elif flag:
             argument["required"] = True
         if flag:
-            parser.add_argument(flag, dest=field.name, **argument)
-        else:
-            parser.add_argument(field.name, **argument)
+            argument["dest"] = field.name
+        action = parser.add_argument(flag or field.name, **argument)
+        if action.required or not flag:
+            word = " ".join(
+                [
+                    *action.option_strings,
+                    str(action.metavar or action.dest.upper()),
+                    *["..."] * (action.nargs in ("+", "*")),
+                ]
+            )
+            needed.append(word if action.required else f"[{word}]")
+    parser.usage = f"{' '.join(needed)} [options]"
     return settings(**vars(parser.parse_intermixed_args(arguments)))
 
 

@@ -14,7 +14,7 @@ from medclip_dcl.options import Benchmark as Options
 def run(options: Options) -> None:
     """Test and compare; status 1 where a test failed, 143 if stopped."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _stop)
+        signal.signal(number, stop)
     # Import here to keep --help fast.
     from medclip_dcl.common.devices import usable_device
     from medclip_dcl.common.errors import UserError
@@ -92,6 +92,6 @@ def run(options: Options) -> None:
         raise SystemExit(1)
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
+def stop(number: int, frame: FrameType | None) -> NoReturn:
     """Lightning would end a test at a signal as one that failed, and the next would begin."""
     raise SystemExit(128 + number)

@@ -96,7 +96,7 @@ def write_page(
     """
     sets = [_compared_on(name, of_set, baseline) for name, of_set in runs.items()]
     numbers = pd.DataFrame(
-        {"set": one.name, "model": side, "minus": minus, **_place(path), **found._asdict()}
+        {"set": one.name, "model": side, "minus": minus, **place_of(path), **found._asdict()}
         for one in sets
         for (side, minus), of_pair in one.table.items()
         for path, found in of_pair.items()
@@ -137,7 +137,7 @@ def _compared_on(name: str, runs: Sequence[BenchmarkedRun], baseline: str) -> _O
     return _OnSet(name, runs, sides, minus, findings, compared(sides, minus, findings=findings))
 
 
-def _place(path: str) -> dict[str, str]:
+def place_of(path: str) -> dict[str, str]:
     """Section, finding and metric of a path; a finding may itself hold a "/"."""
     section, rest = path.split("/", maxsplit=1)
     finding, metric = "", rest

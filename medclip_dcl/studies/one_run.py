@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -69,6 +69,8 @@ def run_one(
 
     `prepare` is called first, while no other command has the run.
     """
+    from medclip_dcl.command.cli import lightning_cli
+
     run.folder.mkdir(parents=True, exist_ok=True)
     with _lock(run.folder / _LOCK_FILE) as is_ours:
         if not is_ours:
@@ -79,6 +81,7 @@ def run_one(
         was_done = is_done(run, commands)
         if not was_done:
             (run.folder / ERROR_FILE).unlink(missing_ok=True)
+            lightning_cli()  # Lightning's log handlers keep the standard error of its import
             with _output_to(run.folder / LOG_FILE):
                 end = _run_commands(run, commands)
             gc.collect()
@@ -144,9 +147,11 @@ def _output_to(log: Path) -> Iterator[None]:
     """Append what this process writes to the terminal to a file, also what libraries write."""
     before = [os.dup(1), os.dup(2)]
     try:
-        with log.open("ab") as stream:
+        with log.open("a", encoding="utf-8", buffering=1) as stream:
             _redirect([stream.fileno(), stream.fileno()])
-            yield
+            # In a notebook these do not write to the descriptors.
+            with redirect_stdout(stream), redirect_stderr(stream):
+                yield
     finally:
         _redirect(before)
         for descriptor in before:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
 import signal
+import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +23,7 @@ from pytorch_lightning import Trainer
 from safetensors.torch import load_file, save_file
 from sklearn.metrics import average_precision_score, roc_auc_score
 
+from medclip_dcl import evaluate, load
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT, Ensemble, PromptEnsembles, read_prompts
 from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
@@ -31,8 +35,8 @@ from medclip_dcl.statistics import draws as intervals
 from medclip_dcl.statistics.contrasts import sides_of
 from medclip_dcl.studies import benchmark_plan as plan
 from medclip_dcl.studies import one_run
-from medclip_dcl.studies.benchmark import _stop
-from medclip_dcl.studies.benchmark_page import _place
+from medclip_dcl.studies.benchmark import stop
+from medclip_dcl.studies.benchmark_page import place_of
 from medclip_dcl.studies.benchmark_plan import read_models
 from tests.program import verb
 from tests.report.page import Page
@@ -188,6 +192,93 @@ def test_rows_are_findings_and_columns_models(run, table, models) -> None:
                 assert rows[int(row)][column].startswith(f"{x:.3f}")
 
 
+def same_numbers(found: pd.DataFrame, output: Path, model: str) -> None:
+    """To the digit those of benchmark.csv; of the classifier without means, over findings that all models have."""
+    table = pd.read_csv(output / "benchmark.csv").fillna({"minus": "", "finding": ""})
+    of_set = table[(table["set"] == "set") & (table["model"] == model) & (table["minus"] == "")]
+    of_set = of_set.assign(metric=of_set["section"] + "/" + of_set["metric"])
+    columns = ["finding", "metric", "value", "low", "high"]
+    a, b = (one[columns] for one in (found, of_set))
+    if model == "classifier":
+        a, b = (one[one["finding"] != ""] for one in (a, b))
+    assert len(a) > 8
+    pd.testing.assert_frame_equal(a.reset_index(drop=True), b.reset_index(drop=True), check_exact=True)
+
+
+def test_evaluate_has_the_numbers_of_the_benchmark(
+    run, models, labelled_set, prompts, tmp_path, monkeypatch, capfd
+) -> None:
+    """Of a folder, a classifier's run and a model changed in memory; nothing is printed, left or changed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    loaded = load(models["model"])
+    loaded.network.get_parameter(PROJECTION).data.neg_()
+    random_state, environment = torch.get_rng_state(), dict(os.environ)
+    asked = {"model": models["model"], "classifier": models["classifier"], "other": loaded}
+    for name, model in asked.items():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found = evaluate(model, labelled_set, prompts=prompts, device="cpu")
+        same_numbers(found, run[0], name)
+        said = [str(one.message) for one in caught if one.category is UserWarning]
+        assert any("was trained on: not known" in line for line in said)
+        unprompted = "set: no prompts, so no zero-shot AUC: Atelectasis, Fracture"
+        assert (unprompted in said) == (name != "classifier")
+        edema = found[(found["finding"] == "Edema") & (found["metric"] == "classification/auc")]
+        assert edema[["positives", "patients"]].to_numpy().tolist() == [[5, 4]]
+        assert found.query("metric == 'classification/auc' and finding == ''")["patients"].tolist() == [5]
+    assert not [*tmp_path.iterdir()] and capfd.readouterr() == ("", "")
+    assert torch.equal(random_state, torch.get_rng_state()) and environment == dict(os.environ)
+
+
+def test_evaluate_repeats_no_finished_test(run, models, labelled_set, prompts, tmp_path) -> None:
+    output = shutil.copytree(run[0], tmp_path / "out")
+    results = output / "tests/model/set/results.json"
+    before = results.stat().st_mtime_ns
+    with pytest.warns(UserWarning, match="no prompts"):
+        same_numbers(evaluate(models["model"], labelled_set, output, prompts=prompts), output, "model")
+    assert results.stat().st_mtime_ns == before
+
+
+def test_evaluate_refuses_in_one_line(models, labelled_set, prompts, tmp_path) -> None:
+    """A loaded model knows the images of its training."""
+    trained = shutil.copytree(models["classifier"], tmp_path / "trained")
+    PreparedSet(labelled_set).image_digests().assign(use="train").to_parquet(trained / "data_images.parquet")
+    (trained / "data.json").write_text(json.dumps({"fingerprint": "f00d", "images_of": []}))
+    (trained / "config.yaml").write_text("model: {}\n")
+    hernia = load(models["classifier"])
+    setattr(hernia.network, "findings", ["Hernia"])  # noqa: B010
+    refusals: list[tuple[Any, Any, dict[str, Any], str]] = [
+        ("nowhere", labelled_set, {}, "^no file or folder nowhere$"),
+        (models["model"], tmp_path, {}, "prepare"),
+        (
+            models["model"],
+            labelled_set,
+            {"prompts": "nowhere.yaml"},
+            "prompts: expected a file or the name .*, found nowhere.yaml",
+        ),
+        (models["model"], labelled_set, {"device": "gpu"}, "device gpu cannot be used"),
+        (load(trained), labelled_set, {}, "are training images of"),
+        (
+            hernia,
+            labelled_set,
+            {},
+            r"expected labels of the model's findings \(Hernia\), found labels of Edema",
+        ),
+    ]
+    for model, data, options, words in refusals:
+        with pytest.raises(UserError, match=words) as error:
+            evaluate(model, data, **{"prompts": prompts, **options})
+        assert "\n" not in str(error.value)
+
+
+def test_an_interruption_ends_evaluate(models, labelled_set, prompts, monkeypatch) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    monkeypatch.setattr("medclip_dcl.command.cli.main", lambda *_, **__: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(models["model"], labelled_set, prompts=prompts)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
 def test_two_models_alone_have_the_numbers_of_compare(
     run, models, labelled_set, table, prompts, tmp_path
 ) -> None:
@@ -205,7 +296,7 @@ def test_two_models_alone_have_the_numbers_of_compare(
         (side, minus, *place.values()): one
         for (side, minus), of_pair in found.table.items()
         for path, one in of_pair.items()
-        for place in [_place(path)]
+        for place in [place_of(path)]
     }
     # The benchmark alone has the average precision of scores of prompts.
     assert numbers.keys() == {place for place in few.index if place[-1] != "average_precision"}
@@ -265,7 +356,7 @@ def test_a_rerun_tests_what_has_changed(run, models, table, capsys) -> None:
     pd.testing.assert_series_equal(before, after)
 
 
-def test_a_model_of_the_test_images_is_left_out(run, models, labelled_set, tmp_path, prompts, capsys) -> None:
+def test_a_model_of_the_test_images_is_left_out(run, models, labelled_set, tmp_path, prompts) -> None:
     """The others are on the page all the same; here they are tested already."""
     trained = shutil.copytree(models["classifier"], tmp_path / "trained")
     digests = PreparedSet(labelled_set).image_digests().assign(use="train")
@@ -274,10 +365,7 @@ def test_a_model_of_the_test_images_is_left_out(run, models, labelled_set, tmp_p
     (trained / "config.yaml").write_text("model: {}\n")
     output = shutil.copytree(run[0], tmp_path / "out")
     words = [str(trained), str(models["model"]), "--sets", str(labelled_set), "--output", str(output)]
-    with (
-        capsys.disabled(),
-        pytest.raises(SystemExit) as end,
-    ):  # captured, what the test says would not reach its log
+    with pytest.raises(SystemExit) as end:
         main([*words, "--prompts", str(prompts)])
     assert end.value.code == 1
     page = (tmp_path / "out/benchmark.html").read_text()
@@ -384,7 +472,7 @@ def test_a_damaged_test_is_tested_again(run, models, labelled_set, prompts, tmp_
 
 def test_a_signal_ends_the_command(models, labelled_set, prompts, tmp_path, monkeypatch) -> None:
     """The next test does not begin."""
-    monkeypatch.setattr("medclip_dcl.command.cli.main", lambda *_, **__: _stop(signal.SIGINT, None))
+    monkeypatch.setattr("medclip_dcl.command.cli.main", lambda *_, **__: stop(signal.SIGINT, None))
     words = [*map(str, models.values()), "--sets", str(labelled_set), "--prompts", str(prompts)]
     with pytest.raises(SystemExit) as end:
         main([*words, "--output", str(tmp_path)])
