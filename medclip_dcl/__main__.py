@@ -94,6 +94,11 @@ GROUPS = {
         "export": Verb(
             "medclip_dcl.exchange.export.run", f"{_MODEL}.Export", "a folder to share, ONNX, Hugging Face"
         ),
+        "bundle": Verb(
+            "medclip_dcl.command.bundle.run",
+            f"{_MODEL}.Bundle",
+            "wheels and a model for a machine without a network",
+        ),
         "convert": Verb(
             "medclip_dcl.exchange.convert.run", f"{_MODEL}.Convert", "a published CLIP, SigLIP or BioViL"
         ),

@@ -189,6 +189,21 @@ class Export:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """Write a folder that installs medclip_dcl with a model on a machine without a network (Linux, macOS).
+
+    FOLDER gets wheels/ (the installed versions of all packages, which pip takes from its index), model/ (an exported
+    folder), requirements.txt with hashes, bundle.json (system, processor, Python), SHA256SUMS and install.py. On the
+    other machine `python3 FOLDER/install.py ENVIRONMENT` checks every file and installs.
+    """
+
+    model: str = positional(MODEL, metavar="MODEL")
+    output: Path = option("folder to write, a new one", metavar="FOLDER")
+    wheel: Path = option("wheel file of medclip_dcl, of the installed version", metavar="FILE")
+    extras: str = option("extras of medclip_dcl, by commas (page)", "page", metavar="A,B")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Convert:
     """Make an exported folder of a published image-text model, which load and every command take.
 

@@ -35,6 +35,7 @@ POSITIONAL = {
     "ask": ["MODEL", "IMAGE"],
     "page": ["MODEL"],
     "export": ["MODEL"],
+    "bundle": ["MODEL"],
     "convert": ["FOLDER"],
 }
 OPTIONS = {name: verb.options for name, verb in VERBS.items() if verb.options}

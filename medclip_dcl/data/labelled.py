@@ -129,6 +129,11 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
             )
         self._batch_size = self._training_batch(len(self._train.dicom_ids))
 
+    @property
+    def train_patients(self) -> int | None:
+        """Patients whose labels are used in training; None before they are drawn."""
+        return None if self._train is None else len(np.unique(self._train.subject_ids))
+
     def positive_weight(self) -> Float[Tensor, " finding"]:
         """Negatives over positives of each finding among the training labels."""
         labels = self._targets("train").labels

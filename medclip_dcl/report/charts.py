@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import matplotlib
 import numpy as np
 import pandas as pd
+import yaml
 from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -35,31 +37,9 @@ _STYLE: dict[str, Any] = {
 _MAX_POINTS = 400
 
 ETA = "mean η of the anchors"
-CURVES: dict[str, tuple[str, ...]] = {
-    "loss": ("train/loss", "validate/loss"),
-    "validate AUC and accuracy": ("validate/auc", "validate/acc", "validate/average_precision"),
-    "validate recall, images and sentences": ("validate/retrieval_recall",),
-    "validate median rank": ("validate/medr",),
-    "γ²": ("train/gamma2",),
-    ETA: ("train/class_probability",),
-    "share of anchors at the floor": ("train/at_floor",),
-    "share of η capped": ("train/capped",),
-    "mean false-negative mass": ("train/false_negative_mass",),
-    "mean weight of a negative": ("train/weight",),
-    "bias of the sigmoid loss": ("train/bias",),
-    "mean target of the positives": ("train/positive_target",),
-    "temperatures of the anchors": (
-        "train/temperature",
-        "train/temperature_min",
-        "train/temperature_greatest",
-    ),
-    "mean divergence of the weights of negatives, nats": ("train/divergence",),
-    "masked-language-modelling loss": ("train/masked_language_loss",),
-    "learning rate": ("train/learning_rate", "train/learning_rate_text", "train/encoder_learning_rate"),
-    "norm of the gradient, before clipping": ("train/gradient_norm",),
-    "images per second": ("train/images_per_second",),
-    "share of time waiting for batches": ("train/data_wait",),
-}
+CURVES: dict[str, list[str]] = yaml.safe_load(
+    Path(__file__).with_name("curves.yaml").read_text(encoding="utf-8")
+)
 """Title of a chart -> columns of metrics.csv."""
 
 

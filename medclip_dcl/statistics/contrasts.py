@@ -226,6 +226,20 @@ def differences(numbers: Sequence[Numbers], predictions: Sequence[Predictions]) 
     return {path: estimate(x, n_patients.get(path), p[path]) for path, x in found.items()}
 
 
+def over_patients_and_seeds(gaps: Float[np.ndarray, "seed one_and_draws"]) -> Estimate:
+    """Mean over seeds of a difference, with a 95% interval over patients and seeds; none for a single seed.
+
+    To each draw of patients an error of the mean over seeds is added, from Student's distribution: alike seeds give the
+    percentile interval over patients, and alike draws the t interval over seeds.
+    """
+    n_seeds, numbers = len(gaps), gaps.mean(axis=0)
+    if n_seeds < 2:
+        return estimate(numbers[:1])
+    shares = (np.random.default_rng(0).permutation(len(numbers) - 1) + 0.5) / (len(numbers) - 1)
+    numbers[1:] += stats.t.ppf(shares, n_seeds - 1) * gaps[:, 0].std(ddof=1) / np.sqrt(n_seeds)
+    return estimate(numbers)
+
+
 def is_marked(difference: Estimate) -> bool:
     """True for a difference that is found: p of at most `ALPHA`, and an interval without 0."""
     p, low, high = difference.p, difference.low, difference.high

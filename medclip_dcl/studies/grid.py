@@ -18,7 +18,8 @@ from medclip_dcl.studies.one_run import Run
 
 FACTS = {
     "weights": "string", "dataset": "string", "precision": "string", "device": "string", "versions": "string",
-    "epochs": "Float64", "steps": "Float64", "fit_seconds": "Float64", "test_seconds": "Float64", "config": "string",
+    "epochs": "Float64", "steps": "Float64", "train_patients": "Float64",
+    "fit_seconds": "Float64", "test_seconds": "Float64", "config": "string",
 }  # fmt: skip
 """Columns of results.parquet beside the axes, outcome and value: what the value depends on."""
 
@@ -138,6 +139,14 @@ class Choice:
     for_each: str | None = None
 
 
+@dataclass(frozen=True)
+class LearningCurve:
+    """The axis of `label_fraction`, which is drawn as a number of patients, and the outcome that is judged."""
+
+    axis: str
+    outcome: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class Study:
     """The keys of an experiment file beside its settings and axes, see docs/experiments.md."""
@@ -152,6 +161,7 @@ class Study:
     tables: list[ReportTable] = field(default_factory=list)
     plots: list[Plot] = field(default_factory=list)
     choose: Choice | None = None
+    learning_curve: LearningCurve | None = None
     patients: bool = False
     checkpoints: Literal["keep", "delete"] = "keep"
 
@@ -260,6 +270,14 @@ class Experiment(Study):
             names = {name: other.name for name, other in zip(named, others, strict=True)}
             where = "".join(f"{AT}{name}={other}" for name, other in names.items())
             yield f"{level.name}{where}", merged(self.filled(level.arguments, {**names, axis: level.name}))
+
+
+def last_doubling(levels: Sequence[Level]) -> tuple[Level, Level] | None:
+    """The largest level and the one of half its value; None without such a pair."""
+    of_value = {level.value: level for level in levels if not isinstance(level.value, str)}
+    whole = of_value.get(max(of_value, default=0))
+    half = whole and of_value.get(whole.value / 2)  # type: ignore[operator]
+    return (whole, half) if whole and half else None
 
 
 def as_list(given: Any) -> list[Any]:

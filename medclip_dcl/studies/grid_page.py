@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -19,8 +20,8 @@ from medclip_dcl.studies.one_run import LOG_FILE, error_of, is_done
 REPORT_FILE, TABLES_FILE = "report.html", "tables.md"
 
 
-def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
-    """Write report.html, tables.md and plots/*.png into the folder; the same runs give the same page."""
+def write_report(experiment: Experiment, table: pd.DataFrame, verdicts: Sequence[str] = ()) -> Path:
+    """Write report.html, with verdicts on top, tables.md and plots/*.png; the same runs give the same page."""
     runs = experiment.runs()
     n_done = sum(is_done(run, experiment.commands) for run in runs)
     failures = [
@@ -47,6 +48,7 @@ def write_report(experiment: Experiment, table: pd.DataFrame) -> Path:
         "failures": failures,
         "method": _method(experiment, finished),
         "pairs": experiment.pairs,
+        "verdicts": verdicts,
         "tables": tables(experiment, table),
         "figures": draw_plots(experiment, table),
         "facts": _facts(finished),

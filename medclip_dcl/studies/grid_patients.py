@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,8 @@ from medclip_dcl.statistics.draws import (
 )
 from medclip_dcl.studies.grid import Experiment, Outcome
 
+Sides = dict[object, dict[object, Numbers]]
+
 
 def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     """95% percentile intervals over patients of the means over the paired axis, and of the paired differences.
@@ -24,18 +27,9 @@ def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataF
     Two tables: the group axes, the compared axis if any, outcome, patients_low, patients_high. Outcomes that no draw of
     patients changes, such as those of the validation, are in neither.
     """
-    compared, pairs = experiment.compared, experiment.pairs or "run"
     columns = [*experiment.rows, "outcome", "patients_low", "patients_high"]
-    folders = {run.name: run.folder for run in experiment.runs()}
     means, differences = [], []
-    finished = table.drop_duplicates("run")
-    groups = finished.groupby(experiment.groups, sort=False) if experiment.groups else [((), finished)]
-    for key, rows in groups:
-        draws = _of_group([folders[name] for name in rows["run"]], experiment.outcomes)
-        of_level = rows[compared] if compared else [None] * len(rows)
-        sides: dict[object, dict[object, Numbers]] = {level: {} for level in of_level}
-        for level, pair, numbers in zip(of_level, rows[pairs], draws, strict=True):
-            sides[level][pair] = numbers
+    for key, sides in sides_of_groups(experiment, table):
         for level, side in sides.items():
             here = dict(zip(experiment.rows, [*key, level], strict=False))
             means += _intervals(here, mean_over_seeds([*side.values()]))
@@ -46,6 +40,21 @@ def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataF
                 own, minus = (mean_over_seeds([of[pair] for pair in both]) for of in (side, reference))
                 differences += _intervals(here, {name: own[name] - minus[name] for name in own})
     return pd.DataFrame(means, columns=columns), pd.DataFrame(differences, columns=columns)
+
+
+def sides_of_groups(experiment: Experiment, table: pd.DataFrame) -> Iterator[tuple[tuple[Any, ...], Sides]]:
+    """Levels of the group axes -> compared level (None without such an axis) -> pair -> draws of each outcome."""
+    compared, pairs = experiment.compared, experiment.pairs or "run"
+    folders = {run.name: run.folder for run in experiment.runs()}
+    finished = table.drop_duplicates("run")
+    groups = finished.groupby(experiment.groups, sort=False) if experiment.groups else [((), finished)]
+    for key, rows in groups:
+        draws = _of_group([folders[name] for name in rows["run"]], experiment.outcomes)
+        of_level = rows[compared] if compared else [None] * len(rows)
+        sides: Sides = {level: {} for level in of_level}
+        for level, pair, numbers in zip(of_level, rows[pairs], draws, strict=True):
+            sides[level][pair] = numbers
+        yield key, sides
 
 
 def _of_group(folders: Sequence[Path], outcomes: Mapping[str, Outcome]) -> list[Numbers]:

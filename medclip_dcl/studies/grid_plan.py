@@ -25,12 +25,14 @@ from medclip_dcl.studies.grid import (
     VALIDATION,
     Choice,
     Experiment,
+    LearningCurve,
     Level,
     Outcome,
     Places,
     Plot,
     Study,
     as_list,
+    last_doubling,
 )
 
 # They become names of folders.
@@ -118,6 +120,8 @@ def _check(experiment: Experiment, where: str) -> None:
                 raise UserError(f"{where} {argument.removeprefix('--')}: there is no axis {word}{meant}")
     if experiment.choose is not None:
         _check_choice(experiment, experiment.choose, f"{where} choose")
+    if experiment.learning_curve is not None:
+        _check_learning_curve(experiment, experiment.learning_curve, f"{where} learning_curve")
     for place, table in enumerate(experiment.tables):
         for name in table.outcomes:
             _among(name, outcomes, f"{where} tables.{place}", "outcome")
@@ -229,6 +233,22 @@ def _check_choice(experiment: Experiment, choose: Choice, where: str) -> None:
                 raise UserError(
                     f"{where}: the settings of {axis} {level.name} name {experiment.pairs}, over which is averaged"
                 )
+
+
+def _check_learning_curve(experiment: Experiment, curve: LearningCurve, where: str) -> None:
+    levels = experiment.axes[_among(curve.axis, experiment.axes, f"{where}.axis", "axis")]
+    outcome = experiment.outcomes[_among(curve.outcome, experiment.outcomes, f"{where}.outcome", "outcome")]
+    if not outcome.higher_is_better or outcome.is_of_validation:
+        raise UserError(
+            f"{where}.outcome: expected one of the test with higher_is_better, found {curve.outcome}"
+        )
+    if experiment.pairs is None or experiment.compared == curve.axis:
+        raise UserError(f"{where}: expected pairs, such as the seed, and another axis as compare")
+    if last_doubling(levels) is None or not any("label_fraction=" in one for one in levels[0].arguments):
+        names = ", ".join(level.name for level in levels)
+        raise UserError(
+            f"{where}.axis: expected values of label_fraction, the last twice another, found {names}"
+        )
 
 
 def _check_plot(experiment: Experiment, plot: Plot, where: str) -> None:

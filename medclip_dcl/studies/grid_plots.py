@@ -79,7 +79,9 @@ def _panel(
     """
     x, compared = plot.x, experiment.compared
     rows, across = _selected(experiment, plot, table[table["outcome"].isin(list(used))]), pd.DataFrame()
-    if isinstance(x, str):
+    if experiment.learning_curve is not None and x == experiment.learning_curve.axis:
+        rows, x_label = rows.assign(x=rows["train_patients"].astype("int64")), "training patients"
+    elif isinstance(x, str):
         rows, x_label = rows.assign(x=rows[x]), x
         compared = None if x == compared else compared
     elif x.outcomes:

@@ -139,6 +139,7 @@ def _read_cell(folder: Path, *times: int) -> tuple[dict[str, Any], dict[str, Any
         "versions": json.dumps(results["versions"], sort_keys=True) if "versions" in results else None,
         "epochs": fit.get("epochs"),
         "steps": fit.get("steps"),
+        "train_patients": fit.get("train_patients"),
         "fit_seconds": fit.get("seconds"),
         "test_seconds": timings.get("test_seconds"),
         "config": config.read_text(encoding="utf-8") if config.is_file() else None,

@@ -18,6 +18,7 @@ from medclip_dcl.options import Study
 from medclip_dcl.runs.saved import setting
 from medclip_dcl.studies.grid import Experiment, merged
 from medclip_dcl.studies.grid_choice import write_choices
+from medclip_dcl.studies.grid_curve import write_verdicts
 from medclip_dcl.studies.grid_page import write_report
 from medclip_dcl.studies.grid_plan import check_cells, read_experiment
 from medclip_dcl.studies.grid_results import claim_folder, write_table
@@ -37,7 +38,9 @@ def run(options: Study) -> None:
     table = write_table(experiment)
     for line in write_choices(experiment, table):
         print(f"choice: {line}")
-    print(f"report: {write_report(experiment, table)}")
+    for line in (verdicts := write_verdicts(experiment, table)):
+        print(f"learning curve: {line}")
+    print(f"report: {write_report(experiment, table, verdicts)}")
     if n_failed:
         raise SystemExit(1)
 

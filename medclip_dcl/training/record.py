@@ -17,6 +17,7 @@ from medclip_dcl.common.find_model import FoundModel
 from medclip_dcl.common.terms import copy_terms
 from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.data.lineage import LINEAGE
+from medclip_dcl.data.link import trainer_data
 from medclip_dcl.runs.loggers import MetricsFile
 from medclip_dcl.runs.run_folder import INITIAL_WEIGHTS_FILE, UNTRAINED_CHECKPOINT, RunFolder
 
@@ -92,6 +93,7 @@ class RunRecord(Callback):
             "complete_epochs": found.get("complete_epochs", trainer.current_epoch),
             "steps": last.progress.get("step", trainer.global_step),
             "timed_out": found.get("timed_out", False),
+            "train_patients": getattr(trainer_data(trainer), "train_patients", None),
             "precision": str(trainer.precision),
             "devices": trainer.world_size,
             "device": device_name(trainer.strategy.root_device),

@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+from tests.wheel import ROOT, build_wheel
 
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory) -> set[str]:
-    """Files of the wheel, built without network from a copy: the folder build/ of a checkout would keep old files."""
-    source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    ignored = shutil.ignore_patterns("__pycache__")
-    for folder in ("configs", "medclip_dcl", "data_prep", "tests"):
-        shutil.copytree(ROOT / folder, source / folder, symlinks=True, ignore=ignored)
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    subprocess.run([sys.executable, "-c", BUILD, str(output)], cwd=source, check=True, capture_output=True)
-    (wheel,) = output.glob("*.whl")
+    wheel = build_wheel(tmp_path_factory.mktemp("wheel"))
     with zipfile.ZipFile(wheel) as archive:
         return set(archive.namelist())
 

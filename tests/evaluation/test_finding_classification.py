@@ -215,11 +215,18 @@ def test_an_interrupted_run_continues_without_its_source(tuned, labelled_set, en
 
 
 def test_a_run_from_nothing_on_one_finding(labelled_set, tmp_path):
-    more = ["--model.init_args.image_encoder", "medclip_dcl.networks.ResNetRegions"]
-    more += ["--model.init_args.image_encoder.init_args.stride", "16", "--trainer.max_epochs", "1"]
-    more += ["--data.init_args.image_size", "32", "--model.init_args.findings", '["Edema"]']
-    main(["fit", *words(tmp_path / "run", labelled_set, None, *more)])
-    assert Classifier.load_from_checkpoint(tmp_path / "run/checkpoints/last.ckpt").findings == ("Edema",)
+    """On a laptop, with half of the training patients."""
+    run = tmp_path / "run"
+    settings: dict[str, dict[str, Any]] = {
+        "model": {"encoder_learning_rate": "null", "findings": '["Edema"]'},
+        "data": {"image_size": 32, "crop_size": "null", "label_fraction": 0.5, "uncertain": "zeros"},
+    }
+    more = [f"--{part}.init_args.{key}={x}" for part, own in settings.items() for key, x in own.items()]
+    more = ["--config", "laptop", "--run_folder", str(run), "--trainer.max_epochs", "1", *more]
+    main(["fit", *words(run, labelled_set, None, *more)])
+    trained = Classifier.load_from_checkpoint(run / "checkpoints/last.ckpt")
+    assert trained.findings == ("Edema",) and trained.network.image_encoder.width == 32
+    assert json.loads((run / "fit.json").read_text())["train_patients"] == 6
 
 
 def error_of(arguments: list[str], capsys) -> str:

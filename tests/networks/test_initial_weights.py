@@ -262,6 +262,7 @@ STATE = {"state_dict": {"w": torch.zeros(1)}}
         ),
         ("a.ckpt", {"format_version": 3, "network": {"kind": "classifier"}}, "is not a state dict"),
         ("a.ckpt", {"format_version": 3, "language_model": {}, **STATE}, "language model; score, embed and"),
+        ("a.ckpt", {"format_version": 99, "network": {}, **STATE}, "found version 99"),
         (
             "a.ckpt",
             {"format_version": 3, "network": {"kind": "unimodal"}, **STATE},

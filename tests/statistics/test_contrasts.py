@@ -19,6 +19,7 @@ from medclip_dcl.statistics.contrasts import (
     is_marked,
     joint_p,
     means,
+    over_patients_and_seeds,
     paired_differences,
     sides_of,
 )
@@ -236,3 +237,21 @@ def test_p_of_few_patients_is_that_of_few(tmp_path):
     rows = rows.assign(category="Edema", cnr=1.0, miou=0.5, pair_cnr_signed=1.0, pair_miou=0.5)
     predictions = Predictions({"grounding": rows.assign(cnr_signed=1.0)})
     assert predictions.n_behind("grounding/cnr_signed") == 4
+
+
+def test_an_interval_over_patients_and_seeds_has_both_as_limits():
+    """Alike seeds: percentiles over patients; alike patients: the t interval; both: their variances add."""
+    patients, seeds = np.random.default_rng(0).normal(0.5, 2.0, 4001), np.array([0.1, 0.4, 1.1])
+    alike = over_patients_and_seeds(np.tile(patients, (3, 1)))
+    assert (alike.low, alike.high) == pytest.approx(np.quantile(patients[1:], [0.025, 0.975]))
+    found = over_patients_and_seeds(np.repeat(seeds[:, None], 4001, axis=1))
+    ends = stats.t.interval(0.95, 2, seeds.mean(), stats.sem(seeds))
+    assert (found.low, found.high) == pytest.approx(ends, rel=0.02) and found.value == pytest.approx(
+        seeds.mean()
+    )
+    many = np.linspace(-1, 1, 500)
+    both = over_patients_and_seeds(many[:, None] * 30 + patients)
+    expected = 1.96 * np.sqrt(2.0**2 + (many.std(ddof=1) * 30) ** 2 / 500)
+    assert both.low is not None and both.high is not None
+    assert (both.high - both.low) / 2 == pytest.approx(expected, rel=0.05)
+    assert over_patients_and_seeds(patients[None]).low is None

@@ -58,6 +58,7 @@ def axes(**changes):
 NO_GRID = {"compare": None, "plots": None, "commands": ["fit"]}
 VALIDATED = {"outcomes": {"error": {"path": "validate/error", "higher_is_better": False}}}
 ON_X = LINES | {"where": {"noise": 1}}
+RISING = {"error": {"path": "tiny/error", "higher_is_better": True}}
 MISTAKES = [
     # Keys and types.
     ({"plot": []}, "plot: there is no such key; did you mean plots?"),
@@ -96,6 +97,15 @@ MISTAKES = [
     (
         {**NO_GRID, **VALIDATED, "axes": {"seed": SEED}, "choose": "error"},
         "choose: there is no axis to choose on beside seed",
+    ),
+    ({"learning_curve": {"axis": "noise", "outcome": "error"}}, "learning_curve.outcome: expected one of the test"),
+    (
+        {"learning_curve": {"axis": "noise", "outcome": "error"}, "outcomes": RISING, "pairs": None, "plots": None},
+        "learning_curve: expected pairs",
+    ),
+    (
+        {"learning_curve": {"axis": "noise", "outcome": "error"}, "outcomes": RISING, "plots": None},
+        "learning_curve.axis: expected values of label_fraction, the last twice another, found 0.1, 1",
     ),
     ({"tables": [{"title": "a", "outcomes": ["error"]}]}, "tables.0.where: choose a level of noise"),
     # Plots.
