@@ -16,7 +16,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 
 from data_prep.scores import language_model
-from data_prep.scores.language_model import result_file, stems_of_model
+from data_prep.scores.language_model import ModelResults, stems_of_model
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_table
@@ -418,7 +418,6 @@ def test_a_file_of_another_program_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_run_and_its_language_model_have_one_file(tmp_path: Path) -> None:
     model = load_language_model(folder := write_model(tmp_path / "run/language_model"))[0]
-    files = {
-        result_file(tmp_path, str(name), model, "") for name in (folder, folder.parent, f"{folder.parent}/")
-    }
+    names = (folder, folder.parent, f"{folder.parent}/")
+    files = {ModelResults(tmp_path, str(name), model, "").file for name in names}
     assert len(files) == 1 and stems_of_model([file.stem for file in files], str(folder.parent))
