@@ -40,14 +40,13 @@ def check_files(
         changed |= {path: now for path, (now, _) in examined.items() if now != written.get(path)}
         pixels = {path: of_pixels for path, (_, of_pixels) in examined.items() if of_pixels}
     there = {str(PurePosixPath(file.relative_to(root))) for file in root.rglob("*") if file.is_file()}
-    problems = {
-        "a file is missing": [path for path in paths if changed.get(path) == ""],
-        "a file was changed after the set was made": [path for path in paths if changed.get(path)],
-    }
-    unknown = some("images/: files that are not in images.parquet", sorted(there - {*paths}))
+    missing = [path for path in paths if changed.get(path) == ""]
+    altered = [path for path in paths if changed.get(path)]
     return [
-        line for what, wrong in problems.items() for line in some(f"images/: {what}", wrong, len(paths))
-    ] + unknown, pixels
+        *some("images/: a file is missing", missing, len(paths)),
+        *some("images/: a file was changed after the set was made", altered, len(paths)),
+        *some("images/: files that are not in images.parquet", sorted(there - {*paths})),
+    ], pixels
 
 
 def find_copies(images: pd.DataFrame, digests: Mapping[str, str]) -> tuple[list[str], list[str]]:

@@ -16,18 +16,12 @@ from data_prep.sources.preparation import Source
 from data_prep.sources.rows import SPLIT_NAMES
 from data_prep.sources.source_tables import FRONTAL_VIEWS, SPLITS, ReleaseError, require
 from data_prep.sources.spellings import find_files
-from data_prep.text.reports import ARCHIVE, find_reports, no_reports, report_places
-from medclip_dcl.common.files import ZIP, kind_of_file
+from data_prep.text.reports import find_reports, no_reports, report_places
 
 
 def prepare(settings: MimicCxr) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     release = releases.find_release(settings.source, settings.labels)
-    if (place := settings.reports) is not None and place.is_file():
-        found = "a table of sections" if ".csv" in place.suffixes else kind_of_file(place) or "another file"
-        if found != ZIP:  # a damaged one is named when it is read
-            expected = f"{ARCHIVE} or the folder that it unpacks to"
-            raise ReleaseError(f"--reports {place}: expected {expected}, found {found}")
     truth, rates = releases.truth_files(settings.source), releases.phantom_rates(settings.source)
     if settings.ms_cxr_split is not None and settings.ms_cxr is None:
         raise ReleaseError("--ms_cxr_split: expected the file of the boxes, --ms_cxr, found none; add it")

@@ -263,10 +263,8 @@ class OpenI(PrepareRows):
 
     RAW is one of the collection's two public forms, or a folder that holds it:
 
-        NLMCXR_reports.tgz     the official reports, one XML file each, or ecgen-radiology/, what it
-                               unpacks to. Their images: NLMCXR_png/CXR1_1_IM-0001-3001.png
-        indiana_reports.csv    Kaggle's copy, with indiana_projections.csv beside it. Their images:
-                               images/images_normalized/1_IM-0001-3001.dcm.png
+        NLMCXR_reports.tgz, or ecgen-radiology/ unpacked from it; images in NLMCXR_png/
+        indiana_reports.csv of Kaggle's copy; images in images/images_normalized/
 
     The XML files do not name the frontal images: --projections takes Kaggle's file for that, --all_views takes
     every image. Each report counts as a patient. See docs/other_data.md."""
@@ -307,10 +305,8 @@ class Public(PrepareSplit):
 class Check:
     """Verify a prepared data set and summarise it, with the published counts for comparison.
 
-    Every table is checked against the format, the digests in dataset.json and the other tables; every image file
-    must be as it was written, by its size and time. Identical images are a warning across patients, a problem
-    across uses: those of equal files, and with --full those of equal pixels. The page goes to standard output,
-    problems last; the exit status is 1 if there are any."""
+    Tables are checked against the format and each other, image files by size and time. Identical images are a warning
+    across patients and a problem across uses. The exit status is 1 if there is a problem."""
 
     data: Path = positional("prepared data set", metavar="SET")
     full: bool = option("decode every image, compare its digest, and find images of equal pixels", False)
@@ -400,12 +396,10 @@ class Embed:
 class Similar:
     """Print what the similarity of texts finds: images counted as fitting a sentence, and the mass of soft targets.
 
-    SET needs sentence embeddings (medclip-dcl embed). The anchors are the sentences of training reports, each with
-    its own image; the candidates are other training images. First table: the share of candidates that `NearTexts`
-    counts as fitting at each threshold, all sentences of their reports compared, and the number in a batch that has
-    all of these (data.sentences: all) or one drawn of each report (data.sentences: one). Second table: the target
-    probability that `SoftTargets` gives, at each temperature, to the own image and to the others of a batch. On a
-    phantom, whose truth is known, both say how often that is right. Nothing is written."""
+    The anchors are the sentences of training reports, each with its own image; the candidates are other training
+    images. First table: the share of candidates that `NearTexts` counts as fitting at each threshold, and their number
+    in a batch. Second table: the target probability that `SoftTargets` gives, at each temperature, to the own image and
+    to the others of a batch. On a phantom, whose truth is known, both say how often that is right."""
 
     data: Path = positional("prepared data set with sentence embeddings", metavar="SET")
     model: str | None = option(
@@ -423,9 +417,8 @@ class Eta:
 
     Into SET/eta/ (or --output FOLDER) go
 
-    - report.md with quantiles of log p and eta, rank correlations of log p, and the most and least probable sentences.
-      It holds report texts: it is patient data where the reports are;
-    - eta.png: histograms of log p and eta, and on a phantom, whose truth is known, eta over rho;
+    - report.md and eta.png: quantiles, correlations, histograms, and the most and least probable sentences. It holds
+      report texts: it is patient data where the reports are;
     - class_probability.yaml, the configuration to train with:
       medclip-dcl fit --config mimic_cxr --config objective/dcl_lm \\
           --config SET/eta/class_probability.yaml

@@ -66,10 +66,7 @@ _STATE, _REPORT, _IMAGES, _LABELS, _PHRASES, _DEGRADED = 10, 11, 12, 13, 14, 16
 
 
 def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
-    """Write a phantom, or what is missing of it; False for a finished one with these options.
-
-    The folder is the same, byte by byte, for the same options, regardless of workers and interruptions.
-    """
+    """Write a phantom, or what is missing of it, always the same bytes; False for a finished one with these options."""
     if _is_finished(folder, options):
         return False
     rates = dialled_rates(catalogue(), options)

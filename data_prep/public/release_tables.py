@@ -103,8 +103,6 @@ class ReleaseFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        if not folder.is_dir():
-            raise ReleaseError(f"--source {folder} is not a folder; it expects the unpacked release")
         self.folder = folder
         self.taken: list[Path] = []
 

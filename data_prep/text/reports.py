@@ -121,7 +121,10 @@ def find_reports(paths: Mapping[int, str], places: Sequence[Path]) -> Iterator[R
             for report in with_files:
                 yield _with_content(report, archive, members.get(paths[report.study_id]))
     except _DAMAGED_ZIP as error:
-        raise ReleaseError(f"{archives[0]} cannot be read ({error}); download it again") from error
+        raise ReleaseError(
+            f"{archives[0]} cannot be read ({error}); expected {ARCHIVE} or the folder that it unpacks to: download it "
+            "again"
+        ) from error
 
 
 def no_reports(paths: Mapping[int, str], places: Sequence[Path]) -> str:

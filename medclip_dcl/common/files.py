@@ -168,10 +168,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-ZIP = "a workbook or a zip archive"
 _KINDS = {
     "a Parquet file": rb"PAR1",
-    ZIP: rb"PK\x03\x04|\xd0\xcf\x11\xe0",
+    "a workbook or a zip archive": rb"PK\x03\x04|\xd0\xcf\x11\xe0",
     "a tar, 7z or rar archive": rb".{257}ustar|7z\xbc\xaf|Rar!",
     "a gzip file (perhaps a tar archive)": rb"\x1f\x8b",
     "a bzip2, xz or zstd file": rb"BZh\d1AY|\xfd7zXZ|\x28\xb5\x2f\xfd",

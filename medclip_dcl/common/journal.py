@@ -95,11 +95,9 @@ def work_through(
     save: Callable[[], None] = lambda: None,
     **shown: Any,
 ) -> None:
-    """Compute the parts of some work, and keep each in a journal.
+    """Compute the parts of some work, each an amount and an entry, and keep the entries in a journal, if there is one.
 
     Args:
-        parts: the amount of work of each part and its entry, as soon as its result exists.
-        kept: the journal; None keeps nothing.
         every: seconds between two notes in the journal, the most that a kill may cost; 0 keeps each part at once.
         save: makes the results durable that the entries name, before they are noted.
         shown: options of the progress bar.
