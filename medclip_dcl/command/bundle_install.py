@@ -28,13 +28,16 @@ def sha256(file: Path) -> str:
 
 def problem(folder: Path) -> str:
     """The line about a bundle of another machine, or one with a changed, missing or added file; "" if it is whole."""
+    for name in (BUNDLE, SUMS):
+        if not (folder / name).is_file():
+            return f"{name}: is missing; copy the bundle again"
     made = json.loads((folder / BUNDLE).read_text())
     for name, here in machine().items():
         if made[name] != here:
             return f"{name}: expected {made[name]}, for which this bundle was made, found {here}"
     lines = (folder / SUMS).read_text().splitlines()
     sums = {name: value for value, _, name in (line.partition("  ") for line in lines)}
-    files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
+    files = {str(file.relative_to(folder)) for file in folder.rglob("[!.]*") if file.is_file()}
     for name in sorted(files ^ {*sums, SUMS}):
         return (
             f"{name}: {'is not listed in ' + SUMS if name in files else 'is missing'}; copy the bundle again"

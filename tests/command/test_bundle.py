@@ -104,6 +104,8 @@ def rewritten(name: str, **values: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
+        (lambda folder: (folder / "model/.DS_Store").touch(), ""),
+        (lambda folder: (folder / "SHA256SUMS").unlink(), "SHA256SUMS: is missing"),
         (lambda folder: None, ""),
         (
             rewritten("bundle.json", python="3.7"),

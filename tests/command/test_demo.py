@@ -70,7 +70,10 @@ def test_steps_after_a_missing_or_changed_product_run_again(steps, tmp_path):
     (tmp_path / "c").unlink()
     go(tmp_path)
     assert ran(tmp_path) == ["sides", "end"]
+    (tmp_path / "a2.json").touch()
+    assert not any(demo.due(tmp_path))
     os.utime(tmp_path / "a1.json", (time.time() + 5,) * 2)
+    os.utime(tmp_path / "a2.json", (time.time() + 5,) * 2)
     assert [[step.words.split()[0] for step in stage] for stage in demo.due(tmp_path)] == [
         [],
         ["both", "sides"],
