@@ -20,11 +20,14 @@ _TAKERS: dict[Kind, str] = {
 def run(options: Configs) -> None:
     """Print the names with the first line of each file, or print or copy one."""
     if options.name is None:
+        lines = []
         for kind, taker in _TAKERS.items():
-            print(f"{taker}:")
+            lines.append(f"{taker}:")
             for name, file in packaged_files(kind).items():
                 comment = next(line[2:] for line in read_text(file).splitlines() if line.startswith("# "))
-                print(f"  {kind + '/' if kind else ''}{name:<{34 - len(kind)}} {comment.rstrip(':')}")
+                path = f"{kind}/{name}" if kind else name
+                lines.append(f"  {path:<34} {comment.rstrip(':')}")
+        print("\n".join(lines))
         return
     text = read_text(find_packaged(options.name))
     if options.output is None:

@@ -38,7 +38,7 @@ from medclip_dcl.common.devices import best_precision, without_tf32
 from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.common.files import digest, write_json
 from medclip_dcl.common.find_model import LAST, find_model, may_be_repository
-from medclip_dcl.common.findings import read_prompts
+from medclip_dcl.common.findings import prompt_texts, read_prompts
 from medclip_dcl.common.packaged import find_configuration
 from medclip_dcl.common.weight_files import SavedModel, read_model
 from medclip_dcl.data.images import shown_images
@@ -504,11 +504,7 @@ def _take_prompt_texts(config: Namespace) -> list[str]:
         if isinstance(given := settings.get("prompts"), str):
             found = find_configuration(given, "prompts", setting)
             origins += [found.origin] if found.origin else []
-            prompts = read_prompts(found.path, setting)
-            settings["prompts"] = {
-                finding: [texts[0] if len(texts) == 1 else [*texts] for texts in pair]
-                for finding, pair in prompts.items()
-            }
+            settings["prompts"] = prompt_texts(read_prompts(found.path, setting))
     return origins
 
 

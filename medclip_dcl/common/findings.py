@@ -81,6 +81,14 @@ def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembl
     return {str(finding): _pair(pair, f"{owner}: {finding}") for finding, pair in prompts.items()}
 
 
+def prompt_texts(prompts: PromptEnsembles) -> dict[str, list[str | list[str]]]:
+    """The prompts as in a YAML file: a side of one prompt is that prompt."""
+    return {
+        finding: [texts[0] if len(texts) == 1 else [*texts] for texts in pair]
+        for finding, pair in prompts.items()
+    }
+
+
 def ensemble_used(prompts: PromptEnsembles, ensemble: Ensemble) -> Ensemble | None:
     """None where each side is one prompt, so that both ways are the same."""
     return ensemble if any(len(texts) > 1 for pair in prompts.values() for texts in pair) else None

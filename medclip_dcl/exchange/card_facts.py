@@ -54,8 +54,8 @@ def terms_of(dataset: Mapping[str, Any]) -> str:
 
 
 def prompts_of(config: Mapping[str, Any]) -> PromptEnsembles:
-    """The prompts of a run's ZeroShotClassification; empty for CheX5's, or where their file is not at hand."""
-    prompts = settings_of_callback(config, "ZeroShotClassification").get("prompts")
+    """The prompts of a run, or of its ZeroShotClassification; empty for CheX5's, or where their file is not at hand."""
+    prompts = config.get("prompts") or settings_of_callback(config, "ZeroShotClassification").get("prompts")
     with suppress(MissingFileError):
         return read_prompts(prompts) if prompts else {}
     return {}

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from medclip_dcl.common.command_line import yaml_value
 from medclip_dcl.common.files import read_yaml
-from medclip_dcl.common.packaged import find_configuration
+from medclip_dcl.common.findings import prompt_texts, read_prompts
+from medclip_dcl.common.packaged import CONFIGS, find_configuration
 from medclip_dcl.metrics.summaries import DIRECTIONS, GROUNDING, KS, LOCALISATION
 from medclip_dcl.statistics.draws import CLASSIFICATIONS
 from medclip_dcl.studies.one_run import Run
@@ -180,6 +181,13 @@ class Experiment(Study):
         return self.files[0]
 
     @property
+    def own_file(self) -> str:
+        """The file for a user to edit, or how to copy a packaged one."""
+        if not self.file.is_relative_to(CONFIGS):
+            return str(self.file)
+        return f"a copy of it (medclip-dcl configs experiments/{self.file.stem} --output FILE)"
+
+    @property
     def compared(self) -> str | None:
         """Axis whose levels are compared."""
         return self.compare.axis if self.compare else None
@@ -251,15 +259,16 @@ class Experiment(Study):
         )
 
     def identity(self) -> dict[str, Any]:
-        """Content of experiment.json: what the runs were made with, the content of configuration files included."""
+        """Content of experiment.json: what the runs were made with, the content of files and of prompts included."""
+        axes = {
+            axis: {name: settings for level in levels for name, settings in self._settings(axis, level)}
+            for axis, levels in self.axes.items()
+        }
         return {
             "commands": self.commands,
             "order": list(self.axes),  # it makes the names of the runs
-            "settings": merged(self.filled(self.arguments, {})),
-            "axes": {
-                axis: {name: settings for level in levels for name, settings in self._settings(axis, level)}
-                for axis, levels in self.axes.items()
-            },
+            "settings": with_prompt_texts(merged(self.filled(self.arguments, {}))),
+            "axes": with_prompt_texts(axes),
         }
 
     def _settings(self, axis: str, level: Level) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -297,6 +306,18 @@ def merged(arguments: Sequence[str]) -> dict[str, Any]:
                 reduce(lambda inner, key: {key: inner}, reversed(name.split(".")), yaml_value(value))
             )
     return reduce(_over, parts, {})
+
+
+def with_prompt_texts(settings: Any) -> Any:
+    """Settings in which texts stand for the names and paths of prompts, which a later version or an edit may change."""
+    if isinstance(settings, list):
+        return [with_prompt_texts(one) for one in settings]
+    if not isinstance(settings, Mapping):
+        return settings
+    found = {key: with_prompt_texts(value) for key, value in settings.items()}
+    if isinstance(given := found.get("prompts"), str):
+        found["prompts"] = prompt_texts(read_prompts(find_configuration(given, "prompts", "prompts").path))
+    return found
 
 
 def _over(first: Any, second: Any) -> Any:

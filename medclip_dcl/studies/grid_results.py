@@ -22,7 +22,7 @@ from medclip_dcl.runs.saved import (
     read_parquet,
     read_results,
 )
-from medclip_dcl.studies.grid import AT, FACTS, VALIDATION, Experiment, Outcome
+from medclip_dcl.studies.grid import AT, FACTS, VALIDATION, Experiment, Outcome, with_prompt_texts
 from medclip_dcl.studies.one_run import Run, is_done
 
 EXPERIMENT_FILE, TABLE_FILE = "experiment.json", "results.parquet"
@@ -32,8 +32,8 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
     """Check that the folder is new or of this experiment, whose levels may change, and write experiment.json."""
     file, table = experiment.folder / EXPERIMENT_FILE, experiment.folder / TABLE_FILE
     now = experiment.identity()
-    before = read_json(file) if file.is_file() else {}
-    if before:
+    saved = read_json(file) if file.is_file() else {}
+    if before := with_prompt_texts(saved):
         differing = list(differing_settings(before["settings"], now["settings"]))
         differing += ["commands"] * (before["commands"] != now["commands"])
         if before["order"] != now["order"]:
@@ -50,20 +50,20 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
         if differing:
             raise UserError(
                 f"{experiment.folder} holds runs of another grid: {file.name} differs in "
-                f"{', '.join(sorted(differing))}; restore these settings, choose another folder in {experiment.file}, "
-                "or delete this one"
+                f"{', '.join(sorted(differing))}; restore these settings, choose another folder in "
+                f"{experiment.own_file}, or delete this one"
             )
     elif runs := sorted(experiment.folder.glob(f"runs/*/{CONFIG_FILE}")):
         raise UserError(
             f"{experiment.folder} holds runs of unknown settings, such as {runs[0].parent.name}, but no {file.name}; "
-            f"restore it, or choose another folder in {experiment.file}"
+            f"restore it, or choose another folder in {experiment.own_file}"
         )
     elif not (experiment.folder / "runs").exists() and table.is_file() and len(read_parquet(table)):
         raise UserError(
-            f"{table} holds results whose runs are not beside it; choose another folder in {experiment.file}, or move "
-            "the file away"
+            f"{table} holds results whose runs are not beside it; choose another folder in "
+            f"{experiment.own_file}, or move the file away"
         )
-    if writes and now != before:
+    if writes and now != saved:
         write_json(now, file)
 
 

@@ -13,9 +13,10 @@ import yaml
 
 from medclip_dcl.__main__ import main
 from medclip_dcl.common import packaged
-from medclip_dcl.common.errors import MissingFileError
+from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.packaged import CONFIGS, find_configuration, packaged_files
 from medclip_dcl.studies.grid_plan import read_experiment
+from medclip_dcl.studies.grid_results import claim_folder
 from tests.command.small_runs import CLASSIFICATION, refused, small
 
 CHEXPERT14 = yaml.safe_load((CONFIGS / "prompts/chexpert14.yaml").read_text())
@@ -97,3 +98,27 @@ def test_each_packaged_file_is_listed_and_copied(capsys):
             main(["configs", *words])
     said = capsys.readouterr().err
     assert "train.sbatch exists" in said and "expected a NAME" in said and "mimic_cxr" in said
+
+
+def test_a_grid_keeps_the_texts_of_its_prompts(tmp_path, monkeypatch):
+    callback = {"class_path": "medclip_dcl.evaluation.Localisation", "init_args": {"prompts": "chexpert14"}}
+    grid = {"folder": "runs/grid", "configs": ["demo"], "settings": {"trainer.callbacks": [callback]},
+            "axes": {"seed": {"set": "seed_everything", "values": 2}}}  # fmt: skip
+    Path("grid.yaml").write_text(yaml.safe_dump(grid))
+    claim_folder(experiment := read_experiment(Path("grid.yaml")))
+    saved = json.loads(Path("runs/grid/experiment.json").read_text())
+    assert saved["settings"]["trainer"]["callbacks"][0]["init_args"]["prompts"] == CHEXPERT14
+    claim_folder(experiment)
+    shutil.copytree(CONFIGS, tmp_path / "later")
+    later = CHEXPERT14 | {"Edema": ["Dry", "Wet"]}
+    (tmp_path / "later/prompts/chexpert14.yaml").write_text(yaml.safe_dump(later))
+    monkeypatch.setattr(packaged, "CONFIGS", tmp_path / "later")
+    with pytest.raises(UserError, match="differs in trainer.callbacks.0.init_args.prompts.Edema"):
+        claim_folder(experiment)
+
+
+def test_a_packaged_grid_is_changed_in_a_copy():
+    Path("runs/digits_r/runs/a").mkdir(parents=True)
+    Path("runs/digits_r/runs/a/config.yaml").touch()
+    with pytest.raises(UserError, match="configs experiments/digits --output FILE"):
+        claim_folder(read_experiment(Path("digits")))
