@@ -71,7 +71,13 @@ def _collect(wheel: Path, extras: str, folder: Path) -> None:
     with TemporaryDirectory() as place:
         constraints = Path(place) / "constraints.txt"
         constraints.write_text("\n".join(pins))
-        words = ["--wheel-dir", str(folder), "--constraint", str(constraints), f"{wheel}[{extras}]"]
+        words = [
+            "--wheel-dir",
+            str(folder),
+            "--constraint",
+            str(constraints),
+            str(wheel) + (f"[{extras}]" if extras else ""),
+        ]
         if subprocess.run([sys.executable, "-m", "pip", "wheel", *words]).returncode:
             raise UserError(
                 "pip could not collect the wheels, see above; PIP_INDEX_URL and PIP_FIND_LINKS say where from"

@@ -151,7 +151,8 @@ def test_a_folder_that_exists_and_another_wheel_are_refused(output, wheel, words
 def test_a_package_that_pip_lacks_leaves_no_folder(own_wheel, exported, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(ValueError, match="pip could not collect the wheels"):
-        verb("bundle")([str(exported), "--output", str(tmp_path / "new"), "--wheel", str(own_wheel)])
+        words = ["--output", str(tmp_path / "new"), "--wheel", str(own_wheel), "--extras", ""]
+        verb("bundle")([str(exported), *words])
     assert "small_a" in capfd.readouterr().err and not (tmp_path / "new").exists()
 
 
