@@ -22,7 +22,7 @@ from medclip_dcl.common.files import replacing
 from medclip_dcl.common.findings import CHEX5
 
 DPI = 110
-COLOURS = ("#3b7dd8", "#d9822b", "#3a9d5d", "#c2474b", "#8a63c9", "#8c7a52", "#d06aa8", "#5b9aa0")
+COLOURS = ("#3b7dd8", "#d07a1f", "#3a9d5d", "#c2474b", "#8a63c9", "#8c7a52", "#d06aa8", "#5b9aa0")
 """Told apart on white and on black, also with the common colour deficiencies by their lightness."""
 MUTED = "#8a8f98"
 MARKERS, LINES = "osD^vPX*", ("-", "--", "-.", ":")
@@ -58,7 +58,8 @@ def draw_roc(axes: Axes, predictions: pd.DataFrame, aucs: Mapping[str, float | N
         xlabel="1 - specificity", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal"
     )
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right", fontsize=8, frameon=False, title="AUC", title_fontsize=8)
+        look: Any = {"fontsize": 8, "title": "AUC", "title_fontsize": 8, "ncols": 2, "handlelength": 3}
+        axes.figure.legend(loc="outside lower right", frameon=False, **look)
 
 
 def embedding_map_figure(predictions: pd.DataFrame) -> Figure:

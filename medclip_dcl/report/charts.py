@@ -128,7 +128,7 @@ def draw_forest(
     axes.set_yticks(range(len(findings)), findings)
     axes.set(xlabel="AUC", xlim=limits, ylim=(len(findings) - 0.5, -0.5))
     axes.set_title(title, loc="left")
-    axes.figure.legend(fontsize=8, frameon=False, loc="outside upper left")
+    axes.figure.legend(fontsize=9, frameon=False, loc="outside upper left")
 
 
 def chart(name: str, size: tuple[float, float], draw: Callable[..., None], *arguments: Any) -> Markup:

@@ -189,7 +189,7 @@ def _charts_of_predictions(runs: Mapping[str, TestedRun], missing: list[str]) ->
     by_finding = (run.tested["metrics"].get(section) or {}).get("by_finding", {})
     aucs = {finding: found["auc"] for finding, found in by_finding.items()}
     if cases is not None and any(auc is not None for auc in aucs.values()):
-        content["roc"] = charts.chart("roc", (4.6, 4.4), draw_roc, cases, aucs)
+        content["roc"] = charts.chart("roc", (4.6, 4.6 + 0.09 * len(aucs)), draw_roc, cases, aucs)
         content["calibration"] = calibration.section(run)
     if is_classifier:
         return content
