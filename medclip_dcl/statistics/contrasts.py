@@ -156,20 +156,20 @@ def explain(
             "training repeated may differ by more."
             if marks_networks
             else f"Differences over {units} are not marked: they compare these networks, not objectives, whose numbers "
-            "change with the seed. Train each with three seeds or more: runs that differ in the seed alone are one row."
+            "change with the seed. Train each with three seeds or more: runs that differ in the seed alone are a side."
         )
         text.append(
-            "p is adjusted for all numbers of two rows on a set (max-t): 5% a pair and set. Each draw takes the same "
-            f"{units} in both rows, of the mean over the seeds of a row."
+            "p is adjusted for all numbers of two sides on a set (max-t): 5% a pair and set. Each draw takes the same "
+            f"{units} for both, of the mean over the seeds of a side."
         )
     if max(others, default=1) > 1:
         text.append(
-            f"Differences of two rows of several seeds are paired by seed; * marks p ≤ {ALPHA} of the paired t test, "
+            f"Differences of two sides of several seeds are paired by seed; * marks p ≤ {ALPHA} of the paired t test, "
             "adjusted by Holm's method for all differences of that number."
         )
     if any(len(runs) > 1 for runs in sides.values()):
         text.append(
-            "A row of several seeds has their mean; in brackets, the 95% t interval over trainings, which does not "
+            "A side of several seeds has their mean; in brackets, the 95% t interval over trainings, which does not "
             f"cover other {units}."
         )
     if any(len(runs) == 1 for runs in sides.values()):
