@@ -69,7 +69,7 @@ def commands() -> dict[str, str]:
     """Page of each verb: its docstring and its options."""
     pages = {}
     for name, verb in VERBS.items():
-        text = f"To {verb.help}. Its options are [settings](../settings.md) of configurations.\n"
+        text = f"To {verb.help}. `--help` shows the [settings](../settings.md) that people change, `--help-all` all.\n"
         if verb.options:
             options, rows = named(verb.options), []
             for field in dataclasses.fields(options):
