@@ -58,8 +58,8 @@ def draw_roc(axes: Axes, predictions: pd.DataFrame, aucs: Mapping[str, float | N
         xlabel="1 - specificity", ylabel="sensitivity", xlim=(-0.01, 1.01), ylim=(-0.01, 1.01), aspect="equal"
     )
     if axes.get_legend_handles_labels()[0]:
-        look: Any = {"fontsize": 8, "title": "AUC", "title_fontsize": 8, "ncols": 2, "handlelength": 3}
-        axes.figure.legend(loc="outside lower right", frameon=False, **look)
+        legend: Any = {"fontsize": 8, "title": "AUC", "title_fontsize": 8, "ncols": 2, "handlelength": 3}
+        axes.figure.legend(loc="outside lower right", frameon=False, **legend)
 
 
 def embedding_map_figure(predictions: pd.DataFrame) -> Figure:

@@ -75,12 +75,7 @@ def ranks(
 def forests(
     of_sets: Mapping[str, Mapping[str, Mapping[str, Estimate]]], marks: Mapping[tuple[str, str], str] = {}
 ) -> list[Markup]:
-    """A forest plot for each set that has an AUC, all on one axis.
-
-    Args:
-        of_sets: set -> side -> finding -> AUC.
-        marks: (set, side) -> mark behind the side in the legend.
-    """
+    """A forest plot for each set (-> side -> finding -> AUC), on one axis; `marks` of (set, side) are in the legend."""
     estimates = [one for sides in of_sets.values() for found in sides.values() for one in found.values()]
     ends = [x for one in estimates for x in (one.value, one.low, one.high) if x is not None]
     limits = min([0.48, *ends]) - 0.02, max([0.52, *ends]) + 0.02
@@ -91,9 +86,8 @@ def forests(
             n_rows = len({finding for aucs in found.values() for finding in aucs})
             height = 0.9 + 0.17 * len(found) + n_rows * max(0.24, 0.1 * len(found) + 0.06)
             looks = {side: (sides.index(side), side + marks.get((title, side), "")) for side in found}
-            charts.append(
-                chart(f"forest{len(charts)}", (4.6, height), draw_forest, title, found, looks, limits)
-            )
+            name, size = f"forest{len(charts)}", (4.6, height)
+            charts.append(chart(name, size, draw_forest, title, found, looks, limits))
     return charts
 
 
@@ -116,9 +110,7 @@ def draw_forest(
         at = [findings.index(finding) + offset for finding in of_side]
         fill = "full" if look < len(MARKERS) else "none"
         values = np.array([one.value for one in of_side.values()], dtype="float64")
-        axes.plot(
-            values, at, marker, color=colour, markersize=4, fillstyle=fill, label=label, gid=f"side-{place}"
-        )
+        axes.plot(values, at, marker, color=colour, ms=4, fillstyle=fill, label=label, gid=f"side-{place}")
         for y, one in zip(at, of_side.values(), strict=True):
             if one.low is not None and one.high is not None:
                 axes.plot([one.low, one.high], [y, y], color=colour, lw=1.1)

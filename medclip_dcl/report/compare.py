@@ -124,6 +124,7 @@ def write_comparison(comparison: Comparison, output: Path) -> str:
     first = comparison.rows[0].tested
     explanation = explain(comparison.sides, comparison.baseline, units_of(first), comparison.n_draws)
     settings = _settings(comparison)
+    found = {side: aucs(comparison.table[side, ""]) for side in comparison.sides}
     content = {
         "names": [row.name for row in comparison.trained],
         "data": describe_data(first),
@@ -131,9 +132,7 @@ def write_comparison(comparison: Comparison, output: Path) -> str:
         "method": explanation,
         "notes": _notes(comparison),
         "reason": why_left_out(first),
-        "forest": charts.forests(
-            {"AUC by finding": {side: aucs(comparison.table[side, ""]) for side in comparison.sides}}
-        ),
+        "forest": charts.forests({"AUC by finding": found}),
         "tables": tables(comparison),
         "facts": _facts(comparison),
         "settings": settings,

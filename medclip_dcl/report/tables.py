@@ -344,10 +344,7 @@ def detail_tables(runs: Mapping[str, Shown]) -> list[Table]:
             path = f"{section}/{by}/{name}"
             before = [first.cell(f"{path}/{metric}", digits) for _, metric, digits in described["before"]]
             cells = [run.cell(f"{path}/{metric}", n) for run in of_runs.values() for _, metric, n in metrics]
-            after = [
-                Cell(number(levels.get(f"{path}/{metric}"), digits))
-                for _, metric, digits in described["chance"]
-            ]
+            after = [Cell(number(levels.get(f"{path}/{x}"), n)) for _, x, n in described["chance"]]
             rows.append(Row(name, "plain", [Cell(cases), *before, *cells, *after]))
         if section == "grounding":
             chance = [Cell(number(levels.get(f"{section}/{metric}"), 0)) for _, metric, _ in metrics]

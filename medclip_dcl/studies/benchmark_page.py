@@ -102,11 +102,10 @@ def write_page(
         for path, found in of_pair.items()
     )
     write_text(numbers.to_csv(index=False), output / CSV)
-    of_sets, aucs_of = {}, {}
-    marks_of: dict[tuple[str, str], str] = {}
+    aucs_of = {one.name: {side: aucs(one.table[side, ""]) for side in one.sides} for one in sets}
+    marks_of = {(one.name, side): _marks(one, side, trained) for one in sets for side in one.sides}
+    of_sets = {}
     for one in sets:
-        aucs_of[one.name] = {side: aucs(one.table[side, ""]) for side in one.sides}
-        marks_of |= {(one.name, side): _marks(one, side, trained) for side in one.sides}
         tables = (_classified(one, trained), _localised(one, trained))
         of_sets[describe_data(one.runs[0].tested)] = [table for table in tables if table.rows]
     means = [(one, Column(name, *place, group=one.name)) for one in sets for name, place in _MEANS.items()]
@@ -200,9 +199,7 @@ def _table(
     """
     pairs = list(dict.fromkeys(pair for one, _ in numbers for pair in one.table))
     used = [any(one.find(*pair, x.path) for pair in pairs if not pair[1]) for one, x in numbers]
-    left_out = left_out_note(
-        [x for (_, x), is_used in zip(numbers, used, strict=True) if x.cases and not is_used]
-    )
+    left_out = left_out_note([x for (_, x), ok in zip(numbers, used, strict=True) if x.cases and not ok])
     others = {heading: list(compress(texts, used)) for heading, texts in others.items()}
     others = {heading: texts for heading, texts in others.items() if any(texts)}
     numbers = list(compress(numbers, used))
@@ -225,10 +222,8 @@ def _table(
     for group, members in groupby(enumerate(numbers), lambda one: one[1][1].group):
         rows += [Row(group, "divider")] if group else []
         for place, (one, x) in members:
-            cells = [
-                *(Cell(texts[place]) for texts in others.values()),
-                *(cell(one, x, *pair) for pair in order),
-            ]
+            cells = [Cell(texts[place]) for texts in others.values()]
+            cells += [cell(one, x, *pair) for pair in order]
             rows.append(Row(x.heading, "run" if x.heading == MEAN else "plain", cells))
     shown = [*map(Column, others), *(columns[pair] for pair in order)]
     return Table(title, shown, rows, f"{note} {left_out}".strip())

@@ -122,9 +122,7 @@ def _panel(
             at = 10**at if is_log else at
             if len(at):
                 label = _label(str(compared), level)
-                axes.plot(
-                    at, of_level["mean"], color=colour, lw=1.2, marker=marker, markersize=3.5, label=label
-                )
+                axes.plot(at, of_level["mean"], color=colour, lw=1.2, marker=marker, ms=3.5, label=label)
             axes.vlines(at, of_level["low"], of_level["high"], color=colour, lw=1.0)
         for colour, row in zip(itertools.cycle(COLOURS[1:]), across.to_dict("records"), strict=False):
             axes.axhline(
