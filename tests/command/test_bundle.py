@@ -46,6 +46,10 @@ def own_wheel(tmp_path_factory) -> Path:
     return wheel
 
 
+def version(wheel: Path) -> str:
+    return wheel.name.split("-")[1]
+
+
 @pytest.fixture(scope="module")
 def index(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("index")
@@ -60,6 +64,8 @@ def bundle(own_wheel, index, exported, tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PIP_NO_INDEX", "1")
         patch.setenv("PIP_FIND_LINKS", str(index))
+        # An editable install keeps the version of the day on which it was made.
+        patch.setattr("medclip_dcl.command.bundle.__version__", version(own_wheel))
         verb("bundle")([str(exported), "--output", str(folder), "--wheel", str(own_wheel)])
     return folder
 
@@ -68,14 +74,16 @@ def bundle(own_wheel, index, exported, tmp_path_factory) -> Path:
 def test_bundle_holds_pinned_wheels_model_and_sums(bundle, exported, own_wheel):
     pins = (bundle / "requirements.txt").read_text().splitlines()
     assert [pin.partition(" --hash=sha256:")[0] for pin in pins] == [
-        f"medclip_dcl=={__version__}",
+        f"medclip_dcl=={version(own_wheel)}",
         "small_a==1.0",
         "small_b==1.0",
     ]
     assert pins[0].endswith(bundle_install.sha256(own_wheel))
     assert (bundle / "model/model.safetensors").read_bytes() == (exported / "model.safetensors").read_bytes()
     made = json.loads((bundle / "bundle.json").read_text())
-    assert made["python"] == "{}.{}".format(*sys.version_info[:2]) and made["medclip_dcl"] == __version__
+    assert made["python"] == "{}.{}".format(*sys.version_info[:2]) and made["medclip_dcl"] == version(
+        own_wheel
+    )
     subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=bundle, check=True)
     listed = (bundle / "SHA256SUMS").read_text().count("\n")
     assert listed == sum(file.is_file() for file in bundle.rglob("*")) - 1
@@ -150,6 +158,7 @@ def test_a_folder_that_exists_and_another_wheel_are_refused(output, wheel, words
 @pytest.mark.slow
 def test_a_package_that_pip_lacks_leaves_no_folder(own_wheel, exported, tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setattr("medclip_dcl.command.bundle.__version__", version(own_wheel))
     with pytest.raises(ValueError, match="pip could not collect the wheels"):
         words = ["--output", str(tmp_path / "new"), "--wheel", str(own_wheel), "--extras", ""]
         verb("bundle")([str(exported), *words])
