@@ -7,6 +7,7 @@ import importlib
 import inspect
 import json
 import re
+from argparse import SUPPRESS
 from collections.abc import Iterable
 from typing import Any
 
@@ -80,7 +81,10 @@ def commands() -> dict[str, str]:
                 )
                 value = "" if field.default is False or value == "{}" else f" {value}"
                 rows.append(
-                    (f"{flag}{value}" if flag else value.strip() or field.name, field.metadata["help"])
+                    (
+                        f"{flag}{value}" if flag else value.strip() or field.name,
+                        field.metadata["help"].replace(SUPPRESS, "as said above"),
+                    )
                 )
             text = re.sub(r"docs/(\w+\.md)", r"[\1](../../\1)", inspect.cleandoc(options.__doc__))
             text = f"{text}\n\n{table('| option | meaning |', rows)}"
