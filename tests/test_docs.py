@@ -248,12 +248,14 @@ def full_resnet(small_bert) -> ImageTextNetwork:
 
 
 @pytest.mark.parametrize(("page", "block"), blocks("python"), ids=[page for page, _ in blocks("python")])
-def test_python_blocks_run(page, block, calibrated, full_resnet, tmp_path, monkeypatch, capsys):
+def test_python_blocks_run(page, block, calibrated, full_resnet, small_set, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Image.effect_noise((90, 70), 30).save("chest.jpg")
     export_image_encoder(full_resnet, tmp_path / "resnet18.safetensors")
     for run in ("demo", "dcl_lm"):
         shutil.copytree(calibrated, tmp_path / "runs" / run)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/mimic_cxr").symlink_to(small_set)
     capsys.readouterr()
     exec(compile(block, page, "exec"), {})
     if shown := shown_below(page, block):

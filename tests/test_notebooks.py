@@ -20,18 +20,22 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from medclip_dcl import evaluate
 from medclip_dcl.command.cli import main
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import case_table, write_table
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE
 from medclip_dcl.networks.image_text import ImageTextNetwork
+from medclip_dcl.statistics.draws import TestedRun
+from medclip_dcl.studies.benchmark_page import place_of
 from tests.command.small_runs import small
 from tests.small import SENTENCES, platt_calibration
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-ASK, ETA, OBJECTIVES, LABELS = (
-    next(file for file in NOTEBOOKS if file.name.startswith(number)) for number in ("01", "02", "03", "04")
+ASK, ETA, OBJECTIVES, LABELS, FOLDER = (
+    next(file for file in NOTEBOOKS if file.name.startswith(number))
+    for number in ("01", "02", "03", "04", "05")
 )
 SHORT = ["--trainer.enable_progress_bar", "false", "--trainer.precision", "32-true"]
 SHORT += ["--trainer.log_every_n_steps", "1", "--data.init_args.num_workers", "0"]
@@ -156,6 +160,26 @@ def test_labels_are_few(run, phantom, tmp_path):
     assert list(found["results"]["labelled images"]) == [8, 8, 8]
     _, probe, fine_tuned = found["results"]["AUC"]
     assert found["pairs"]["50% of the labels"]["AUC"] == pytest.approx(fine_tuned - probe)
+
+
+@pytest.mark.slow
+def test_a_folder_becomes_a_page(run, phantom, tmp_path, monkeypatch):
+    monkeypatch.setattr("medclip_dcl.metrics.calibration.PLATT_PATIENTS", 2)
+    found = execute(FOLDER, {"RUN": run, "DATA": phantom, "OUTPUT": tmp_path, "NIH": None, "EPOCHS": 2})
+    assert "localisation/hit" in set(found["zero_shot"]["metric"])
+    assert set(found["probe"]["metric"].str.split("/").str[0]) == {"classification"}
+    assert list(found["scores"]["finding"]) == list(CHEX5)
+
+
+def test_evaluate_has_the_numbers_of_test_and_report(run, phantom):
+    found = evaluate(run, phantom, prompts=CHEX5).set_index(["metric", "finding"])
+    numbers = dict(zip(found.index, found[["value", "low", "high"]].to_numpy(), strict=True))
+    tested = TestedRun(run).intervals
+    assert len(tested) > 40
+    for path, expected in tested.items():
+        section, finding, metric = place_of(path).values()
+        own = numbers[f"{section}/{metric}", finding]
+        assert np.array_equal(own, np.array(expected[:3], dtype="float64"), equal_nan=True), path
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)

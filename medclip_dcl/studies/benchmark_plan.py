@@ -205,6 +205,7 @@ def _config(
     return {
         "seed_everything": 0,
         "untrained": False,
+        "verbose": False,  # a table of numbers, which a notebook would show
         "ckpt_path": str(model.saved.path),
         "trainer": {
             "callbacks": [
