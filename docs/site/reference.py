@@ -116,7 +116,7 @@ def settings() -> str:
                     action.help or "",
                 )
                 for action in parser._actions
-                if (x := action.dest.partition(".")[2]) and "." not in x and x != "help"
+                if action.default != SUPPRESS and (x := action.dest.partition(".")[2])
             ]
             if path:
                 text += [f"### {path.rpartition('.')[2]}\n", f"`{path}`{'' if rows else ': no settings'}"]
