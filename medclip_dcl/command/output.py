@@ -39,7 +39,7 @@ def plain_output() -> Iterator[None]:
     """Show each warning once, as one line, and write log lines to the standard error of now."""
     said: set[tuple[type, str]] = set()
     handlers = [one for name in _LOGGERS for one in logging.getLogger(name.split(".")[0]).handlers]
-    streams = [(one, one.setStream(sys.stderr)) for one in handlers if isinstance(one, logging.StreamHandler)]
+    streams = [(one, one.setStream(sys.stderr)) for one in handlers if type(one) is logging.StreamHandler]
     loggers, formatted = [logging.getLogger(name) for name in _LOGGERS], warnings.formatwarning
     with warnings.catch_warnings():
         for message in _WARNINGS:
