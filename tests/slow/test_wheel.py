@@ -16,9 +16,8 @@ SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2"
 SMALL = {
     "--studies 2600": "--studies 160",
     "--size 256": "--size 64",
-    "fit --config": f"fit {SHORT} --config",
-    "--run_folder runs/demo$": "--data.init_args.image_size 64 --data.init_args.crop_size 48 "
-    "--model.init_args.warmup_steps 1 --run_folder runs/demo",
+    "(--run_folder runs/demo)$": r"\1 --data.init_args.image_size 64 --data.init_args.crop_size 48",
+    "^(fit .*)": rf"\1 {SHORT}",
 }
 """Patterns of the demo's commands, and what makes them small."""
 DEMO = f"""
