@@ -29,7 +29,7 @@ ENVIRONMENT = {
 }
 """Variables of the steps, unless the user sets them (tests/benchmarks/RESULTS.md, "The demo, stage by stage")."""
 _DISK, _MEMORY = "0.4 GB", "2.6 GB"
-"""Of all files, 344 MiB; of test and calibrate together, 1,362 and 1,134 MiB (a training takes 1,254)."""
+"""Of all files, 344 MiB; of test and calibrate together, 1,362 and 1,134 MiB; no other process took more than 2,017."""
 _LOCK = ".demo.lock"
 
 
