@@ -42,6 +42,7 @@ def write_verdicts(experiment: Experiment, table: pd.DataFrame) -> list[str]:
         before, after = (int(n_patients[level.value]) for level in (half, whole))
         levels = dict(zip(by_size.groups, key, strict=True))
         of = ", ".join(map(str, levels.values()))
+        change = "an unknown number" if found.value is None else f"{found.value:+.3f}"
         interval, verdict = "no interval", "undecided whether more patients would help"
         if found.low is not None and found.high is not None:
             interval = f"95% interval {found.low:+.3f} to {found.high:+.3f}"
@@ -50,7 +51,7 @@ def write_verdicts(experiment: Experiment, table: pd.DataFrame) -> list[str]:
             elif found.low > 0:
                 verdict = "more patients would help"
         said = (
-            f"{of or name}: from {before:,} to {after:,} training patients {name} changed by {found.value or 0:+.3f} "
+            f"{of or name}: from {before:,} to {after:,} training patients {name} changed by {change} "
             f"({interval} over test patients and {experiment.pairs}): {verdict}"
         )
         ends = {"difference": found.value, "low": found.low, "high": found.high, "verdict": said}
