@@ -135,8 +135,9 @@ def _time(folder: Path, step: Step) -> float:
 def _run_at_once(steps: Sequence[Step], folder: Path, lock: int) -> None:
     """Run the steps of a stage; the first failure, and an interruption, ends the others."""
     running: dict[subprocess.Popen[bytes], Step] = {}
-    # The package that runs here, also where the working folder of the steps holds another.
-    environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))}
+    # The package that runs here, also where the working folder of the steps, which -m would put first, holds another.
+    path = os.pathsep.join(map(os.path.abspath, sys.path))
+    environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
     try:
         for step in steps:
             print(f"medclip-dcl {step.words}", flush=True)

@@ -101,6 +101,16 @@ def test_a_step_without_its_product_is_a_failure(steps, tmp_path, monkeypatch):
         go(tmp_path)
 
 
+def test_a_package_in_the_folder_is_not_run(tmp_path, monkeypatch):
+    """Python's -m puts the working folder first."""
+    (tmp_path / "medclip_dcl").mkdir()
+    (tmp_path / "medclip_dcl/__init__.py").write_text("raise SystemExit(9)")
+    monkeypatch.setattr(demo, "STAGES", ((demo.Step("list", 1, "configs mimic_cxr --output list"),),))
+    monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
+    go(tmp_path)
+    assert (tmp_path / "list").exists()
+
+
 WITH_STEPS = f"""
 import sys
 from medclip_dcl.command import demo
