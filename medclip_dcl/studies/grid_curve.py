@@ -33,12 +33,13 @@ def write_verdicts(experiment: Experiment, table: pd.DataFrame) -> list[str]:
         compare=Comparison(curve.axis, half.name),
         outcomes={name: experiment.outcomes[name]},
     )
-    n_patients = table.groupby(curve.axis)["train_patients"].median()
     for key, sides in sides_of_groups(by_size, table):
         own, minus = sides.get(whole.value, {}), sides.get(half.value, {})
         if not (seeds := [seed for seed in own if seed in minus]):
             continue
         found = over_patients_and_seeds(np.array([own[seed][name] - minus[seed][name] for seed in seeds]))
+        of_key = table[(table[by_size.groups] == list(key)).all(axis=1)]  # another set has other patients
+        n_patients = of_key.groupby(curve.axis)["train_patients"].median()
         before, after = (int(n_patients[level.value]) for level in (half, whole))
         levels = dict(zip(by_size.groups, key, strict=True))
         of = ", ".join(map(str, levels.values()))

@@ -13,7 +13,9 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from medclip_dcl.statistics.draws import TestedRun
+from medclip_dcl.studies.grid_curve import write_verdicts
 from medclip_dcl.studies.grid_plan import read_experiment
+from medclip_dcl.studies.grid_results import write_table
 from tests.program import shell
 from tests.studies.grids import write_grid, write_results
 from tests.studies.test_grid_page import text_of
@@ -100,6 +102,25 @@ def test_the_last_doubling_is_judged_for_each_start(grid, capsys):
         assert all(sentence in text for sentence in sentences)
     words = re.findall(r"<text[^>]*>([^<]*)</text>", (folder / "report.html").read_text())
     assert "training patients" in words and {"22", "45", "90"} <= {*words}
+
+
+def test_patients_are_those_of_each_group(grid):
+    """A start may have a set of its own; an outcome without a number is not a change of 0."""
+    for run in read_experiment(grid).runs():
+        if run.levels["start"] == "good":
+            fit = json.loads((run.folder / "fit.json").read_text())
+            fit["train_patients"] *= 100
+            (run.folder / "fit.json").write_text(json.dumps(fit))
+        if run.levels["start"] == "useless":
+            file = run.folder / "predictions/classification.parquet"
+            pd.read_parquet(file).assign(label=1).to_parquet(file)
+            results = json.loads((run.folder / "results.json").read_text())
+            results["metrics"] = {"classification": {"auc": None, "by_finding": {"Edema": {"auc": None}}}}
+            (run.folder / "results.json").write_text(json.dumps(results))
+    experiment = read_experiment(grid)
+    said = "\n".join(write_verdicts(experiment, write_table(experiment)))
+    assert "good: from 4,500 to 9,000 training patients" in said and "unclear: from 45 to 90 " in said
+    assert "useless: from 45 to 90 training patients AUC changed by an unknown number (no interval" in said
 
 
 def test_a_curve_without_its_last_doubling_has_no_verdict(grid, capsys):
