@@ -72,6 +72,15 @@ def test_help_needs_neither_torch_nor_pandas():
         assert len(lines) <= 50 and max(map(len, lines)) <= 100, name
 
 
+def test_a_closed_pipe_ends_without_a_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "medclip_dcl", "configs"]
+    done = subprocess.run(words, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 def test_options_of_a_verb(name, capsys):
     """Positional arguments in the order of the table; each option has help; a wrong one is refused in a line."""

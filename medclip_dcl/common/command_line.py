@@ -11,6 +11,7 @@ import inspect
 import os
 import re
 import shutil
+import signal
 import sys
 import textwrap
 import warnings
@@ -267,6 +268,14 @@ def run_command(program: str, main: Callable[[], None]) -> None:
     try:
         with one_line_errors(f"{program}: error"):
             main()
+            sys.stdout.flush()
+    except BrokenPipeError:
+        try:
+            os.write(1, b"\n")
+        except BrokenPipeError:  # of the output: a reader such as head has enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise SystemExit(128 + signal.SIGPIPE) from None
+        raise
     except KeyboardInterrupt:
         print("interrupted; what is finished stays, and the same command makes the rest", file=sys.stderr)
         raise SystemExit(130) from None
