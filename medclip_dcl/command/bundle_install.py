@@ -6,6 +6,7 @@ It runs by the standard library alone, and up to the check of the version by any
 import hashlib
 import json
 import platform
+import shlex
 import subprocess
 import sys
 import venv
@@ -31,9 +32,12 @@ def problem(folder: Path) -> str:
     for name in (BUNDLE, SUMS):
         if not (folder / name).is_file():
             return f"{name}: is missing; copy the bundle again"
-    made = json.loads((folder / BUNDLE).read_text())
+    try:
+        made = json.loads((folder / BUNDLE).read_text())
+    except ValueError:
+        return f"{BUNDLE}: is damaged; copy the bundle again"
     for name, here in machine().items():
-        if made[name] != here:
+        if made.get(name, here) != here:
             return f"{name}: expected {made[name]}, for which this bundle was made, found {here}"
     lines = (folder / SUMS).read_text().splitlines()
     sums = {name: value for value, _, name in (line.partition("  ") for line in lines)}
@@ -71,4 +75,5 @@ if __name__ == "__main__":
     target = Path(sys.argv[1]).resolve()
     if failure := problem(here) or install(here, target):
         sys.exit(f"install.py: {failure}")
-    print(f"installed; next: {target}/bin/medclip-dcl ask {here}/model IMAGE --classify --output scores.csv")
+    program, model = (shlex.quote(str(path)) for path in (target / "bin/medclip-dcl", here / "model"))
+    print(f"installed; next: {program} ask {model} IMAGE --classify --output scores.csv")

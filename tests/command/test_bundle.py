@@ -120,6 +120,8 @@ def rewritten(name: str, **values: str) -> Callable[[Path], object]:
             "python: expected 3.7, for which this bundle was made, found 3.",
         ),
         (rewritten("bundle.json", system="Plan 9"), "system: expected Plan 9, "),
+        (lambda folder: (folder / "bundle.json").write_text("{"), "bundle.json: is damaged"),
+        (lambda folder: (folder / "bundle.json").write_text("{}"), "bundle.json: its SHA-256 is not that of"),
         (rewritten("bundle.json", made_on="elsewhere"), "bundle.json: its SHA-256 is not that of SHA256SUMS"),
         (
             lambda folder: (folder / "model/calibration.json").touch(),
