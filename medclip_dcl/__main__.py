@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -112,7 +112,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     let_threads_sleep()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in ([], ["--help"], ["-h"]):
-        print(_help())
+        print(_help(GROUPS))
+    elif words[:1] == ["prepare"] and words[1:2] in ([], ["--help"], ["-h"]):
+        print(_help(["prepare data"]))
     else:
         run_command(f"medclip-dcl {_verb(words)}".strip(), partial(run, words))
 
@@ -148,10 +150,11 @@ def _named(path: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _help() -> str:
+def _help(groups: Iterable[str]) -> str:
     lines = ["usage: medclip-dcl VERB ...; the options of a verb: medclip-dcl VERB --help"]
-    for group, verbs in GROUPS.items():
-        lines += ["", f"{group}:", *(f"  {name:<18} {verb.help}" for name, verb in verbs.items())]
+    for group in groups:
+        verbs = GROUPS[group].items()
+        lines += ["", f"{group}:", *(f"  {name:<18} {verb.help}" for name, verb in verbs)]
     return "\n".join(lines)
 
 

@@ -95,15 +95,20 @@ def test_options_of_a_verb(name, capsys):
     assert said.startswith(f"medclip-dcl {name}: error: ") and said.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "words", [["chek", "x"], ["prepare"], ["prepare", "mimic"], ["--config", "x.yaml", "fit"]]
-)
+@pytest.mark.parametrize("words", [["chek", "x"], ["prepare", "mimic"], ["--config", "x.yaml", "fit"]])
 def test_an_unknown_verb_is_one_line(words, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(words)
     said = capsys.readouterr().err
     assert said.startswith("medclip-dcl: error: VERB: expected one of demo, prepare mimic-cxr, ")
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["prepare"], ["prepare", "--help"]])
+def test_prepare_lists_its_sources(words, capsys):
+    main(words)
+    listed = {line.split("  ")[1] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
+    assert listed == set(GROUPS["prepare data"])
 
 
 def test_the_installed_program_is_this_one():
