@@ -62,7 +62,7 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
 def _description(prepared: PreparedSet) -> list[str]:
     info = prepared.info
     options = (
-        f"{name} {value if isinstance(value, str) else json.dumps(value)}"
+        f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
         for name, value in sorted(info["options"].items())
     )
     phantom = " (digital phantom: no patient data)" if prepared.is_phantom else ""
