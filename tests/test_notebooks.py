@@ -102,6 +102,13 @@ def run(phantom, small_bert, undrawn, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch) -> None:
+    """The working folder is empty: files of the checkout are out of reach, as with the wheel alone."""
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+
+
+@pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
     """Figures are drawn into memory; what a notebook sets for its kernel does not outlive the test."""
     logger, backend = logging.getLogger("pytorch_lightning.utilities.rank_zero"), matplotlib.get_backend()

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.test_notebooks import ETA, OBJECTIVES, cells
 from tests.wheel import ROOT, Environment, build_wheel, install
 
 pytestmark = pytest.mark.slow
 
 SHORT = "--trainer.max_epochs 1 --trainer.limit_train_batches 2"
+SMALL_IMAGES = "--data.init_args.image_size 64 --data.init_args.crop_size 48"
 SMALL = {
     "--studies 2600": "--studies 160",
     "--size 256": "--size 64",
-    "(--run_folder runs/demo)$": r"\1 --data.init_args.image_size 64 --data.init_args.crop_size 48",
+    "(--run_folder runs/demo)$": rf"\1 {SMALL_IMAGES}",
     "^(fit .*)": rf"\1 {SHORT}",
 }
 """Patterns of the demo's commands, and what makes them small."""
@@ -73,6 +75,18 @@ def test_other_verbs_use_the_demo(wheel, place):
     assert (place / "runs/digits/results.json").is_file()
     said = wheel.run(["-m", "medclip_dcl", "calibrate", "runs/demo"], place, status=1)
     assert "calibrates no finding" in said
+
+
+def test_notebooks_run_in_the_folder_of_the_demo(wheel, place):
+    """Two of them: the data alone, and a training by packaged configurations."""
+    parameters = f"OBJECTIVES, SETTINGS = ['infonce'], {[*SHORT.split(), *SMALL_IMAGES.split()]}"
+    code = {file: [cell["source"] for cell in cells(file, "code")] for file in (ETA, OBJECTIVES)}
+    code[OBJECTIVES].insert(1, parameters)  # after the first cell, which sets them
+    wheel.run(["-c", "\n".join([*code[ETA], "assert len(correlations) == 3"])], place)
+    said = wheel.run(["-c", "\n".join([*code[OBJECTIVES], "print(*rows, sep='\\n')"])], place)
+    assert "start − infonce\n" in said
+    config = (place / "runs/notebook_objectives/infonce/config.yaml").read_text(encoding="utf-8")
+    assert "# objective/infonce: packaged with medclip_dcl" in config
 
 
 def test_documented_commands_parse_from_the_wheel(wheel, tmp_path):
