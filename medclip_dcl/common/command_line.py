@@ -27,12 +27,15 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, digest_of_file
 
 Item = TypeVar("Item")
-_SYSTEM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
+_SYSTEM = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
+    *(errno.EEXIST, errno.ENOTDIR),  # a file in place of a folder
+}
 
 
 @contextmanager
 def one_line_errors(program: str) -> Iterator[None]:
-    """Print a `UserError` as one line, which `program` opens, and end with its status; so a full disk, or no rights."""
+    """Print a `UserError` as one line after `program` and end with its status; also a full disk, or no permission."""
     try:
         yield
     except UserError as error:

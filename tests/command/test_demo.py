@@ -95,6 +95,14 @@ def test_a_failed_step_stops_the_others_and_is_named(steps, tmp_path, capsys):
     assert sorted(ran(tmp_path)) == ["both", "end", "sides"]
 
 
+def test_a_file_in_place_of_the_folder_is_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="2"):
+        shell("demo")(["--folder", str(tmp_path / "file")])
+    assert capsys.readouterr().err == f"medclip-dcl demo: error: {tmp_path}/file: File exists\n"
+
+
 def test_a_step_without_its_product_is_a_failure(steps, tmp_path, monkeypatch):
     monkeypatch.setattr(demo, "STAGES", ((demo.Step("other", 1, "phantom a"),),))
     with pytest.raises(ValueError, match="phantom a ended with status 0 and without other"):
