@@ -162,7 +162,7 @@ def _finish(step: Step, folder: Path, status: int) -> None:
         how = f"signal {-status}" if status < 0 else f"status {status}"
         raise UserError(
             f"demo stops: medclip-dcl {step.words} ended with {how}"
-            f"{'' if status else f' and without {step.product}'}; the same command goes on from there"
+            f"{'' if status else f' and without {step.product}'}; the same command goes on, once that is mended"
         )
     for product in products:  # newer than what it was made from, also where the step had nothing to do
         os.utime(product)
