@@ -51,10 +51,11 @@ def run_ones(
                 idle.append(worker)
                 yield end
     finally:
+        for worker, _ in running.values():
+            worker.process.terminate()
         everyone = [*idle, *(worker for worker, _ in running.values())]
         for worker in everyone:
-            worker.process.terminate()
-            worker.connection.close()
+            worker.connection.close()  # by which an idle process ends, and releases what tqdm and torch hold
         for worker in everyone:
             worker.process.join(_SECONDS_TO_SAVE)
             worker.process.kill()
