@@ -61,7 +61,7 @@ def selected(rows: Rows, conditions: str) -> Rows:
 
 def filled(rows: Rows, words: str) -> str:
     """Text of `CONDITIONS => FORMAT`."""
-    conditions, _, form = words.partition(" => ")
+    conditions, _, form = words.partition("=> ")
     rows = selected(rows, conditions)
     if not rows:
         raise ValueError(f"no row has {conditions.strip()}")
