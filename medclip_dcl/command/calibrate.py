@@ -201,12 +201,13 @@ def _require_better(
     lost = [name for name in calibrated if name in findings and findings[name].method is None]
     if lost or not fitted.calibrated():
         reasons = "; ".join(f"{name}: {one.reason}" for name, one in findings.items() if one.method is None)
-        kept = (
-            f"is kept: it calibrates {', '.join(lost)}, which {folder} does not" if lost else "is not written"
-        )
+        if not lost:
+            raise WorseResultError(
+                f"{file} is not written: {folder} calibrates no finding ({reasons}); give a set with more validate patients"
+            )
         raise WorseResultError(
-            f"{file} {kept} ({reasons}); give a set with more validate patients, write to another file by --output "
-            "FILE, or delete this one"
+            f"{file} is kept: it calibrates {', '.join(lost)}, which {folder} does not ({reasons}); give a set with more "
+            "validate patients, write to another file by --output FILE, or delete this one"
         )
 
 
