@@ -203,11 +203,12 @@ def _require_better(
         reasons = "; ".join(f"{name}: {one.reason}" for name, one in findings.items() if one.method is None)
         if not lost:
             raise WorseResultError(
-                f"{file} is not written: {folder} calibrates no finding ({reasons}); give a set with more validate patients"
+                f"{file} is not written: {folder} calibrates no finding ({reasons}); give a set with more "
+                "validate patients"
             )
         raise WorseResultError(
-            f"{file} is kept: it calibrates {', '.join(lost)}, which {folder} does not ({reasons}); give a set with more "
-            "validate patients, write to another file by --output FILE, or delete this one"
+            f"{file} is kept: it calibrates {', '.join(lost)}, which {folder} does not ({reasons}); give a set with "
+            "more validate patients, write to another file by --output FILE, or delete this one"
         )
 
 
