@@ -20,6 +20,8 @@ _REMARKS = re.compile(
 _WARNINGS = (
     # Lightning's own use of a deprecated function, in every step.
     r".*isinstance.treespec, LeafSpec.*",
+    # Sums of all processes are reduced before they are logged.
+    r"It is recommended to use `self.log\('validate/loss'",
     # `LastEpoch` writes the last rows.
     r"The number of training batches \(\d+\) is smaller than the logging interval",
     # A run that is continued.
