@@ -541,7 +541,7 @@ def _hand_on(option: str, value: Any, users: Sequence[str], callbacks: Any) -> N
     """Hand an option to the callbacks that have it, so that the list of callbacks need not be repeated."""
     found = [one for one in listed(callbacks) if _name(one) in users]
     if not found:
-        raise UserError(f"--{option} {value}: no {' or '.join(users)} among trainer.callbacks would use it")
+        raise UserError(f"--{option}: no {' or '.join(users)} among trainer.callbacks would use it")
     for callback in found:
         callback.init_args[option] = value
 
