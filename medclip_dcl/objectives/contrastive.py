@@ -33,8 +33,8 @@ class ContrastiveStatistics(NamedTuple):
     """Share of anchors whose corrected negative term is at the floor: they hardly train."""
     class_probability: Tensor
     """Mean eta."""
-    false_negative_mass: Tensor
-    """Mean share of the negatives' mass that the correction attributes to false negatives, in [0, 1]."""
+    corrected_share: Tensor
+    """Mean share of the negatives' sum of exp s that the correction subtracts, in [0, 1]."""
 
 
 class Rows(NamedTuple):
@@ -64,6 +64,7 @@ def contrastive_loss(
     class_probability: float | Tensor = 0.0,
     floor: float | Tensor = -math.inf,
     weights: Tensor | None = None,
+    correction_logits: Tensor | None = None,
     reduction: str = "mean",
 ) -> Tensor:
     """Contrastive loss, corrected for false negatives anchor by anchor.
@@ -74,7 +75,8 @@ def contrastive_loss(
         g    = max{ 1/(1-eta) * [ mean_n exp s(x,u_n) - eta * mean_m exp s(x,v_m) ],  exp(floor) }
         loss = -log  exp s(x,x+) / ( exp s(x,x+) + N * g )
 
-    averaged over the M positives x+ of an anchor (choice, not from the papers, which have one x+). ``eta = 0`` is
+    averaged over an anchor's positives x+ (choice, not from the papers, which have one x+), which are also the M v_m
+    unless ``correction_logits`` has others: the derivation draws v_m apart from x+ (docs/theory.md). ``eta = 0`` is
     cross entropy (InfoNCE), a constant eta is DCL, one eta per anchor is the sample-specific loss. Computed in log
     space, in float32 or float64. Gradients flow into the logits, eta, the floor and the positive weights. Under
     `torch.func.vmap` the values of the arguments are not checked, and positives must be integers.
@@ -87,6 +89,7 @@ def contrastive_loss(
         floor: the least logit, -gamma^2; a number or a scalar tensor.
         weights: (anchor, candidate), at least 0: weights of the negatives; positive columns are ignored. The
             mean over negatives is weighted and N is the sum. An anchor with N = 0 costs 0 and counts in the mean.
+        correction_logits: (anchor, M) s(x,v_m) of the correction's positives; None: those of the positives.
         reduction: "mean", "sum" or "none".
 
     Returns:
@@ -102,7 +105,7 @@ def contrastive_loss(
         >>> round(contrastive_loss(logits, torch.tensor([0, 1])).item(), 4)
         0.1269
     """
-    rows = _rows(logits, positives, weights)
+    rows = _rows(logits, positives, weights, correction_logits)
     return reduce_losses(losses_of_rows(rows, class_probability, floor), reduction)
 
 
@@ -114,13 +117,16 @@ def contrastive_statistics(
     class_probability: float | Tensor = 0.0,
     floor: float | Tensor = -math.inf,
     weights: Tensor | None = None,
+    correction_logits: Tensor | None = None,
 ) -> ContrastiveStatistics:
-    """Share of anchors at the floor, mean eta and mean false-negative mass of `contrastive_loss`.
+    """Share of anchors at the floor, mean eta and mean corrected share of `contrastive_loss`.
 
-    Arguments and errors as there. The false-negative mass of an anchor is
-    ``eta * mean_m exp s(x,v_m) / mean_n exp s(x,u_n)``, at most 1.
+    Arguments and errors as there. The corrected share of an anchor is
+    ``eta * mean_m exp s(x,v_m) / mean_n exp s(x,u_n)``, at most 1. Where x+ is the one v_m, it says how near the anchor
+    is to its floor; where the v_m are other members of its class, it estimates the false negatives' share of the sum.
     """
-    return statistics_of_rows(_rows(logits, positives, weights), class_probability, floor)
+    rows = _rows(logits, positives, weights, correction_logits)
+    return statistics_of_rows(rows, class_probability, floor)
 
 
 def losses_of_rows(
@@ -144,8 +150,8 @@ def statistics_of_rows(
 ) -> ContrastiveStatistics:
     """`contrastive_statistics` from the statistics of each anchor's logits."""
     eta = eta_of_anchors(class_probability, rows.log_count)
-    _, is_at_floor, mass = _log_g(rows, eta, floor)
-    return ContrastiveStatistics(is_at_floor.float().mean(), eta.mean(), mass.mean())
+    _, is_at_floor, share = _log_g(rows, eta, floor)
+    return ContrastiveStatistics(is_at_floor.float().mean(), eta.mean(), share.mean())
 
 
 def reduce_losses(losses: Float[Tensor, "anchor"], reduction: str) -> Tensor:
@@ -160,7 +166,9 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _rows(logits: Tensor, positives: Tensor, weights: Tensor | None) -> Rows:
+def _rows(
+    logits: Tensor, positives: Tensor, weights: Tensor | None, correction_logits: Tensor | None = None
+) -> Rows:
     if logits.dim() != 2 or not logits.is_floating_point() or not len(logits):
         raise ValueError(
             "logits: expected floating point of shape (anchor, candidate) with at least one anchor, found "
@@ -194,11 +202,25 @@ def _rows(logits: Tensor, positives: Tensor, weights: Tensor | None) -> Rows:
         log_weights = weights.where(is_kept, 1).log().where(is_kept, least)
         log_count = _log_sum_exp(log_weights)
         weighted = logits + log_weights
+    log_mean_positive = None
+    if correction_logits is not None:
+        if (
+            correction_logits.dim() != 2
+            or len(correction_logits) != len(logits)
+            or not correction_logits.numel()
+        ):
+            raise ValueError(
+                f"correction_logits: expected the shape ({len(logits)}, M) with M of at least 1, found "
+                f"{tuple(correction_logits.shape)}"
+            )
+        others = correction_logits.to(logits)
+        log_mean_positive = others.logsumexp(1) - math.log(others.shape[1])
     return Rows(
         log_sum_negative=_log_sum_exp(weighted.masked_fill(is_positive, least)),
         log_count=log_count,
         positive_logits=logits.gather(1, columns.long()),
         n_positive=n_positive,
+        log_mean_positive=log_mean_positive,
     )
 
 
@@ -234,9 +256,9 @@ def _log_sum_exp(values: Tensor) -> Tensor:
 
 
 def _log_g(rows: Rows, eta: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """log g of each anchor, True where it is at the floor, and the false-negative mass.
+    """log g of each anchor, True where it is at the floor, and the corrected share.
 
-    log g = max{ log mean_n exp s + log(1 - mass) - log(1 - eta), floor }, mass = eta mean_m exp s / mean_n exp s.
+    log g = max{ log mean_n exp s + log(1 - share) - log(1 - eta), floor }, share = eta mean_m exp s / mean_n exp s.
     """
     least = torch.as_tensor(floor, dtype=eta.dtype, device=eta.device)
     if least.dim():
@@ -252,16 +274,16 @@ def _log_g(rows: Rows, eta: Tensor, floor: float | Tensor) -> tuple[Tensor, Tens
     has_negatives = rows.log_count != -math.inf
     log_negative = (rows.log_sum_negative - rows.log_count).where(has_negatives, 0)
     is_zero = eta == 0
-    mass = (eta.masked_fill(is_zero, 1).log() + log_positive - log_negative).clamp(max=0).exp()
-    # At eta = 0 the mass is 0, but not its gradient into eta.
+    share = (eta.masked_fill(is_zero, 1).log() + log_positive - log_negative).clamp(max=0).exp()
+    # At eta = 0 the share is 0, but not its gradient into eta.
     largest = int(math.log(torch.finfo(eta.dtype).max))
-    mass = mass.where(~is_zero, eta * (log_positive - log_negative).clamp(max=largest).exp())
-    is_correctable = mass < 1
-    corrected = log_negative + torch.log1p(-mass.where(is_correctable, 0)) - torch.log1p(-eta)
+    share = share.where(~is_zero, eta * (log_positive - log_negative).clamp(max=largest).exp())
+    is_correctable = share < 1
+    corrected = log_negative + torch.log1p(-share.where(is_correctable, 0)) - torch.log1p(-eta)
     is_above = is_correctable & (corrected > least)
     # NaN compares false: without this a NaN logit or eta would pass for an anchor at the floor.
     log_g = corrected.where(is_above | corrected.isnan(), least)
-    return log_g, ~is_above & has_negatives, mass.where(has_negatives, 0)
+    return log_g, ~is_above & has_negatives, share.where(has_negatives, 0)
 
 
 def eta_of_anchors(

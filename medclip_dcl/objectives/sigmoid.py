@@ -29,7 +29,7 @@ class _Terms(NamedTuple):
     negative: Float[Tensor, "anchor"]
     """N g"""
     is_at_floor: Bool[Tensor, "anchor"]
-    mass: Float[Tensor, "anchor"]
+    corrected_share: Float[Tensor, "anchor"]
     """Share of the negatives' term that the correction subtracts, in [0, 1]."""
 
 
@@ -103,7 +103,7 @@ def _terms(
         positive=of_positives(softplus(-logits)),
         negative=torch.maximum(corrected, floor),
         is_at_floor=(corrected <= floor) & (count > 0),
-        mass=(subtracted / unlabelled.where(unlabelled > 0, 1)).clamp(max=1),
+        corrected_share=(subtracted / unlabelled.where(unlabelled > 0, 1)).clamp(max=1),
     )
 
 
@@ -144,7 +144,7 @@ class SigmoidLoss(AnchorLoss):
         return {
             "bias": self.bias.detach(),
             "at_floor": terms.is_at_floor.float().mean(),
-            "false_negative_mass": terms.mass.mean(),
+            "corrected_share": terms.corrected_share.mean(),
         }
 
     def _terms(self, anchors: Anchors) -> _Terms:

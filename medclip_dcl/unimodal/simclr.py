@@ -108,7 +108,7 @@ class SimCLR(ViewsObjective):
     def loss_of_batch(
         self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
-        """Loss; share of anchors at the floor, mean eta, mean false-negative mass, share of capped etas."""
+        """Loss; share of anchors at the floor, mean eta, mean corrected share, share of capped etas."""
         first, second, *_ = embeddings
         extra = embeddings[2:] if self.n_views > 2 else None
         class_id = fields["class_id"] if self.unbiased else None

@@ -11,8 +11,8 @@ from torch.nn.functional import cross_entropy
 from medclip_dcl.objectives import contrastive_loss, contrastive_statistics
 
 
-def loop_loss(logits, is_positive, eta, floor, weights):
-    """SSD, eq. 7 and 8, with its floor, anchor by anchor in plain numbers."""
+def loop_loss(logits, is_positive, eta, floor, weights, correction=None):
+    """SSD, eq. 7 and 8, with its floor, anchor by anchor in plain numbers; v_m are x+ or (anchor, M) `correction`."""
     losses = []
     for a in range(logits.shape[0]):
         s = [float(x) for x in logits[a]]
@@ -23,7 +23,8 @@ def loop_loss(logits, is_positive, eta, floor, weights):
             losses.append(0.0)
             continue
         mean_negative = sum(float(weights[a, j]) * math.exp(s[j]) for j in negatives) / count
-        mean_positive = sum(math.exp(s[j]) for j in positives) / len(positives)
+        of_correction = [s[j] for j in positives] if correction is None else correction[a].tolist()
+        mean_positive = sum(map(math.exp, of_correction)) / len(of_correction)
         g = max((mean_negative - eta[a] * mean_positive) / (1 - eta[a]), math.exp(floor))
         losses.append(
             sum(-math.log(math.exp(s[j]) / (math.exp(s[j]) + count * g)) for j in positives) / len(positives)
@@ -32,18 +33,19 @@ def loop_loss(logits, is_positive, eta, floor, weights):
 
 
 @pytest.mark.parametrize(
-    "anchors, candidates, gamma2, eta, several_positives, weighted",
+    "anchors, candidates, gamma2, eta, several_positives, weighted, m",
     [
-        (1, 2, 1.0, 0.0, False, True),
-        (1, 2, 1.0, "mixed", True, False),
-        (7, 4, 14.0, 0.3, True, False),
-        (7, 4, 14.0, "mixed", True, True),
-        (5, 23, 14.0, 0.0, True, True),
-        (5, 23, 14.0, 0.3, False, True),
-        (5, 23, 14.0, "mixed", False, False),
+        (1, 2, 1.0, 0.0, False, True, 0),
+        (1, 2, 1.0, "mixed", True, False, 0),
+        (7, 4, 14.0, 0.3, True, False, 0),
+        (7, 4, 14.0, "mixed", True, True, 3),
+        (5, 23, 14.0, 0.0, True, True, 0),
+        (5, 23, 14.0, 0.3, False, True, 1),
+        (5, 23, 14.0, "mixed", False, False, 0),
+        (9, 23, 4.0, "mixed", False, False, 8),
     ],
 )
-def test_equals_the_loop(anchors, candidates, gamma2, eta, several_positives, weighted):
+def test_equals_the_loop(anchors, candidates, gamma2, eta, several_positives, weighted, m):
     logits = gamma2 * (2 * torch.rand(anchors, candidates, dtype=torch.float64) - 1)
     column = torch.randint(candidates, (anchors,))
     is_positive = torch.arange(candidates) == column[:, None]
@@ -54,17 +56,24 @@ def test_equals_the_loop(anchors, candidates, gamma2, eta, several_positives, we
         weights[0] = 0.0  # an anchor without negatives
         weights[:, 1] = 0.0
     eta_of = torch.rand(anchors, dtype=torch.float64) * 0.5 if eta == "mixed" else torch.full((anchors,), eta)
-    found = contrastive_loss(
-        logits,
-        is_positive if several_positives else column,
-        class_probability=eta_of if eta == "mixed" else eta,
-        floor=-gamma2,
-        weights=weights,
-        reduction="none",
-    )
-    ones = torch.ones_like(logits)
-    expected = loop_loss(logits, is_positive, eta_of.tolist(), -gamma2, ones if weights is None else weights)
+    correction = gamma2 * (2 * torch.rand(anchors, m, dtype=torch.float64) - 1) if m else None
+    arguments = {
+        "class_probability": eta_of if eta == "mixed" else eta,
+        "floor": -gamma2,
+        "weights": weights,
+        "correction_logits": correction,
+    }
+    positives = is_positive if several_positives else column
+    found = contrastive_loss(logits, positives, reduction="none", **arguments)
+    ones = torch.ones_like(logits) if weights is None else weights
+    expected = loop_loss(logits, is_positive, eta_of.tolist(), -gamma2, ones, correction)
     torch.testing.assert_close(found, expected)
+    if correction is not None:
+        own = logits.gather(1, column[:, None])
+        arguments["correction_logits"] = own
+        same = contrastive_loss(logits, column, reduction="none", **arguments)
+        arguments["correction_logits"] = None
+        torch.testing.assert_close(same, contrastive_loss(logits, column, reduction="none", **arguments))
     integers = column.to(torch.int16)  # of any type
     assert several_positives or torch.equal(
         contrastive_loss(logits, integers, floor=-gamma2),
@@ -101,7 +110,38 @@ def test_loss_at_the_floor_by_hand():
     assert found.item() == pytest.approx(math.log1p(3 * math.exp(-14.0 - 5.0)), rel=1e-4)
     statistics = contrastive_statistics(logits, torch.tensor([0]), class_probability=0.3, floor=-14.0)
     assert statistics.at_floor.item() == 1.0
-    assert statistics.false_negative_mass.item() == 1.0
+    assert statistics.corrected_share.item() == 1.0
+
+
+def test_corrected_share_by_hand():
+    """eta N q / (1 - q) of the anchor's own positive; with others as v_m their mean in its place."""
+    logits = torch.tensor([[1.0, 0.5, -0.5], [0.0, 1.0, 0.3]], dtype=torch.float64)
+    q = logits.softmax(1).diagonal()
+    options = {"class_probability": torch.tensor([0.1, 0.2]).double(), "floor": -14.0}
+    own = contrastive_statistics(logits, torch.arange(2), **options)
+    assert own.corrected_share.item() == pytest.approx(
+        (options["class_probability"] * 2 * q / (1 - q)).mean().item()
+    )
+    others = torch.tensor([[0.2, -0.7], [0.1, 0.4]], dtype=torch.float64)
+    shares = [
+        eta * (math.exp(a) + math.exp(b)) / (math.exp(c) + math.exp(d))
+        for eta, (a, b), (c, d) in zip((0.1, 0.2), others.tolist(), ((0.5, -0.5), (0.0, 0.3)), strict=True)
+    ]
+    found = contrastive_statistics(logits, torch.arange(2), correction_logits=others, **options)
+    assert found.corrected_share.item() == pytest.approx(sum(shares) / 2)
+
+
+def test_gradient_into_correction_logits_equals_finite_differences():
+    logits = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    correction = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    eta = torch.tensor([0.0, 0.3, 0.1, 0.05], dtype=torch.float64)
+    for floor in (-14.0, -0.3):
+        assert torch.autograd.gradcheck(
+            lambda x, v, f=floor: contrastive_loss(
+                x, torch.arange(4), class_probability=eta, floor=f, correction_logits=v
+            ),
+            (logits, correction),
+        )
 
 
 @pytest.mark.parametrize(

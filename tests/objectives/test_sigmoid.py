@@ -63,7 +63,7 @@ def test_is_the_loop(views, same_text, gamma2, bias):
         logits = similarity(regions, sentences)
         expected = by_loop(logits, views, same_text, eta, 0.0, -gamma2, weight, term(bias))
         assert loss.item() == pytest.approx(expected, rel=1e-6)
-        assert figures["bias"].item() == bias and 0 < figures["false_negative_mass"].item() <= 1
+        assert figures["bias"].item() == bias and 0 < figures["corrected_share"].item() <= 1
         assert figures["at_floor"].item() > 0 or gamma2 == 2.0
 
 
