@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from medclip_dcl.data.examples import column
+from medclip_dcl.data.fields import FieldRows, values_of
 from medclip_dcl.data.prepared import PreparedSet
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -24,7 +24,8 @@ def training_sentences(prepared: PreparedSet) -> pd.DataFrame:
 
 def with_eta(sentences: pd.DataFrame, rule: Any) -> pd.DataFrame:
     """The table with the column eta, by a `ClassProbability`, which reads its fields from the other columns."""
-    fields = {name: column(sentences[name].to_dict(), range(len(sentences))) for name in rule.requires}
+    every = range(len(sentences))
+    fields = {name: FieldRows({"value": values_of(sentences[name])})[every] for name in rule.requires}
     with torch.no_grad():
         # A copy: a rule with parameters stays where it is trained.
         eta = copy.deepcopy(rule).cpu()(**fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from medclip_dcl.data.by_length import pieces_by_length, rows_of
 from medclip_dcl.data.features import Features
+from medclip_dcl.data.fields import FieldRows
 from medclip_dcl.data.images import Crop, Images
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.networks.image_text import pad_tokens
@@ -57,7 +58,7 @@ class ReportedExamples(Dataset):
     seen: int
     draws_one: bool
     seed: int
-    anchor: Mapping[str, Mapping[int, Any]]
+    anchor: Mapping[str, FieldRows]
     candidate: Mapping[str, Tensor]
     masking: Masking | None
     extra: Mapping[str, Any]
@@ -113,7 +114,7 @@ class ReportedExamples(Dataset):
             "study_id": torch.tensor([self.study_ids[index] for index in indices]),
             "sentence_id": torch.tensor(sentence_ids),
             "image_key": torch.tensor(indices),
-            "anchor": {name: column(values, sentence_ids) for name, values in self.anchor.items()},
+            "anchor": {name: rows[sentence_ids] for name, rows in self.anchor.items()},
             "candidate": {name: values[indices] for name, values in self.candidate.items()},
             **self.extra,
         }
@@ -164,9 +165,3 @@ class ReportedExamples(Dataset):
         """Sentences to encode at once, where images are encoded in parts."""
         parts = -(-len(examples) // self.extra.get("encode_at_once", len(examples)))
         return -(-len(sentence_ids) // parts)
-
-
-def column(values: Mapping[Any, Any], keys: Sequence[Any]) -> Tensor:
-    """(key, ...) values of these keys, numbers or arrays of one shape; floating point as float32."""
-    found = torch.from_numpy(np.array([values[key] for key in keys]))
-    return found.float() if found.is_floating_point() else found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.data.arrays import Arrays
 from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, report_embedding
 
 
@@ -41,6 +42,43 @@ class OwnFields(NamedTuple):
     """Column that says to what a row belongs: sentence_id or dicom_id."""
     columns: pd.DataFrame
     """Numeric columns, by key."""
+
+
+class FieldRows:
+    """A field by key: one array and the row of each key in it, which the processes of a loader share.
+
+    Args:
+        arrays: "value" (row,) or (row, dim), numbers, such as vectors of float16; "key" (row,), int64, ascending: the
+            sentence_id of each row. Without "key" the keys are rows, as the places of images; with "row" (key,) too,
+            places whose rows these are: images of one study share its row.
+    """
+
+    def __init__(self, arrays: Arrays | Mapping[str, np.ndarray]) -> None:
+        self.arrays = arrays if isinstance(arrays, Arrays) else Arrays(arrays)
+
+    def __getitem__(self, keys: Sequence[int] | np.ndarray) -> Tensor:
+        """(key, ...) values of these keys; floating point as float32."""
+        rows = np.asarray(keys, dtype=np.int64)
+        if "key" in self.arrays:
+            rows = rows_of_keys(self.arrays["key"], rows)
+        if "row" in self.arrays:
+            rows = self.arrays["row"][rows]
+        found = torch.from_numpy(self.arrays["value"][rows])
+        return found.float() if found.is_floating_point() else found
+
+
+def values_of(column: pd.Series) -> np.ndarray:
+    """(row, ...) values of a column of numbers, or of arrays of one shape."""
+    return np.stack(column.to_list()) if column.dtype == object else column.to_numpy()
+
+
+def rows_of_keys(known: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Place of each key among the known ones, which ascend; a KeyError names one that is not among them."""
+    rows = np.searchsorted(known, keys)
+    is_other = known[np.minimum(rows, len(known) - 1)] != keys if len(known) else np.ones(len(keys), bool)
+    if is_other.any():
+        raise KeyError(keys[is_other][0])
+    return rows
 
 
 def read_own_fields(file: str | Path) -> OwnFields:

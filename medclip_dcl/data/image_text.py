@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -14,14 +14,16 @@ from torch.utils.data import DataLoader
 from medclip_dcl.common.distributed import rank_and_size
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.findings import CHEX5
-from medclip_dcl.data.examples import Reported, ReportedExamples, column
+from medclip_dcl.data.examples import Reported, ReportedExamples
 from medclip_dcl.data.features import EncodedImages, Features, FeaturesInfo
 from medclip_dcl.data.fields import (
+    FieldRows,
     OwnFields,
     check_fields,
     image_fields,
     read_own_fields,
     sentence_fields,
+    values_of,
 )
 from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, require_part, usual_crop
 from medclip_dcl.data.link import ImageTextData, ImageTextRequirements
@@ -264,7 +266,9 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         check_fields(of_sentences, of_images, self._own_fields, findings)
         # Plain values: loader processes need no Trainer.
         table = self.sentence_fields(of_sentences)
-        anchor: dict[str, dict[Any, Any]] = {name: table[name].to_dict() for name in of_sentences}
+        table = table.sort_index()
+        keys = table.index.to_numpy()
+        anchor = {name: FieldRows({"key": keys, "value": values_of(table[name])}) for name in of_sentences}
         candidate = image_fields(
             self.prepared, of_images, reported.images, self.text_embedding_name, self._own_fields
         )
@@ -273,7 +277,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         if augmented and required.check_sentence_fields is not None:
             said = [sentence for ids in reported.sentence_ids for sentence in ids]
             sample = np.random.default_rng(0).choice(said, min(len(said), _CHECKED_SENTENCES)).tolist()
-            required.check_sentence_fields({name: column(values, sample) for name, values in anchor.items()})
+            required.check_sentence_fields({name: rows[sample] for name, rows in anchor.items()})
         masking, extra = None, {}
         if required.masked_vocabulary is not None:
             masking = Masking(required.masked_vocabulary, self.mask_probability)
