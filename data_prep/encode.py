@@ -21,6 +21,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json
 from medclip_dcl.common.journal import Journal
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.data.shards import StoredImages
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.runs.saved import read_json
 
@@ -72,26 +73,27 @@ def encode(settings: Encode) -> Path:
     states = RowFile(folder / SENTENCES_FILE, len(texts), kept)
     left = texts[states.done :]
     states.write(_states(network, left), math.ceil(len(left) / _SORTED), "sentences")
-    files = [prepared.image_file(path) for path in images["path"]]
-    features = RowFile(folder / IMAGES_FILE, len(files), kept)
+    features = RowFile(folder / IMAGES_FILE, len(images), kept)
+    left_images = prepared.stored_images(images["path"].tolist()).part(features.done)
     workers = (
         (0 if device.type == "cpu" else available_cores()) if settings.workers is None else settings.workers
     )
-    batches = _batches(files[features.done :], view, settings.batch_size, workers)
+    batches = _batches(left_images, view, settings.batch_size, workers)
     features.write(_features(network, batches), len(batches), "images")
     write_json(info, folder / INFO_FILE)
     kept.remove()
-    print(f"{folder}: {len(files):,} images, {len(texts):,} sentences", flush=True)
+    print(f"{folder}: {len(images):,} images, {len(texts):,} sentences", flush=True)
     print(f"to train on them: --data.init_args.features {folder.name} --config heads")
     return folder
 
 
-def _batches(files: list[Path], view: View, batch_size: int, workers: int) -> DataLoader:
+def _batches(stored: StoredImages, view: View, batch_size: int, workers: int) -> DataLoader:
     from torch.utils.data import DataLoader
 
     from medclip_dcl.data.images import ImageExamples, Images
 
-    examples = ImageExamples(Images(files, view.size, False), [file.stem for file in files], view.seen)
+    names = [str(place) for place in range(len(stored))]
+    examples = ImageExamples(Images(stored, view.size, False), names, view.seen)
     return DataLoader(examples, batch_size, num_workers=workers, collate_fn=examples.collate)
 
 

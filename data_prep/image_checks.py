@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from pathlib import Path, PurePosixPath
+from itertools import chain
+from pathlib import PurePosixPath
 from typing import Any
 
 import pandas as pd
 from PIL import Image
 
 from data_prep.command import progress
-from medclip_dcl.common.files import digest_of_file
+from medclip_dcl.common.files import digest
 from medclip_dcl.data.identity import IMAGE_FILES
 from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.data.shards import StoredImages
 from medclip_dcl.data.table_checks import some
+
+# Images that a worker process reads at a time.
+_PART = 64
 
 
 def check_files(
@@ -34,9 +40,10 @@ def check_files(
     # Of an image that differs from what was written; "" for none.
     changed = dict(prepared.content.images)
     if full and paths:
-        files = [root / path for path in paths]
-        found = pool.map(digests, files, chunksize=64) if pool else map(digests, files)
-        examined = dict(zip(paths, progress(found, len(files), "image files", "images"), strict=True))
+        stored = prepared.stored_images(paths)
+        parts = [stored.part(start, start + _PART) for start in range(0, len(paths), _PART)]
+        found = chain.from_iterable(pool.map(digests, parts) if pool else map(digests, parts))
+        examined = dict(zip(paths, progress(found, len(paths), "image files", "images"), strict=True))
         changed |= {path: now for path, (now, _) in examined.items() if now != written.get(path)}
         pixels = {path: of_pixels for path, (_, of_pixels) in examined.items() if of_pixels}
     there = {str(PurePosixPath(file.relative_to(root))) for file in root.rglob("*") if file.is_file()}
@@ -68,19 +75,26 @@ def find_copies(images: pd.DataFrame, digests: Mapping[str, str]) -> tuple[list[
 def _pairs(images: pd.DataFrame, column: str) -> dict[Any, str]:
     """For each digest with several values of a column, two images that differ in it."""
     pairs = {}
-    for digest, group in images.groupby("digest", sort=False):
+    for key, group in images.groupby("digest", sort=False):
         first, other = group.iloc[0], group[group[column] != group[column].iloc[0]]
         if len(other):
             two = (f"{r['path']} ({r['use']}, patient {r['subject_id']})" for r in (first, other.iloc[0]))
-            pairs[digest] = " = ".join(two)
+            pairs[key] = " = ".join(two)
     return pairs
 
 
-def digests(file: Path) -> tuple[str, str]:
-    """Digests of a file and of its pixels; "" where it cannot be read."""
+def digests(stored: StoredImages) -> list[tuple[str, str]]:
+    """Digests of the bytes and of the pixels of each image; "" where they cannot be read."""
+    return [_digests(stored, index) for index in range(len(stored))]
+
+
+def _digests(stored: StoredImages, index: int) -> tuple[str, str]:
+    of_bytes = ""
     try:
-        with Image.open(file) as image:
+        content = stored[index]
+        of_bytes = digest(content)
+        with Image.open(io.BytesIO(content)) as image:
             pixels = f"{image.size} ".encode() + image.tobytes()
-        return digest_of_file(file), hashlib.blake2b(pixels, digest_size=16).hexdigest()
+        return of_bytes, hashlib.blake2b(pixels, digest_size=16).hexdigest()
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError):
-        return digest_of_file(file), ""
+        return of_bytes, ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Generic
 
 import numpy as np
@@ -19,6 +18,7 @@ from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.data.link import ImageSettings, LinkedDataModule, Requirements
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, worker_options
+from medclip_dcl.data.shards import StoredImages
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.transforms import augment, centre_crop, load_grey, to_input
 
@@ -34,22 +34,20 @@ def usual_crop(image_size: int) -> int:
 class Images:
     """Grey images by position, scaled so that the shorter side has `size` pixels; read when needed, or at once."""
 
-    def __init__(self, files: list[Path], size: int, in_memory: bool) -> None:
-        self.files, self.size = files, size
+    def __init__(self, stored: StoredImages, size: int, in_memory: bool) -> None:
+        self.stored, self.size = stored, size
         self.cache: list[np.ndarray] = []
         if in_memory:
-            self.cache = [self[index] for index in range(len(files))]
+            self.cache = [self[index] for index in range(len(stored))]
 
     def __getitem__(self, index: int) -> UInt8[np.ndarray, "height width"]:
         if self.cache:
             return self.cache[index]
-        file = self.files[index]
         try:
-            return load_grey(file, self.size)
+            return load_grey(self.stored[index], self.size)
         except OSError as error:
             raise PreparedDataError(
-                f"prepared image {file} cannot be read ({error}); delete it and run the command that made "
-                "the set again"
+                f"prepared image {self.stored.where(index)} cannot be read ({error}); {self.stored.remedy}"
             ) from error
 
 
@@ -176,7 +174,7 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
         """Grey levels of a prepared image at image_size, without padding."""
         images = self.prepared.table("images")
         image = images[images["dicom_id"] == dicom_id].iloc[0]
-        grey = load_grey(self.prepared.image_file(image["path"]), self.image_size)
+        grey = Images(self.prepared.stored_images([image["path"]]), self.image_size, False)[0]
         return grey[self.fitted_view.shown(int(image["height"]), int(image["width"])).slices]
 
     def test_dataloader(self) -> DataLoader:
@@ -221,8 +219,8 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
         key = "\n".join(dicom_ids)
         if key not in self._images:
             paths = self.prepared.table("images").set_index("dicom_id")["path"].loc[list(dicom_ids)]
-            files = [self.prepared.image_file(path) for path in paths]
-            self._images[key] = Images(files, self.image_size, self.cache_images)
+            stored = self.prepared.stored_images(paths.tolist())
+            self._images[key] = Images(stored, self.image_size, self.cache_images)
         return self._images[key]
 
     def _loader(self, dataset: Dataset, sampler: Any, batch_size: int | None, collate: Any) -> DataLoader:

@@ -7,7 +7,7 @@ fingerprint of the content (`medclip_dcl.data.identity`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from medclip_dcl.common.files import digest, parse_json, replacing, write_parque
 from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
 from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, current_content
+from medclip_dcl.data.shards import ImageFiles, StoredImages
 from medclip_dcl.data.table_checks import REFERENCES, contradictions, damage, score_problem, some
 
 FORMAT_VERSION = PREPARED_SET.version
@@ -468,8 +469,13 @@ class PreparedSet:
         options = self.info["options"]
         return options.get("geometry", "stretch"), options.get("size")
 
-    def image_file(self, path: str) -> Path:
-        return self.folder / "images" / path
+    def stored_images(self, paths: Sequence[str]) -> StoredImages:
+        """Images of these paths of the table "images", in this order, encoded as they are stored."""
+        return ImageFiles(self.folder / "images", paths)
+
+    def read_image(self, path: str) -> bytes:
+        """The JPEG file of an image, by its path in the table "images"."""
+        return self.stored_images([path])[0]
 
     @cached_property
     def patients_in_training_and_evaluation(self) -> list[int]:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import io
 
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 
-def load_grey(file: Path, size: int) -> UInt8[np.ndarray, "height width"]:
-    """Load a prepared image as grey levels, its shorter side resized to `size` pixels, antialiased."""
-    with Image.open(file) as image:
+def load_grey(encoded: bytes, size: int) -> UInt8[np.ndarray, "height width"]:
+    """Decode a prepared image as grey levels, its shorter side resized to `size` pixels, antialiased.
+
+    Raises:
+        OSError: the bytes are no image, or are cut off.
+    """
+    try:
+        image = Image.open(io.BytesIO(encoded))
+    except UnidentifiedImageError:
+        raise OSError("no image of a known format") from None
+    with image:
         # JPEG decodes directly to 1/2, 1/4 or 1/8 of its size, but not below the target.
         target = _scaled_size(image, size)
         drafted = image.draft("L", target)

@@ -122,8 +122,8 @@ def test_evaluation_loaders_hold_every_image_once(small_set, small_bert):
     ids = [x for batch in tested for x in batch["dicom_id"]]
     assert sorted(ids) == sorted(data.evaluation("test").images["dicom_id"]) and len(set(ids)) == 10
     path = data.prepared.table("images").set_index("dicom_id")["path"][ids[0]]
-    assert torch.equal(tested[0]["images"][0], to_input(load_grey(data.prepared.image_file(path), 40)))
-    assert (data.load_image(ids[0]) == load_grey(data.prepared.image_file(path), 40)).all()
+    assert torch.equal(tested[0]["images"][0], to_input(load_grey(data.prepared.read_image(path), 40)))
+    assert (data.load_image(ids[0]) == load_grey(data.prepared.read_image(path), 40)).all()
     test, held_out = data.evaluation("test"), data.evaluation("validate")
     assert len(test.cases) == 30 and len(test.boxes) == 4
     assert set(test.images.columns) == {"dicom_id", "subject_id", "study_id", "height", "width"}
@@ -166,13 +166,13 @@ def test_wide_images_are_cropped_anywhere_and_seen_centred(wide_set, small_bert)
     paths = prepared.table("images").set_index("dicom_id")["path"]
     first = next(iter(data.val_dataloader()))
     assert first["images"].shape[-2:] == (40, 40)
-    whole = load_grey(prepared.image_file(paths[first["dicom_id"][0]]), 40)
+    whole = load_grey(prepared.read_image(paths[first["dicom_id"][0]]), 40)
     assert torch.equal(first["images"][0], to_input(whole[4:44]))
     tops = set()
     for batch in batches(data.train_dataloader()):
         # Brightness and contrast vary; the crop is where the picture fits best.
         for image, dicom_id in zip(batch["images"], batch["dicom_id"], strict=True):
-            original = torch.from_numpy(load_grey(prepared.image_file(paths[dicom_id]), 40).astype("float32"))
+            original = torch.from_numpy(load_grey(prepared.read_image(paths[dicom_id]), 40).astype("float32"))
             crops = torch.stack([original[top : top + 40].flatten() for top in range(9)])
             tops.add(torch.corrcoef(torch.cat([image[:1].flatten()[None], crops]))[0, 1:].argmax().item())
     assert min(tops) <= 1 and max(tops) >= 7
@@ -187,7 +187,7 @@ def test_a_shown_image_has_no_padding(small_set, small_bert, tmp_path):
     write_json({**info, "options": {"geometry": "pad", "size": 40}}, folder / "dataset.json")
     data = datamodule(folder, small_bert, image_size=80, crop_size=64)
     dicom_id = data.prepared.table("images")["dicom_id"].iloc[3]
-    whole = load_grey(data.prepared.image_file(data.prepared.table("images")["path"].iloc[3]), 80)
+    whole = load_grey(data.prepared.read_image(data.prepared.table("images")["path"].iloc[3]), 80)
     # Originals are 60 x 50: fitted to 40, 33 columns are the image, 3 before and 4 after it are padding.
     assert np.array_equal(data.load_image(dicom_id), whole[:, 6:72])
 
@@ -258,7 +258,7 @@ def test_further_views_are_other_images_of_the_study(small_set, small_bert, tmp_
     assert batch["images"].shape == (72, 3, 40, 40)
     assert batch["view_of"].tolist() == [*range(24)] * 3
     path = data.prepared.table("images").set_index("dicom_id")["path"]
-    whole = {id_: to_input(load_grey(data.prepared.image_file(path[id_]), 40)) for id_ in batch["dicom_id"]}
+    whole = {id_: to_input(load_grey(data.prepared.read_image(path[id_]), 40)) for id_ in batch["dicom_id"]}
     pair = [id_ for id_ in batch["dicom_id"] if id_.startswith(("00000000", "00000001"))]
     for row, id_ in enumerate(batch["dicom_id"]):
         other = next((x for x in pair if x != id_), id_) if id_ in pair else id_

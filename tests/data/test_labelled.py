@@ -133,7 +133,7 @@ def test_crops_vary_and_validation_sees_whole_images(labelled_set):
     assert next(iter(first.values())).shape == (3, 32, 32)
     batch = next(iter(data.val_dataloader()))
     path = data.prepared.table("images").set_index("dicom_id")["path"][batch["dicom_id"][0]]
-    assert torch.equal(batch["images"][0], to_input(load_grey(data.prepared.image_file(path), 40)))
+    assert torch.equal(batch["images"][0], to_input(load_grey(data.prepared.read_image(path), 40)))
 
 
 @pytest.mark.parametrize("use", ["test", "grounding"])

@@ -50,7 +50,7 @@ def test_rows_are_those_of_single_examples(encoded, exported):
     states = found.of_sentences(sentences["sentence_id"].tolist())
     with torch.no_grad():
         for path, row in zip(images["path"], rows, strict=True):
-            seen = to_input(centre_crop(load_grey(prepared.image_file(path), 64), 48))
+            seen = to_input(centre_crop(load_grey(prepared.read_image(path), 64), 48))
             torch.testing.assert_close(
                 row.float(), network.image_features(seen[None])[0], rtol=1e-3, atol=1e-4
             )

@@ -193,7 +193,9 @@ def test_fine_tuning_scales_the_first_features(small_set, tmp_path, monkeypatch)
     torch.manual_seed(0)
     model = Classifier(["Edema"], resnet(), learning_rate=0.01)
     images = pd.read_parquet(small_set / "images.parquet").query("use == 'train'").sort_values("dicom_id")[:9]
-    shown = torch.stack([to_input(load_grey(small_set / "images" / path, 32)) for path in images["path"]])
+    shown = torch.stack(
+        [to_input(load_grey((small_set / "images" / path).read_bytes(), 32)) for path in images["path"]]
+    )
     with torch.no_grad():
         features = model.eval().network.features(shown)
     trainer(tmp_path, 2).fit(model.train(), datamodule(small_set))

@@ -14,7 +14,7 @@ def test_load_grey_scales_and_turns_grey(tmp_path):
     colour = np.zeros((64, 64, 3), np.uint8)
     colour[:, 32:] = 200
     Image.fromarray(colour).save(tmp_path / "a.png")
-    grey = load_grey(tmp_path / "a.png", 16)
+    grey = load_grey((tmp_path / "a.png").read_bytes(), 16)
     assert grey.shape == (16, 16) and grey.dtype == np.uint8
     assert grey[8, 1] == 0 and grey[8, 14] == 200
 
@@ -22,7 +22,7 @@ def test_load_grey_scales_and_turns_grey(tmp_path):
 def test_an_image_of_odd_size_is_not_shifted(tmp_path):
     rows = np.linspace(0, 250, 165)[:, None].repeat(129, axis=1).round().astype(np.uint8)
     Image.fromarray(rows).save(tmp_path / "a.jpg", quality=100)
-    grey = load_grey(tmp_path / "a.jpg", 64).astype(float)
+    grey = load_grey((tmp_path / "a.jpg").read_bytes(), 64).astype(float)
     assert grey.shape == (82, 64)
     expected = np.linspace(0, 250, 165)[[0, 82, 164]]
     np.testing.assert_allclose(grey[[0, 41, 81], 30], expected, atol=2.5)
