@@ -50,6 +50,9 @@ class EvaluationTables(EvaluatedImages):
         reports_in_words: description of the retrieved reports.
         regions: all boxes, with or without a phrase, and with their reader where the set names it; empty on validate.
         masks: rows of the set's table; empty on validate.
+        sentence_classes: sentence_id, text, class_id, rho (the share of images of which the class is true) of all
+            sentences of a set whose truth is known (a phantom); else empty.
+        image_classes: dicom_id, class_id: the classes that are true of an image; empty as well.
         tuning: dicom_ids of the validate images that are among those of test for their regions and masks.
     """
 
@@ -61,6 +64,8 @@ class EvaluationTables(EvaluatedImages):
     reports_in_words: str = "all"
     regions: pd.DataFrame = field(default_factory=lambda: _no_rows("boxes"))
     masks: pd.DataFrame = field(default_factory=lambda: _no_rows("masks"))
+    sentence_classes: pd.DataFrame = field(default_factory=lambda: _no_rows("classes").assign(text=""))
+    image_classes: pd.DataFrame = field(default_factory=lambda: _no_rows("image_classes"))
     tuning: frozenset[str] = frozenset()
 
     @property
@@ -363,10 +368,11 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         images = images.assign(_later=is_later)[images["dicom_id"].isin(evaluated)]
         images = images.sort_values(["_later", "dicom_id"]).reset_index(drop=True)
         reports = self.prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
+        texts = self.prepared.table("sentences")[["sentence_id", "text"]]
         sentences = (
             images.loc[images["dicom_id"].isin(reported["dicom_id"]), ["dicom_id", "study_id"]]
             .merge(reports, on="study_id")
-            .merge(self.prepared.table("sentences")[["sentence_id", "text"]], on="sentence_id")
+            .merge(texts, on="sentence_id")
         )
         return EvaluationTables(
             images=images[["dicom_id", "subject_id", "study_id", "height", "width"]],
@@ -378,6 +384,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             reports_in_words=in_words,
             regions=regions,
             masks=masks,
+            sentence_classes=self._rows_if_any("classes").merge(texts, on="sentence_id"),
+            image_classes=self._rows_if_any("image_classes"),
             tuning=frozenset(tuning),
         )
 

@@ -16,5 +16,6 @@ if TYPE_CHECKING:
     from medclip_dcl.evaluation.localisation import Localisation as Localisation
     from medclip_dcl.evaluation.results import ResultsWriter as ResultsWriter
     from medclip_dcl.evaluation.retrieval import Retrieval as Retrieval
+    from medclip_dcl.evaluation.sentences import SentenceClassification as SentenceClassification
 
 __all__, __getattr__, __dir__ = public(__name__, __file__)

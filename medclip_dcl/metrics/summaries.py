@@ -7,6 +7,7 @@ with an array (draw,) in the place of each number; NaN where a draw has no case,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,9 @@ LOCALISATION = ("hit", "area", "cnr_signed", "miou", "iou", "dice", "reader_iou"
 """Numbers of a case of the localisation; area is the chance level of hit."""
 LOCALISATION_OPTIONS = ("hit_within", "iou_normalised")
 """Numbers of a case that options of `Localisation` add."""
+RHO_BANDS = {"rare": 0.1, "middle": 0.4, "common": math.inf}
+"""Band of sentence classes -> the share of images of which they are true (rho) lies below this and not in the band
+before."""
 BINS = 10
 """Bins of a reliability curve and of the expected calibration error (choice)."""
 
@@ -232,6 +236,39 @@ def calibration(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1)
     return {"by_finding": by_finding}
 
 
+def sentences(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
+    """AUC and precision at 10 of sentences as queries of images: means over classes, of all and by band of rho.
+
+    A class counts with the mean over its wordings, its sentences, which have the same images in the same order. Cases
+    have sentence_id, class, rho of the class (NaN: in no band), subject_id, label (1: true of the image) and score.
+    `min_patients` of a mean.
+    """
+    cases = cases.reset_index(drop=True)
+    scores, positive = cases["score"].to_numpy("float64"), cases["label"].to_numpy() == 1
+    by_class: dict[Any, Numbers] = {}
+    for name, rows in cases.groupby("class", sort=False).indices.items():
+        first = rows[: (cases["sentence_id"].to_numpy()[rows] == cases["sentence_id"][rows[0]]).sum()]
+        wordings = scores[rows].reshape(-1, len(first))
+        is_true, of_rows = positive[first], weights.take(first, axis=1)
+        precisions = [weighted_precision(wording, is_true, of_rows, 10) for wording in wordings]
+        by_class[name] = {
+            "auc": _mean_auc(wordings, is_true, of_rows),
+            "precision_at_10": np.mean(precisions, axis=0),
+        }
+    nothing = np.full(len(weights), np.nan)
+    rho = cases.drop_duplicates("class").set_index("class")["rho"]
+    band_of = pd.cut(rho, [-math.inf, *RHO_BANDS.values()], right=False, labels=list(RHO_BANDS))
+
+    def means(names: Iterable[Any]) -> Numbers:
+        found = {}
+        for number in ("auc", "precision_at_10"):
+            mean = mean_of([by_class[name][number] for name in names], nothing)
+            found[number] = _of_patients(cases, mean, min_patients)
+        return found
+
+    return {**means(list(by_class)), **{band: means(band_of.index[band_of == band]) for band in RHO_BANDS}}
+
+
 def bins_of(probabilities: Float[np.ndarray, "row"]) -> Shaped[np.ndarray, "row"]:
     """Number of each probability's bin; `BINS` bins of equal width, closed below, the last one also above."""
     return np.minimum((probabilities * BINS).astype(int), BINS - 1)
@@ -292,6 +329,38 @@ def weighted_average_precision(
     precision = positives.cumsum(axis=1) / np.maximum(cases, 1)
     with np.errstate(invalid="ignore"):
         return (positives * precision).sum(axis=1) / positives.sum(axis=1)
+
+
+def _mean_auc(
+    scores: Float[np.ndarray, "ranking row"], positive: Bool[np.ndarray, "row"], weights: Weights
+) -> Float[np.ndarray, "draw"]:
+    """Mean over rankings of :func:`weighted_auc`, by the pairs of a positive and a negative case."""
+    wins = np.zeros((positive.sum(), (~positive).sum()))
+    for own, others in zip(scores[:, positive], scores[:, ~positive], strict=True):
+        wins += (own[:, None] > others) + 0.5 * (own[:, None] == others)
+    of_positive, of_negative = (weights.compress(x, axis=1) for x in (positive, ~positive))
+    with np.errstate(invalid="ignore"):
+        pairs = of_positive.sum(axis=1) * of_negative.sum(axis=1)
+        return ((of_positive @ wins) * of_negative).sum(axis=1) / pairs / len(scores)
+
+
+def weighted_precision(
+    scores: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"], weights: Weights, k: int
+) -> Float[np.ndarray, "draw"]:
+    """Share of positive cases among the k with the highest scores; its expectation where cases tie at the end."""
+    order = np.argsort(-scores, kind="stable")
+    for last in (10 * k, len(order)):  # few draws need more than the first
+        top = order[scores[order] >= scores[order[:last][-1]]]
+        of_top = weights.take(top, axis=1)
+        if of_top.sum(axis=1).min() >= k:
+            break
+    starts = np.flatnonzero(np.diff(-scores[top], prepend=-np.inf) > 0)
+    cases = np.add.reduceat(of_top, starts, axis=1)
+    positives = np.add.reduceat(of_top * positive[top], starts, axis=1)
+    until = cases.cumsum(axis=1).clip(max=k)
+    taken = np.diff(until, axis=1, prepend=0)
+    with np.errstate(invalid="ignore"):
+        return (taken * positives / np.maximum(cases, 1)).sum(axis=1) / until[:, -1]
 
 
 def weighted_median(values: Float[np.ndarray, "row"], weights: Weights) -> Float[np.ndarray, "draw"]:

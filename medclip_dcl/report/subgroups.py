@@ -100,7 +100,7 @@ def table_of_groups(
         # Sentences belong to no image.
         rows = table[table["task"] == "image_report"] if name == "report_retrieval" else table
         patient = np.searchsorted(predictions.patients, rows["subject_id"])
-        if len(rows):
+        if len(rows) and name != "sentences":
             rows = rows.reset_index(drop=True)
             evaluations.append(_Evaluation(name, rows, counts, patient, predictions.min_cases))
     if not groups or not evaluations:

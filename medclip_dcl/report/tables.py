@@ -45,6 +45,7 @@ _A_NUMBER = {
     "retrieval": "recall",
     REPORTS: "image_report/recall",
     CLASSIFIER: "by_finding",
+    "sentences": "auc",
 }
 """Section -> an entry that is there if the section has any number."""
 

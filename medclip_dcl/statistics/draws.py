@@ -10,7 +10,7 @@ candidates; the queries are resampled.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -38,6 +38,7 @@ _CASE = {
     "localisation": ["category", "dicom_id", "subject_id"],
     "retrieval": ["direction", "box", "dicom_id", "subject_id"],
     "report_retrieval": ["task", "direction", "query", "subject_id"],
+    "sentences": ["class", "sentence_id", "dicom_id", "subject_id", "label"],
 }
 """Columns that identify a case, for pairing two runs."""
 _NUMBERS = {
@@ -47,6 +48,7 @@ _NUMBERS = {
     "localisation": [*summaries.LOCALISATION],
     "retrieval": ["rank", "rank_tolerant"],
     "report_retrieval": ["rank", "rank_tolerant"],
+    "sentences": ["rho", "score"],
 }
 FEW = f"(n = ...) instead: a number of one finding or category on so few {{units}}, below {MIN_PATIENTS}, of a class."
 """What stands in the place of an interval."""
@@ -240,12 +242,17 @@ def bootstrap_numbers(
         table = predictions.tables[section].reset_index(drop=True)
         patient = np.searchsorted(people, table["subject_id"])
         compute, is_classified = predictions.compute(section), section in CLASSIFICATIONS
-        draws: Numbers = {}
         # The weights of one finding fit into memory for many draws at a time, those of 170 for a few.
-        for _, rows in table.groupby("finding", sort=False) if is_classified else [("", table)]:
-            draws |= numbers_of_draws(compute, section, rows, counts, patient[rows.index], 2)
+        group = "finding" if is_classified else "class" if section == "sentences" else None
+        parts = [
+            numbers_of_draws(compute, section, rows, counts, patient[rows.index], 2)
+            for _, rows in (table.groupby(group, sort=False) if group else [("", table)])
+        ]
+        draws = {path: x for part in parts for path, x in part.items()}
         if is_classified:
             draws |= _means_over_findings(section, values, draws)
+        elif section == "sentences":
+            draws = {path: _mean_over_classes([part[path] for part in parts]) for path in draws}
         found |= {path: np.concatenate([value, draws[path]]) for path, value in values.items()}
     return found
 
@@ -260,6 +267,11 @@ def _means_over_findings(section: str, values: Numbers, draws: Numbers) -> Numbe
             [draws[one] for one in paths if np.isfinite(values[one][0])], draws[path]
         )
     return found
+
+
+def _mean_over_classes(draws: Sequence[np.ndarray]) -> np.ndarray:
+    """Mean over classes of sentences; one of another band has no number at all."""
+    return summaries.mean_of([one for one in draws if np.isfinite(one).any()], np.full_like(draws[0], np.nan))
 
 
 def numbers_of_draws(

@@ -13,7 +13,7 @@ from medclip_dcl.common.command_line import yaml_value
 from medclip_dcl.common.files import read_yaml
 from medclip_dcl.common.findings import prompt_texts, read_prompts
 from medclip_dcl.common.packaged import CONFIGS, find_configuration
-from medclip_dcl.metrics.summaries import DIRECTIONS, GROUNDING, KS, LOCALISATION
+from medclip_dcl.metrics.summaries import DIRECTIONS, GROUNDING, KS, LOCALISATION, RHO_BANDS
 from medclip_dcl.statistics.draws import CLASSIFICATIONS
 from medclip_dcl.studies.one_run import Run
 
@@ -34,6 +34,9 @@ VALIDATION = "validate/"
 _CONFIG = "--config="
 _CASES = ("auc", "acc", "average_precision")
 _RANKS = ("recall", "medr", *(f"{way}/{x}" for way in DIRECTIONS for x in ("MedR", *(f"R@{k}" for k in KS))))
+_OF_SENTENCES = tuple(
+    f"{part}{x}" for part in ("", *(f"{x}/" for x in RHO_BANDS)) for x in ("auc", "precision_at_10")
+)
 PATHS = {
     **dict.fromkeys(CLASSIFICATIONS, ("n_findings", *_CASES, *(f"by_finding/*/{x}" for x in _CASES))),
     "grounding": tuple(f"{part}{x}" for part in ("", "by_pair/", "by_category/*/") for x in GROUNDING),
@@ -42,10 +45,12 @@ PATHS = {
     "report_retrieval": tuple(
         f"{part}/{x}" for part in ("image_report", "image_report/tolerant", "image_sentence") for x in _RANKS
     ),
+    "sentences": _OF_SENTENCES,
     "unimodal": ("knn/accuracy", "mean_classifier/*", "average_k/*", "linear_probe*/*/accuracy"),
     "validate": (
         *_CASES,
         *["loss", "retrieval_recall", "medr", "image_to_text_medr", "text_to_image_medr", "knn_accuracy"],
+        *(f"sentences_{path.replace('/', '_')}" for path in _OF_SENTENCES),
     ),
 }
 """Section of results.json that this program writes, and validate/ -> paths of its numbers; * stands for any name."""

@@ -20,7 +20,9 @@ from medclip_dcl.models.trained_model import refuse_owners
 _NAMES = ("best", "last", "new", "previous", "unreadable", "untrained")
 """Checkpoints of a run."""
 _LOWER = re.compile(r"(train|validate)/(\w+_)?(loss|perplexity|medr)")
-_HIGHER = re.compile(r"validate/((auc|acc|average_precision)(_\w+)?|(\w+_)?(recall|accuracy))")
+_HIGHER = re.compile(
+    r"validate/((auc|acc|average_precision)(_\w+)?|(\w+_)?(recall|accuracy|auc|precision_at_10))"
+)
 
 
 def best_mode(where: str, metric: str, given: str | None) -> str | None:

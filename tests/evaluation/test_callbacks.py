@@ -32,6 +32,7 @@ from medclip_dcl.evaluation import (
     Grounding,
     ResultsWriter,
     Retrieval,
+    SentenceClassification,
     ZeroShotClassification,
 )
 from medclip_dcl.evaluation.retrieval import box_features, by_chance
@@ -881,3 +882,73 @@ def test_what_cannot_be_evaluated_is_named(tmp_path, callbacks, change, words):
 def test_bad_options_are_refused(make, message):
     with pytest.raises(UserError, match=message):
         make()
+
+
+def sentence_data(**options: Any) -> ColourData:
+    """Two classes with enough images, one of two wordings, and one that is true of two images alone."""
+    data = ColourData(**options)
+    classes = [(0, "red", 31, 0.5), (3, "not red", 32, 0.05), (5, "dark", 32, 0.05), (1, "green", 33, 0.2)]
+    of_images = [(i, c) for i in range(N_IMAGES) for c, n in ((31, 2), (32, 3), (33, 20)) if i % n == 0]
+    data.tables = dataclasses.replace(
+        data.tables,
+        sentence_classes=pd.DataFrame(classes, columns=["sentence_id", "text", "class_id", "rho"]),
+        image_classes=pd.DataFrame(
+            [(f"image{i:02}", c) for i, c in of_images], columns=["dicom_id", "class_id"]
+        ),
+    )
+    return data
+
+
+def auc_of_word(data: ColourData, word: str, is_true: np.ndarray, rows: Any = slice(None)) -> float:
+    mean_regions = regions_of(data).reshape(N_IMAGES, -1, 3).mean(1)
+    return float(roc_auc_score(is_true[rows], cosine(mean_regions, np.array(WORDS[word]))[rows]))
+
+
+def test_sentences_are_classified_by_the_truth(tmp_path):
+    """A class counts once whatever its wordings; whatever the batches, and twice-served images."""
+    data = sentence_data(batch_size=7, order=[*range(N_IMAGES), 0])
+    results, logged = run_test(tmp_path, data, SentenceClassification(min_cases=5))
+    found, images = results["metrics"]["sentences"], np.arange(N_IMAGES)
+    red = auc_of_word(data, "red", images % 2 == 0)
+    others = [auc_of_word(data, word, images % 3 == 0) for word in ("not red", "dark")]
+    assert found["common"]["auc"] == pytest.approx(red, abs=1e-6)
+    assert found["rare"]["auc"] == pytest.approx(np.mean(others), abs=1e-6)
+    assert found["auc"] == pytest.approx((red + np.mean(others)) / 2, abs=1e-6)
+    assert found["middle"]["auc"] is None
+    assert logged["test/sentences_common_auc"] == pytest.approx(red, abs=1e-6)
+    counts = results["counts"]["sentences"]
+    assert (counts["images"], counts["classes"], counts["sentences"], counts["rare_classes"]) == (
+        N_IMAGES,
+        2,
+        3,
+        1,
+    )
+    intervals = bootstrap_intervals(tmp_path, n_draws=50)
+    assert intervals["sentences/rare/auc"].value == pytest.approx(found["rare"]["auc"])
+    low, high = intervals["sentences/auc"][1:3]
+    assert low < found["auc"] < high
+
+
+def test_sentences_of_a_file_have_the_cases_of_their_finding(tmp_path):
+    file = tmp_path / "sentences.csv"
+    file.write_text("sentence,finding,sign\nred,Redness,+\nnot red,Redness,-\ndark,Rarity,+\n")
+    data = ColourData()
+    results, _ = run_test(tmp_path, data, SentenceClassification(str(file), min_cases=5))
+    cases = data.tables.cases.query("finding == 'Redness'")
+    rows, label = cases["dicom_id"].str[5:].astype(int).to_numpy(), np.full(N_IMAGES, -1)
+    label[rows] = cases["label"]
+    aucs = auc_of_word(data, "red", label, rows), auc_of_word(data, "not red", 1 - label, rows)
+    found = results["metrics"]["sentences"]
+    assert found["auc"] == pytest.approx(np.mean(aucs), abs=1e-6) and found["rare"]["auc"] is None
+    file.write_text("sentence,finding,sign\nred,Readness,+\n")
+    with pytest.raises(UserError, match="labels no finding Readness; it labels Redness"):
+        run_test(tmp_path, data, SentenceClassification(str(file)))
+    file.write_text("sentence,finding,sign\nred,Redness,1\n")
+    with pytest.raises(UserError, match=r"sign \+ or -, found '1' in row 1"):
+        SentenceClassification(str(file))
+
+
+def test_sentences_without_truth_are_said(tmp_path):
+    with pytest.warns(UserWarning, match="the set has no truth"):
+        results, _ = run_test(tmp_path, ColourData(), SentenceClassification())
+    assert results["metrics"]["sentences"]["auc"] is None

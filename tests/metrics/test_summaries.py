@@ -11,11 +11,13 @@ from medclip_dcl.metrics.summaries import (
     classification,
     once,
     recalls,
+    sentences,
     values_of,
     weighted_auc,
     weighted_average_precision,
     weighted_mean,
     weighted_median,
+    weighted_precision,
 )
 
 
@@ -114,3 +116,54 @@ def test_recalls_by_hand():
     assert found["image_to_text"] == {**recall_at, "MedR": 30.75}
     # The mean is the paper's: over 10, 50 and 100 alone.
     assert found["recall"] == pytest.approx((10 / 6 + 3) / 6) and found["medr"] == 15.875
+
+
+def sentence_cases(random, n_images=37):
+    """Three classes of one to three wordings, a common, a rare and a middle one; scores tie."""
+    patients = np.sort(random.integers(0, 19, n_images))
+    rows = []
+    for name, (rho, wordings) in {7: (0.4, 2), 2: (0.09, 1), 5: (0.1, 3)}.items():
+        label = (random.random(n_images) < max(rho, 0.2)).astype(int)
+        for wording in range(wordings):
+            score = np.round(random.normal(size=n_images) + label, 1).astype("float32")
+            columns = {"dicom_id": np.arange(n_images).astype(str), "subject_id": patients, "label": label}
+            rows.append(
+                pd.DataFrame(
+                    {"sentence_id": 10 * name + wording, "class": name, "rho": rho, **columns, "score": score}
+                )
+            )
+    return pd.concat(rows, ignore_index=True)
+
+
+def test_sentences_are_scikit_learns_in_each_draw():
+    """Means over wordings, then over the classes of a band; of a draw as of repeated rows."""
+    random = np.random.default_rng(3)
+    cases = sentence_cases(random)
+    of_image = np.concatenate([np.ones((1, 37)), random.integers(0, 4, (6, 37))])
+    found = sentences(cases, np.tile(of_image, (1, 6)))
+    for draw, weights in enumerate(of_image.astype(int)):
+        by_class = {}
+        for name, of_class in cases.groupby("class"):
+            wordings = [one.loc[one.index.repeat(weights)] for _, one in of_class.groupby("sentence_id")]
+            by_class[name] = np.mean([roc_auc_score(one["label"], one["score"]) for one in wordings])
+        bands = {"common": [7], "rare": [2], "middle": [5]}
+        assert found["auc"][draw] == pytest.approx(np.mean([*by_class.values()]))
+        for band, names in bands.items():
+            assert found[band]["auc"][draw] == pytest.approx(np.mean([by_class[name] for name in names]))
+    unknown = values_of(sentences(cases.assign(rho=np.nan), once(cases)))
+    assert unknown["auc"] == pytest.approx(found["auc"][0]) and unknown["common"]["auc"] is None
+
+
+@pytest.mark.parametrize("decimals", [0, 6])
+def test_precision_is_the_mean_over_orders_of_ties(decimals):
+    random = np.random.default_rng(decimals)
+    scores, positive = np.round(random.normal(size=200), decimals), random.random(200) < 0.3
+    weights = np.stack([np.ones(200), random.integers(0, 3, 200), np.arange(200) == 5]).astype(float)
+    found = weighted_precision(scores, positive, weights, 10)
+    for draw, of_rows in enumerate(weights):
+        rows = np.repeat(np.arange(200), of_rows.astype(int))
+        orders = [
+            sorted(random.permutation(rows), key=lambda row: -scores[row])[:10]
+            for _ in range(4000 if decimals == 0 else 1)
+        ]
+        assert found[draw] == pytest.approx(np.mean([positive[order].mean() for order in orders]), abs=0.01)

@@ -1,0 +1,186 @@
+"""Zero-shot classification of images by sentences: is the sentence true of the image?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.files import digest_of_file
+from medclip_dcl.data.image_text import EvaluationTables
+from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, embed_anew, subject_ids
+from medclip_dcl.metrics import summaries
+from medclip_dcl.networks.described import Encoded
+from medclip_dcl.networks.image_text import ImageTextNetwork
+
+_FILE_COLUMNS = {"sentence", "finding", "sign"}
+_SIGNS = {"+": 1, "-": 0}
+
+
+class SentenceClassification(EvaluationCallback):
+    """AUC and precision at 10 of the images that a sentence is true of, by class of sentences, on validate and test.
+
+    The score is the image-sentence score. Sentences of one class say the same in other words; a class counts with the
+    mean over its sentences. Means over classes are of all, and of those that are true of fewer than 0.1 of the images
+    (rare: by rho), of fewer than 0.4 (middle), and of more (common). On a phantom the truth decides, also on what a
+    report leaves out. Elsewhere `file` gives sentences of labelled findings; without it nothing is measured.
+
+    Logs ``<stage>/sentences_auc``, ``<stage>/sentences_precision_at_10`` and both of each band with classes, such as
+    ``<stage>/sentences_common_auc``.
+
+    Args:
+        file: CSV file of sentences in place of the truth: columns sentence, finding (that the set labels), sign (+ says
+            that the finding is present, - that it is absent) and, if known, rho of the finding and sign, without which
+            there are no bands. A finding and a sign are a class; images without a label are no cases. null: the truth.
+        min_cases: images of which a class is true, and of which it is false, each, that it needs (choice).
+    """
+
+    section = "sentences"
+    measures_images = True
+    options = ("min_cases",)
+
+    def __init__(self, file: str | None = None, min_cases: int = 10) -> None:
+        super().__init__()
+        check_min("SentenceClassification", {"min_cases": (min_cases, 1)})
+        self.file, self.min_cases = file, min_cases
+        self._given = None if file is None else _read_sentences(Path(file))
+        self._embedded: Tensor | None = None
+
+    def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
+        self._embedded = None
+        of_stage = tables.sentences if stage == "validate" else tables.images
+        images = pd.Index(of_stage["dicom_id"].unique()).difference(list(tables.tuning))
+        if self._given is None:
+            self._sentences = tables.sentence_classes.rename(columns={"class_id": "class"})
+            true = tables.image_classes
+            labels = pd.crosstab(true["dicom_id"], true["class_id"]).clip(upper=1)
+            labels = labels.reindex(index=images, columns=self._sentences["class"].unique(), fill_value=0)
+        else:
+            self._sentences = self._given
+            self._require_labelled(tables.labelled)
+            by_finding = tables.cases.pivot(index="dicom_id", columns="finding", values="label")
+            columns = {
+                name: by_finding[finding] if sign == "+" else 1 - by_finding[finding]
+                for name, finding, sign in set(
+                    self._given[["class", "finding", "sign"]].itertuples(index=False)
+                )
+                if finding in by_finding
+            }
+            labels = pd.DataFrame(columns, index=by_finding.index).reindex(images)
+        self._labels = self._counting(labels)
+        self._n_classes = self._sentences["class"].nunique()
+        self._sentences = self._sentences[self._sentences["class"].isin(self._labels)].sort_values(
+            "sentence_id"
+        )
+        return set(self._labels.index) if len(self._sentences) else set()
+
+    def _require_labelled(self, labelled: Sequence[str]) -> None:
+        if unknown := sorted({*self._sentences["finding"]} - {*labelled}):
+            raise UserError(
+                f"SentenceClassification: {self.file}: the set labels no finding {unknown[0]}; it labels"
+                f" {', '.join(labelled) or 'none'}"
+            )
+
+    def _counting(self, labels: pd.DataFrame) -> pd.DataFrame:
+        """The classes (columns; 1, 0, NaN: not known) that enough images have and lack."""
+        is_enough = ((labels == 1).sum() >= self.min_cases) & ((labels == 0).sum() >= self.min_cases)
+        return labels.loc[:, is_enough]
+
+    def measure(
+        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Scores of all sentences for each image."""
+        rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self._expected]
+        if not rows:
+            return {}
+        if self._embedded is None:
+            self._embedded = embed_anew(network, self._sentences["text"].tolist())
+        some = encoded.each(lambda tensor: tensor[rows])
+        by_image = network.scores(some, self._embedded).T.contiguous().numpy()
+        return {dicom_ids[row]: scores for row, scores in zip(rows, by_image, strict=True)}
+
+    def summarise(
+        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
+    ) -> dict[str, EvaluationResult]:
+        labels = self._counting(self._labels.loc[list(values)])
+        is_used = self._sentences["class"].isin(labels).to_numpy()
+        sentences = self._sentences[is_used]
+        of_sentences = labels[sentences["class"]].to_numpy("float64").T
+        sentence, image = np.nonzero(~np.isnan(of_sentences))
+        cases = sentences[["sentence_id", "class", "rho"]].iloc[sentence].reset_index(drop=True)
+        dicom_ids = pd.Series(labels.index, dtype=object)
+        cases = cases.assign(
+            dicom_id=dicom_ids.to_numpy()[image],
+            subject_id=subject_ids(tables, dicom_ids).to_numpy()[image],
+            label=of_sentences[sentence, image].astype("int64"),
+        )
+        if len(cases):
+            cases["score"] = np.stack(list(values.values()), axis=1)[is_used][sentence, image]
+        else:
+            cases["score"] = np.float32()
+        metrics = summaries.values_of(summaries.sentences(cases, summaries.once(cases)))
+        scalars = {
+            f"sentences_{path[1:].replace('/', '_')}": value
+            for path, value in summaries.by_path(metrics, "")
+            if value is not None
+        }
+        classes = sentences.drop_duplicates("class")
+        bands = pd.cut(classes["rho"], [-np.inf, *summaries.RHO_BANDS.values()], right=False).value_counts(
+            sort=False
+        )
+        result = EvaluationResult(
+            metrics=metrics,
+            scalars=scalars,
+            protocol={} if self.file is None else {"file": digest_of_file(Path(self.file))},
+            counts={
+                "images": len(labels) if len(cases) else 0,
+                "patients": int(cases["subject_id"].nunique()),
+                "sentences": len(sentences),
+                "classes": len(classes),
+                **{f"{band}_classes": int(n) for band, n in zip(summaries.RHO_BANDS, bands, strict=True)},
+            },
+            notes=self._notes(len(classes)),
+            predictions=cases,
+        )
+        return {self.section: result}
+
+    def _notes(self, n_classes: int) -> list[str]:
+        if not self._n_classes:
+            return [
+                "sentences are not classified: the set has no truth (it is no phantom); give SentenceClassification a"
+                " file of sentences"
+            ]
+        if not n_classes:
+            return [
+                f"sentences are not classified: none of {self._n_classes} classes is true of {self.min_cases} images"
+                f" and false of {self.min_cases} (min_cases)"
+            ]
+        return []
+
+
+def _read_sentences(file: Path) -> pd.DataFrame:
+    """sentence_id, text, finding, sign, class and rho (NaN: not known) of the sentences in a CSV file."""
+    try:
+        table = pd.read_csv(file, dtype={name: str for name in _FILE_COLUMNS}, keep_default_na=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"SentenceClassification.file: {file}: {error}") from error
+    if missing := sorted(_FILE_COLUMNS - {*table}):
+        raise UserError(
+            f"SentenceClassification.file: {file}: expected columns sentence, finding and sign, found no {missing[0]}"
+        )
+    wrong = table[~table["sign"].isin(list(_SIGNS))]
+    if len(wrong):
+        raise UserError(
+            f"SentenceClassification.file: {file}: expected the sign + or -, found {wrong['sign'].iloc[0]!r} in row"
+            f" {wrong.index[0] + 1}"
+        )
+    rho = pd.to_numeric(table["rho"], errors="coerce") if "rho" in table else np.nan
+    table = table.assign(
+        rho=rho, sentence_id=range(len(table)), **{"class": table["finding"] + " " + table["sign"]}
+    )
+    return table.rename(columns={"sentence": "text"})
