@@ -18,6 +18,8 @@ from medclip_dcl.common.command_line import (
     option,
     positional,
     positive,
+    require_task,
+    whole_number,
     worker_count,
 )
 from medclip_dcl.common.errors import UserError
@@ -354,11 +356,20 @@ class Score:
         "(2 x); float16 is 8 times as precise as bfloat16 (float32)",
         "float32",
     )
+    task: int = option("of a SET: score its batches task, task + tasks, ... (0)", 0, type=whole_number(0))
+    tasks: int = option(
+        "of a SET: commands that share it (SLURM array); the last one to end writes the scores (1)",
+        1,
+        type=whole_number(1),
+    )
     column: str | None = option("of a FILE that is a table: its column of sentences (text)", None)
     per_token: bool = option(
         "of a FILE: a row for each token, with the number of its sentence and position, from 0, token, log_p",
         False,
     )
+
+    def __post_init__(self) -> None:
+        require_task(self.task, self.tasks)
 
     @property
     def suffix(self) -> str:

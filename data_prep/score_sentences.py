@@ -17,7 +17,6 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import PreparedSet, seal, write_table
 
 if TYPE_CHECKING:
-    import torch
     from lightning_fabric import Fabric
     from transformers import PreTrainedModel
 
@@ -41,6 +40,10 @@ def run(options: Score) -> None:
         raise UserError(
             f"--output: expected a .csv or .parquet file for the scores of {options.data}, found none"
         )
+    if options.tasks > 1:
+        raise UserError(
+            f"--tasks: expected a SET for several tasks, found the file {options.data}; leave it out"
+        )
     from medclip_dcl.scoring.sentence_file import score_file
 
     others = ("device", "dtype", "within_word_l2r", "mask_every", "token_budget", "column", "per_token")
@@ -53,7 +56,6 @@ def score_sentences(settings: Score) -> Path:
     prepared = PreparedSet(settings.data)
     sentences = prepared.table("sentences").sort_values("sentence_id", ignore_index=True)
     # Heavy imports come after the cheap checks.
-    import torch
 
     from medclip_dcl.networks.bert_folder import resolve_folder
     from medclip_dcl.networks.language_model import load_language_model
@@ -87,8 +89,17 @@ def score_sentences(settings: Score) -> Path:
             return file
         require_writable(file.parent)
         work = {"sentences": meaning, "token_budget": budget, "device": fabric.device.type}
-        values = _scored(network, plan, results, work, fabric, getattr(torch, settings.dtype))
-        if fabric.is_global_zero:
+        values, left = _scored(network, plan, results, work, fabric, settings)
+        if left:
+            # They are counted before the file is looked for: the task that writes it removes the journals.
+            if not fabric.broadcast(fabric.is_global_zero and results.exist_for(ids, _PLAN, meaning)):
+                fabric.print(
+                    f"task {settings.task} of {settings.tasks} has done its share; {left:,} of {len(plan.batches):,} "
+                    f"batches are left to other tasks, the last of which writes {file}",
+                    flush=True,
+                )
+                return file
+        elif fabric.is_global_zero:
             scores = plan.table(values)
             scores.insert(0, "sentence_id", sentences["sentence_id"])
             result = scores[["sentence_id", "n_tokens", "log_p"]]
@@ -106,9 +117,12 @@ def _scored(
     results: ModelResults,
     work: dict[str, Any],
     fabric: Fabric,
-    dtype: torch.dtype,
-) -> np.ndarray:
-    """Values of the whole plan, on every process; batches of earlier runs are not computed again."""
+    settings: Score,
+) -> tuple[np.ndarray, int]:
+    """Values of the whole plan, on the first process, and the number of batches that other tasks have not done yet.
+
+    Batches of earlier runs are not computed again.
+    """
     import torch
 
     from medclip_dcl.scoring import restored, score_left
@@ -118,16 +132,23 @@ def _scored(
     left = fabric.broadcast(left)
     if n_done := len(plan.batches) - len(left):
         fabric.print(f"continuing: {n_done:,} of {len(plan.batches):,} batches were done before", flush=True)
-    mine = left[fabric.global_rank :: fabric.world_size]
+    share = [number for number in left if number % settings.tasks == settings.task]
+    mine = share[fabric.global_rank :: fabric.world_size]
     who = f" (rank 0 of {fabric.world_size})" if fabric.world_size > 1 else ""
-    kept = results.journal(work, fabric.global_rank)
+    part = f"{settings.task}_of_{settings.tasks}_" if settings.tasks > 1 else ""
+    kept = results.journal(work, f"{part}{fabric.global_rank}")
+    dtype = getattr(torch, settings.dtype)
     score_left(network, plan, values, mine, dtype=dtype, kept=kept, who=who, is_shown=fabric.is_global_zero)
+    kept.close()  # a network file system shows it to other machines then
     if who:
         fabric.print("rank 0 has done its share; it waits for the others", flush=True)
     shared = torch.from_numpy(np.nan_to_num(values, nan=-np.inf, neginf=-np.inf)).to(fabric.device)
     together = fabric.all_reduce(shared, reduce_op="max")
     assert isinstance(together, torch.Tensor)
-    return together.cpu().numpy()
+    values, left = together.cpu().numpy(), []
+    if settings.tasks > 1:
+        values, left = restored(plan, results.earlier_entries(work) if fabric.is_global_zero else ())
+    return values, len(fabric.broadcast(left))
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from medclip_dcl.common.command_line import (
     option,
     positional,
     positive,
+    require_task,
     whole_number,
 )
 from medclip_dcl.common.errors import UserError
@@ -306,7 +307,4 @@ class Study:
     imported: Sequence[str] = imports()
 
     def __post_init__(self) -> None:
-        if self.task >= self.tasks:
-            raise UserError(
-                f"--task counts from 0: expected less than --tasks {self.tasks}, found {self.task}"
-            )
+        require_task(self.task, self.tasks)

@@ -192,8 +192,9 @@ def test_documented_make_targets_installs_and_batch_files_exist():
         elif words[:2] == ["jupyter", "nbconvert"]:
             assert list(ROOT.glob(words[-1])), command
         elif words[0] == "sbatch":
-            text = (ROOT / "configs/slurm" / words[1]).read_text(encoding="utf-8")
-            assert len(words) - 2 == len(re.findall(r"^\w+=\$\{\d:\?", text, flags=re.MULTILINE)), command
+            _, file, *arguments = [word for word in words if not word.startswith("--")]
+            text = (ROOT / "configs/slurm" / file).read_text(encoding="utf-8")
+            assert len(arguments) == len(re.findall(r"^\w+=\$\{\d:\?", text, flags=re.MULTILINE)), command
         else:
             extra = re.fullmatch(r"pip install (?:-e \.|medclip_dcl)(?:\[(\w+)\])?", command)
             assert extra, f"no test knows {command}"

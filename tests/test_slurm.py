@@ -38,6 +38,7 @@ def submit(folder: Path, body: str, status: int = 138, finish: str = "") -> subp
         "PATH": f"{tools}:{os.environ['PATH']}",
         "FOLDER": str(folder),
         "SLURM_NNODES": "1",
+        "SLURM_NTASKS_PER_NODE": "4",
         "SLURM_JOB_ID": "77",
     }
     script = shutil.copy(ROOT / "configs/slurm/train.sbatch", folder)

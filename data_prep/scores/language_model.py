@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import hashlib
 import json
@@ -107,16 +108,15 @@ class ModelResults:
         print(f"{file} is of other settings or sentences: the sentences are computed again")
         return False
 
-    def journal(self, work: Mapping[str, Any], process: int = 0) -> Journal:
-        """Journal of the process of this number."""
+    def journal(self, work: Mapping[str, Any], process: int | str = 0) -> Journal:
+        """Journal of the process of this number or name."""
         return Journal(self.file.with_name(f".{self.file.stem}.{process}.progress.jsonl"), work, _REMEDY)
 
     def earlier_entries(self, work: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """Entries in the journals of all processes."""
         for place in self._progress_files(".jsonl"):
-            earlier = Journal(place, work, _REMEDY)
-            earlier.close()
-            yield from earlier.entries
+            with contextlib.suppress(FileNotFoundError):  # the last of several tasks removes them
+                yield from Journal(place, work, _REMEDY, is_own=False).entries
 
     def remove_progress(self) -> None:
         """Remove what only unfinished results need."""

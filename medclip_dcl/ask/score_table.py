@@ -44,7 +44,7 @@ class ScoreTable:
         partial = file.with_name(f"{file.name}.partial")
         self._states = file.with_name(f"{file.name}.files.parquet")
         remedy = f"give another --output, or remove {file.name}, {self._description.name} and {partial.name}"
-        now = {"folder": os.getcwd()}
+        now: dict[str, Any] = {"folder": os.getcwd()}
         self._journal = Journal(partial, meaning, remedy, **now)
         folder = self._journal.about.get("folder", "")
         self._about = {**self._journal.about, **now}

@@ -113,6 +113,12 @@ def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
     return parse
 
 
+def require_task(task: int, tasks: int) -> None:
+    """Raise if a task of several commands that share some work is not one of them."""
+    if task >= tasks:
+        raise UserError(f"--task counts from 0: expected less than --tasks {tasks}, found {task}")
+
+
 def progress_bar(**options: Any) -> Any:
     """A bar of tqdm, with its options, on standard error; without a terminal, as in a log, a line every 30 s."""
     return tqdm(mininterval=0.5 if sys.stderr.isatty() else 30.0, dynamic_ncols=True, **options)

@@ -25,6 +25,7 @@ class Journal:
         file: the journal; made by the first `add`.
         meaning: what the work depends on, in plain values.
         remedy: what a user can do about a file of other work.
+        is_own: False reads the entries of a journal that another process may be writing, and changes nothing.
         notes: further plain values for the first line.
 
     Attributes:
@@ -32,8 +33,10 @@ class Journal:
         entries: those of earlier processes.
     """
 
-    def __init__(self, file: Path, meaning: Mapping[str, Any], remedy: str, **notes: Any) -> None:
-        self.file, self.remedy = file, remedy
+    def __init__(
+        self, file: Path, meaning: Mapping[str, Any], remedy: str, *, is_own: bool = True, **notes: Any
+    ) -> None:
+        self.file, self.remedy, self.is_own = file, remedy, is_own
         self.about: dict[str, Any] = json.loads(_line({"meaning": dict(meaning), **notes}))
         self.entries: list[dict[str, Any]] = []
         self._stream: BinaryIO | None = None
@@ -42,10 +45,11 @@ class Journal:
 
     def _read(self) -> None:
         *lines, cut = self.file.read_bytes().split(b"\n")
-        if cut:
+        if cut and self.is_own:
             os.truncate(self.file, self.file.stat().st_size - len(cut))
         if not lines:
-            self.file.unlink()
+            if self.is_own:
+                self.file.unlink()
             return
         try:
             about, *entries = map(parse_json, lines)
@@ -53,7 +57,8 @@ class Journal:
             raise UserError(f"{self.file} is damaged ({error}); remove it") from error
         self.require_same(about, self.file)
         self.about, self.entries = about, entries
-        self._stream = self.file.open("ab")
+        if self.is_own:
+            self._stream = self.file.open("ab")
 
     def require_same(self, about: Any, source: Path) -> None:
         """Refuse what another file says about its work, unless it is the same work."""

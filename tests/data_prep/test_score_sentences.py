@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import numpy as np
@@ -295,6 +295,63 @@ def test_two_processes_share_what_is_left(
     assert "".join(said).count("4 sentences, median log p") == 1
     assert file.read_bytes() == expected
     assert [path.name for path in (prepared / "log_p").iterdir()] == [file.name]
+
+
+def test_tasks_share_batches_and_last_one_writes(
+    prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--token_budget", "14"]
+    expected = score(prepared, model, *options)
+    whole = expected.read_bytes()
+    expected.unlink()
+
+    def batches_of(task: int, until: int = 10**9) -> list[int]:
+        with monkeypatch.context() as patch:
+            scored = stop_after(until, patch)
+            words = [str(prepared), "--model", str(model), "--device", "cpu", *options]
+            with suppress(Stopped):
+                main([*words, "--task", str(task), "--tasks", "3"])
+        return scored
+
+    with pytest.raises(UserError, match="--task counts from 0: expected less than --tasks 3, found 3"):
+        batches_of(3)
+    shares = [batches_of(2), batches_of(0, until=1)]
+    said = capsys.readouterr().out
+    assert "task 2 of 3 has done its share; 5 of 7 batches are left to other tasks" in said
+    # As if the task that is being written now had come to the middle of a line.
+    (journal,) = (prepared / "log_p").glob(".*.0_of_3_0.progress.jsonl")
+    with journal.open("ab") as stream:
+        stream.write(b'{"batch": 3, "val')
+    before = journal.read_bytes()
+    shares.append(batches_of(1))
+    assert journal.read_bytes() == before and not expected.exists()
+    shares.append(batches_of(0))
+    assert shares == [[2, 5], [0], [1, 4], [3, 6]]
+    assert expected.read_bytes() == whole
+    assert [path.name for path in (prepared / "log_p").iterdir()] == [expected.name]
+    assert batches_of(1) == []
+
+
+def test_two_tasks_that_end_at_once(prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one writes the scores and removes the journals before this one has read them."""
+    expected = score(prepared, model, "--token_budget", "14")
+    whole = expected.read_bytes()
+    expected.unlink()
+    words = [str(prepared), "--model", str(model), "--device", "cpu", "--token_budget", "14", "--tasks", "2"]
+    original = ModelResults.earlier_entries
+    calls: list[int] = []
+
+    def late(results, work):
+        calls.append(len(calls))
+        if calls == [0, 1]:
+            main([*words, "--task", "1"])
+            assert expected.read_bytes() == whole
+        return original(results, work)
+
+    monkeypatch.setattr(ModelResults, "earlier_entries", late)
+    main([*words, "--task", "0"])
+    assert expected.read_bytes() == whole
+    assert [path.name for path in (prepared / "log_p").iterdir()] == [expected.name]
 
 
 def test_too_long_sentence_is_cut_and_reported(

@@ -143,6 +143,7 @@ def test_a_killed_command_goes_on(model: Path, tmp_path: Path, monkeypatch: pyte
         ("a.txt", "secret", ["--output", "a.npy"], "--output: expected another .csv or .parquet file"),
         ("a.csv", "text\nsecret\n", ["--output", "a.csv"], "--output: expected another"),
         ("b.txt", None, [], "no file b.txt"),
+        ("b.txt", None, ["--tasks", "2"], "--tasks: expected a SET .* found the file b.txt; leave it out"),
     ],
 )
 def test_refusals_show_no_text(
