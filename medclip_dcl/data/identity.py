@@ -49,11 +49,19 @@ def describe(folder: Path, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]
     }
 
 
-def current_content(folder: Path, info: Mapping[str, Any], names: Iterable[str]) -> Content:
-    """Content of a set now; `info` is its dataset.json, `names` those of all tables that a set may have."""
+def changed_tables(folder: Path, info: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
+    """Digests ("": missing) of the tables that are not as they were written.
+
+    `info` is dataset.json, `names` those of all tables that a set may have.
+    """
     now = {name: digest_of_file(folder / f"{name}.parquet") for name in names}
-    tables = {name: found for name, found in now.items() if found != info["digests"].get(name, "")}
-    images = {} if IMAGE_FILES in tables or not now[IMAGE_FILES] else _changed_images(folder)
+    return {name: found for name, found in now.items() if found != info["digests"].get(name, "")}
+
+
+def current_content(folder: Path, info: Mapping[str, Any], tables: dict[str, str]) -> Content:
+    """Content of a set now; `info` is its dataset.json, `tables` are those that have changed."""
+    has_images = IMAGE_FILES in info["digests"] and IMAGE_FILES not in tables
+    images = _changed_images(folder) if has_images else {}
     fingerprint = str(info.get("fingerprint"))
     if tables or images:
         fingerprint = digest(json.dumps([fingerprint, tables, images], sort_keys=True).encode())

@@ -7,7 +7,7 @@ fingerprint of the content (`medclip_dcl.data.identity`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, parse_json, replacing, write_parquet
 from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
-from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, current_content
+from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, changed_tables, current_content
 from medclip_dcl.data.shards import ImageFiles, StoredImages
 from medclip_dcl.data.table_checks import REFERENCES, contradictions, damage, score_problem, some
 
@@ -89,8 +89,8 @@ class PreparedDataError(UserError):
     """A prepared data set is missing, broken, or not what the caller needs; the message says what to do."""
 
 
-def columns_of(table: str, frame: pd.DataFrame) -> dict[str, str]:
-    """Expected columns and types: with the optional ones that the frame has, and findings of "labels"."""
+def columns_of(table: str, frame: Iterable[Any]) -> dict[str, str]:
+    """Expected columns and types: with the optional ones among those of the frame, and findings of "labels"."""
     expected = TABLES[table]
     if table == "labels":
         return expected | {str(name): "float64" for name in frame if name not in expected}
@@ -154,13 +154,21 @@ def _balanced(cases: pd.DataFrame) -> pd.DataFrame:
     return cases[place <= np.minimum(positive, negative)]
 
 
-def _read_table(file: Path, table: str) -> pd.DataFrame:
+def _read_table(file: Path, table: str, is_as_written: bool = False, **part: Any) -> pd.DataFrame:
+    """A table, or the `part` of it that pandas is asked for; the format of another than was written is checked."""
     try:
-        frame = pd.read_parquet(file)
-        check_table(frame, table)
+        frame = pd.read_parquet(file, **part)
+        if not is_as_written:
+            check_table(frame, table)
     except (pa.ArrowException, OSError, PreparedDataError) as error:
         raise PreparedDataError(f"{file}: {error}; make it again: {_command_for(table)}") from error
     return frame
+
+
+def _has_format(schema: pa.Schema, table: str) -> bool:
+    expected = columns_of(table, schema.names)
+    kinds = {pa.int64(): "int64", pa.float64(): "float64", pa.string(): "str", pa.large_string(): "str"}
+    return dict(zip(schema.names, map(kinds.get, schema.types), strict=True)) == expected
 
 
 def _command_for(table: str) -> str:
@@ -288,8 +296,17 @@ class PreparedSet:
         self._sound: set[str] = set()
 
     @cached_property
+    def changed_tables(self) -> dict[str, str]:
+        """Digests ("": missing) of the tables that are not as they were written."""
+        return changed_tables(self.folder, self.info, TABLES)
+
+    @cached_property
     def content(self) -> Content:
-        return current_content(self.folder, self.info, TABLES)
+        return current_content(self.folder, self.info, self.changed_tables)
+
+    def take_content(self, content: Content) -> None:
+        """Take the content that another process of this machine has found, in place of looking again."""
+        self.content, self.changed_tables = content, content.tables
 
     @property
     def fingerprint(self) -> str:
@@ -330,17 +347,47 @@ class PreparedSet:
         return (self.folder / f"{table}.parquet").is_file()
 
     def table(self, table: str) -> pd.DataFrame:
-        """One table of `TABLES`, read once and checked (`table_checks.damage`); do not change it in place."""
-        if table not in self._sound:
-            beside = [name for name in REFERENCES.get(table, ()) if name in TABLES and self.has(name)]
+        """One table of `TABLES`, checked and read once; do not change it in place."""
+        self.check(table)
+        return self.unchecked_table(table)
+
+    def rows(self, table: str, columns: list[str] | None = None, **values: Iterable[Any]) -> pd.DataFrame:
+        """The rows of a table whose columns have one of these values, checked as `table` checks, and not kept."""
+        some = {name: list(given) for name, given in values.items()}
+        if table in self._tables or not self._is_as_written(table) or not all(some.values()):
+            frame = self.table(table)
+            for name, given in some.items():
+                frame = frame[frame[name].isin(given)]
+            return frame.reset_index(drop=True) if columns is None else frame[columns].reset_index(drop=True)
+        self.check(table)
+        filters = [(name, "in", given) for name, given in some.items()] or None
+        part = {"columns": columns, "filters": filters}
+        return _read_table(self.folder / f"{table}.parquet", table, is_as_written=True, **part)
+
+    def check(self, table: str) -> None:
+        """Refuse a damaged table (`table_checks.damage`), unless it and those it refers to are as they were written."""
+        if table in self._sound:
+            return
+        beside = [name for name in REFERENCES.get(table, ()) if name in TABLES and self.has(name)]
+        if not all(map(self._is_as_written, [*beside, table])):
             problems = damage(table, {name: self.unchecked_table(name) for name in [*beside, table]})
             if problems:
                 raise PreparedDataError(
                     f"{self.folder}: {'; '.join(problems)}; correct the table, or prepare the set again into a new "
                     f"folder (all problems: medclip-dcl check {self.folder})"
                 )
-            self._sound.add(table)
-        return self._tables[table]
+        self._sound.add(table)
+
+    def _is_as_written(self, table: str) -> bool:
+        """True for a table with the digest of dataset.json and the columns of `TABLES`."""
+        if table not in self.info["digests"] or table in self.changed_tables:
+            return False
+        return _has_format(pq.read_schema(self.folder / f"{table}.parquet"), table)
+
+    def forget_tables(self) -> None:
+        """Free the memory of the tables that were read."""
+        self._tables.clear()
+        pa.default_memory_pool().release_unused()
 
     def unchecked_table(self, table: str) -> pd.DataFrame:
         """As `table`, of the right format but with any damage in its rows."""
@@ -359,20 +406,18 @@ class PreparedSet:
                 raise PreparedDataError(
                     f"{self.folder} has no table {table}.parquet; create it with: {_command_for(table)}"
                 )
-            self._tables[table] = _read_table(file, table)
+            self._tables[table] = _read_table(file, table, self._is_as_written(table))
         return self._tables[table]
 
     @cached_property
     def findings(self) -> list[str]:
-        return labelled_findings(self.table("labels"))
+        return labelled_findings(self.rows("labels"))
 
     def studies(self, use: str) -> pd.Series:
         """Numbers (study_id) of the studies of one use: of its images, or of its reports in a set of text alone."""
         if self.has("studies"):
-            studies = self.table("studies")
-            return studies.loc[studies["use"] == use, "study_id"]
-        images = self.table("images")
-        return images.loc[images["use"] == use, "study_id"].drop_duplicates()
+            return self.rows("studies", ["study_id"], use=[use])["study_id"]
+        return self.rows("images", ["study_id"], use=[use])["study_id"].drop_duplicates()
 
     def log_p(self, name: str | None = None) -> pd.DataFrame:
         """Sentence scores of one language model: columns sentence_id, n_tokens, log_p (natural logarithm).
@@ -483,7 +528,7 @@ class PreparedSet:
         shared: set[int] = set()
         for table in ("images", "studies"):
             if table == "images" or self.has(table):
-                of = self.table(table)
+                of = self.rows(table, ["subject_id", "use"])
                 held_out = of.loc[of["use"].isin(("validate", "test", "grounding")), "subject_id"]
                 shared |= set(of.loc[of["use"] == "train", "subject_id"]) & set(held_out)
         return sorted(shared)

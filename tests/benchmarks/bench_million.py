@@ -97,7 +97,12 @@ def make_set(folder: Path, count: int) -> None:
     order = np.argsort(of, kind="stable")
     said, of = said[order], of[order]
     reports = pd.DataFrame(
-        {"study_id": 50_000_000 + of, "section": "findings", "position": np.arange(len(of)), "sentence_id": said}
+        {
+            "study_id": 50_000_000 + of,
+            "section": "findings",
+            "position": np.arange(len(of)),
+            "sentence_id": said,
+        }
     )
     labels = pd.DataFrame({"study_id": 50_000_000 + np.arange(studies)}).assign(
         **{name: generator.choice([1.0, 0.0, -1.0, np.nan], studies) for name in CHEXPERT}
@@ -120,7 +125,13 @@ def make_set(folder: Path, count: int) -> None:
         else:
             os.link(first, folder / "images" / one)
     files = pd.DataFrame({"path": path, "bytes": len(content), "digest": digest, "original_bytes": 1_700_000})
-    tables = {"images": images, "sentences": table, "reports": reports, "labels": labels, "image_files": files}
+    tables = {
+        "images": images,
+        "sentences": table,
+        "reports": reports,
+        "labels": labels,
+        "image_files": files,
+    }
     tables["cases"] = case_table(images, labels)
     for name, frame in tables.items():
         write_table(frame, folder / f"{name}.parquet", name)
@@ -156,12 +167,16 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def memory(process: int | str = "self") -> dict[str, float]:
+def memory(process: str = "self") -> dict[str, float]:
     """Proportional and private megabytes of a process."""
     lines = Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8").splitlines()[1:]
     kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     private = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
-    return {"pss": kilobytes["Pss"] / 1000, "private": private / 1000, "dirty": kilobytes["Private_Dirty"] / 1000}
+    return {
+        "pss": kilobytes["Pss"] / 1000,
+        "private": private / 1000,
+        "dirty": kilobytes["Private_Dirty"] / 1000,
+    }
 
 
 def measure(folder: Path, language_model: Path, workers: int) -> dict[str, Any]:
@@ -185,7 +200,7 @@ def measure(folder: Path, language_model: Path, workers: int) -> dict[str, Any]:
     prepared = PreparedSet(folder)
     assert prepared.changes == ""
     found["fingerprint_seconds"] = cpu_seconds() - start
-    options = {"image_size": 64, "crop_size": 48, "batch_size": 64, "num_workers": workers}
+    options: dict[str, Any] = {"image_size": 64, "crop_size": 48, "batch_size": 64, "num_workers": workers}
     data = ImageTextDataModule(str(folder), **options)
     data.prepared = prepared  # as the program does since it shares one
     data.connect(model.requirements())
@@ -198,7 +213,7 @@ def measure(folder: Path, language_model: Path, workers: int) -> dict[str, Any]:
     taken = [next(batches) for _ in range(BATCHES)]
     found["digest"] = [round(float(batch["anchor"]["log_p"].double().sum()), 6) for batch in taken]
     found["tokens"] = [int(batch["tokens"].sum()) for batch in taken]
-    found["workers"] = [memory(process.pid) for process in multiprocessing.active_children()]
+    found["workers"] = [memory(str(process.pid)) for process in multiprocessing.active_children()]
     found["batches_seconds"] = cpu_seconds() - start
     start = cpu_seconds()
     tables = data.evaluation("validate")
@@ -213,7 +228,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--images", type=int, default=50_000)
-    parser.add_argument("--folder", type=Path, required=True, help="of the set and the model; made if it is not there")
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="of the set and the model; made if it is not there"
+    )
     parser.add_argument("--root", type=Path, default=HERE.parents[2], help="checkout whose code is measured")
     parser.add_argument("--rounds", type=int, default=2, help="starts one after the other")
     parser.add_argument("--workers", type=int, default=WORKERS)
@@ -231,10 +248,21 @@ def main() -> None:
         shutil.rmtree(prepared, ignore_errors=True)
         make_set(prepared, options.images)
     environment = {**os.environ, "PYTHONPATH": str(options.root)}
-    words = ["--images", str(options.images), "--folder", str(options.folder), "--workers", str(options.workers)]
+    words = [
+        "--images",
+        str(options.images),
+        "--folder",
+        str(options.folder),
+        "--workers",
+        str(options.workers),
+    ]
     for number in range(options.rounds):
         done = subprocess.run(
-            [sys.executable, str(HERE), *words, "--measure"], env=environment, capture_output=True, text=True, check=False
+            [sys.executable, str(HERE), *words, "--measure"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             sys.exit(done.stderr)

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from medclip_dcl.data import identity
+from medclip_dcl.data import identity, prepared
 from medclip_dcl.data.prepared import PreparedSet
 
 IMAGE = "files/p1/s5025/00000019-0.jpg"
@@ -81,3 +81,39 @@ def test_a_copy_of_other_times_is_hashed_once(copy, tmp_path, monkeypatch, is_wr
         assert PreparedSet(copy).fingerprint == expected
         assert hashed.count(".jpg") == n_images
     assert (tmp_path / "cache").exists() != is_writable
+
+
+def test_a_table_as_written_is_checked_by_its_schema(copy, small_set, monkeypatch):
+    """Its rows were checked when it was written; those of a changed table, and of scores, are checked when read."""
+    checked: list[str] = []
+
+    def note(name: str, tables: Any) -> list[str]:
+        checked.append(f"rows of {name}")
+        return []
+
+    monkeypatch.setattr(prepared, "check_table", lambda frame, table: checked.append(table))
+    monkeypatch.setattr(prepared, "damage", note)
+    for use in ("table", "rows"):
+        checked.clear()
+        as_written = PreparedSet(small_set)
+        for table in ("images", "reports", "labels"):
+            assert len(getattr(as_written, use)(table)) == len(
+                pd.read_parquet(small_set / f"{table}.parquet")
+            )
+        assert checked == []
+        as_written.log_p()
+        assert checked == ["log_p"]
+    edit("sentences", lambda frame: frame[::-1])(copy)
+    changed = PreparedSet(copy)
+    changed.table("reports"), changed.rows("images", use=["train"])
+    assert checked == ["log_p", "sentences", "rows of reports"]
+
+
+def test_rows_of_a_table(copy):
+    wanted: dict[str, list[Any]] = {"use": ["test", "validate"], "subject_id": [110, 112, 116]}
+    part = PreparedSet(copy).rows("images", ["dicom_id", "use"], **wanted)
+    held_out = [(24, "validate"), (25, "validate"), (32, "test"), (33, "test")]
+    assert part.values.tolist() == [[f"{number:08x}-0", use] for number, use in held_out]
+    edit("images", lambda frame: frame.assign(view="AP"))(copy)
+    assert part.equals(PreparedSet(copy).rows("images", ["dicom_id", "use"], **wanted))
+    assert PreparedSet(copy).rows("images", use=[]).empty
