@@ -12,6 +12,9 @@ from medclip_dcl.objectives.class_probability import (
 from medclip_dcl.objectives.contrastive import ContrastiveStatistics as ContrastiveStatistics
 from medclip_dcl.objectives.contrastive import contrastive_loss as contrastive_loss
 from medclip_dcl.objectives.contrastive import contrastive_statistics as contrastive_statistics
+from medclip_dcl.objectives.controls import DecoupledLoss as DecoupledLoss
+from medclip_dcl.objectives.controls import StoppedInfoNCE as StoppedInfoNCE
+from medclip_dcl.objectives.controls import WeightedInfoNCE as WeightedInfoNCE
 from medclip_dcl.objectives.individual_temperatures import IndividualTemperatures as IndividualTemperatures
 from medclip_dcl.objectives.near_texts import NearTexts as NearTexts
 from medclip_dcl.objectives.negative_weights import HardNegatives as HardNegatives

@@ -14,7 +14,7 @@ from tests.command.small_runs import ROOT, refused, small
 OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))
 ALIKE = (
     *("dcl_010", "near_reports", "remove_text", "reweight_text", "symmetric", "sigmoid", "sigmoid_known"),
-    *("infonce", "dcl_lm", "dcl_005", "hard_negatives"),
+    *("infonce", "dcl_lm", "dcl_005", "hard_negatives", "infonce_weighted", "infonce_stop", "decoupled"),
 )
 """Need the same data as another objective, and differ by a number or a rule that has its own tests, or are trained by
 other tests: slow."""

@@ -21,6 +21,7 @@ from medclip_dcl.networks.similarity import LSE, GlobalCosine, LSENonLocal, NonL
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.objectives import (
     ConstantClassProbability,
+    DecoupledLoss,
     HardNegatives,
     IndividualTemperatures,
     KnownClassProbability,
@@ -32,7 +33,9 @@ from medclip_dcl.objectives import (
     ReweightByTextSimilarity,
     SigmoidLoss,
     SoftTargets,
+    StoppedInfoNCE,
     TrueNegatives,
+    WeightedInfoNCE,
 )
 from tests.common import test_distributed as distributed
 from tests.models import test_classifier as classifier
@@ -88,6 +91,9 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "similarity": partial(LSENonLocal, dim=8, learn_gamma=False),
         "image_to_text": 0.3,
     },
+    "infonce_weighted": {"loss": WeightedInfoNCE(), "class_probability": LM, "image_to_text": 0.3},
+    "infonce_stop": {"loss": StoppedInfoNCE(), "class_probability": LM, "views": 2},
+    "decoupled": {"loss": DecoupledLoss(), "image_to_text": 0.3},
     "lse": {"class_probability": LM, "similarity": LSE},
     "global_vector": {
         "image_encoder": GlobalPatches,
