@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -35,3 +36,38 @@ def with_eta(sentences: pd.DataFrame, rule: Any) -> pd.DataFrame:
             f"anchor: {(len(sentences),)}"
         )
     return sentences.assign(eta=eta.numpy())
+
+
+def anchors_of_sentences(prepared: PreparedSet) -> pd.Series:
+    """Expected number of anchors of an epoch by sentence_id: training images, each with one sentence of its report."""
+    images = prepared.table("images").query("use == 'train'")["study_id"].value_counts()
+    said = prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
+    said = said[said["study_id"].isin(images.index)]
+    anchors = said["study_id"].map(images) / said.groupby("study_id")["sentence_id"].transform("size")
+    return anchors.groupby(said["sentence_id"]).sum()
+
+
+def shuffled_eta(prepared: PreparedSet, sentences: pd.DataFrame, seed: int) -> pd.DataFrame:
+    """Eta dealt anew to the sentences; its distribution over training anchors is kept. A control of a study.
+
+    Anchors are sorted by eta and cut, in a drawn order of the sentences, into stretches as long as each sentence's share
+    of the anchors; a sentence gets the mean eta of its stretch. So the mean over anchors is kept exactly, and quantiles
+    up to the stretch of a frequent sentence. A sentence of no training report gets an eta drawn from the anchors'.
+
+    Args:
+        prepared: the set, whose training images and reports say how often a sentence is an anchor.
+        sentences: sentence_id and eta of every sentence of the set (`with_eta`).
+        seed: of the order.
+
+    Returns:
+        sentence_id and eta, for `data.init_args.fields` and KnownClassProbability(share="eta").
+    """
+    anchors = anchors_of_sentences(prepared).reindex(sentences["sentence_id"], fill_value=0.0).to_numpy()
+    mass, eta = np.maximum(anchors / anchors.sum(), 1e-9), sentences["eta"].to_numpy(np.float64)
+    by_eta, drawn = np.argsort(eta, kind="stable"), np.random.default_rng(seed).permutation(len(eta))
+    until = np.append(0.0, mass[by_eta].cumsum())
+    total = np.append(0.0, (mass * eta)[by_eta].cumsum())
+    stretches = np.diff(np.interp(np.append(0.0, mass[drawn].cumsum()), until, total))
+    dealt = np.empty_like(eta)
+    dealt[drawn] = stretches / mass[drawn]
+    return pd.DataFrame({"sentence_id": sentences["sentence_id"].to_numpy(), "eta": dealt})

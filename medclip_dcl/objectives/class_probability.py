@@ -21,7 +21,7 @@ from medclip_dcl.objectives.described import Described
 USUAL_MEDIAN = (1e-4, 0.5)
 """Usual range of the median eta; below it the loss is close to InfoNCE, above it anchors are at the floor."""
 
-Share = Literal["rho", "sentence_share", "lowest_rho", "highest_rho"]
+Share = Literal["rho", "sentence_share", "lowest_rho", "highest_rho", "eta"]
 """Fields that hold a known class probability."""
 
 
@@ -135,14 +135,15 @@ class LanguageModelClassProbability(ClassProbability):
 
 
 class KnownClassProbability(ClassProbability):
-    """Eta from the truth, where it is known (CIFAR10-r, the phantom).
+    """Eta from the truth, where it is known (CIFAR10-r, the phantom), or from a file.
 
     With "lowest_rho" or "highest_rho" it is a constant, the share of the rarest or commonest class (SSD, section 3.1:
     DCL-eta_Low, DCL-eta_High).
 
     Args:
         share: field of the anchors: "rho" (share of images that match, mentioned or not), "sentence_share" (share of
-            sentences that say it), or the least or greatest rho of any class, "lowest_rho" or "highest_rho".
+            sentences that say it), or the least or greatest rho of any class, "lowest_rho" or "highest_rho"; or "eta",
+            a column of the Parquet file in `data.init_args.fields`.
         max_eta: cap of eta.
 
     Raises:

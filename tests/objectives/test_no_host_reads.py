@@ -12,6 +12,7 @@ import torch
 from medclip_dcl.networks.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal
 from medclip_dcl.objectives import (
     ConstantClassProbability,
+    DecoupledLoss,
     HardNegatives,
     IndividualTemperatures,
     KnownClassProbability,
@@ -23,7 +24,9 @@ from medclip_dcl.objectives import (
     ReweightByTextSimilarity,
     SigmoidLoss,
     SoftTargets,
+    StoppedInfoNCE,
     TrueNegatives,
+    WeightedInfoNCE,
     contrastive,
     contrastive_loss,
 )
@@ -91,6 +94,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"near_texts": NearTexts(), "image_to_text": 0.5, "same_text": "positive"},
     {"near_texts": NearTexts(compare="reports"), "image_to_text": 0.5, "same_text": "ignore"},
     {"loss": SoftTargets(), "image_to_text": 0.5, "same_text": "ignore"},
+    {"loss": StoppedInfoNCE(), "class_probability": LanguageModelClassProbability()},
+    {"loss": WeightedInfoNCE(), "class_probability": ConstantClassProbability(0.1), "same_text": "ignore"},
+    {"loss": DecoupledLoss(), "image_to_text": 0.5},
     {"loss": SigmoidLoss(), "class_probability": LanguageModelClassProbability()},
     {"loss": IndividualTemperatures(sentences=8, images=IMAGES), "image_to_text": 0.5},
 ]
