@@ -50,9 +50,10 @@ def anchors_of_sentences(prepared: PreparedSet) -> pd.Series:
 def shuffled_eta(prepared: PreparedSet, sentences: pd.DataFrame, seed: int) -> pd.DataFrame:
     """Eta dealt anew to the sentences; its distribution over training anchors is kept. A control of a study.
 
-    Anchors are sorted by eta and cut, in a drawn order of the sentences, into stretches as long as each sentence's share
-    of the anchors; a sentence gets the mean eta of its stretch. So the mean over anchors is kept exactly, and quantiles
-    up to the stretch of a frequent sentence. A sentence of no training report gets an eta drawn from the anchors'.
+    Anchors are sorted by eta and cut, in a drawn order of the sentences, into stretches as long as each sentence's
+    share of the anchors; a sentence gets the mean eta of its stretch. So the mean over anchors is kept exactly, and
+    quantiles up to the stretch of a frequent sentence. A sentence of no training report gets the eta of a random
+    anchor.
 
     Args:
         prepared: the set, whose training images and reports say how often a sentence is an anchor.
