@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -117,7 +118,7 @@ def test_corrected_share_by_hand():
     """eta N q / (1 - q) of the anchor's own positive; with others as v_m their mean in its place."""
     logits = torch.tensor([[1.0, 0.5, -0.5], [0.0, 1.0, 0.3]], dtype=torch.float64)
     q = logits.softmax(1).diagonal()
-    options = {"class_probability": torch.tensor([0.1, 0.2]).double(), "floor": -14.0}
+    options: dict[str, Any] = {"class_probability": torch.tensor([0.1, 0.2]).double(), "floor": -14.0}
     own = contrastive_statistics(logits, torch.arange(2), **options)
     assert own.corrected_share.item() == pytest.approx(
         (options["class_probability"] * 2 * q / (1 - q)).mean().item()

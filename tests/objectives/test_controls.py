@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -102,7 +103,7 @@ def test_stop_and_weight_take_the_debiased_gradient_apart():
     """Above its floor the debiased loss has InfoNCE's gradient times the weight; below the stop none is left."""
     anchors = drawn(several=False)
     columns = torch.arange(7)
-    options = {"weights": anchors.weights, "reduction": "none"}
+    options: dict[str, Any] = {"weights": anchors.weights, "reduction": "none"}
     info_nce = contrastive_loss(anchors.logits, columns, **options)
     eta = anchors.class_probability
     debiased = contrastive_loss(anchors.logits, columns, class_probability=eta, **options)
