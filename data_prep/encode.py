@@ -105,7 +105,7 @@ def _features(
     for batch in batches:
         # Not around the yield: the caller's code must not run in inference mode.
         with torch.inference_mode():
-            found = network.image_features(batch["images"].to(network.mean.device)).half().cpu().numpy()
+            found = network.image_features(*network.inputs_of(batch)).half().cpu().numpy()
         yield found
 
 

@@ -179,7 +179,7 @@ def _cases(
     values: dict[str, list[float]] = {}
     for batch in progress_bar(iterable=module.predict_dataloader(), desc="validate images", unit=" batch"):
         with torch.inference_mode():
-            encoded = network.encode(batch["images"].to(network.mean.device))
+            encoded = network.encode(*network.inputs_of(batch))
         logits = network.scale * scorer.compute(encoded).astype("float64")
         values |= zip(batch["dicom_id"], logits.tolist(), strict=True)
     cases = logit_cases(labels, scorer.findings, values, tables)

@@ -19,7 +19,7 @@ from medclip_dcl.data.images import Crop, Images
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.networks.masked_language import IGNORED, masked_places
-from medclip_dcl.pictures.transforms import centre_crop, to_input
+from medclip_dcl.pictures.transforms import GreyCrop, batch_of, centre_crop
 
 # Last number of the masking generator's seed, so that masking changes neither crops nor sentence choice.
 _MASKING_STREAM = 1
@@ -88,11 +88,11 @@ class ReportedExamples(Dataset):
             ]
         return example
 
-    def _shown(self, index: int, generator: np.random.Generator) -> list[Tensor]:
+    def _shown(self, index: int, generator: np.random.Generator) -> list[GreyCrop]:
         if isinstance(self.images, Features):
             return []
         if self.crop is None:
-            return [to_input(centre_crop(self.images[index], self.seen))]
+            return [GreyCrop(centre_crop(self.images[index], self.seen))]
         shown = [self.crop(self.images[index], generator)]
         others = [other for other in self.of_study[self.study_ids[index]] if other != index]
         if self.views > 1:
@@ -153,7 +153,7 @@ class ReportedExamples(Dataset):
         ]
         row_of = rows_of(pieces)
         return {
-            "images": torch.stack([image for view in by_view for image in view]),
+            **batch_of([crop for view in by_view for crop in view]),
             "view_of": torch.arange(len(examples)).repeat(len(by_view)),
             "tokens": tokens,
             "lengths": lengths,

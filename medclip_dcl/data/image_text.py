@@ -77,14 +77,15 @@ class EvaluationTables(EvaluatedImages):
 class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     """Images with sentences of their reports, for training, validation, test and prediction.
 
-    A batch is a dict: images (view, 3, H, W) in [0, 1], first views of all images first; view_of (view,): of which
-    image; tokens (sentence, token), lengths (sentence,); image_index (sentence,): which image of the batch is the
-    sentence's positive; dicom_id and study_id of the images, image_key: their rows among the images of the use;
-    sentence_id; anchor and candidate: the fields of sentences and of images that the objective asked for;
-    masked_tokens and masked_labels (sentence, token) and masked_by_length where it asked for them; by_length, the
-    places of distinct sentences that are encoded together (`encoders.by_length`), and row_of_sentence (sentence,), the
-    row of each among them. Test and prediction batches hold images only. With `features` a batch holds features (image,
-    channel, row, column) in place of images, and states (distinct, hidden) in place of tokens.
+    A batch is a dict: images, grey levels (view, 1, H, W), first views of all images first; image_scale (view, 3):
+    their brightness, contrast and mean (`pictures.transforms.to_input`); view_of (view,): of which image; tokens
+    (sentence, token), lengths (sentence,); image_index (sentence,): which image of the batch is the sentence's
+    positive; dicom_id and study_id of the images, image_key: their rows among the images of the use; sentence_id;
+    anchor and candidate: the fields of sentences and of images that the objective asked for; masked_tokens and
+    masked_labels (sentence, token) and masked_by_length where it asked for them; by_length, the places of distinct
+    sentences that are encoded together (`encoders.by_length`), and row_of_sentence (sentence,), the row of each among
+    them. Test and prediction batches hold images only. With `features` a batch holds features (image, channel, row,
+    column) in place of images, and states (distinct, hidden) in place of tokens.
 
     Args:
         folder: the prepared data set.

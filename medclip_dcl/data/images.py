@@ -9,7 +9,6 @@ from typing import Any, Generic
 
 import numpy as np
 import pandas as pd
-import torch
 from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -20,7 +19,7 @@ from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, worker_options
 from medclip_dcl.data.shards import StoredImages
 from medclip_dcl.pictures.geometry import View
-from medclip_dcl.pictures.transforms import augment, centre_crop, load_grey, to_input
+from medclip_dcl.pictures.transforms import GreyCrop, augment, batch_of, centre_crop, load_grey
 
 USUAL_SIZE = 512
 """Default side of the whole image in pixels (SSD, section 3.2)."""
@@ -59,7 +58,7 @@ class Crop:
     brightness: float
     contrast: float
 
-    def __call__(self, grey: UInt8[np.ndarray, "height width"], generator: np.random.Generator) -> Tensor:
+    def __call__(self, grey: UInt8[np.ndarray, "height width"], generator: np.random.Generator) -> GreyCrop:
         return augment(grey, self.size, self.brightness, self.contrast, generator)
 
 
@@ -77,16 +76,16 @@ class ImageExamples(Dataset):
     def __len__(self) -> int:
         return len(self.dicom_ids)
 
-    def __getitem__(self, key: tuple[int, int] | int) -> tuple[int, Tensor]:
+    def __getitem__(self, key: tuple[int, int] | int) -> tuple[int, GreyCrop]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
         if self.crop is None:
-            return index, to_input(centre_crop(self.images[index], self.seen))
+            return index, GreyCrop(centre_crop(self.images[index], self.seen))
         return index, self.crop(self.images[index], np.random.default_rng([self.seed, epoch, index]))
 
-    def collate(self, examples: list[tuple[int, Tensor]]) -> dict[str, Any]:
+    def collate(self, examples: list[tuple[int, GreyCrop]]) -> dict[str, Any]:
         indices = [index for index, _ in examples]
         return {
-            "images": torch.stack([image for _, image in examples]),
+            **batch_of([crop for _, crop in examples]),
             "dicom_id": [self.dicom_ids[index] for index in indices],
             **({} if self.labels is None else {"labels": self.labels[indices]}),
         }

@@ -46,9 +46,10 @@ class LabelledImages(EvaluatedImages):
 class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
     """Images with the labels of their studies, for training, validation, test and prediction.
 
-    A batch is a dict: images (image, 3, H, W) in [0, 1], or features (image, channel) where the model is a linear
-    probe; labels (image, finding), 1, 0, or NaN for an entry that is left out; dicom_id. Test and prediction batches
-    hold whole images only. The model names the findings: any that the set labels.
+    A batch is a dict: images, grey levels (image, 1, H, W), and image_scale (image, 3), their brightness, contrast and
+    mean (`pictures.transforms.to_input`), or features (image, channel) where the model is a linear probe; labels
+    (image, finding), 1, 0, or NaN for an entry that is left out; dicom_id. Test and prediction batches hold whole
+    images only. The model names the findings: any that the set labels.
 
     A study in which all label columns are blank is not labelled: its images are used nowhere. Test images are those
     of the official test split (as for the zero-shot evaluation), validation images those of `validate` patients.

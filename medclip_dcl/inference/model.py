@@ -358,7 +358,7 @@ class LoadedModel:
         """Encode images that `medclip_dcl.pictures.inputs.network_input` made."""
         grey = torch.from_numpy(inputs).to(self.network.mean.device)
         with self._arithmetic():
-            found = self.network.encode((grey.float() / 255)[:, None].expand(-1, 3, -1, -1))
+            found = self.network.encode(grey[:, None])
             return found.each(Tensor.float)
 
     @torch.inference_mode()

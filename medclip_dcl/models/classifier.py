@@ -152,15 +152,15 @@ class Classifier(ImageModel):
         self.network.image_encoder.eval()
         with self.trainer.precision_plugin.forward_context():
             for batch in images:
-                parts.append(self.network.features(batch["images"].to(self.device)).float())
+                parts.append(self.network.features(*self.network.inputs_of(batch)).float())
                 dicom_ids += batch["dicom_id"]
         self.network.image_encoder.train(was_training)
         of_all = gather_with_grad(torch.cat(parts)).cpu()
         return dict(zip([x for ids in gather_objects(dicom_ids) for x in ids], of_all, strict=True))
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, image_scale: Tensor | None = None) -> Tensor:
         """Logits (image, finding)."""
-        return self.network(images)
+        return self.network(images, image_scale)
 
     def on_train_batch_start(self, batch: dict[str, Any], batch_index: int) -> None:
         if self.network.image_encoder.training == self.encoder_is_frozen:
@@ -186,7 +186,7 @@ class Classifier(ImageModel):
         if "features" in batch:
             return self.network.classify(batch["features"])
         with torch.no_grad() if self.encoder_is_frozen else nullcontext():
-            features = self.network.features(batch["images"])
+            features = self.network.features(*self.network.inputs_of(batch))
         return self.network.classify(features)
 
     def on_before_optimizer_step(self, optimizer: Any) -> None:
@@ -202,7 +202,7 @@ class Classifier(ImageModel):
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         batch = Batch(batch)
-        return {"logits": self(batch["images"]), "dicom_id": batch["dicom_id"]}
+        return {"logits": self(*self.network.inputs_of(batch)), "dicom_id": batch["dicom_id"]}
 
     predict_step = test_step
 

@@ -281,9 +281,11 @@ class ImageTextModel(ImageModel):
         if self.is_compiled:
             set_stance("default")
 
-    def forward(self, images: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+    def forward(
+        self, images: Tensor, tokens: Tensor, lengths: Tensor, image_scale: Tensor | None = None
+    ) -> Tensor:
         """Logits (sentence, image)."""
-        return self.network(images, tokens, lengths)
+        return self.network(images, tokens, lengths, image_scale)
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
         batch = Batch(batch)
@@ -335,8 +337,9 @@ class ImageTextModel(ImageModel):
     def _encoded(self, batch: dict[str, Any]) -> Encoded:
         if "features" in batch:
             return self.network.project(batch["features"].to(self.network.mean))
-        images = batch["images"]
-        parts = [(part,) for part in images.split(batch.get("encode_at_once", len(images)))]
+        inputs = self.network.inputs_of(batch)
+        at_once = batch.get("encode_at_once", len(inputs[0]))
+        parts = list(zip(*(each.split(at_once) for each in inputs), strict=True))
         return in_parts(self.network.encode, parts, len(parts) == 1)
 
     def _sentences(self, batch: dict[str, Any]) -> Tensor:

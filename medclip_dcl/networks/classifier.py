@@ -15,7 +15,7 @@ from medclip_dcl.common.files import digest
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import CLASSIFIER, require_kind
 from medclip_dcl.metrics.linear_probe import standardisation
-from medclip_dcl.networks.described import Encoded, ImageNetwork
+from medclip_dcl.networks.described import Encoded, ImageInput, ImageNetwork, ImageScale
 from medclip_dcl.networks.image_encoder import RegionEncoder
 
 
@@ -63,22 +63,23 @@ class FindingNetwork(ImageNetwork):
         self.register_buffer("feature_mean", torch.zeros(image_encoder.feature_dim))
         self.register_buffer("feature_std", torch.ones(image_encoder.feature_dim))
 
-    def encode(self, images: Float[Tensor, "image 3 height width"]) -> Encoded:
-        """Features of the encoder before its projection; images in [0, 1]."""
+    def encode(self, images: ImageInput, image_scale: ImageScale = None) -> Encoded:
+        """Features of the encoder before its projection, from grey levels or images in [0, 1]."""
+        shown = self.normalised(images, image_scale)
         if self.image_encoder.has_global_vector:
-            return Encoded(*self.image_encoder.features_and_global(self.normalised(images)))
-        return Encoded(self.image_encoder.features(self.normalised(images)))
+            return Encoded(*self.image_encoder.features_and_global(shown))
+        return Encoded(self.image_encoder.features(shown))
 
-    def features(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image channel"]:
-        """Mean over the regions of the encoder's features, or their global vector; images in [0, 1]."""
-        return self.image_vectors(self.encode(images))
+    def features(self, images: ImageInput, image_scale: ImageScale = None) -> Float[Tensor, "image channel"]:
+        """Mean over the regions of the encoder's features, or their global vector."""
+        return self.image_vectors(self.encode(images, image_scale))
 
     def classify(self, features: Float[Tensor, "image channel"]) -> Float[Tensor, "image finding"]:
         return self.head((features - self.feature_mean) / self.feature_std)
 
-    def forward(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image finding"]:
+    def forward(self, images: ImageInput, image_scale: ImageScale = None) -> Float[Tensor, "image finding"]:
         """Logits of every finding; above 0 if the finding is more likely than not."""
-        return self.classify(self.features(images))
+        return self.classify(self.features(images, image_scale))
 
     def settings_fingerprint(self) -> dict[str, str]:
         return super().settings_fingerprint() | {"findings": digest(json.dumps(self.findings).encode())}

@@ -6,10 +6,10 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, UInt8
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError, check_choice
@@ -22,8 +22,13 @@ from medclip_dcl.networks.adapters import merged_state
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.pictures.geometry import GEOMETRIES, View
+from medclip_dcl.pictures.transforms import to_input
 
 Network = TypeVar("Network", bound="DescribedNetwork")
+ImageInput: TypeAlias = UInt8[Tensor, "image 1 height width"] | Float[Tensor, "image 3 height width"]
+"""Grey levels, or images in [0, 1]."""
+ImageScale: TypeAlias = Float[Tensor, "image 3"] | None
+"""Brightness, contrast and mean of each image, see `medclip_dcl.pictures.transforms.to_input`."""
 
 _IMAGE_ARGUMENTS = ("image_size", "mean", "std", "geometry", "prepared_size", "crop_size")
 
@@ -129,8 +134,13 @@ class ImageNetwork(DescribedNetwork):
         """Factor from scores to logits."""
         return 1.0
 
-    def encode(self, images: Float[Tensor, "image 3 height width"]) -> Encoded:
-        """Encode images in [0, 1]."""
+    def inputs_of(self, batch: Mapping[str, Any]) -> tuple[Tensor, ...]:
+        """Arguments of `encode` in a batch, on the network's device: images and, where they are given, image_scale."""
+        names = ("images", "image_scale") if "image_scale" in batch else ("images",)
+        return tuple(batch[name].to(self.mean.device) for name in names)
+
+    def encode(self, images: ImageInput, image_scale: ImageScale = None) -> Encoded:
+        """Encode grey levels, or images in [0, 1]."""
         raise NotImplementedError
 
     def image_vectors(self, encoded: Encoded) -> Float[Tensor, "image dim"]:
@@ -165,10 +175,10 @@ class ImageNetwork(DescribedNetwork):
         self.std.copy_(torch.tensor(std).view(3, 1, 1))
 
     def normalised(
-        self, images: Float[Tensor, "image 3 height width"]
+        self, images: ImageInput, image_scale: ImageScale = None
     ) -> Float[Tensor, "image 3 height width"]:
-        """Input of the image encoder; images in [0, 1]."""
-        return (images - self.mean) / self.std
+        """Input of the image encoder from grey levels, or from images in [0, 1]."""
+        return (to_input(images, image_scale).to(self.mean.dtype) - self.mean) / self.std
 
     def image_config(self) -> dict[str, Any]:
         return {

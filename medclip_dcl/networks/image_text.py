@@ -14,7 +14,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import IMAGE_TEXT, require_kind
 from medclip_dcl.networks.bert_folder import model_fingerprint
-from medclip_dcl.networks.described import Encoded, ImageNetwork
+from medclip_dcl.networks.described import Encoded, ImageInput, ImageNetwork, ImageScale
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.similarity import LSENonLocal, Similarity
 from medclip_dcl.networks.text_encoder import SentenceEncoder
@@ -84,15 +84,16 @@ class ImageTextNetwork(ImageNetwork):
         }
 
     def image_features(
-        self, images: Float[Tensor, "image 3 height width"]
+        self, images: ImageInput, image_scale: ImageScale = None
     ) -> Float[Tensor, "image channel region_row region_column"]:
-        """Input of `project`; images in [0, 1].
+        """Input of `project`, from grey levels or images in [0, 1].
 
         Where the image encoder has a global vector, a further last row of regions repeats it.
         """
         if not self.image_encoder.has_global_vector:
-            return self.image_encoder.features(self.normalised(images))
-        features, vector = self.image_encoder.features_and_global(self.normalised(images))
+            return self.image_encoder.features(self.normalised(images, image_scale))
+        shown = self.normalised(images, image_scale)
+        features, vector = self.image_encoder.features_and_global(shown)
         row = vector[:, :, None, None].expand(-1, -1, 1, features.shape[3])
         return torch.cat([features, row], dim=2)
 
@@ -103,11 +104,11 @@ class ImageTextNetwork(ImageNetwork):
             return Encoded(found)
         return Encoded(found[:, :, :-1], found[:, :, -1, 0])
 
-    def encode(self, images: Float[Tensor, "image 3 height width"]) -> Encoded:
-        """Images in the common space; images in [0, 1]."""
+    def encode(self, images: ImageInput, image_scale: ImageScale = None) -> Encoded:
+        """Images in the common space, from grey levels or images in [0, 1]."""
         if not self.image_encoder.has_global_vector:
-            return Encoded(self.feature_map(images))
-        return self.project(self.image_features(images))
+            return Encoded(self.feature_map(images, image_scale))
+        return self.project(self.image_features(images, image_scale))
 
     @property
     def scale(self) -> float:
@@ -131,10 +132,10 @@ class ImageTextNetwork(ImageNetwork):
         return (torch.cat(parts) / self.similarity.gamma2).float().cpu()
 
     def feature_map(
-        self, images: Float[Tensor, "image 3 height width"]
+        self, images: ImageInput, image_scale: ImageScale = None
     ) -> Float[Tensor, "image dim region_row region_column"]:
-        """Projected regions in their places; images in [0, 1]. Not normalised to length 1."""
-        return self.image_encoder(self.normalised(images))
+        """Projected regions in their places, from grey levels or images in [0, 1]. Not normalised to length 1."""
+        return self.image_encoder(self.normalised(images, image_scale))
 
     def regions(
         self, feature_map: Float[Tensor, "image dim region_row region_column"]
@@ -150,12 +151,13 @@ class ImageTextNetwork(ImageNetwork):
 
     def forward(
         self,
-        images: Float[Tensor, "image 3 height width"],
+        images: ImageInput,
         tokens: Int[Tensor, "sentence token"],
         lengths: Int[Tensor, " sentence"],
+        image_scale: ImageScale = None,
     ) -> Float[Tensor, "sentence image"]:
         """Logits of every sentence with every image."""
-        return self.logits(self.encode(images), self.encode_sentences(tokens, lengths))
+        return self.logits(self.encode(images, image_scale), self.encode_sentences(tokens, lengths))
 
     def tokenize(
         self, texts: Sequence[str]

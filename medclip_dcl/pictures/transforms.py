@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Float32, UInt8
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
+
+
+class GreyCrop(NamedTuple):
+    """Part of an image, with brightness, contrast and mean, by which `to_input` changes its grey levels."""
+
+    grey: UInt8[np.ndarray, "height width"]
+    scale: Float32[np.ndarray, "3"] = np.array([1, 1, 0], np.float32)
 
 
 def load_grey(encoded: bytes, size: int) -> UInt8[np.ndarray, "height width"]:
@@ -44,12 +53,31 @@ def _scaled_size(image: Image.Image, size: int) -> tuple[int, int]:
     return round(image.width * size / shorter), round(image.height * size / shorter)
 
 
-def to_input(grey: UInt8[np.ndarray, "height width"]) -> Float[Tensor, "3 height width"]:
-    """Grey levels as three equal channels in [0, 1].
+def batch_of(crops: Sequence[GreyCrop]) -> dict[str, Tensor]:
+    """Entries of a batch: images, uint8 (image, 1, height, width), and image_scale, float32 (image, 3)."""
+    images, scale = zip(*crops, strict=True)
+    return {
+        "images": torch.from_numpy(np.stack(images)[:, None]),
+        "image_scale": torch.from_numpy(np.stack(scale)),
+    }
 
-    The network normalises them, by default with ImageNet's mean and deviation (choice, not from the paper).
+
+def to_input(
+    images: UInt8[Tensor, "image 1 height width"] | Float[Tensor, "image 3 height width"],
+    image_scale: Float[Tensor, "image 3"] | None = None,
+) -> Float[Tensor, "image 3 height width"]:
+    """Images in [0, 1] in three channels, from those or from grey levels; float32 from grey levels.
+
+    Columns of `image_scale`: the factor that multiplies the image (brightness); the factor by which its distance from
+    a mean grows (contrast), after which values are clipped to [0, 1]; and this mean. None changes nothing.
     """
-    return (torch.from_numpy(grey.astype(np.float32)) / 255).expand(3, -1, -1)
+    if not images.is_floating_point():
+        # CUDA multiplies by the rounded reciprocal of a number, but divides by a tensor as a CPU does.
+        images = images / torch.full((1,), 255, dtype=torch.float32, device=images.device)
+    if image_scale is not None:
+        brightness, contrast, mean = image_scale.float().T[:, :, None, None, None]
+        images = (contrast * (images * brightness) + (1 - contrast) * mean).clamp(0, 1)
+    return images.expand(-1, 3, -1, -1)
 
 
 def centre_crop(grey: UInt8[np.ndarray, "height width"], size: int) -> UInt8[np.ndarray, "size size"]:
@@ -64,16 +92,16 @@ def augment(
     brightness: float,
     contrast: float,
     generator: np.random.Generator,
-) -> Float[Tensor, "3 crop_size crop_size"]:
-    """Random crop, then brightness and contrast variation (SSD section 3.2).
+) -> GreyCrop:
+    """Random crop, then brightness and contrast variation (SSD section 3.2), which `to_input` carries out.
 
     Brightness multiplies by a factor drawn from [1 - brightness, 1 + brightness]; contrast moves grey levels away
-    from their mean by a factor drawn likewise. The result stays in [0, 1].
+    from their mean by a factor drawn likewise. The mean is taken here: a device sums in another order.
     """
     top = int(generator.integers(grey.shape[0] - crop_size + 1))
     left = int(generator.integers(grey.shape[1] - crop_size + 1))
-    image = grey[top : top + crop_size, left : left + crop_size].astype(np.float32) / 255
-    image = image * np.float32(generator.uniform(1 - brightness, 1 + brightness))
-    factor = np.float32(generator.uniform(1 - contrast, 1 + contrast))
-    image = np.clip(factor * image + (1 - factor) * image.mean(), 0, 1)
-    return torch.from_numpy(image).expand(3, -1, -1)
+    crop = grey[top : top + crop_size, left : left + crop_size]
+    image = np.divide(crop, 255, dtype=np.float32)
+    image *= (multiplied := np.float32(generator.uniform(1 - brightness, 1 + brightness)))
+    factor = generator.uniform(1 - contrast, 1 + contrast)
+    return GreyCrop(crop, np.array([multiplied, factor, image.mean()], np.float32))

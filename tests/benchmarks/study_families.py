@@ -171,11 +171,11 @@ def speed(saved: Callable[..., Any], name: str, kind: Any, work: Path, prepared:
     zero_shot = ZeroShotClassification()
     zero_shot.prepare(data.evaluation("validate"), "validate")
     loader = data.predict_dataloader()
-    shown = [network.normalised(batch["images"]) for batch in islice(loader, 2)]
+    shown = [network.normalised(*network.inputs_of(batch)) for batch in islice(loader, 2)]
 
     def test() -> None:
         for batch in islice(loader, len(shown)):
-            zero_shot.measure(network, network.encode(batch["images"]), batch["dicom_id"])
+            zero_shot.measure(network, network.encode(*network.inputs_of(batch)), batch["dicom_id"])
 
     def bare() -> None:
         for images in shown:

@@ -24,7 +24,7 @@ from medclip_dcl.data.link import ImageTextRequirements
 from medclip_dcl.data.prepared import PreparedDataError, write_table
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.pictures.geometry import Seen, View
-from medclip_dcl.pictures.transforms import load_grey, to_input
+from medclip_dcl.pictures.transforms import load_grey
 
 
 def datamodule(folder, small_bert, fields=(), masked=False, **options) -> ImageTextDataModule:
@@ -65,7 +65,7 @@ def test_training_batches(small_set, small_bert):
     found = batches(data.train_dataloader())
     assert len(found) == 3
     batch = found[1]
-    assert batch["images"].shape == (8, 3, 32, 32)
+    assert batch["images"].shape == (8, 1, 32, 32)
     assert batch["image_index"].tolist() == sorted(batch["image_index"].tolist())
     reports = data.prepared.table("reports").set_index("study_id")["sentence_id"]
     for i, study in enumerate(batch["study_id"].tolist()):
@@ -122,7 +122,8 @@ def test_evaluation_loaders_hold_every_image_once(small_set, small_bert):
     ids = [x for batch in tested for x in batch["dicom_id"]]
     assert sorted(ids) == sorted(data.evaluation("test").images["dicom_id"]) and len(set(ids)) == 10
     path = data.prepared.table("images").set_index("dicom_id")["path"][ids[0]]
-    assert torch.equal(tested[0]["images"][0], to_input(load_grey(data.prepared.read_image(path), 40)))
+    assert (tested[0]["images"][0, 0].numpy() == load_grey(data.prepared.read_image(path), 40)).all()
+    assert tested[0]["image_scale"].tolist() == [[1, 1, 0]] * 3
     assert (data.load_image(ids[0]) == load_grey(data.prepared.read_image(path), 40)).all()
     test, held_out = data.evaluation("test"), data.evaluation("validate")
     assert len(test.cases) == 30 and len(test.boxes) == 4
@@ -167,7 +168,7 @@ def test_wide_images_are_cropped_anywhere_and_seen_centred(wide_set, small_bert)
     first = next(iter(data.val_dataloader()))
     assert first["images"].shape[-2:] == (40, 40)
     whole = load_grey(prepared.read_image(paths[first["dicom_id"][0]]), 40)
-    assert torch.equal(first["images"][0], to_input(whole[4:44]))
+    assert (first["images"][0, 0].numpy() == whole[4:44]).all()
     tops = set()
     for batch in batches(data.train_dataloader()):
         # Brightness and contrast vary; the crop is where the picture fits best.
@@ -255,15 +256,15 @@ def test_further_views_are_other_images_of_the_study(small_set, small_bert, tmp_
     data = datamodule(folder, small_bert, views=3, batch_size=24, **options)
     data.setup("fit")
     (batch,) = batches(data.train_dataloader())
-    assert batch["images"].shape == (72, 3, 40, 40)
+    assert batch["images"].shape == (72, 1, 40, 40)
     assert batch["view_of"].tolist() == [*range(24)] * 3
     path = data.prepared.table("images").set_index("dicom_id")["path"]
-    whole = {id_: to_input(load_grey(data.prepared.read_image(path[id_]), 40)) for id_ in batch["dicom_id"]}
+    whole = {id_: load_grey(data.prepared.read_image(path[id_]), 40) for id_ in batch["dicom_id"]}
     pair = [id_ for id_ in batch["dicom_id"] if id_.startswith(("00000000", "00000001"))]
     for row, id_ in enumerate(batch["dicom_id"]):
         other = next((x for x in pair if x != id_), id_) if id_ in pair else id_
         for view, expected in enumerate((id_, other, id_)):
-            torch.testing.assert_close(batch["images"][row + 24 * view], whole[expected])
+            assert (batch["images"][row + 24 * view, 0].numpy() == whole[expected]).all()
 
 
 def test_each_view_is_augmented_by_itself(small_set, small_bert):

@@ -20,7 +20,7 @@ from medclip_dcl.common.journal import Journal
 from medclip_dcl.data.features import Features
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.inference.model import load
-from medclip_dcl.pictures.transforms import centre_crop, load_grey, to_input
+from medclip_dcl.pictures.transforms import GreyCrop, batch_of, centre_crop, load_grey
 from tests.data_prep.killing import content
 from tests.program import verb
 from tests.small import export_network
@@ -50,12 +50,10 @@ def test_rows_are_those_of_single_examples(encoded, exported):
     states = found.of_sentences(sentences["sentence_id"].tolist())
     with torch.no_grad():
         for path, row in zip(images["path"], rows, strict=True):
-            seen = to_input(centre_crop(load_grey(prepared.read_image(path), 64), 48))
-            torch.testing.assert_close(
-                row.float(), network.image_features(seen[None])[0], rtol=1e-3, atol=1e-4
-            )
-            projected = network.image_encoder.project(network.image_features(seen[None]))
-            torch.testing.assert_close(projected, network.feature_map(seen[None]))
+            seen = batch_of([GreyCrop(centre_crop(load_grey(prepared.read_image(path), 64), 48))])["images"]
+            torch.testing.assert_close(row.float(), network.image_features(seen)[0], rtol=1e-3, atol=1e-4)
+            projected = network.image_encoder.project(network.image_features(seen))
+            torch.testing.assert_close(projected, network.feature_map(seen))
         for text, state in zip(sentences["text"], states, strict=True):
             tokens, lengths = network.tokenize([text])
             torch.testing.assert_close(

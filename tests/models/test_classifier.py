@@ -23,7 +23,7 @@ from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
-from medclip_dcl.pictures.transforms import load_grey, to_input
+from medclip_dcl.pictures.transforms import GreyCrop, batch_of, load_grey
 from tests.models.test_image_text import trainer as quick
 from tests.models.test_resuming import assert_same
 from tests.small import LinearPatches
@@ -193,9 +193,9 @@ def test_fine_tuning_scales_the_first_features(small_set, tmp_path, monkeypatch)
     torch.manual_seed(0)
     model = Classifier(["Edema"], resnet(), learning_rate=0.01)
     images = pd.read_parquet(small_set / "images.parquet").query("use == 'train'").sort_values("dicom_id")[:9]
-    shown = torch.stack(
-        [to_input(load_grey((small_set / "images" / path).read_bytes(), 32)) for path in images["path"]]
-    )
+    shown = batch_of(
+        [GreyCrop(load_grey((small_set / "images" / path).read_bytes(), 32)) for path in images["path"]]
+    )["images"]
     with torch.no_grad():
         features = model.eval().network.features(shown)
     trainer(tmp_path, 2).fit(model.train(), datamodule(small_set))

@@ -200,7 +200,7 @@ def test_a_users_loss_is_trained_and_comes_back(small_bert, data, tmp_path):
 def test_a_step_is_the_written_loss(small_bert, data):
     model = build(small_bert).eval()
     batch = first_batch(model, data)
-    logits = model(batch["images"], batch["tokens"], batch["lengths"])
+    logits = model(batch["images"], batch["tokens"], batch["lengths"], batch["image_scale"])
     eta = 0.2 * (0.35 * batch["anchor"]["log_p"]).exp()
     expected = contrastive_loss(logits, batch["image_index"], class_probability=eta, floor=-14.0)
     loss, _, statistics = model._losses(batch)
@@ -212,7 +212,7 @@ def test_images_are_anchors_with_their_weight(small_bert, data):
     data.sentences = "all"
     model = build(small_bert, image_to_text=0.3).eval()
     batch = first_batch(model, data)
-    logits = model(batch["images"], batch["tokens"], batch["lengths"]).detach()
+    logits = model(batch["images"], batch["tokens"], batch["lengths"], batch["image_scale"]).detach()
     eta = 0.2 * (0.35 * batch["anchor"]["log_p"]).exp()
     of_sentences = contrastive_loss(logits, batch["image_index"], class_probability=eta, floor=-14.0)
     losses = []

@@ -7,7 +7,25 @@ import pytest
 import torch
 from PIL import Image
 
-from medclip_dcl.pictures.transforms import augment, centre_crop, load_grey, to_input
+from medclip_dcl.pictures.transforms import GreyCrop, augment, batch_of, centre_crop, load_grey, to_input
+
+
+def shown(*crops: GreyCrop) -> torch.Tensor:
+    """The images that an encoder sees."""
+    batch = batch_of(crops)
+    return to_input(batch["images"], batch["image_scale"])
+
+
+def in_floats(
+    grey: np.ndarray, size: int, brightness: float, contrast: float, generator: np.random.Generator
+) -> np.ndarray:
+    """Reference: the random crop in floating point, as numpy computes it."""
+    top = int(generator.integers(grey.shape[0] - size + 1))
+    left = int(generator.integers(grey.shape[1] - size + 1))
+    image = grey[top : top + size, left : left + size].astype(np.float32) / 255
+    image = image * np.float32(generator.uniform(1 - brightness, 1 + brightness))
+    factor = np.float32(generator.uniform(1 - contrast, 1 + contrast))
+    return np.clip(factor * image + (1 - factor) * image.mean(), 0, 1)
 
 
 def test_load_grey_scales_and_turns_grey(tmp_path):
@@ -29,9 +47,14 @@ def test_an_image_of_odd_size_is_not_shifted(tmp_path):
 
 
 def test_input_is_three_equal_channels_in_zero_one():
-    image = to_input(np.array([[0, 255], [51, 102]], np.uint8))
+    (image,) = shown(GreyCrop(np.array([[0, 255], [51, 102]], np.uint8)))
     assert torch.equal(image[0], image[2])
     torch.testing.assert_close(image[1], torch.tensor([[0.0, 1.0], [0.2, 0.4]]))
+
+
+def test_images_in_floating_point_stay_as_they_are():
+    images = torch.rand(2, 3, 4, 5)
+    assert torch.equal(to_input(images), images)
 
 
 def test_augmentation_without_variation_is_a_crop():
@@ -40,15 +63,15 @@ def test_augmentation_without_variation_is_a_crop():
     expected = np.random.default_rng(3)
     top, left = int(expected.integers(3)), int(expected.integers(3))
     crop = augment(grey, 5, 0.0, 0.0, generator)
-    torch.testing.assert_close(crop, to_input(grey[top : top + 5, left : left + 5]))
+    assert torch.equal(shown(crop), shown(GreyCrop(grey[top : top + 5, left : left + 5])))
 
 
 def test_augmentation_varies_within_bounds_and_repeats():
     grey = np.full((9, 9), 100, np.uint8)
     values = []
     for i in range(200):
-        crop = augment(grey, 7, 0.2, 0.2, np.random.default_rng([0, 1, i]))
-        assert torch.equal(crop, augment(grey, 7, 0.2, 0.2, np.random.default_rng([0, 1, i])))
+        crop, again = (shown(augment(grey, 7, 0.2, 0.2, np.random.default_rng([0, 1, i]))) for _ in range(2))
+        assert torch.equal(crop, again)
         values.append(crop.mean().item() * 255)
     # A constant image has no contrast: only brightness moves it, by at most 20%.
     assert min(values) == pytest.approx(80, abs=2) and max(values) == pytest.approx(120, abs=2)
@@ -56,12 +79,52 @@ def test_augmentation_varies_within_bounds_and_repeats():
 
 def test_contrast_keeps_the_mean():
     grey = np.array([[100, 150], [150, 100]], np.uint8)
-    crop = augment(grey, 2, 0.0, 0.2, np.random.default_rng(1))
+    crop = shown(augment(grey, 2, 0.0, 0.2, np.random.default_rng(1)))
     assert crop.mean().item() * 255 == pytest.approx(125, abs=0.01)
-    assert crop.std().item() != pytest.approx(to_input(grey).std().item(), rel=1e-3)
+    assert crop.std().item() != pytest.approx(shown(GreyCrop(grey)).std().item(), rel=1e-3)
 
 
 def test_the_middle_of_an_image():
     grey = np.arange(6 * 7, dtype=np.uint8).reshape(6, 7)
     assert (centre_crop(grey, 4) == grey[1:5, 1:5]).all()  # one pixel above, one below; one left, two right
     assert (centre_crop(grey, 6) == grey[:, :6]).all()
+
+
+VARIATIONS = [(0.0, 0.0), (0.2, 0.2), (0.0, 0.3), (0.9, 0.0), (0.99, 0.99)]
+
+
+def assert_equals_floats(
+    greys: list[np.ndarray], size: int, brightness: float, contrast: float, seed: int = 0
+) -> None:
+    """Random crops of `size` and middle crops of 8 pixels less are bit for bit those computed in floating point."""
+    draws = [[np.random.default_rng([seed, i]) for i in range(len(greys))] for _ in range(2)]
+    crops = [
+        augment(grey, size, brightness, contrast, draw) for grey, draw in zip(greys, draws[0], strict=True)
+    ]
+    expected = [
+        in_floats(grey, size, brightness, contrast, draw) for grey, draw in zip(greys, draws[1], strict=True)
+    ]
+    found = shown(*crops)
+    assert found.dtype == torch.float32 and (found.numpy() == np.stack(expected)[:, None]).all()
+    middle = [GreyCrop(centre_crop(grey, size - 8)) for grey in greys]
+    in_unit = np.stack([crop.grey for crop in middle]).astype(np.float32) / 255
+    assert (shown(*middle).numpy() == in_unit[:, None]).all()
+
+
+@pytest.mark.parametrize("brightness, contrast", VARIATIONS)
+def test_images_equal_those_computed_in_floats(brightness, contrast):
+    generator = np.random.default_rng(5)
+    levels = [np.arange(256 * 257, dtype=np.uint16).astype(np.uint8).reshape(256, 257)]
+    greys = [*levels, *(generator.integers(0, top, (224, 259)).astype(np.uint8) for top in (2, 90, 256))]
+    assert_equals_floats(greys, 211, brightness, contrast)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder, count", [("real_cxr", 214), ("nih", 1860)])
+def test_real_images_equal_those_computed_in_floats(real_data, folder, count):
+    files = sorted((real_data / folder).rglob("*.jpg"))
+    assert len(files) == count
+    for place, file in enumerate(files):
+        assert_equals_floats(
+            [load_grey(file.read_bytes(), 512)], 480, *VARIATIONS[place % len(VARIATIONS)], seed=place
+        )
