@@ -404,6 +404,25 @@ class Embed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rank:
+    """Learn from the training reports which reports fit a sentence, for the objective RankedByText.
+
+    Two linear models of words and phrases (tf-idf of 1 to 3 words) learn to tell a sentence's own report: one by the
+    rest of the report, one by the report's labels, which a set without any lacks. The rank of a report for a sentence
+    is that of the sum of both scores. SET/ranking/NAME.parquet gets a vector for each sentence of the set and the
+    quantiles of its scores over training reports; SET/ranking_reports/NAME.parquet a vector for each report of train
+    and validate. NAME has a fingerprint of reports, labels and options. An existing ranking is not learned again; a
+    killed command leaves nothing and starts anew. On a phantom the truth says how well reports are ranked.
+    """
+
+    data: Path = positional("prepared data set with reports", metavar="SET")
+    labels: Path | None = _file(
+        "Parquet table of labels by study_id, 1, 0, -1 or blank in each other column, in place of SET/labels.parquet"
+    )
+    rest_alone: bool = option("rank by the rest of the report alone, without labels", False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Similar:
     """Print what the similarity of texts finds: images counted as fitting a sentence, and the mass of soft targets.
 

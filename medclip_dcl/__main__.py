@@ -59,6 +59,11 @@ GROUPS = {
         "similar": Verb(
             "data_prep.text_similarity.run", f"{_DATA}.Similar", "choose thresholds of text similarity"
         ),
+        "rank": Verb(
+            "data_prep.rank_reports.rank_reports",
+            f"{_DATA}.Rank",
+            "which reports fit a sentence, from the reports",
+        ),
         "eta": Verb(
             "data_prep.eta_report.write_report", f"{_DATA}.Eta", "class probabilities that follow from scores"
         ),

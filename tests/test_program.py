@@ -25,6 +25,7 @@ POSITIONAL = {
     "score": ["SET|FILE"],
     "embed": ["SET"],
     "similar": ["SET"],
+    "rank": ["SET"],
     "eta": ["SET"],
     "encode": ["MODEL", "SET"],
     "calibrate": ["MODEL", "SET"],

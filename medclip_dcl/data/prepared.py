@@ -7,7 +7,7 @@ fingerprint of the content (`medclip_dcl.data.identity`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from medclip_dcl.common.files import digest, parse_json, replacing, write_parque
 from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
 from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, changed_tables, current_content
+from medclip_dcl.data.ranking import Ranking, read_ranking, seal_of_reports
 from medclip_dcl.data.shards import ImageFiles, StoredImages
 from medclip_dcl.data.table_checks import REFERENCES, contradictions, damage, score_problem, some
 
@@ -75,9 +76,14 @@ _MADE_BY = {
     "studies": "medclip-dcl prepare folder on a table without images",
     "log_p": "medclip-dcl score SET --model FOLDER",
     "text_embedding": "medclip-dcl embed SET --model FOLDER",
+    "ranking": "medclip-dcl rank SET",
 }
-# Folder with one file for each language model -> what the files hold.
-_BY_MODEL = {"log_p": "sentence scores", "text_embedding": "sentence embeddings"}
+# Folder with one file for each model -> what the files hold.
+_BY_MODEL = {
+    "log_p": "sentence scores",
+    "text_embedding": "sentence embeddings",
+    "ranking": "report rankings",
+}
 # Rows written at a time: 200 MB of BERT-base's embeddings.
 _EMBEDDING_ROWS = 65_536
 _SEAL = "medclip_dcl_seal"
@@ -455,6 +461,22 @@ class PreparedSet:
             raise _broken(file, "text_embedding", problem)
         return found
 
+    def ranking(self, name: str | None = None) -> Ranking:
+        """Ranking of reports for each sentence, of the named or the only file in ``ranking/``."""
+        file = self._file_of_model("ranking", name)
+        try:
+            found = read_ranking(file, self.reports_seal)
+        except (pa.ArrowException, ValueError, OSError) as error:
+            raise _broken(file, "ranking", error) from error
+        if problem := self._without_row(found.sentence_id):
+            raise _broken(file, "ranking", problem)
+        return found
+
+    @property
+    def reports_seal(self) -> str:
+        """Digest of the reports that a ranking was learned on."""
+        return seal_of_reports(self.table("sentences"), self.table("reports"), self.studies("train"))
+
     def readable_tables(self) -> tuple[dict[str, pd.DataFrame], list[str]]:
         """The readable tables of the right format, and the problems of the others."""
         tables, problems = {}, []
@@ -478,7 +500,9 @@ class PreparedSet:
     def score_problems(self) -> list[str]:
         """Scores and embeddings that are not readable, or do not cover all sentences."""
         problems = []
-        for kind, read in (("log_p", self.log_p), ("text_embedding", self.text_embedding)):
+        kinds = {"log_p": self.log_p, "text_embedding": self.text_embedding, "ranking": self.ranking}
+        read: Callable[[str], object]
+        for kind, read in kinds.items():
             for name in self.models(kind):
                 try:
                     read(name)
@@ -487,7 +511,7 @@ class PreparedSet:
         return problems
 
     def models(self, kind: str) -> list[str]:
-        """Names of the language models that have a file in the folder "log_p" or "text_embedding"."""
+        """Names of the files in the folder "log_p", "text_embedding" or "ranking"."""
         files = (self.folder / kind).glob("*.parquet")
         return sorted(file.stem for file in files if not file.name.startswith("."))
 
