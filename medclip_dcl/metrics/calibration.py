@@ -23,7 +23,7 @@ from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import parse_json, write_text
 from medclip_dcl.common.findings import PLATT_PATIENTS, Ensemble, PromptSource, ensemble_used, read_prompts
 from medclip_dcl.common.formats import CALIBRATION, VERSION_KEY
-from medclip_dcl.metrics.summaries import calibration_error
+from medclip_dcl.metrics.summaries import calibration_error, scores_of
 
 CALIBRATION_FILE = "calibration.json"
 ISOTONIC_PATIENTS = 500
@@ -160,8 +160,7 @@ class Calibration:
     def of_cases(self, cases: pd.DataFrame) -> pd.DataFrame:
         """Cases of a test with the columns before and after (probabilities) and threshold."""
         cases = cases.reset_index(drop=True)
-        scores = cases["logit"] if "logit" in cases else cases["score_positive"] - cases["score_negative"]
-        logits = self.scale * scores.to_numpy("float64")
+        logits = self.scale * scores_of(cases).to_numpy("float64")
         after = np.full(len(cases), np.nan)
         for finding, rows in cases.groupby("finding"):
             after[rows.index] = self.findings[str(finding)].probabilities(logits[rows.index])
@@ -320,5 +319,10 @@ def choose_threshold(
 
 def perfect_error(probabilities: Float[np.ndarray, " case"]) -> float:
     """Mean expected calibration error where the labels are drawn from the probabilities (Broecker and Smith 2007)."""
-    drawn = np.random.default_rng(0).random((_N_SIMULATED, len(probabilities))) < probabilities
-    return float(calibration_error(probabilities, drawn, np.ones_like(drawn, dtype=float)).mean())
+    random, errors = np.random.default_rng(0), []
+    # As many at a time as fit into 32 MB.
+    size = max(1, 2**22 // max(1, len(probabilities)))
+    for first in range(0, _N_SIMULATED, size):
+        shape = min(size, _N_SIMULATED - first), len(probabilities)
+        errors.append(calibration_error(probabilities, random.random(shape) < probabilities, np.ones(shape)))
+    return float(np.concatenate(errors).mean())

@@ -84,7 +84,7 @@ def classification(
     cases = cases.reset_index(drop=True)
     has_logits = "logit" in cases
     names = ("auc", "average_precision", "acc") if has_logits else ("auc", "acc")
-    scores = cases["logit"] if has_logits else cases["score_positive"] - cases["score_negative"]
+    scores = scores_of(cases)
     if scores.isna().any():
         raise ValueError(f"scores: {scores.isna().sum()} of {len(cases)} are NaN; an embedding is NaN")
     nothing = np.full(len(weights), np.nan)
@@ -113,6 +113,11 @@ def classification(
         }
     averages = {name: mean_of([by_finding[f][name] for f in counted], nothing) for name in names}
     return {**averages, "by_finding": by_finding}
+
+
+def scores_of(cases: pd.DataFrame) -> pd.Series:
+    """Score of each case of a classification: its logit, or score(positive prompt) - score(negative prompt)."""
+    return cases["logit"] if "logit" in cases else cases["score_positive"] - cases["score_negative"]
 
 
 def grounding(boxes: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
@@ -292,8 +297,10 @@ def weighted_mean(values: Shaped[np.ndarray, "row"], weights: Weights) -> Float[
     is_finite = np.isfinite(values)
     if not is_finite.all():
         values, weights = values[is_finite], weights.compress(is_finite, axis=1)
+    # Sums of counts are exact in any order; of other values a product would change the last digit.
+    total = weights @ values.astype("float64") if values.dtype == bool else (weights * values).sum(axis=1)
     with np.errstate(invalid="ignore"):
-        return (weights * values).sum(axis=1) / weights.sum(axis=1)
+        return total / weights.sum(axis=1)
 
 
 def weighted_auc(
@@ -304,13 +311,14 @@ def weighted_auc(
     A draw that lacks a class gives NaN.
     """
     order = np.argsort(scores, kind="stable")
-    starts = np.flatnonzero(np.diff(scores[order], prepend=-np.inf) > 0)
-    weights, positive = weights.take(order, axis=1), positive[order]
-    positives = np.add.reduceat(weights * positive, starts, axis=1)
-    negatives = np.add.reduceat(weights * ~positive, starts, axis=1)
-    wins = (positives * (negatives.cumsum(axis=1) - negatives / 2)).sum(axis=1)
+    of_class = [order[positive[order] == is_positive] for is_positive in (False, True)]
+    negative, own = scores[of_class[0]], weights.take(of_class[1], axis=1)
+    below = np.zeros((len(weights), len(negative) + 1))
+    weights.take(of_class[0], axis=1).cumsum(axis=1, out=below[:, 1:])
+    ends = [np.searchsorted(negative, scores[of_class[1]], side) for side in ("left", "right")]
+    wins = sum(np.einsum("dr,dr->d", own, below.take(end, axis=1)) for end in ends) / 2
     with np.errstate(invalid="ignore"):
-        return wins / (positives.sum(axis=1) * negatives.sum(axis=1))
+        return wins / (own.sum(axis=1) * below[:, -1])
 
 
 def weighted_average_precision(
@@ -322,13 +330,17 @@ def weighted_average_precision(
     """
     order = np.argsort(-scores, kind="stable")
     starts = np.flatnonzero(np.diff(-scores[order], prepend=-np.inf) > 0)
-    weights = weights.take(order, axis=1)
-    positives = np.add.reduceat(weights * positive[order], starts, axis=1)
-    cases = np.add.reduceat(weights, starts, axis=1).cumsum(axis=1)
+    cases = weights.take(order, axis=1).cumsum(axis=1)
+    places = np.flatnonzero(positive[order])
+    # Recall grows at thresholds with a positive case alone.
+    grows, first = np.unique(np.searchsorted(starts, places, "right") - 1, return_index=True)
+    positives = np.add.reduceat(weights.take(order[places], axis=1), first, axis=1)
+    last = np.append(starts[1:], len(order))[grows] - 1
+    gains = np.zeros((len(weights), len(starts)))
     # Thresholds above the first case that was drawn have neither recall nor precision.
-    precision = positives.cumsum(axis=1) / np.maximum(cases, 1)
+    gains[:, grows] = positives * (positives.cumsum(axis=1) / np.maximum(cases.take(last, axis=1), 1))
     with np.errstate(invalid="ignore"):
-        return (positives * precision).sum(axis=1) / positives.sum(axis=1)
+        return gains.sum(axis=1) / positives.sum(axis=1)
 
 
 def _mean_auc(
@@ -369,12 +381,11 @@ def weighted_median(values: Float[np.ndarray, "row"], weights: Weights) -> Float
         return np.full(len(weights), np.nan)
     order = np.argsort(values, kind="stable")
     ordered, below = values[order], weights.take(order, axis=1).cumsum(axis=1)
-    total = below[:, -1:]
-    lower, upper = (
-        ordered[(below <= place).sum(axis=1).clip(max=len(ordered) - 1)]
-        for place in ((total - 1) // 2, total // 2)
-    )
-    return np.where(total[:, 0] > 0, (lower + upper) / 2, np.nan)
+    total = below[:, -1]
+    middle = np.stack([(total - 1) // 2, total // 2], axis=1)
+    places = [np.searchsorted(*one, side="right") for one in zip(below, middle, strict=True)]
+    lower, upper = ordered[np.array(places).clip(max=len(ordered) - 1)].T
+    return np.where(total > 0, (lower + upper) / 2, np.nan)
 
 
 def mean_of(

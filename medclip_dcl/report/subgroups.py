@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, UInt8
 
 from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.metrics import summaries
@@ -173,12 +173,14 @@ class _Evaluation:
 
     section: str
     table: pd.DataFrame
-    counts: Float[np.ndarray, "one_and_draws patient"]
+    counts: UInt8[np.ndarray, "one_and_draws patient"]
     patient: np.ndarray
     min_cases: int
 
     def __post_init__(self) -> None:
-        self._findings = list(self.table["finding"].unique()) if self.section in CLASSIFICATIONS else []
+        names = self.table["finding"] if self.section in CLASSIFICATIONS else pd.Series(dtype="str")
+        self._finding, found = pd.factorize(names)
+        self._findings = list(found)
         self.metrics = {path: "" for path in _LABELS if path.split("/")[0] == self.section}
         self.metrics |= {f"{self.section}/by_finding/{name}/auc": name for name in self._findings}
         self._known: dict[Any, dict[str, Draws]] = {}
@@ -201,10 +203,11 @@ class _Evaluation:
     def _n_patients(self, finding: str, sides: Sequence[Rows]) -> int:
         """Patients with, or without, the finding in the group or in the rest, the fewest; 0 for too few cases."""
         least = len(self.counts[0])
-        its, positive = (self.table[x].to_numpy() == y for x, y in (("finding", finding), ("label", 1)))
+        its, positive = self._finding == self._findings.index(finding), self.table["label"].to_numpy() == 1
         for rows, is_positive in product(sides, (True, False)):
             cases = self.patient[rows & its & (positive == is_positive)]
-            least = min(least, len(np.unique(cases)) if len(cases) >= self.min_cases else 0)
+            n = int(np.count_nonzero(np.bincount(cases)))
+            least = min(least, n if len(cases) >= self.min_cases else 0)
         return least
 
     def _numbers(self, rows: Rows, findings: tuple[str, ...]) -> dict[str, Draws]:
@@ -213,7 +216,8 @@ class _Evaluation:
         if key not in self._known:
             compute, prefix = _COMPUTED[self.section]
             if self.section in CLASSIFICATIONS:
-                compute = partial(compute, min_cases=self.min_cases, findings=findings)
+                compute = partial(compute, min_cases=self.min_cases)
+                rows = rows & np.isin(self._finding, [*map(self._findings.index, findings)])
             table, patient = self.table[rows].reset_index(drop=True), self.patient[rows]
             self._known[key] = numbers_of_draws(compute, prefix, table, self.counts, patient, MIN_PATIENTS)
         return self._known[key]

@@ -13,13 +13,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float, Int, Shaped
+from jaxtyping import Int, Shaped, UInt8
 
 from medclip_dcl import __version__
 from medclip_dcl.common.files import digest, digest_of_file, write_parquet
@@ -241,18 +241,8 @@ def bootstrap_numbers(
     for section, values in predictions.values.items():
         table = predictions.tables[section].reset_index(drop=True)
         patient = np.searchsorted(people, table["subject_id"])
-        compute, is_classified = predictions.compute(section), section in CLASSIFICATIONS
-        # The weights of one finding fit into memory for many draws at a time, those of 170 for a few.
-        group = "finding" if is_classified else "class" if section == "sentences" else None
-        parts = [
-            numbers_of_draws(compute, section, rows, counts, patient[rows.index], 2)
-            for _, rows in (table.groupby(group, sort=False) if group else [("", table)])
-        ]
-        draws = {path: x for part in parts for path, x in part.items()}
-        if is_classified:
-            draws |= _means_over_findings(section, values, draws)
-        elif section == "sentences":
-            draws = {path: _mean_over_classes([part[path] for part in parts]) for path in draws}
+        compute = predictions.compute(section)
+        draws = numbers_of_draws(compute, section, table, counts, patient, 2, values)
         found |= {path: np.concatenate([value, draws[path]]) for path, value in values.items()}
     return found
 
@@ -278,16 +268,34 @@ def numbers_of_draws(
     compute: Callable[..., summaries.Numbers],
     prefix: str,
     table: pd.DataFrame,
-    counts: Float[np.ndarray, "draw patient"],
+    counts: Shaped[np.ndarray, "draw patient"],
     patient: Int[np.ndarray, "row"],
     min_patients: int,
+    values: Numbers | None = None,
 ) -> Numbers:
-    """Path -> number in each draw: rows count as often as their patient (a column of `counts`) was drawn."""
-    size = max(1, _ELEMENTS_PER_CHUNK // max(1, len(table)))
-    chunks = (counts[first : first + size].take(patient, axis=1) for first in range(0, len(counts), size))
-    found = (compute(table, weights, min_patients=min_patients) for weights in chunks)
-    parts = [dict(summaries.by_path(part, prefix)) for part in found]
-    return {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
+    """Path -> number in each draw: rows count as often as their patient (a column of `counts`) was drawn.
+
+    A mean over findings takes those that have a number in `values` (default: in the first draw).
+    """
+    group = "finding" if "finding" in table else "class" if prefix == "sentences" else None
+    # The weights of one finding fit into memory for many draws at a time, those of 170 for a few.
+    parts = []
+    for _, rows in table.groupby(group, sort=False) if group else [("", table)]:
+        if prefix in CLASSIFICATIONS:  # Sorted once, not for each chunk.
+            rows = rows.iloc[np.argsort(summaries.scores_of(rows).to_numpy())]
+        its, size = patient[rows.index], max(1, _ELEMENTS_PER_CHUNK // max(1, len(rows)))
+        chunks = []
+        for first in range(0, len(counts), size):
+            weights = counts[first : first + size].take(its, axis=1).astype("float64")
+            numbers = compute(rows, weights, min_patients=min_patients)
+            chunks.append(dict(summaries.by_path(numbers, prefix)))
+        parts.append({path: np.concatenate([chunk[path] for chunk in chunks]) for path in chunks[0]})
+    draws = {path: x for part in parts for path, x in part.items()}
+    if prefix in CLASSIFICATIONS:
+        draws |= _means_over_findings(prefix, values or draws, draws)
+    elif prefix == "sentences":
+        draws = {path: _mean_over_classes([part[path] for part in parts]) for path in draws}
+    return draws
 
 
 def intervals_of(numbers: Numbers, n_patients: Mapping[str, int]) -> dict[str, Estimate]:
@@ -311,6 +319,8 @@ def require_same_cases(a: Predictions, b: Predictions) -> None:
         if section in CLASSIFICATIONS:
             both = {*keys[0]["finding"]} & {*keys[1]["finding"]}
             keys = [one[one["finding"].isin(both)] for one in keys]
+        if keys[0].reset_index(drop=True).equals(keys[1].reset_index(drop=True)):
+            continue
         here, there = (one.sort_values(_CASE[section]).to_numpy() for one in keys)
         if len(here) != len(there) or (here != there).any():
             raise SavedResultsError(
@@ -334,11 +344,18 @@ def method(units: str, n_draws: int = N_DRAWS) -> str:
     )
 
 
-def patient_draws(n_patients: int, n_draws: int, seed: int) -> Float[np.ndarray, "one_and_draws patient"]:
-    """Number of draws of each patient: once each in row 0 (the tested patients), then n_patients with replacement."""
-    chances = np.full(n_patients, 1 / n_patients)
-    draws = np.random.default_rng(seed).multinomial(n_patients, chances, size=n_draws)
-    return np.concatenate([np.ones((1, n_patients)), draws])
+@lru_cache(maxsize=1)
+def patient_draws(n_patients: int, n_draws: int, seed: int) -> UInt8[np.ndarray, "one_and_draws patient"]:
+    """Number of draws of each patient: once each in row 0 (the tested patients), then n_patients with replacement.
+
+    The array is kept for the next call: it is read-only.
+    """
+    # Bytes: more than 255 draws of one of thousands of patients do not occur.
+    draws, random = np.ones((1 + n_draws, n_patients), np.uint8), np.random.default_rng(seed)
+    for row in draws[1:]:
+        row[:] = random.multinomial(n_patients, np.full(n_patients, 1 / n_patients))
+    draws.flags.writeable = False
+    return draws
 
 
 def percentiles(draws: np.ndarray) -> tuple[float | None, float | None, int]:
