@@ -17,7 +17,7 @@ from data_prep.command import progress
 from medclip_dcl.common.files import digest
 from medclip_dcl.data.identity import IMAGE_FILES
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.data.shards import StoredImages
+from medclip_dcl.data.shards import ShardIndex, StoredImages
 from medclip_dcl.data.table_checks import some
 
 # Images that a worker process reads at a time.
@@ -39,8 +39,8 @@ def check_files(
     paths = tables["images"]["path"].tolist()
     # Of an image that differs from what was written; "" for none.
     changed = dict(prepared.content.images)
+    stored, is_sharded = prepared.stored_images(paths), ShardIndex.read(prepared.folder) is not None
     if full and paths:
-        stored = prepared.stored_images(paths)
         parts = [stored.part(start, start + _PART) for start in range(0, len(paths), _PART)]
         found = chain.from_iterable(pool.map(digests, parts) if pool else map(digests, parts))
         examined = dict(zip(paths, progress(found, len(paths), "image files", "images"), strict=True))
@@ -48,10 +48,12 @@ def check_files(
         pixels = {path: of_pixels for path, (_, of_pixels) in examined.items() if of_pixels}
     there = {str(PurePosixPath(file.relative_to(root))) for file in root.rglob("*") if file.is_file()}
     missing = [path for path in paths if changed.get(path) == ""]
-    altered = [path for path in paths if changed.get(path)]
+    altered = [place for place, path in enumerate(paths) if changed.get(path)]
+    named = [*map(stored.where, altered[:3]), *altered[3:]]
+    an_image = "shards/: an image" if is_sharded else "images/: a file"
     return [
-        *some("images/: a file is missing", missing, len(paths)),
-        *some("images/: a file was changed after the set was made", altered, len(paths)),
+        *some(f"{an_image} is missing", missing, len(paths)),
+        *some(f"{an_image} was changed after the set was made", named, len(paths)),
         *some("images/: files that are not in images.parquet", sorted(there - {*paths})),
     ], pixels
 

@@ -106,7 +106,7 @@ class Prepare:
         choices=GEOMETRIES,
     )
     cases: Literal["all", "balanced"] = option(
-        "cases of a finding by its exact labels: all, or balanced (as many with it as without)", "all"
+        "cases of a finding by exact labels: all, or as many with as without", "all"
     )
     limit: int | None = positive("at most N patients of each use, for a first try", None)
     rejected_share: float = option(
@@ -117,6 +117,7 @@ class Prepare:
         metavar="SHARE",
     )
     complete: bool = option("add images that a finished set lacks, and prepare changed ones again", False)
+    shards: bool = option("then store the images in a few tar files (medclip-dcl shard)", False)
     workers: int = worker_count()
 
 
@@ -313,6 +314,32 @@ class Check:
     data: Path = positional("prepared data set", metavar="SET")
     full: bool = option("decode every image, compare its digest, and find images of equal pixels", False)
     workers: int = worker_count()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """Store the images of a prepared set in plain tar files (shards) of about 1 GB, for file systems that count files.
+
+    Training, encoding and check read either form, with equal results; the fingerprint stays. The files are removed once
+    the digest of every image in the shards was compared: until then the images take twice the disk. The same command
+    continues after a kill. Nothing else may read the set meanwhile. See docs/shards.md."""
+
+    data: Path = positional("prepared data set", metavar="SET")
+    undo: bool = option("store the images in files again, and remove the shards", False)
+    output: Path | None = option(
+        "write a copy of the set there, and leave SET as it is", None, metavar="FOLDER"
+    )
+    keep_files: bool = option("leave the files beside the shards, which are read", False)
+    texts: bool = option(
+        "also the sentences of each image's report, as NNNNNNNN.txt, for other readers: patient data", False
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("texts", "keep_files"):
+            if getattr(self, name) and (self.undo or (name == "keep_files" and self.output)):
+                raise UserError(
+                    f"--{name}: of no use with {'--undo' if self.undo else '--output'}; leave it out"
+                )
 
 
 _LANGUAGE_MODEL = "Hugging Face folder or repository id of the language model, or a run that trained one"

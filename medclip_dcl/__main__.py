@@ -44,6 +44,9 @@ GROUPS = {
         "prepare public": Verb(
             "data_prep.public.command.prepare", f"{_DATA}.Public", "NIH, CheXpert, RSNA, ..."
         ),
+        "shard": Verb(
+            "data_prep.shard.run", f"{_DATA}.Shard", "store a set's images in a few tar files, or undo it"
+        ),
         "phantom": Verb(
             "data_prep.phantom.release.run",
             "data_prep.phantom.options.Phantom",

@@ -257,6 +257,8 @@ def test_python_blocks_run(page, block, calibrated, full_resnet, small_set, tmp_
         shutil.copytree(calibrated, tmp_path / "runs" / run)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/mimic_cxr").symlink_to(small_set)
+    if "mimic_cxr_shards" in block:
+        main(["shard", str(small_set), "--output", "data/mimic_cxr_shards"])
     capsys.readouterr()
     exec(compile(block, page, "exec"), {})
     if shown := shown_below(page, block):

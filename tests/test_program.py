@@ -22,6 +22,7 @@ POSITIONAL = {
     "configs": ["NAME"],
     "prepare public": ["NAME"],
     "check": ["SET"],
+    "shard": ["SET"],
     "score": ["SET|FILE"],
     "embed": ["SET"],
     "similar": ["SET"],

@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from medclip_dcl.common.files import digest, file_states, write_parquet
+from medclip_dcl.data.shards import ShardIndex
 
 FILE = "found.parquet"
 _COLUMNS = ["path", "file", "bytes", "mtime_ns"]
@@ -64,7 +65,9 @@ def files_of_set(output: Path) -> dict[str, str]:
 
 def _prepared(output: Path, paths: Iterable[str]) -> list[str]:
     """Those of the images that the set has: others were left out of it."""
-    paths = sorted(paths)
+    paths, index = sorted(paths), ShardIndex.read(output)
+    if index is not None:
+        return sorted({*paths} & {*index.rows["path"].to_pylist()})
     states = file_states([f"{output}/images/{path}" for path in paths])
     return [path for path, (size, _) in zip(paths, states, strict=True) if size >= 0]
 

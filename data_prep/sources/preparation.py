@@ -31,6 +31,7 @@ from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.identity import IMAGE_FILES, describe
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
+from medclip_dcl.data.shards import ShardIndex
 from medclip_dcl.runs.saved import read_json
 
 # Of an unknown head that is named.
@@ -88,20 +89,25 @@ def prepare_set(settings: Prepare, made_from: Mapping[str, Any], read: Callable[
     _require_same(settings.output, made_from, True)
     source = read()
     now = Found.now(source.images, source.rows or ())
-    if _growth(settings, made_from, source, now) is None:
+    if _growth(settings, made_from, source, now) is None and not settings.shards:
         return
-    with _one_process_in(settings.output):
+    with one_process_in(settings.output):
         # While this process was reading, another may have made the set.
         growth = _growth(settings, made_from, source, now)
         if growth is not None:
             _make(settings, made_from, source, now, growth)
+        if settings.shards:
+            from data_prep.shard import to_shards  # it imports this module
+
+            index = ShardIndex.read(settings.output)
+            to_shards(PreparedSet(settings.output), settings.output, index is not None and index.texts)
 
 
 def _make(
     settings: Prepare, made_from: Mapping[str, Any], source: Source, now: Found, growth: Growth
 ) -> None:
     output = settings.output
-    finished, unfinished = output / "dataset.json", output / _UNFINISHED
+    finished, unfinished = output / "dataset.json", output / UNFINISHED
     earlier = next((read_json(file) for file in (finished, unfinished) if file.exists()), {})
     if "fingerprint" in earlier:
         print(f"{output} is completed: {str(growth) or 'an earlier run began it'}")
@@ -158,7 +164,7 @@ def _make(
 
 
 @contextmanager
-def _one_process_in(output: Path) -> Iterator[None]:
+def one_process_in(output: Path) -> Iterator[None]:
     """Keep other processes from writing the same set; the lock ends with this process, however it ends.
 
     What a killed run was writing is removed, but not where the file system has no locks: others may be at work.
@@ -305,7 +311,7 @@ def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd
 
 # --- Origin of a set -------------------------------------------------------------------------------------------------
 
-_UNFINISHED = "unfinished.json"
+UNFINISHED = "unfinished.json"
 _LOCK = ".lock"
 _CONTENT = "content of "
 
@@ -348,7 +354,7 @@ def _require_same(
     output: Path, made_from: Mapping[str, Any], can_grow: bool, lost_rows: Sequence[str] = ()
 ) -> None:
     """Refuse a folder of other content; with `can_grow` the tables may differ, which `_growth` compares by row."""
-    finished, unfinished = output / "dataset.json", output / _UNFINISHED
+    finished, unfinished = output / "dataset.json", output / UNFINISHED
     file = finished if finished.is_file() else unfinished
     if not file.is_file():
         if output.is_dir() and any(not entry.name.startswith(".") for entry in output.iterdir()):
@@ -395,7 +401,12 @@ def _growth(settings: Prepare, made_from: Mapping[str, Any], source: Source, now
         )
         return None
     # Beside dataset.json: a run that made missing images again was killed, or one that was about to end.
-    if growth.is_any or damaged or (output / _UNFINISHED).exists():
+    if growth.is_any or damaged or (output / UNFINISHED).exists():
+        if ShardIndex.read(output) is not None:
+            raise PreparedDataError(
+                f"{output}: {growth}: its images are in shards, which do not change; first go back to files: "
+                f"medclip-dcl shard {output} --undo"
+            )
         return growth
     also = f" ({growth})" if growth.gone else ""
     print(f"{output} is a finished set, made with these options from this source: nothing to do{also}")

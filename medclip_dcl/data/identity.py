@@ -2,7 +2,8 @@
 
 The digests are written with the set. Opening it hashes the tables again (60 MB for MIMIC-CXR), and an image only if its
 size differs or it is newer than dataset.json. A copy that changes times thus has every image hashed once: dataset.json
-then gets the time of the newest one, or a file in the user's cache does.
+then gets the time of the newest one, or a file in the user's cache does. Of a set in shards, these are compared in the
+same way, and one that differs is refused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pandas as pd
 
 from medclip_dcl.common.command_line import progress_bar
 from medclip_dcl.common.files import digest, digest_of_file, file_states
+from medclip_dcl.data.shards import FOLDER, TIMES, ShardIndex
 
 IMAGE_FILES = "image_files"
 IMAGE_DIGESTS = ["dicom_id", "subject_id", "use", "digest", "original"]
@@ -59,9 +61,17 @@ def changed_tables(folder: Path, info: Mapping[str, Any], names: Iterable[str]) 
 
 
 def current_content(folder: Path, info: Mapping[str, Any], tables: dict[str, str]) -> Content:
-    """Content of a set now; `info` is its dataset.json, `tables` are those that have changed."""
-    has_images = IMAGE_FILES in info["digests"] and IMAGE_FILES not in tables
-    images = _changed_images(folder) if has_images else {}
+    """Content of a set now; `info` is its dataset.json, `tables` are those that have changed.
+
+    Raises:
+        UserError: a shard is not as it was written.
+    """
+    images, index = {}, ShardIndex.read(folder)
+    if index is not None:
+        times = (folder / FOLDER / TIMES, _stamps(folder / "dataset.json")[1].with_suffix(".json"))
+        index.require_sound(info["digests"].get(IMAGE_FILES, ""), times)
+    elif IMAGE_FILES in info["digests"] and IMAGE_FILES not in tables:
+        images = _changed_images(folder)
     fingerprint = str(info.get("fingerprint"))
     if tables or images:
         fingerprint = digest(json.dumps([fingerprint, tables, images], sort_keys=True).encode())

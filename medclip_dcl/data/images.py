@@ -45,9 +45,7 @@ class Images:
         try:
             return load_grey(self.stored[index], self.size)
         except OSError as error:
-            raise PreparedDataError(
-                f"prepared image {self.stored.where(index)} cannot be read ({error}); {self.stored.remedy}"
-            ) from error
+            raise PreparedDataError(self.stored.problem(index, error)) from error
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,231 @@
+"""Move the images of a prepared set from files into shards, and back (`medclip_dcl.data.shards`).
+
+Either can be killed at any time and continues: nothing is removed before what replaces it was compared with the digests
+of the table "image_files". The index, written last and removed first, tells a set in shards from one in files.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from data_prep.command import progress
+from data_prep.options import Shard
+from data_prep.sources.preparation import UNFINISHED, one_process_in
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import (
+    digest,
+    digest_of_file,
+    replacing,
+    sync_folder,
+    write_bytes,
+    write_json,
+)
+from medclip_dcl.data.identity import IMAGE_FILES
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.data.shards import COLUMNS, FOLDER, HEADER, INDEX, ShardIndex, member, shard_file
+from medclip_dcl.runs.saved import read_json
+
+SHARD_BYTES = 1_000_000_000
+"""A shard ends with the image that reaches this size."""
+_THREADS, _AT_ONCE = 16, 256
+
+
+def run(options: Shard) -> None:
+    """Move the images of a set, or of a copy at --output, or say that there is nothing to do."""
+    prepared = PreparedSet(options.data)
+    target = options.data if options.output is None else options.output
+    with one_process_in(target):
+        is_copy = target.resolve() != options.data.resolve()
+        if is_copy:
+            _begin_copy(prepared, target)
+        if options.undo:
+            to_files(prepared, target)
+        else:
+            to_shards(prepared, target, options.texts, options.keep_files)
+        if is_copy:
+            shutil.copyfile(options.data / "dataset.json", target / "dataset.json")
+            (target / UNFINISHED).unlink(missing_ok=True)
+        if options.undo:
+            os.utime(target / "dataset.json")  # all images were compared after it was written
+
+
+def to_shards(prepared: PreparedSet, target: Path, texts: bool, keep_files: bool = False) -> None:
+    """Write the images of a set into shards of `target`, its own folder or that of a copy; remove the files there.
+
+    Args:
+        texts: write the report of an image, a sentence a line, after it.
+        keep_files: leave the files.
+    """
+    files, index = prepared.table(IMAGE_FILES), ShardIndex.read(target)
+    if files.empty:
+        raise PreparedDataError(f"{prepared.folder} has no images")
+    if index is not None and index.texts != texts:
+        raise UserError(
+            f"--texts: the shards of {target} were made {'with' if index.texts else 'without'} it; first go back to "
+            f"files: medclip-dcl shard {target} --undo"
+        )
+    if index is not None and (keep_files or not (target / "images").is_dir()):
+        print(f"{target}: {len(files):,} images are in {_shards(len(index.shards))}: nothing to do")
+        return
+    reports = _reports(prepared) if texts else {}
+    sizes = np.array(
+        [_in_tar(size) + _in_tar(len(reports.get(row, b""))) for row, size in enumerate(files["bytes"])]
+    )
+    by_size = np.unique((sizes.cumsum() - sizes) // SHARD_BYTES, return_inverse=True)[1]
+    shard_of = by_size if index is None else index.rows["shard"].to_numpy()
+    tars = [shard_file(target, shard) for shard in range(int(shard_of.max()) + 1)]
+    there = sum(tar.stat().st_size for tar in tars if tar.is_file())
+    _require_room(target, int(sizes.sum()) - there, f"{_shards(len(tars))} beside the files")
+    places, shards = [], []
+    for shard, tar in enumerate(progress(tars, len(tars), "shards", "shards")):
+        rows = np.flatnonzero(shard_of == shard)
+        found = _places(tar, rows, files["digest"], reports)
+        if found is None and index is None:
+            _write(tar, zip(rows.tolist(), _contents(prepared, files, rows), strict=True), reports)
+            found = _places(tar, rows, files["digest"], reports)
+        if found is None:
+            raise UserError(
+                f"{tar} is not as it was written; go back to files: medclip-dcl shard {target} --undo"
+            )
+        places += [(shard, *place) for place in found]
+        shards.append((tar.stat().st_size, digest_of_file(tar)))
+    table = pa.table([files["path"].tolist(), *np.array(places).T], pa.schema([*COLUMNS.items()]))
+    ShardIndex(target, table, shards, texts, prepared.info["digests"].get(IMAGE_FILES, "")).write()
+    sync_folder(target)
+    for stale in {*(target / FOLDER).glob("*.tar")} - {*tars}:
+        stale.unlink()
+    if not keep_files:
+        for path in files["path"]:
+            (target / "images" / path).unlink(missing_ok=True)
+        for folder, _, _ in os.walk(target / "images", topdown=False):
+            with suppress(OSError):  # other files are in it
+                os.rmdir(folder)
+    of_texts = ", with the sentences of their reports" if texts else ""
+    still = "; files stay in images/" if (target / "images").is_dir() else ""
+    print(f"{target}: {len(files):,} images in {_shards(len(tars))}{of_texts}; all digests are equal{still}")
+
+
+def to_files(prepared: PreparedSet, target: Path) -> None:
+    """Write the images of a set into files of `target`, its own folder or that of a copy; remove the shards there."""
+    files, images = prepared.table(IMAGE_FILES), target / "images"
+
+    def others(rows: np.ndarray) -> np.ndarray:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            found = list(pool.map(digest_of_file, (images / path for path in files["path"].iloc[rows])))
+        return rows[(files["digest"].iloc[rows] != found).to_numpy()]
+
+    left = others(np.arange(len(files)))
+    _require_room(target, int(files["bytes"].iloc[left].sum()), "files beside the shards")
+    contents = progress(_contents(prepared, files, left), len(left), "images", "images")
+    for path, content in zip(files["path"].iloc[left], contents, strict=True):
+        write_bytes(content, images / path, durable=False)
+    os.sync()
+    if len(again := others(left)):
+        raise UserError(f"{images / files['path'][again[0]]} is not as it was written; is the disk damaged?")
+    (target / INDEX).unlink(missing_ok=True)
+    sync_folder(target)
+    shutil.rmtree(target / FOLDER, ignore_errors=True)
+    print(f"{target}: {len(files):,} images in files, all digests are equal; it has no shards")
+
+
+def _begin_copy(prepared: PreparedSet, target: Path) -> None:
+    """Copy all of a set but its images, and dataset.json, which comes last."""
+    about = {"copy_of": str(prepared.folder.resolve()), "fingerprint": prepared.fingerprint}
+    marker, is_new = target / UNFINISHED, all(entry.name.startswith(".") for entry in target.iterdir())
+    if (target / "dataset.json").is_file():
+        is_new = PreparedSet(target).fingerprint == prepared.fingerprint
+    if not is_new and not (marker.is_file() and read_json(marker, f"delete {target}") == about):
+        raise UserError(
+            f"--output {target}: expected a new folder, or a copy of {prepared.folder}, found another"
+        )
+    write_json(about, marker)
+    skipped = shutil.ignore_patterns("images", FOLDER, INDEX, "dataset.json", UNFINISHED, ".lock", ".*.tmp")
+    shutil.copytree(prepared.folder, target, ignore=skipped, dirs_exist_ok=True)
+
+
+def _contents(prepared: PreparedSet, files: pd.DataFrame, rows: np.ndarray) -> Iterator[bytes]:
+    """Images by rows of the table "image_files"; refuses one that is not as it was written."""
+    stored, digests = prepared.stored_images(files["path"].iloc[rows].tolist()), files["digest"].iloc[rows]
+
+    def content(place: int) -> bytes:
+        try:
+            found = stored[place]
+            if digest(found) != digests.iloc[place]:
+                raise OSError("its digest is another than when it was written")
+        except OSError as error:
+            raise PreparedDataError(stored.problem(place, error)) from error
+        return found
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for start in range(0, len(rows), _AT_ONCE):
+            yield from pool.map(content, range(len(rows))[start : start + _AT_ONCE])
+
+
+def _reports(prepared: PreparedSet) -> dict[int, bytes]:
+    """Row of the table "image_files" -> sentences of the image's report, a sentence a line, by section and position."""
+    said = prepared.table("reports").merge(prepared.table("sentences"), on="sentence_id")
+    said = said.sort_values(["study_id", "section", "position"])
+    report = said.groupby("study_id")["text"].agg("\n".join).to_dict()
+    study = prepared.table("images").set_index("path")["study_id"].to_dict()
+    paths = enumerate(prepared.table(IMAGE_FILES)["path"])
+    return {row: report[study[path]].encode() for row, path in paths if study.get(path) in report}
+
+
+def _write(file: Path, images: Iterable[tuple[int, bytes]], reports: Mapping[int, bytes]) -> None:
+    with (
+        replacing(file) as stream,
+        tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar,
+    ):
+        for row, image in images:
+            for ending, content in (("jpg", image), ("txt", reports.get(row, b""))):
+                if content:
+                    info = tarfile.TarInfo(member(row, ending))
+                    info.size = len(content)
+                    tar.addfile(info, io.BytesIO(content))
+
+
+def _places(
+    file: Path, rows: np.ndarray, digests: pd.Series, reports: Mapping[int, bytes]
+) -> list[tuple[int, int]] | None:
+    """Offset and bytes of each image in a shard; None for a file that is missing or not as it should be."""
+    expected = [(member(row), digests[row]) for row in rows.tolist()]
+    expected += [(member(row, "txt"), digest(reports[row])) for row in rows.tolist() if row in reports]
+    found, places = [], []
+    try:
+        with tarfile.open(file, "r:") as tar, file.open("rb") as stream:
+            for one in tar:
+                stream.seek(one.offset_data)
+                found.append((one.name, digest(stream.read(one.size))))
+                places += [(one.offset_data, one.size)] if one.name.endswith(".jpg") else []
+    except (OSError, tarfile.TarError):
+        return None
+    return places if found == sorted(expected) else None
+
+
+def _shards(count: int) -> str:
+    return f"{count:,} shard{'s' * (count != 1)}"
+
+
+def _in_tar(size: int) -> int:
+    """Bytes of a member of this size, with its header; 0 for none."""
+    return (HEADER + -(-size // HEADER) * HEADER) if size else 0
+
+
+def _require_room(target: Path, needed: int, what: str) -> None:
+    """Say how much of the disk is needed and free, and refuse where that is not enough."""
+    free = shutil.disk_usage(target).free
+    room = f"{target}: {what}: {max(0, needed) / 1e9:,.2f} GB more are needed, {free / 1e9:,.2f} GB are free"
+    if needed > free:
+        raise UserError(f"{room}; free some, or give --output on another disk")
+    print(room)
