@@ -1,9 +1,14 @@
-"""Arrays of a prepared set that processes share: Arrow files in SET/arrays, mapped into memory."""
+"""Arrays of a prepared set that processes share: Arrow files in SET/arrays, mapped into memory.
+
+They are computed from the set's tables at the first start, in SET/arrays/FINGERPRINT/DIGEST.arrow: the fingerprint is the
+set's, the digest covers all else that they depend on. They hold what the tables hold: paths, names, sentences as tokens.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,8 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import replacing
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+
+from medclip_dcl.common.files import digest, replacing
+
+FOLDER = "arrays"
+_FORMAT = 1
+"""Changes with the meaning of any of the arrays."""
 
 _SHAPES = b"shapes"
 
@@ -37,14 +47,8 @@ class Arrays(Mapping[str, Any]):
     def _found(self) -> dict[str, Any]:
         table = self.source
         if isinstance(table, Path):
-            try:
-                with pa.memory_map(str(table)) as stream:
-                    table = pa.ipc.open_file(stream).read_all()
-            except (OSError, pa.ArrowException) as error:
-                raise UserError(
-                    f"{table} cannot be mapped into memory ({error}); delete it, or put the prepared set and the run "
-                    "folder on a file system with mmap"
-                ) from error
+            with pa.memory_map(str(table)) as stream:
+                table = pa.ipc.open_file(stream).read_all()
         shapes, found = json.loads((table.schema.metadata or {})[_SHAPES]), {}
         for name in table.column_names:
             values = table[name].chunk(0).values
@@ -80,8 +84,10 @@ class Texts:
     def __len__(self) -> int:
         return len(self.values)
 
-    def __getitem__(self, index: int) -> str:
-        return self.values[index].as_py()
+    def __getitem__(self, index: Any) -> Any:
+        """The text at a place; the list of those of a slice."""
+        found = self.values[index]
+        return found.to_pylist() if isinstance(index, slice) else found.as_py()
 
     def tolist(self) -> list[str]:
         return self.values.to_pylist()
@@ -103,3 +109,79 @@ def _as_table(arrays: Mapping[str, np.ndarray | pa.LargeStringArray]) -> pa.Tabl
         columns[name] = pa.LargeListArray.from_arrays(pa.array([0, len(flat)], pa.int64()), flat)
         shapes[name] = None if is_text else array.shape
     return pa.table(columns).replace_schema_metadata({_SHAPES: json.dumps(shapes)})
+
+
+def kept_arrays(
+    folders: Sequence[Path],
+    fingerprint: str,
+    what: Mapping[str, Any],
+    make: Callable[[], Mapping[str, np.ndarray | pa.LargeStringArray]],
+) -> Arrays:
+    """Arrays that an earlier call kept, or else those of `make`, kept in the first folder that can be written.
+
+    Args:
+        folders: the prepared set, and the run folder in case the set cannot be written.
+        fingerprint: of the set; arrays of an earlier content of it are deleted when those of a new one are kept.
+        what: all else that the arrays depend on, as JSON.
+        make: computes them.
+    """
+    name = digest(json.dumps([_FORMAT, what], sort_keys=True).encode())
+    files = [folder / FOLDER / fingerprint / f"{name}.arrow" for folder in folders]
+    made, problem = None, ""
+    for file in sorted(files, key=lambda file: not file.is_file()):
+        try:
+            if made is not None or (kept := _mapped(file)) is None:
+                made = make() if made is None else made
+                write_arrays(made, file)
+                _forget_earlier(file.parent)
+                kept = _mapped(file)
+        except OSError as error:
+            problem = str(error)
+            continue
+        if kept is not None:
+            if problem:
+                rank_zero_info(f"data: {problem}: the arrays of its tables are kept in {file.parent}")
+            return kept
+    rank_zero_warn(f"data: {problem or 'no folder'}: each process keeps the arrays of the tables in its own memory")
+    return Arrays(make() if made is None else made)
+
+
+def _mapped(file: Path) -> Arrays | None:
+    """The arrays of a file; None where there is none, or a damaged one. An OSError says that it cannot be mapped."""
+    arrays = Arrays(file)
+    try:
+        len(arrays)
+    except (FileNotFoundError, pa.ArrowInvalid):
+        return None
+    return arrays
+
+
+def _forget_earlier(folder: Path) -> None:
+    for other in folder.parent.iterdir():
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+            rank_zero_info(f"data: deleted {other}, the arrays of an earlier content of the set")
+
+
+class Lists:
+    """Lists of whole numbers of several lengths: one array of values, and where each list begins.
+
+    Args:
+        arrays: NAME, the values of all lists, and NAME_offsets (list + 1,).
+    """
+
+    def __init__(self, arrays: Arrays, name: str) -> None:
+        self._arrays, self._name = arrays, name
+
+    def __len__(self) -> int:
+        return len(self._arrays[f"{self._name}_offsets"]) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        start, stop = self._arrays[f"{self._name}_offsets"][index : index + 2]
+        return self._arrays[self._name][start:stop].astype(np.int64)
+
+
+def as_lists(name: str, values: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
+    """Arrays of `Lists`, of these lengths one after the other; the values in the narrowest type that holds them."""
+    narrow = np.int32 if len(values) == 0 or np.abs(values).max() < 2**31 else np.int64
+    return {name: values.astype(narrow), f"{name}_offsets": np.concatenate([[0], np.cumsum(lengths)])}

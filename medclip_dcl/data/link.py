@@ -5,8 +5,12 @@ Lightning sets up the datamodule before the model, and before it restores a chec
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from pytorch_lightning import LightningDataModule, Trainer
@@ -14,9 +18,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerFast
 
+from medclip_dcl.common.distributed import gather_objects, is_distributed, rank_and_size
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.data.arrays import Arrays, kept_arrays
+from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 
 Requirements = TypeVar("Requirements")
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -71,12 +79,66 @@ class LinkedDataModule(LightningDataModule, Generic[Requirements]):
         return self._requirements
 
 
+class PreparedDataModule(LinkedDataModule[Requirements], Generic[Requirements]):
+    """Base class of datamodules of a prepared set, whose first process on each machine computes for all of it."""
+
+    folder: str
+
+    @cached_property
+    def prepared(self) -> PreparedSet:
+        return PreparedSet(self.folder)
+
+    def setup(self, stage: str) -> None:
+        """As `LinkedDataModule.setup`, once all machines are found to have the same content of the set."""
+        if is_distributed():
+            self.prepared.take_content(self.of_machine(lambda: self.prepared.content))
+            here = (socket.gethostname(), str(Path(self.folder).absolute()), self.prepared.fingerprint)
+            (first, _, expected), *others = gather_objects(here)
+            for host, folder, fingerprint in others:
+                if fingerprint != expected:
+                    raise PreparedDataError(
+                        f"{folder} on {host}: expected the set of {first}, of fingerprint {expected}, found "
+                        f"{fingerprint}; one of them is a stale or changed copy: copy the set anew"
+                    )
+        super().setup(stage)
+
+    def of_machine(self, make: Callable[[], T]) -> T:
+        """What `make` returns in the first process of this machine; an error there is raised in all processes.
+
+        Where a process group stands, all processes call it.
+        """
+        if not is_distributed():
+            return make()
+        rank = rank_and_size()[0]
+        own = os.environ.get("LOCAL_RANK", "0") if self.trainer is None else self.trainer.local_rank
+        made: Any = None
+        error: Exception | None = None
+        if is_first := int(own) == 0:
+            try:
+                made = make()
+            except Exception as raised:
+                error = raised
+        every = gather_objects((is_first, made, error))
+        for _, _, error in every:
+            if error is not None:
+                raise error
+        return next(made for is_first, made, _ in reversed(every[: rank + 1]) if is_first)
+
+    def arrays(self, what: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> Arrays:
+        """Arrays of the set for all processes of a machine; see `kept_arrays`."""
+        run = [] if self.trainer is None else [Path(self.trainer.default_root_dir)]
+        folders, fingerprint = [self.prepared.folder, *run], self.prepared.fingerprint
+        return self.of_machine(lambda: kept_arrays(folders, fingerprint, what, make))
+
+
 @dataclass(frozen=True)
 class ImageTextRequirements:
     """Tokenizer, fields, vocabulary for masked sentences, if any, and checks of the fields of training.
 
     All training images are checked, and a sample of the sentences of their reports.
     A frozen model takes features of its encoders in place of images and tokens.
+    `tokenizer` identifies all that `tokenize` depends on, so that its tokens are kept with the set; "" keeps none.
+    `are_truncated` is True for each sentence of which `tokenize` drops the end.
     """
 
     tokenize: Callable[[Sequence[str]], list[list[int]]]
@@ -86,6 +148,8 @@ class ImageTextRequirements:
     masked_vocabulary: Mapping[str, int] | None = None
     check_sentence_fields: Callable[[Mapping[str, Tensor]], None] | None = None
     is_frozen: bool = False
+    tokenizer: str = ""
+    are_truncated: Callable[[Sequence[str]], list[bool]] | None = None
 
 
 @dataclass(frozen=True)
