@@ -43,6 +43,7 @@ from medclip_dcl.common.packaged import find_configuration
 from medclip_dcl.common.weight_files import SavedModel, read_model
 from medclip_dcl.data.images import shown_images
 from medclip_dcl.data.lineage import Lineage
+from medclip_dcl.data.link import PreparedDataModule
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.evaluation.predictions import PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
@@ -207,7 +208,7 @@ class MedclipCLI(LightningCLI):
         config.weights_only = True
         folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")
         self.prepared = None if folder is None else PreparedSet(folder)
-        if self.prepared is not None and self.prepared.changes:
+        if self.prepared is not None and _is_first_process() and self.prepared.changes:
             rank_zero_warn(self.prepared.changes)
         is_phantom = self.prepared is not None and self.prepared.is_phantom
         check_loggers(config.trainer.logger, config.share_patient_data or is_phantom)
@@ -285,19 +286,22 @@ class MedclipCLI(LightningCLI):
         fill_image_sizes(config, {} if self.source is None else self.source.network)
 
     def _claim_folder(self, config: Namespace) -> None:
-        """Check on every process, before any waits for another; the first process then writes."""
+        """Check on every process, before any waits for another; the first process then writes.
+
+        It alone looks at the content of the set now; `PreparedDataModule.setup` compares that of the other machines.
+        """
         self._dump_config()
-        data: dict[str, Any] = {"fingerprint": self.prepared and self.prepared.fingerprint}
+        is_first = _is_first_process()
+        data: dict[str, Any] = {"fingerprint": self.prepared and self.prepared.fingerprint} if is_first else {}
         images = None
-        if self.prepared is not None and not self.run.saved_config():
+        if self.prepared is not None and is_first and not self.run.saved_config():
             encoder = (config.model.get("init_args", {}).get("image_encoder") or {}).get("init_args", {})
             published = {encoder.get("pretrained"), encoder.get("weights")} - {None, IMAGENET}
             data, images = Lineage.of(self.source).after(self.prepared, bool(published))
         is_longer = self.run.check(self.config_dump, data)
         if self.run.is_finished and not is_longer:
             raise FinishedRun(f"{self.run.folder} is finished: nothing to do; {self.run.advice_to_go_on()}")
-        # Known from the environment before any process group.
-        if getattr(rank_zero_only, "rank", 0) == 0 == int(os.environ.get("NODE_RANK", 0)):
+        if is_first:
             if earlier := self.lock.enter_context(self.run.locked()):
                 rank_zero_warn(
                     f"{self.run.folder} was trained by {earlier}, which did not come to an end: this process goes on "
@@ -329,6 +333,9 @@ class MedclipCLI(LightningCLI):
         super().instantiate_classes()
         if self.goes_on:  # once nothing is refused any more: a finished run stays finished until then
             self.run.extend(self.config_dump)
+        if isinstance(self.datamodule, PreparedDataModule) and self.prepared is not None:
+            self.datamodule.prepared = self.prepared  # whose content is known already
+            self.prepared.forget_tables()
         if self.source is not None:
             for warning in other_images(self.source, shown_images(self.datamodule)):
                 rank_zero_warn(warning)
@@ -531,6 +538,11 @@ def _own_environment(trainer: Namespace) -> list[LightningEnvironment]:
             f"{tasks} times; start as many tasks as devices (--ntasks-per-node), with --trainer.strategy ddp"
         )
     return [LightningEnvironment()] if processes == 1 < tasks else []
+
+
+def _is_first_process() -> bool:
+    """True in the first of all processes; known from the environment before any process group."""
+    return getattr(rank_zero_only, "rank", 0) == 0 == int(os.environ.get("NODE_RANK", 0))
 
 
 def _name(callback: Namespace) -> str:

@@ -1,7 +1,7 @@
 """Arrays of a prepared set that processes share: Arrow files in SET/arrays, mapped into memory.
 
-They are computed from the set's tables at the first start, in SET/arrays/FINGERPRINT/DIGEST.arrow: the fingerprint is the
-set's, the digest covers all else that they depend on. They hold what the tables hold: paths, names, sentences as tokens.
+The first start computes them from the set's tables, in SET/arrays/FINGERPRINT/DIGEST.arrow: the fingerprint is the
+set's, the digest covers all else that they depend on. They hold what the tables hold: names, sentences as tokens.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
 from medclip_dcl.common.files import digest, replacing
 
@@ -66,7 +64,7 @@ class Arrays(Mapping[str, Any]):
         return len(self._found)
 
 
-class Texts:
+class Texts(Sequence[str]):
     """Texts of `Arrays` by position; pickled with them."""
 
     def __init__(self, arrays: Arrays, name: str, values: pa.LargeStringArray | None = None) -> None:
@@ -125,6 +123,8 @@ def kept_arrays(
         what: all else that the arrays depend on, as JSON.
         make: computes them.
     """
+    from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+
     name = digest(json.dumps([_FORMAT, what], sort_keys=True).encode())
     files = [folder / FOLDER / fingerprint / f"{name}.arrow" for folder in folders]
     made, problem = None, ""
@@ -133,7 +133,8 @@ def kept_arrays(
             if made is not None or (kept := _mapped(file)) is None:
                 made = make() if made is None else made
                 write_arrays(made, file)
-                _forget_earlier(file.parent)
+                for earlier in _forget_earlier(file.parent):
+                    rank_zero_info(f"data: deleted {earlier}, the arrays of an earlier content of the set")
                 kept = _mapped(file)
         except OSError as error:
             problem = str(error)
@@ -142,7 +143,9 @@ def kept_arrays(
             if problem:
                 rank_zero_info(f"data: {problem}: the arrays of its tables are kept in {file.parent}")
             return kept
-    rank_zero_warn(f"data: {problem or 'no folder'}: each process keeps the arrays of the tables in its own memory")
+    rank_zero_warn(
+        f"data: {problem or 'no folder'}: each process keeps the arrays of the tables in its own memory"
+    )
     return Arrays(make() if made is None else made)
 
 
@@ -156,11 +159,11 @@ def _mapped(file: Path) -> Arrays | None:
     return arrays
 
 
-def _forget_earlier(folder: Path) -> None:
+def _forget_earlier(folder: Path) -> Iterator[Path]:
     for other in folder.parent.iterdir():
         if other != folder:
             shutil.rmtree(other, ignore_errors=True)
-            rank_zero_info(f"data: deleted {other}, the arrays of an earlier content of the set")
+            yield other
 
 
 class Lists:
@@ -183,5 +186,7 @@ class Lists:
 
 def as_lists(name: str, values: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
     """Arrays of `Lists`, of these lengths one after the other; the values in the narrowest type that holds them."""
-    narrow = np.int32 if len(values) == 0 or np.abs(values).max() < 2**31 else np.int64
+    least, most = (values.min(), values.max()) if len(values) else (0, 0)
+    kinds = (kind for kind in (np.uint16, np.int32, np.int64) if np.iinfo(kind).min <= least)
+    narrow = next(kind for kind in kinds if most <= np.iinfo(kind).max)
     return {name: values.astype(narrow), f"{name}_offsets": np.concatenate([[0], np.cumsum(lengths)])}

@@ -2,35 +2,136 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from medclip_dcl.data.arrays import Arrays, Lists, Texts, as_lists
 from medclip_dcl.data.by_length import pieces_by_length, rows_of
 from medclip_dcl.data.features import Features
-from medclip_dcl.data.fields import FieldRows
+from medclip_dcl.data.fields import FieldRows, rows_of_keys
 from medclip_dcl.data.images import Crop, Images
+from medclip_dcl.data.link import ImageTextRequirements
 from medclip_dcl.data.masking import Masking
+from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.networks.masked_language import IGNORED, masked_places
 from medclip_dcl.pictures.transforms import GreyCrop, batch_of, centre_crop
 
 # Last number of the masking generator's seed, so that masking changes neither crops nor sentence choice.
 _MASKING_STREAM = 1
+_TOKENISED_AT_ONCE = 65_536
 
 
-@dataclass(frozen=True)
 class Reported:
-    """Images (rows of images.parquet) and, in the same order, the sentences of their reports."""
+    """Images of one use, by dicom_id, with the distinct sentences of their reports in the order of each report.
 
-    images: pd.DataFrame
-    sentence_ids: list[list[int]]
+    Args:
+        arrays: those of `reported_arrays`.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
+        self._sentences, self._images = Lists(arrays, "sentences"), Lists(arrays, "images")
+
+    def __len__(self) -> int:
+        return len(self.arrays["study"])
+
+    @property
+    def dicom_ids(self) -> Texts:
+        return self.arrays["dicom_id"]
+
+    def study_ids(self, indices: list[int]) -> np.ndarray:
+        return self.arrays["study_id"][indices]
+
+    def sentence_ids(self, index: int) -> list[int]:
+        """Sentences of the report of an image."""
+        return self._sentences[self.arrays["study"][index]].tolist()
+
+    def images_of_study(self, index: int) -> list[int]:
+        """Places of the images of an image's study, itself among them."""
+        return self._images[self.arrays["study"][index]].tolist()
+
+    @property
+    def has_several(self) -> bool:
+        """True if a study has several images."""
+        return len(self._images) < len(self)
+
+    def sample(self, count: int) -> list[int]:
+        """So many sentences, drawn from those of all images with replacement; all images' if they are fewer."""
+        of_study = np.diff(self.arrays["sentences_offsets"])[self.arrays["study"]]
+        ends = np.cumsum(of_study)
+        drawn = np.random.default_rng(0).choice(int(ends[-1]), min(int(ends[-1]), count))
+        images = np.searchsorted(ends, drawn, side="right")
+        places = (
+            drawn - (ends - of_study)[images] + self.arrays["sentences_offsets"][self.arrays["study"][images]]
+        )
+        return self.arrays["sentences"][places].tolist()
+
+
+def reported_arrays(prepared: PreparedSet, use: str) -> dict[str, Any]:
+    """Arrays of `Reported`; images whose report has no sentence are left out.
+
+    dicom_id, path: texts of the images; place, study_id, study (image,): the row in images.parquet, the study and its
+    row among these studies; sentences: `Lists` of the studies' sentence_ids; images: `Lists` of their images.
+    """
+    images = prepared.table("images")
+    images = images[images["use"] == use]
+    said = prepared.table("reports")[["study_id", "sentence_id"]]
+    said = said[said["study_id"].isin(images["study_id"])].drop_duplicates()
+    studies, of_study = np.unique(said["study_id"].to_numpy(), return_inverse=True)
+    images = images[images["study_id"].isin(studies)].sort_values("dicom_id")
+    study = np.searchsorted(studies, images["study_id"].to_numpy()).astype(np.int32)
+    sentences = said["sentence_id"].to_numpy()[np.argsort(of_study, kind="stable")]
+    return {
+        **{name: pa.array(images[name], pa.large_string()) for name in ("dicom_id", "path")},
+        "place": images.index.to_numpy(np.int32),
+        "study_id": images["study_id"].to_numpy(),
+        "study": study,
+        **as_lists("sentences", sentences, np.bincount(of_study, minlength=len(studies))),
+        **as_lists("images", np.argsort(study, kind="stable"), np.bincount(study, minlength=len(studies))),
+    }
+
+
+class Tokens:
+    """Tokens of sentences by sentence_id.
+
+    Args:
+        arrays: those of `token_arrays`.
+    """
+
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays, self._tokens = arrays, Lists(arrays, "tokens")
+
+    def __getitem__(self, sentence: int) -> np.ndarray:
+        return self._tokens[rows_of_keys(self.arrays["key"], np.array([sentence]))[0]]
+
+
+def token_arrays(prepared: PreparedSet, requirements: ImageTextRequirements) -> dict[str, Any]:
+    """Arrays of `Tokens`: key, the sentence_ids; tokens: `Lists`; truncated: number of sentences that were cut."""
+    sentences = prepared.table("sentences").sort_values("sentence_id")
+    lengths, tokens, truncated = [np.zeros(0, int)], [np.zeros(0, int)], 0
+    for start in range(0, len(sentences), _TOKENISED_AT_ONCE):
+        texts = sentences["text"].iloc[start : start + _TOKENISED_AT_ONCE].tolist()
+        ids = requirements.tokenize(texts)
+        lengths.append(np.array([len(row) for row in ids]))
+        tokens.append(np.fromiter(itertools.chain.from_iterable(ids), np.int64, int(lengths[-1].sum())))
+        if requirements.are_truncated is not None:
+            # A cut sentence is as long as any may be.
+            longest = np.flatnonzero(lengths[-1] == lengths[-1].max())
+            truncated += sum(requirements.are_truncated([texts[place] for place in longest]))
+    return {
+        "key": sentences["sentence_id"].to_numpy(),
+        **as_lists("tokens", np.concatenate(tokens), np.concatenate(lengths)),
+        "truncated": np.array([truncated]),
+    }
 
 
 @dataclass(eq=False)
@@ -40,52 +141,43 @@ class ReportedExamples(Dataset):
     Attributes:
         reported: the images and their sentences.
         images: their grey levels; or features of images and sentences, in place of both.
-        tokens: of every sentence that is not given by features.
+        tokens: of every sentence; None where features stand in their place.
         views: of each image in training: the image itself, then other images of its study, then itself again.
         crop: augmentation; None shows each image once, the middle part of `seen` pixels.
         draws_one: True draws one sentence of the report, False takes all.
-        anchor: fields of sentences, by name and sentence_id.
-        candidate: fields of images, by name; (image, ...).
+        anchor: fields of sentences, by name.
+        candidate: fields of images, by name.
         masking: masks tokens; None for no masked sentences.
         extra: entries of every batch.
     """
 
     reported: Reported
     images: Images | Features
-    tokens: Mapping[int, list[int]]
+    tokens: Tokens | None
     views: int
     crop: Crop | None
     seen: int
     draws_one: bool
     seed: int
     anchor: Mapping[str, FieldRows]
-    candidate: Mapping[str, Tensor]
+    candidate: Mapping[str, FieldRows]
     masking: Masking | None
     extra: Mapping[str, Any]
 
-    def __post_init__(self) -> None:
-        self.dicom_ids = self.reported.images["dicom_id"].tolist()
-        self.study_ids = self.reported.images["study_id"].tolist()
-        self.sentence_ids = self.reported.sentence_ids
-        self.of_study: dict[int, list[int]] = {}
-        for index, study in enumerate(self.study_ids):
-            self.of_study.setdefault(study, []).append(index)
-
     def __len__(self) -> int:
-        return len(self.dicom_ids)
+        return len(self.reported)
 
     def __getitem__(self, key: tuple[int, int] | int) -> dict[str, Any]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
         generator = np.random.default_rng([self.seed, epoch, index])
-        sentences = self.sentence_ids[index]
+        sentences = self.reported.sentence_ids(index)
         if self.draws_one:
             sentences = [sentences[int(generator.integers(len(sentences)))]]
         example = {"views": self._shown(index, generator), "sentence_ids": sentences, "index": index}
         if self.masking is not None:
             masks = np.random.default_rng([self.seed, epoch, index, _MASKING_STREAM])
-            example["masked"] = [
-                self.masking(np.array(self.tokens[sentence]), masks) for sentence in sentences
-            ]
+            assert self.tokens is not None
+            example["masked"] = [self.masking(self.tokens[sentence], masks) for sentence in sentences]
         return example
 
     def _shown(self, index: int, generator: np.random.Generator) -> list[GreyCrop]:
@@ -94,8 +186,8 @@ class ReportedExamples(Dataset):
         if self.crop is None:
             return [GreyCrop(centre_crop(self.images[index], self.seen))]
         shown = [self.crop(self.images[index], generator)]
-        others = [other for other in self.of_study[self.study_ids[index]] if other != index]
         if self.views > 1:
+            others = [other for other in self.reported.images_of_study(index) if other != index]
             sources = [*generator.permutation(others).astype(int).tolist(), index]
             for view in range(self.views - 1):
                 shown.append(self.crop(self.images[sources[view % len(sources)]], generator))
@@ -106,16 +198,15 @@ class ReportedExamples(Dataset):
         sentence_ids = [sentence for example in examples for sentence in example["sentence_ids"]]
         positions = [i for i, example in enumerate(examples) for _ in example["sentence_ids"]]
         indices = [example["index"] for example in examples]
-        dicom_ids = [self.dicom_ids[index] for index in indices]
         batch = {
-            **self._inputs(examples, dicom_ids, sentence_ids),
+            **self._inputs(examples, indices, sentence_ids),
             "image_index": torch.tensor(positions),
-            "dicom_id": dicom_ids,
-            "study_id": torch.tensor([self.study_ids[index] for index in indices]),
+            "dicom_id": [self.reported.dicom_ids[index] for index in indices],
+            "study_id": torch.from_numpy(self.reported.study_ids(indices)),
             "sentence_id": torch.tensor(sentence_ids),
             "image_key": torch.tensor(indices),
             "anchor": {name: rows[sentence_ids] for name, rows in self.anchor.items()},
-            "candidate": {name: values[indices] for name, values in self.candidate.items()},
+            "candidate": {name: rows[indices] for name, rows in self.candidate.items()},
             **self.extra,
         }
         if self.masking is not None:
@@ -133,19 +224,20 @@ class ReportedExamples(Dataset):
         return batch
 
     def _inputs(
-        self, examples: list[dict[str, Any]], dicom_ids: list[str], sentence_ids: list[int]
+        self, examples: list[dict[str, Any]], indices: list[int], sentence_ids: list[int]
     ) -> dict[str, Any]:
         first = {sentence: place for place, sentence in reversed(list(enumerate(sentence_ids)))}
         if isinstance(self.images, Features):
             row = {sentence: row for row, sentence in enumerate(first)}
             return {
-                "features": self.images.of_images(dicom_ids),
+                "features": self.images.of_images(self.reported.arrays["place"][indices]),
                 "view_of": torch.arange(len(examples)),
                 "states": self.images.of_sentences(list(first)),
                 "row_of_sentence": torch.tensor([row[sentence] for sentence in sentence_ids]),
             }
+        assert self.tokens is not None
         by_view = list(zip(*(example["views"] for example in examples), strict=True))
-        tokens, lengths = pad_tokens([self.tokens[sentence] for sentence in sentence_ids])
+        tokens, lengths = pad_tokens([self.tokens[sentence].tolist() for sentence in sentence_ids])
         places = torch.tensor(sorted(first.values()))
         most = self._most(examples, sentence_ids)
         pieces = [

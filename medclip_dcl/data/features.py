@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from medclip_dcl.common.files import parse_json
+from medclip_dcl.data.fields import rows_of_keys
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.pictures.geometry import View
 
@@ -61,7 +63,7 @@ class MappedRows:
     def values(self) -> np.ndarray:
         return np.load(self.file, mmap_mode=None if self.in_memory else "r", allow_pickle=False)
 
-    def __getitem__(self, rows: Sequence[int]) -> Tensor:
+    def __getitem__(self, rows: Sequence[int] | np.ndarray) -> Tensor:
         return torch.from_numpy(self.values[np.asarray(rows, dtype=np.int64)])
 
 
@@ -82,21 +84,29 @@ class Features:
                 f"{', '.join(names) or 'none'}): {error}; make them, after deleting what there is: {MADE_BY}; or set "
                 "data.features: null"
             ) from error
-        images, sentences = prepared.table("images")["dicom_id"], prepared.table("sentences")["sentence_id"]
-        if self.info.dataset != prepared.fingerprint or found != (len(images), len(sentences)):
+        self._dicom_ids = pd.Index(prepared.rows("images", ["dicom_id"])["dicom_id"])
+        sentences = prepared.rows("sentences", ["sentence_id"])["sentence_id"].to_numpy()
+        if self.info.dataset != prepared.fingerprint or found != (len(self._dicom_ids), len(sentences)):
             raise PreparedDataError(
                 f"{self.folder} was made of another content of {prepared.folder}, whose images or tables have changed "
                 f"since; delete it and make it again: {MADE_BY}"
             )
-        self._row_of_image = {dicom_id: row for row, dicom_id in enumerate(images)}
-        self._row_of_sentence = {sentence: row for row, sentence in enumerate(sentences)}
+        self._row_of_sentence = np.argsort(sentences, kind="stable")
+        self._sentence_ids = sentences[self._row_of_sentence]
 
-    def of_images(self, dicom_ids: Sequence[str]) -> Float[Tensor, "image channel region_row region_column"]:
-        """Input of the image encoder's projection, in float16."""
-        return self._images[[self._row_of_image[dicom_id] for dicom_id in dicom_ids]]
+    def rows_of_images(self, dicom_ids: Sequence[str]) -> np.ndarray:
+        """Rows of these images in images.parquet."""
+        return self._dicom_ids.get_indexer(pd.Index(dicom_ids))
+
+    def of_images(
+        self, rows: Sequence[int] | np.ndarray
+    ) -> Float[Tensor, "image channel region_row region_column"]:
+        """Input of the image encoder's projection, in float16, by rows of images.parquet."""
+        return self._images[rows]
 
     def of_sentences(self, sentence_ids: Sequence[int]) -> Float[Tensor, "sentence hidden"]:
-        return self._sentences[[self._row_of_sentence[sentence] for sentence in sentence_ids]]
+        places = rows_of_keys(self._sentence_ids, np.asarray(sentence_ids))
+        return self._sentences[self._row_of_sentence[places]]
 
 
 @dataclass(eq=False)
@@ -106,11 +116,15 @@ class EncodedImages(Dataset):
     features: Features
     dicom_ids: list[str]
 
+    def __post_init__(self) -> None:
+        self.rows = self.features.rows_of_images(self.dicom_ids)
+
     def __len__(self) -> int:
         return len(self.dicom_ids)
 
-    def __getitems__(self, indices: Sequence[int]) -> list[str]:
-        return [self.dicom_ids[index] for index in indices]
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[int]:
+        return indices
 
-    def collate(self, dicom_ids: list[str]) -> dict[str, Any]:
-        return {"features": self.features.of_images(dicom_ids), "dicom_id": dicom_ids}
+    def collate(self, indices: Sequence[int]) -> dict[str, Any]:
+        dicom_ids = [self.dicom_ids[index] for index in indices]
+        return {"features": self.features.of_images(self.rows[indices]), "dicom_id": dicom_ids}

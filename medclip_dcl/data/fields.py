@@ -14,6 +14,7 @@ from pandas.api.types import is_bool_dtype, is_integer_dtype
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import digest_of_file
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.arrays import Arrays
 from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, report_embedding
@@ -58,13 +59,17 @@ class FieldRows:
 
     def __getitem__(self, keys: Sequence[int] | np.ndarray) -> Tensor:
         """(key, ...) values of these keys; floating point as float32."""
+        found = torch.from_numpy(self.exact(keys))
+        return found.float() if found.is_floating_point() else found
+
+    def exact(self, keys: Sequence[int] | np.ndarray) -> np.ndarray:
+        """(key, ...) values of these keys as they stand in the array."""
         rows = np.asarray(keys, dtype=np.int64)
         if "key" in self.arrays:
             rows = rows_of_keys(self.arrays["key"], rows)
         if "row" in self.arrays:
             rows = self.arrays["row"][rows]
-        found = torch.from_numpy(self.arrays["value"][rows])
-        return found.float() if found.is_floating_point() else found
+        return self.arrays["value"][rows]
 
 
 def values_of(column: pd.Series) -> np.ndarray:
@@ -128,61 +133,70 @@ def check_fields(
                 )
 
 
-def sentence_fields(
+def sentence_field(
     prepared: PreparedSet,
-    names: Sequence[str],
+    name: str,
     log_p: str | None = None,
     own: OwnFields | None = None,
     text_embedding: str | None = None,
-) -> pd.DataFrame:
-    """Columns of the sentence tables and of the user's, by sentence_id.
+) -> dict[str, np.ndarray]:
+    """Arrays of `FieldRows` of a column of the sentence tables, or of the user's.
 
-    sentence_embedding: (dim,) arrays, not normalised. All others are numbers.
+    sentence_embedding: (sentence, dim), not normalised. All others are numbers.
     """
-    columns = {}
-    for name in names:
-        table = SENTENCE_FIELDS.get(name)
-        if table is None:
-            columns[name] = _own_column(own, name, prepared.table("sentences")["sentence_id"])
-        elif name == "sentence_embedding":
-            found = prepared.text_embedding(text_embedding)
-            rows = pd.Series(list(found.embedding), index=found.sentence_id)
-            columns[name] = rows.reindex(prepared.table("sentences")["sentence_id"])
-        else:
-            frame = prepared.log_p(log_p) if table == "log_p" else prepared.table(table)
-            columns[name] = frame.set_index("sentence_id")[name]
-    return pd.DataFrame(columns)
+    table = SENTENCE_FIELDS.get(name)
+    if name == "sentence_embedding":
+        found = prepared.text_embedding(text_embedding)
+        return {"key": found.sentence_id, "value": found.embedding}
+    if table is None:
+        column = _own_column(own, name, prepared.rows("sentences", ["sentence_id"])["sentence_id"])
+    else:
+        frame = prepared.log_p(log_p) if table == "log_p" else prepared.table(table)
+        column = frame.set_index("sentence_id")[name]
+    column = column.sort_index()
+    return {"key": column.index.to_numpy(), "value": column.to_numpy()}
 
 
-def image_fields(
+def made_of(
     prepared: PreparedSet,
-    names: Sequence[str],
+    name: str,
+    log_p: str | None = None,
+    own: OwnFields | None = None,
+    text_embedding: str | None = None,
+) -> str:
+    """Digest of the file that a field stands in, beside the set's tables; "" for one of these."""
+    table = SENTENCE_FIELDS.get(name) or IMAGE_FIELDS.get(name)
+    if table == "log_p":
+        return digest_of_file(prepared.log_p_file(log_p))
+    if table == "text_embedding":
+        return digest_of_file(prepared.text_embedding_file(text_embedding))
+    return digest_of_file(own.file) if own is not None and name in own.columns else ""
+
+
+def image_field(
+    prepared: PreparedSet,
+    name: str,
     images: pd.DataFrame,
     text_embedding: str | None = None,
     own: OwnFields | None = None,
-) -> dict[str, Tensor]:
-    """Fields of images by name, (image, ...) in the order of `images`.
+) -> dict[str, np.ndarray]:
+    """Arrays of `FieldRows` of a field of images, (image, ...) in the order of `images`.
 
     labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing; each label column of
     the set by its own name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings.
     image_classes: (image, class), 1 where the class is true of the image. All others are columns (image,): integers are
     int64, others float32.
     """
-    fields = {}
-    for name in names:
-        if name == "labels":
-            fields[name] = _labels(prepared, images, list(CHEXPERT))
-        elif name in prepared.findings or name in CHEXPERT:
-            fields[name] = _labels(prepared, images, [name])[:, 0]
-        elif name == "text_embedding":
-            fields[name] = _report_embeddings(prepared, images, text_embedding)
-        elif name == "image_classes":
-            fields[name] = _image_classes(prepared, images)
-        else:
-            column = images[name] if name in IMAGE_FIELDS else _own_column(own, name, images["dicom_id"])
-            kind = np.int64 if is_integer_dtype(column) else np.float32
-            fields[name] = torch.from_numpy(column.to_numpy(kind, copy=True))
-    return fields
+    if name == "labels":
+        return {"value": _labels(prepared, images, list(CHEXPERT))}
+    if name in prepared.findings or name in CHEXPERT:
+        return {"value": _labels(prepared, images, [name])[:, 0]}
+    if name == "text_embedding":
+        return _report_embeddings(prepared, images, text_embedding)
+    if name == "image_classes":
+        return {"value": _image_classes(prepared, images)}
+    column = images[name] if name in IMAGE_FIELDS else _own_column(own, name, images["dicom_id"])
+    return {"value": column.to_numpy(np.int64 if is_integer_dtype(column) else np.float32)}
 
 
 def _own_column(own: OwnFields | None, name: str, keys: pd.Series) -> pd.Series:
@@ -206,7 +220,7 @@ def _own_column(own: OwnFields | None, name: str, keys: pd.Series) -> pd.Series:
     return column.astype("int64" if is_integer else "float64")
 
 
-def _labels(prepared: PreparedSet, images: pd.DataFrame, names: list[str]) -> Tensor:
+def _labels(prepared: PreparedSet, images: pd.DataFrame, names: list[str]) -> np.ndarray:
     # A few studies of the release have no row: as good as a row of blanks.
     rows = prepared.table("labels").set_index("study_id")[names].reindex(images["study_id"])
     if not rows.notna().any(axis=None):
@@ -215,22 +229,24 @@ def _labels(prepared: PreparedSet, images: pd.DataFrame, names: list[str]) -> Te
             f"{len(rows)} images, and the objective compares studies by their labels; prepare the set from a release "
             "with mimic-cxr-2.0.0-chexpert.csv"
         )
-    return torch.tensor(rows.to_numpy(), dtype=torch.float32)
+    return rows.to_numpy(np.float32)
 
 
-def _report_embeddings(prepared: PreparedSet, images: pd.DataFrame, name: str | None) -> Tensor:
+def _report_embeddings(
+    prepared: PreparedSet, images: pd.DataFrame, name: str | None
+) -> dict[str, np.ndarray]:
     reports = prepared.table("reports")
     reports = reports[reports["study_id"].isin(images["study_id"])]
     found = report_embedding(prepared.text_embedding(name), reports)
-    return torch.from_numpy(found.embedding)[np.searchsorted(found.study_id, images["study_id"].to_numpy())]
+    row = np.searchsorted(found.study_id, images["study_id"].to_numpy()).astype(np.int32)
+    return {"value": found.embedding, "row": row}
 
 
-def _image_classes(prepared: PreparedSet, images: pd.DataFrame) -> Tensor:
+def _image_classes(prepared: PreparedSet, images: pd.DataFrame) -> np.ndarray:
     table = prepared.table("image_classes")
     classes = int(max(table["class_id"].max(), prepared.table("classes")["class_id"].max())) + 1
     row_of = pd.Series(np.arange(len(images)), index=images["dicom_id"])
     table = table[table["dicom_id"].isin(row_of.index)]
-    found = torch.zeros(len(images), classes, dtype=torch.uint8)
-    row, column = row_of[table["dicom_id"]].to_numpy(copy=True), table["class_id"].to_numpy(copy=True)
-    found[torch.from_numpy(row), torch.from_numpy(column)] = 1
+    found = np.zeros((len(images), classes), dtype=np.uint8)
+    found[row_of[table["dicom_id"]].to_numpy(), table["class_id"].to_numpy()] = 1
     return found

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
-from typing import Literal
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from pytorch_lightning.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from medclip_dcl.common.distributed import rank_and_size
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.findings import CHEX5
-from medclip_dcl.data.examples import Reported, ReportedExamples
+from medclip_dcl.data.arrays import Arrays
+from medclip_dcl.data.examples import Reported, ReportedExamples, Tokens, reported_arrays, token_arrays
 from medclip_dcl.data.features import EncodedImages, Features, FeaturesInfo
 from medclip_dcl.data.fields import (
     FieldRows,
     OwnFields,
     check_fields,
-    image_fields,
+    image_field,
+    made_of,
     read_own_fields,
-    sentence_fields,
-    values_of,
+    sentence_field,
 )
 from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, require_part, usual_crop
 from medclip_dcl.data.link import ImageTextData, ImageTextRequirements
 from medclip_dcl.data.masking import Masking
-from medclip_dcl.data.prepared import TABLES, PreparedDataError
+from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler, require_whole_batches
+from medclip_dcl.networks.text_encoder import share_of_truncated
 from medclip_dcl.pictures.geometry import View
 
 # Sentences of the training reports whose fields are checked.
@@ -176,6 +179,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
         self.fields_file = fields
         self._train: ReportedExamples | None = None
+        self._validate: ReportedExamples | None = None
         self._evaluation: dict[str, EvaluationTables] = {}
 
     def provided(self) -> ImageTextData:
@@ -183,8 +187,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         images = replace(self.image_settings(), encoded_by=encoders)
         if self._train is None:
             return ImageTextData(images)
-        sentences = int(self.prepared.table("sentences")["sentence_id"].max()) + 1
-        return ImageTextData(images, sentences, len(self._train), self.contrastive_batch)
+        sentences = self.prepared.rows("sentences", ["sentence_id"])["sentence_id"]
+        return ImageTextData(images, int(sentences.max()) + 1, len(self._train), self.contrastive_batch)
 
     @cached_property
     def features(self) -> Features | None:
@@ -195,20 +199,19 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     def load(self, stage: str) -> None:
         """Check the set against the requirements of the run."""
-        self.prepared.table("images")
+        self.of_machine(lambda: self.prepared.check("images"))
         if self.features is not None:
             self._require_fitting_features(self.features)
         if stage != "fit":
             return
-        self._require_images_to_fit()
+        self.of_machine(self._require_images_to_fit)
         reported = self._reported("train")
-        if reported.images.empty:
+        if not len(reported):
             raise PreparedDataError(
                 f"{self.folder} has no reports of its training images: an image-text model learns from images and "
                 "sentences; train a classifier (--config finetune), or prepare a set with reports"
             )
-        has_several = reported.images["study_id"].duplicated().any()
-        if self.views > 1 and not self.varies and not has_several:
+        if self.views > 1 and not self.varies and not reported.has_several:
             raise PreparedDataError(
                 f"data.views {self.views}: all views of an image would be equal, because nothing is augmented "
                 f"(crop_size = image_size, brightness = contrast = 0) and no study of {self.folder} has several "
@@ -216,8 +219,11 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             )
         self._train = self._examples(reported, augmented=True)
         require_whole_batches(len(self._train), self.batch_size, rank_and_size()[1], "images")
-        if self._reported("validate").images.empty:
+        validate = self._reported("validate")
+        if not len(validate):
             raise PreparedDataError(f"{self.folder} has no validate images with a sentence of a report")
+        self._validate = self._examples(validate, augmented=False)
+        self.prepared.forget_tables()
 
     def _require_fitting_features(self, features: Features) -> None:
         """Refuse features of other images, or for a model or settings that need the images themselves."""
@@ -238,28 +244,38 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     def _reported(self, use: str) -> Reported:
         """Images of one use with the distinct sentences of their reports; images without any are left out."""
-        return self._with_reports(self.prepared.table("images").query("use == @use"))
+        return Reported(
+            self.arrays({"of": "images", "use": use}, lambda: reported_arrays(self.prepared, use))
+        )
 
-    def _with_reports(self, images: pd.DataFrame) -> Reported:
-        reports = self.prepared.table("reports")
-        reports = reports[reports["study_id"].isin(images["study_id"])]
-        by_study = {
-            int(str(study)): list(dict.fromkeys(ids))
-            for study, ids in reports.groupby("study_id")["sentence_id"].apply(list).items()
+    def _tokens(self) -> Tokens:
+        required = self.requirements
+        what = {"of": "tokens", "tokenizer": required.tokenizer}
+        own = None if required.tokenizer else Arrays(token_arrays(self.prepared, required))
+        tokens = Tokens(own or self.arrays(what, lambda: token_arrays(self.prepared, required)))
+        if cut := share_of_truncated(int(tokens.arrays["truncated"][0]), len(tokens.arrays["key"])):
+            rank_zero_warn(f"{cut} (model.init_args.text_encoder.init_args.max_tokens)")
+        return tokens
+
+    def sentence_fields(self, names: Sequence[str], is_alone: bool = False) -> dict[str, FieldRows]:
+        """Fields of sentences by name and sentence_id, as the objective gets them; `is_alone`: see `arrays`."""
+        return {
+            name: self._field("sentences", name, partial(sentence_field, log_p=self.log_p_name), is_alone)
+            for name in names
         }
-        images = images[images["study_id"].isin(list(by_study))].sort_values("dicom_id")
-        return Reported(images.reset_index(drop=True), [by_study[study] for study in images["study_id"]])
 
-    @cached_property
-    def _tokens(self) -> dict[int, list[int]]:
-        sentences = self.prepared.table("sentences")
-        ids = self.requirements.tokenize(sentences["text"].tolist())
-        return dict(zip(sentences["sentence_id"].tolist(), ids, strict=True))
+    def _image_fields(self, names: Sequence[str], use: str, reported: Reported) -> dict[str, FieldRows]:
+        def of_images(prepared: PreparedSet, name: str, **files: Any) -> dict[str, np.ndarray]:
+            return image_field(
+                prepared, name, prepared.table("images").iloc[reported.arrays["place"]], **files
+            )
 
-    def sentence_fields(self, names: Sequence[str]) -> pd.DataFrame:
-        """Fields of sentences by sentence_id, as the objective gets them."""
-        which = (self.log_p_name, self._own_fields, self.text_embedding_name)
-        return sentence_fields(self.prepared, names, *which)
+        return {name: self._field(f"images of {use}", name, of_images) for name in names}
+
+    def _field(self, of: str, name: str, make: Callable[..., Any], is_alone: bool = False) -> FieldRows:
+        files: dict[str, Any] = {"own": self._own_fields, "text_embedding": self.text_embedding_name}
+        what = {"of": of, "field": name, "file": made_of(self.prepared, name, self.log_p_name, **files)}
+        return FieldRows(self.arrays(what, partial(make, self.prepared, name, **files), is_alone))
 
     @cached_property
     def _own_fields(self) -> OwnFields | None:
@@ -270,19 +286,13 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         of_sentences, of_images = required.sentence_fields, required.image_fields
         findings = self.prepared.findings if of_images else []
         check_fields(of_sentences, of_images, self._own_fields, findings)
-        # Plain values: loader processes need no Trainer.
-        table = self.sentence_fields(of_sentences)
-        table = table.sort_index()
-        keys = table.index.to_numpy()
-        anchor = {name: FieldRows({"key": keys, "value": values_of(table[name])}) for name in of_sentences}
-        candidate = image_fields(
-            self.prepared, of_images, reported.images, self.text_embedding_name, self._own_fields
-        )
+        anchor = self.sentence_fields(of_sentences)
+        candidate = self._image_fields(of_images, "train" if augmented else "validate", reported)
         if augmented and required.check_image_fields is not None:
-            required.check_image_fields(candidate)
+            every = range(len(reported))
+            required.check_image_fields({name: rows[every] for name, rows in candidate.items()})
         if augmented and required.check_sentence_fields is not None:
-            said = [sentence for ids in reported.sentence_ids for sentence in ids]
-            sample = np.random.default_rng(0).choice(said, min(len(said), _CHECKED_SENTENCES)).tolist()
+            sample = reported.sample(_CHECKED_SENTENCES)
             required.check_sentence_fields({name: rows[sample] for name, rows in anchor.items()})
         masking, extra = None, {}
         if required.masked_vocabulary is not None:
@@ -291,8 +301,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             extra = {"encode_at_once": self.batch_size // rank_and_size()[1]}
         return ReportedExamples(
             reported,
-            self.features or self._cached(reported.images["dicom_id"].tolist()),
-            {} if self.features else self._tokens,
+            self.features or self._scaled(reported.arrays["path"]),
+            None if self.features else self._tokens(),
             views=self.views,
             crop=self.crop if augmented else None,
             draws_one=self.sentences == "one",
@@ -315,7 +325,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     def val_dataloader(self) -> DataLoader:
         # Whole blocks of images, so that the loss has the same candidates on any number of processes.
-        examples = self._examples(self._reported("validate"), augmented=False)
+        examples = self._validate or self._examples(self._reported("validate"), augmented=False)
         blocks = FixedBatches(examples, self.batch_size)
         return self._loader(blocks, ShardSampler(range(len(blocks))), None, None)
 
@@ -339,13 +349,13 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         return self._evaluation[stage]
 
     def _evaluation_tables(self, stage: str) -> EvaluationTables:
-        cases = self.prepared.table("cases").query("use == @stage")
-        images = self.prepared.table("images")
+        cases = self.prepared.rows("cases", use=[stage])
         regions, masks = _no_rows("boxes"), _no_rows("masks")
         if stage == "validate":
-            measured = images.query("use == 'validate'")
-            reported, in_words = self._reported("validate").images, "all"
+            images = measured = self.prepared.rows("images", use=["validate"])
+            reported, in_words = self._with_reports(images), "all"
         else:
+            images = self.prepared.rows("images")
             evaluable = images.loc[images["use"].isin(("test", "grounding", "validate")), "dicom_id"]
             regions, masks = (
                 rows[rows["dicom_id"].isin(evaluable)].reset_index(drop=True)
@@ -368,13 +378,12 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         is_later = ~images["dicom_id"].isin({*of_chex5, *boxes["dicom_id"]}) & (stage == "test")
         images = images.assign(_later=is_later)[images["dicom_id"].isin(evaluated)]
         images = images.sort_values(["_later", "dicom_id"]).reset_index(drop=True)
-        reports = self.prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
-        texts = self.prepared.table("sentences")[["sentence_id", "text"]]
-        sentences = (
-            images.loc[images["dicom_id"].isin(reported["dicom_id"]), ["dicom_id", "study_id"]]
-            .merge(reports, on="study_id")
-            .merge(texts, on="sentence_id")
-        )
+        shown = images.loc[images["dicom_id"].isin(reported["dicom_id"]), ["dicom_id", "study_id"]]
+        said = shown.merge(self._said(shown).drop_duplicates(), on="study_id")
+        classes = self._rows_if_any("classes")
+        ids = pd.concat([said["sentence_id"], classes["sentence_id"]]).unique()
+        texts = self.prepared.rows("sentences", ["sentence_id", "text"], sentence_id=ids)
+        sentences = said.merge(texts, on="sentence_id")
         return EvaluationTables(
             images=images[["dicom_id", "subject_id", "study_id", "height", "width"]],
             cases=cases.loc[cases["dicom_id"].isin(evaluated), _CASE_COLUMNS].reset_index(drop=True),
@@ -385,7 +394,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             reports_in_words=in_words,
             regions=regions,
             masks=masks,
-            sentence_classes=self._rows_if_any("classes").merge(texts, on="sentence_id"),
+            sentence_classes=classes.merge(texts, on="sentence_id"),
             image_classes=self._rows_if_any("image_classes"),
             tuning=frozenset(tuning),
         )
@@ -393,9 +402,18 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def _rows_if_any(self, table: str) -> pd.DataFrame:
         return self.prepared.table(table) if self.prepared.has(table) else _no_rows(table)
 
+    def _said(self, images: pd.DataFrame) -> pd.DataFrame:
+        """study_id and sentence_id of each mention in the reports of images."""
+        studies = images["study_id"].unique()
+        return self.prepared.rows("reports", ["study_id", "sentence_id"], study_id=studies)
+
+    def _with_reports(self, images: pd.DataFrame) -> pd.DataFrame:
+        """The images whose report has a sentence."""
+        return images[images["study_id"].isin(self._said(images)["study_id"])]
+
     def _retrieved(self) -> tuple[pd.DataFrame, str]:
         """Test images whose reports are retrieved, and which these are."""
-        images = self._with_reports(self.test_images).images
+        images = self._with_reports(self.test_images)
         studies = np.sort(images["study_id"].unique())
         if len(studies) <= self.test_reports:
             return images, "all"
@@ -409,7 +427,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             return super().predict_dataloader()
         # Beside those of `test` the images that it has no use for.
         tested = self.evaluation("test").images["dicom_id"].tolist()
-        images = self.prepared.table("images").query("use == 'test'")["dicom_id"]
+        images = self.prepared.rows("images", ["dicom_id"], use=["test"])["dicom_id"]
         return self._image_loader([*tested, *sorted(set(images) - set(tested))])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Generic
 
 import numpy as np
@@ -14,8 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.common.errors import UserError, check_min
-from medclip_dcl.data.link import ImageSettings, LinkedDataModule, Requirements
-from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.data.link import ImageSettings, PreparedDataModule, Requirements
+from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, worker_options
 from medclip_dcl.data.shards import StoredImages
 from medclip_dcl.pictures.geometry import View
@@ -96,7 +95,7 @@ class EvaluatedImages:
     images: pd.DataFrame
 
 
-class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[Requirements]):
+class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generic[Requirements]):
     """Base class of datamodules that serve images of a prepared set.
 
     `usual_crop` is the crop_size for an image_size where it is null; `view` the part of an image that evaluation sees.
@@ -142,10 +141,6 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
     def varies(self) -> bool:
         return bool(self.crop_size < self.image_size or self.crop.brightness or self.crop.contrast)
 
-    @cached_property
-    def prepared(self) -> PreparedSet:
-        return PreparedSet(self.folder)
-
     def image_settings(self) -> ImageSettings:
         return ImageSettings(self.image_size, self.view.seen, self.crop_size, *self.prepared.fitting)
 
@@ -160,8 +155,7 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
     @property
     def test_images(self) -> pd.DataFrame:
         """Images of the official test split, which grounding may have too."""
-        images = self.prepared.table("images")
-        return images.query("official_split == 'test' and use in ('test', 'grounding')")
+        return self.prepared.rows("images", official_split=["test"], use=["test", "grounding"])
 
     def evaluation(self, stage: str) -> EvaluatedImages:
         """Tables of the evaluations on "validate" or "test"."""
@@ -180,7 +174,7 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
     def predict_dataloader(self) -> DataLoader:
         if self.predict_use == "test":
             return self.test_dataloader()
-        images = self.prepared.table("images").query("use == @self.predict_use")
+        images = self.prepared.rows("images", ["dicom_id"], use=[self.predict_use])
         if images.empty:
             raise PreparedDataError(
                 f"{self.folder} has no images of use {self.predict_use!r} (data.predict_use)"
@@ -189,17 +183,17 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
 
     def _require_images_to_fit(self) -> None:
         """Refuse a set with a damaged table, without training or validate images, or with patients in both."""
-        images = self.prepared.table("images")
         self.prepared.require_separate_patients()
+        uses = set(self.prepared.rows("images", ["use"])["use"])
         for use in ("train", "validate"):
-            if not (images["use"] == use).any():
+            if use not in uses:
                 raise PreparedDataError(
                     f"{self.folder} has no {use} images; fit needs train and validate (a set of reports alone serves "
                     "language models, scores and embeddings of sentences)"
                 )
         for name in ("reports", "labels", "cases"):  # before the first epoch, not at its validation
             if self.prepared.has(name):
-                self.prepared.table(name)
+                self.prepared.check(name)
 
     def _require_no_augmentation(self, reason: str) -> None:
         if self.varies:
@@ -215,10 +209,12 @@ class ImagesDataModule(LinkedDataModule[Requirements], EpochDataModule, Generic[
     def _cached(self, dicom_ids: Sequence[str]) -> Images:
         key = "\n".join(dicom_ids)
         if key not in self._images:
-            paths = self.prepared.table("images").set_index("dicom_id")["path"].loc[list(dicom_ids)]
-            stored = self.prepared.stored_images(paths.tolist())
-            self._images[key] = Images(stored, self.image_size, self.cache_images)
+            paths = self.prepared.rows("images", ["dicom_id", "path"]).set_index("dicom_id")["path"]
+            self._images[key] = self._scaled(paths.loc[list(dicom_ids)].tolist())
         return self._images[key]
+
+    def _scaled(self, paths: Sequence[str]) -> Images:
+        return Images(self.prepared.stored_images(paths), self.image_size, self.cache_images)
 
     def _loader(self, dataset: Dataset, sampler: Any, batch_size: int | None, collate: Any) -> DataLoader:
         return DataLoader(dataset, sampler=sampler, **self._loader_options(batch_size, collate))

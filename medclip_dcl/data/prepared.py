@@ -448,7 +448,7 @@ class PreparedSet:
 
     def text_embedding(self, name: str | None = None) -> TextEmbedding:
         """Sentence embeddings by one frozen text encoder, of the named or the only file in ``text_embedding/``."""
-        file = self._file_of_model("text_embedding", name)
+        file = self.text_embedding_file(name)
         try:
             found = _read_text_embedding(file)
         except (pa.ArrowException, ValueError, OSError) as error:
@@ -476,6 +476,9 @@ class PreparedSet:
     def reports_seal(self) -> str:
         """Digest of the reports that a ranking was learned on."""
         return seal_of_reports(self.table("sentences"), self.table("reports"), self.studies("train"))
+
+    def text_embedding_file(self, name: str | None = None) -> Path:
+        return self._file_of_model("text_embedding", name)
 
     def readable_tables(self) -> tuple[dict[str, pd.DataFrame], list[str]]:
         """The readable tables of the right format, and the problems of the others."""

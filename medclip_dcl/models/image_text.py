@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.compiler import set_stance
 
@@ -178,19 +178,16 @@ class ImageTextModel(ImageModel):
     def requirements(self) -> ImageTextRequirements:
         encoder, is_masked = self.network.text_encoder, self.masked_language_weight > 0
         return ImageTextRequirements(
-            self._tokenize,
+            encoder.tokenize,
             self.objective.requires_of_sentences,
             self.objective.requires_of_images,
             self.objective.check,
             encoder.tokenizer.get_vocab() if is_masked else None,
             self.objective.check_sentences,
             self.frozen,
+            encoder.tokenizer_identity(),
+            encoder.are_truncated,
         )
-
-    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        if cut := self.network.text_encoder.truncated_share(texts):
-            rank_zero_warn(f"{cut} (model.init_args.text_encoder.init_args.max_tokens)")
-        return self.network.text_encoder.tokenize(texts)
 
     def frozen_parts(self) -> list[nn.Module]:
         return self._encoders() if self.frozen else []

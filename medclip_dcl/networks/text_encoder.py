@@ -25,6 +25,7 @@ from transformers import (
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
+from medclip_dcl.common.files import digest
 from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import (
     ModelFolderError,
@@ -110,6 +111,10 @@ class SentenceEncoder(nn.Module):
         if not hasattr(self, "tokenizer"):
             return [False] * len(texts)
         return [_is_unknown(self.tokenizer, text) for text in texts]
+
+    def tokenizer_identity(self) -> str:
+        """Digest of all that `tokenize` depends on; "" where it is not known, as of a class of your own."""
+        return ""
 
     def truncated_share(self, texts: Sequence[str]) -> str:
         """Number and share of the texts that `tokenize` cuts, for a warning; "" for none."""
@@ -291,6 +296,12 @@ class TransformersSentences(SentenceEncoder):
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids for encoding in self.tokenizer.encode_batch(self._closed(texts))]
+
+    def tokenizer_identity(self) -> str:
+        if type(self).tokenize is not TransformersSentences.tokenize:
+            return ""
+        settings = self.tokenizer.to_str(), self.max_tokens, self.truncation_side, self.final_period
+        return digest(json.dumps(settings).encode())
 
     def are_truncated(self, texts: Sequence[str]) -> list[bool]:
         return super().are_truncated(self._closed(texts))

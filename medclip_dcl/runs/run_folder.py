@@ -71,7 +71,7 @@ class RunFolder:
 
         Args:
             config: resolved configuration of the run.
-            data: identity of the prepared data set (its fingerprint).
+            data: identity of the prepared data set (its fingerprint); empty in a process that has not looked at it.
 
         Returns:
             True if the folder holds this run with fewer epochs or steps, see `extend`.
@@ -97,7 +97,7 @@ class RunFolder:
             is_longer &= all(now[x] >= before[x] for x in now)
         if differing and not is_longer:
             raise self.other_run(differing, found)
-        if self.data().get("fingerprint", data.get("fingerprint")) != data.get("fingerprint"):
+        if data and self.data().get("fingerprint", data.get("fingerprint")) != data.get("fingerprint"):
             raise RunFolderError(
                 f"{self.folder} already holds a run on other data: the prepared set has changed since; "
                 "choose another --run_folder, or delete this one to train again"

@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from medclip_dcl.common.errors import UserError
-from medclip_dcl.data.arrays import Arrays, write_arrays
+from medclip_dcl.data.arrays import Arrays, kept_arrays, write_arrays
 from medclip_dcl.data.fields import FieldRows
 
 VECTORS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float16)
@@ -33,10 +32,52 @@ def test_arrays_of_a_file_are_pickled_as_its_name(tmp_path):
     assert not mapped["value"].flags.writeable
 
 
-def test_a_damaged_file_is_one_line(tmp_path):
-    (tmp_path / "a.arrow").write_bytes(b"ARROW1")
-    with pytest.raises(UserError, match=r"a.arrow cannot be mapped into memory .* delete it"):
-        Arrays(tmp_path / "a.arrow")["value"]
+class Made:
+    """A maker of arrays that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> dict[str, np.ndarray]:
+        self.calls += 1
+        return {"value": np.arange(self.calls)}
+
+
+def test_arrays_are_kept_until_what_they_depend_on_changes(tmp_path):
+    make = Made()
+
+    def length(fingerprint: str, **what: object) -> int:
+        return len(kept_arrays([tmp_path], fingerprint, what, make)["value"])
+
+    assert [length("a", of="x"), length("a", of="x"), length("a", of="y"), length("a", of="x")] == [
+        1,
+        1,
+        2,
+        1,
+    ]
+    assert sorted(path.name for path in (tmp_path / "arrays").iterdir()) == ["a"]
+    (damaged,) = [file for file in (tmp_path / "arrays/a").iterdir() if len(Arrays(file)["value"]) == 2]
+    damaged.write_bytes(damaged.read_bytes()[:100])  # as a power cut may leave it
+    assert length("a", of="y") == 3 == make.calls
+    assert length("b", of="x") == 4  # another content of the set: the arrays of the earlier one are deleted
+    assert [path.name for path in (tmp_path / "arrays").rglob("*") if path.is_dir()] == ["b"]
+    assert length("a", of="x") == 5
+
+
+def test_arrays_of_a_set_that_cannot_be_written_stand_in_the_run(tmp_path, monkeypatch):
+    (tmp_path / "set").write_text("no folder: nothing can be written below it")
+    folders, make = [tmp_path / "set", tmp_path / "run"], Made()
+    for _ in range(2):
+        assert len(kept_arrays(folders, "a", {}, make)["value"]) == make.calls == 1
+    assert len(list((tmp_path / "run/arrays/a").glob("*.arrow"))) == 1
+
+    def no_mmap(*_: object) -> None:
+        raise OSError(19, "No such device")
+
+    monkeypatch.setattr(pa, "memory_map", no_mmap)
+    with pytest.warns(UserWarning, match=r"No such device.* each process keeps the arrays .* own memory"):
+        found = kept_arrays(folders, "a", {}, make)
+    assert len(found["value"]) == 2
 
 
 @pytest.mark.parametrize("is_file", [False, True])

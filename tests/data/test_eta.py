@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medclip_dcl.data.eta import anchors_of_sentences, shuffled_eta, with_eta
-from medclip_dcl.data.fields import check_fields, read_own_fields, sentence_fields
+from medclip_dcl.data.fields import check_fields, read_own_fields, sentence_field
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.objectives import KnownClassProbability, LanguageModelClassProbability
 from tests.data_prep.test_eta_report import write_set
@@ -53,7 +53,7 @@ def test_shuffled_eta_keeps_its_distribution_over_anchors(prepared, tmp_path):
     own = read_own_fields(tmp_path / "shuffled.parquet")
     rule = KnownClassProbability(share="eta", max_eta=0.8)
     check_fields(rule.requires, (), own)
-    served = torch.from_numpy(sentence_fields(prepared, rule.requires, own=own)["eta"].to_numpy(copy=True))
+    served = torch.tensor(sentence_field(prepared, "eta", own=own)["value"])
     assert torch.equal(rule(eta=served), served)
 
 

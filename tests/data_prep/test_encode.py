@@ -44,7 +44,7 @@ def test_rows_are_those_of_single_examples(encoded, exported):
     network, prepared = load(exported).image_text, PreparedSet(encoded)
     found = Features(prepared, "middle")
     images = prepared.table("images").sample(4, random_state=0)
-    rows = found.of_images(images["dicom_id"].tolist())
+    rows = found.of_images(found.rows_of_images(images["dicom_id"].tolist()))
     assert rows.dtype == torch.float16 and rows.shape == (4, 64, 3, 3)
     sentences = prepared.table("sentences")[::-1]
     states = found.of_sentences(sentences["sentence_id"].tolist())
