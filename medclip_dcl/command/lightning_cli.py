@@ -292,7 +292,9 @@ class MedclipCLI(LightningCLI):
         """
         self._dump_config()
         is_first = _is_first_process()
-        data: dict[str, Any] = {"fingerprint": self.prepared and self.prepared.fingerprint} if is_first else {}
+        data: dict[str, Any] = (
+            {"fingerprint": self.prepared and self.prepared.fingerprint} if is_first else {}
+        )
         images = None
         if self.prepared is not None and is_first and not self.run.saved_config():
             encoder = (config.model.get("init_args", {}).get("image_encoder") or {}).get("init_args", {})

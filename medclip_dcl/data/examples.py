@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
 from torch.utils.data import Dataset
 
 from medclip_dcl.data.arrays import Arrays, Lists, Texts, as_lists
