@@ -302,7 +302,11 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         return ReportedExamples(
             reported,
             self.features or self._scaled(reported.arrays["path"]),
-            None if self.features else self._tokens(),
+            None
+            if self.features
+            else self._tokens()
+            if augmented or self._train is None
+            else self._train.tokens,
             views=self.views,
             crop=self.crop if augmented else None,
             draws_one=self.sentences == "one",

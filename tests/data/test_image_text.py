@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import pickle
+import re
 import shutil
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -22,9 +26,11 @@ from medclip_dcl.data.fields import IMAGE_FIELDS
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import ImageTextRequirements
 from medclip_dcl.data.prepared import PreparedDataError, write_table
+from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.pictures.geometry import Seen, View
 from medclip_dcl.pictures.transforms import load_grey
+from tests.small import SENTENCES
 
 
 def datamodule(folder, small_bert, fields=(), masked=False, **options) -> ImageTextDataModule:
@@ -405,3 +411,57 @@ def test_contrastive_batches_are_larger_than_what_is_encoded(small_set, small_be
     assert [len(batch["images"]) for batch in found] == [12, 12]
     assert all(batch["encode_at_once"] == 4 for batch in found)
     assert "encode_at_once" not in next(iter(data.val_dataloader()))
+
+
+def test_tokens_are_kept_for_each_tokenizer(small_set, small_bert, tmp_path):
+    """And the warning of sentences that are cut is given by a later start, too."""
+    folder, data = shutil.copytree(small_set, tmp_path / "set"), {}
+    shutil.rmtree(folder / "arrays", ignore_errors=True)
+    asked: list[int] = []
+
+    def required(encoder: BertSentences) -> ImageTextRequirements:
+        def tokenize(texts: Sequence[str]) -> list[list[int]]:
+            asked.append(len(texts))
+            return encoder.tokenize(texts)
+
+        identity, cut = encoder.tokenizer_identity(), encoder.are_truncated
+        return ImageTextRequirements(tokenize, tokenizer=identity, are_truncated=cut)
+
+    for _ in range(2):
+        for max_tokens in (7, 128):
+            encoder = BertSentences(str(small_bert), max_tokens=max_tokens)
+            data[max_tokens] = ImageTextDataModule(str(folder), image_size=40, batch_size=8, num_workers=0)
+            data[max_tokens].connect(required(encoder))
+            count = sum(encoder.are_truncated(SENTENCES))
+            warning = rf"{count} of 9 sentences .* are longer than max_tokens"
+            with warnings.catch_warnings(record=True) as told:
+                data[max_tokens].setup("fit")
+            assert [bool(re.match(warning, str(one.message))) for one in told] == [True] * bool(count)
+        assert (
+            asked == [9, 9]
+            and 0 < sum(BertSentences(str(small_bert), max_tokens=7).are_truncated(SENTENCES)) < 9
+        )
+    for max_tokens, one in data.items():
+        batch = next(iter(one.train_dataloader()))
+        texts = [SENTENCES[sentence] for sentence in batch["sentence_id"].tolist()]
+        tokens, lengths = pad_tokens(BertSentences(str(small_bert), max_tokens=max_tokens).tokenize(texts))
+        assert torch.equal(batch["tokens"], tokens) and torch.equal(batch["lengths"], lengths)
+
+
+def test_examples_are_pickled_as_names_of_files(small_set, small_bert):
+    """So that loader processes that are not forked share them, too."""
+    fields = ("log_p", "labels", "image_classes")
+    data = datamodule(small_set, small_bert, fields=fields, sentences="all")
+    data.connect(replace(data.requirements, tokenizer="of the test"))
+    data.setup("fit")
+    plain = next(iter(data.train_dataloader()))
+    again = pickle.dumps(data.train_dataloader().dataset)
+    assert len(again) < 5000
+    batch = pickle.loads(again).collate(
+        [pickle.loads(again)[(0, index)] for index in plain["image_key"].tolist()]
+    )
+    for name in ("images", "tokens", "sentence_id", "study_id"):
+        assert torch.equal(batch[name], plain[name])
+    assert batch["dicom_id"] == plain["dicom_id"]
+    for of in ("anchor", "candidate"):
+        assert all(torch.equal(batch[of][name], values) for name, values in plain[of].items())

@@ -288,12 +288,6 @@ def test_warns_when_the_warmup_never_ends(small_bert, data, tmp_path):
         fit.fit(build(small_bert, warmup_steps=50), data)
 
 
-def test_warns_of_sentences_that_are_cut(small_bert):
-    tokenize = build(small_bert).requirements().tokenize
-    with pytest.warns(UserWarning, match=r"1 of 2 sentences \(50.00%\) are longer than max_tokens"):
-        assert [len(ids) for ids in tokenize(["The lungs are clear.", "clear " * 200])] == [7, 128]
-
-
 def test_a_batch_in_parts_trains_like_a_whole(small_bert, small_set, tmp_path):
     encoded = []
     states = []
