@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 
 from medclip_dcl.common.files import digest, replacing
+from medclip_dcl.runs.run_folder import ARRAYS_FOLDER
 
-FOLDER = "arrays"
 _FORMAT = 1
 """Changes with the meaning of any of the arrays."""
 
@@ -126,7 +126,7 @@ def kept_arrays(
     from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 
     name = digest(json.dumps([_FORMAT, what], sort_keys=True).encode())
-    files = [folder / FOLDER / fingerprint / f"{name}.arrow" for folder in folders]
+    files = [folder / ARRAYS_FOLDER / fingerprint / f"{name}.arrow" for folder in folders]
     made, problem = None, ""
     for file in sorted(files, key=lambda file: not file.is_file()):
         try:

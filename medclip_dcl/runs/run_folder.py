@@ -19,7 +19,14 @@ import pandas as pd
 import yaml
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import digest, parse_json, read_text, write_json, write_parquet, write_text
+from medclip_dcl.common.files import (
+    digest,
+    parse_json,
+    read_text,
+    write_json,
+    write_shared_parquet,
+    write_text,
+)
 from medclip_dcl.common.find_model import FoundModel
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.saved import CONFIG_FILE, differing_settings, read_config, read_json, setting
@@ -30,6 +37,8 @@ CLASS_PROBABILITY_FILE = "class_probability.parquet"
 METRICS_FILE = "metrics.csv"
 UNTRAINED_CHECKPOINT = "untrained.ckpt"
 DATA_FILE = "data.json"
+ARRAYS_FOLDER = "arrays"
+"""Folder for arrays of a prepared set that cannot be written: `medclip_dcl.data.arrays`."""
 IMAGES_FILE = "data_images.parquet"
 """Names of the sets of the training, and its images: `medclip_dcl.data.lineage`."""
 TESTS = "tests"
@@ -239,7 +248,7 @@ class RunFolder:
             return False
         write_json(data, self.folder / DATA_FILE)
         if images is not None:
-            write_parquet(images, self.folder / IMAGES_FILE)
+            write_shared_parquet(images, self.folder / IMAGES_FILE)
         self._write_config(config, [f"# {line}" for line in origins])
         return True
 
@@ -254,6 +263,7 @@ class RunFolder:
         names = (CONFIG_FILE, DATA_FILE, IMAGES_FILE, LOCK_FILE, INITIAL_WEIGHTS_FILE, CLASS_PROBABILITY_FILE)
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / ARRAYS_FOLDER, ignore_errors=True)
         for folder in (self.checkpoints, self.folder):
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()

@@ -17,7 +17,7 @@ import torch
 
 from medclip_dcl.common.devices import usable_device
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import write_json, write_parquet
+from medclip_dcl.common.files import write_json, write_shared_parquet
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptSource, read_prompts
 from medclip_dcl.common.packaged import find_packaged
@@ -119,7 +119,7 @@ def _saved(model: LoadedModel, temporary: Path) -> Path:
     with suppress(UserError):  # not loaded from a file, or from one that is gone
         lineage = Lineage.of(read_model(find_model(model.name).path))
         write_json(lineage.record, folder / DATA_FILE)
-        write_parquet(lineage.images, folder / IMAGES_FILE)
+        write_shared_parquet(lineage.images, folder / IMAGES_FILE)
     return folder
 
 

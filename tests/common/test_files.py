@@ -1,15 +1,25 @@
-"""Files below a folder with links and without rights, and YAML whose keys or aliases deceive."""
+"""Files below a folder with links and without rights, tables that share a file, YAML whose keys or aliases deceive."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
+import pandas as pd
 import pytest
 
 from medclip_dcl.common.errors import UserError, quoted
-from medclip_dcl.common.files import encoding_of, files_below, kind_of_file, parse_json, parse_yaml
+from medclip_dcl.common.files import (
+    encoding_of,
+    files_below,
+    kind_of_file,
+    parse_json,
+    parse_yaml,
+    write_parquet,
+    write_shared_parquet,
+)
 from medclip_dcl.common.journal import Journal
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.metrics.calibration import Calibration
@@ -135,3 +145,20 @@ def test_encodings_by_mark_and_by_zeros() -> None:
         content = text.encode(encoding)
         assert content.decode(encoding_of(content)) == text
     assert encoding_of(b"") == "utf-8-sig"
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_equal_tables_of_neighbouring_folders_are_one_file(tmp_path, monkeypatch, has_links):
+    frame = pd.DataFrame({"path": [f"files/p{number:08}.jpg" for number in range(5000)]})
+    if not has_links:
+        monkeypatch.setattr(os, "link", Mock(side_effect=OSError))
+    files = [tmp_path / f"runs/{number}/images.parquet" for number in range(3)]
+    for number, file in enumerate(files):
+        write_shared_parquet(frame if number < 2 else frame[::-1].reset_index(drop=True), file)
+    assert [file.stat().st_ino == files[0].stat().st_ino for file in files] == [True, has_links, False]
+    for file, expected in zip(files, (frame, frame, frame[::-1].reset_index(drop=True)), strict=True):
+        assert pd.read_parquet(file).equals(expected)
+    write_parquet(frame, tmp_path / "by_snappy.parquet")
+    assert files[0].stat().st_size < 0.6 * (tmp_path / "by_snappy.parquet").stat().st_size
+    write_shared_parquet(frame[:9], files[0])  # another content: the neighbour keeps its own
+    assert len(pd.read_parquet(files[1])) == 5000

@@ -38,6 +38,7 @@ from medclip_dcl.objectives import (
     WeightedInfoNCE,
 )
 from tests.common import test_distributed as distributed
+from tests.data import machines
 from tests.models import test_classifier as classifier
 from tests.models import test_image_text as image_text
 from tests.models import test_resuming as resuming
@@ -253,6 +254,7 @@ def process(rank: int, folder: Path, small_set: Path, small_bert: Path) -> None:
     of_two = image_text.validation_loss(folder, small_bert, small_set, devices=2, strategy="ddp")
     if rank == 0:
         (folder / "validation_loss").write_text(repr(of_two))
+    machines.find(rank, folder, small_set, small_bert)
     dist.destroy_process_group()
 
 
@@ -291,6 +293,11 @@ def test_a_step_of_images_equals_one_processs(of_two_processes):
 def test_the_validation_loss_is_that_of_one_process(of_two_processes, small_bert, small_set, tmp_path):
     found = float((of_two_processes / "validation_loss").read_text())
     assert found == pytest.approx(image_text.validation_loss(tmp_path, small_bert, small_set), rel=1e-6)
+
+
+def test_a_stale_copy_on_a_second_machine_is_refused(of_two_processes, small_set, small_bert):
+    """And of two processes on one machine the first alone looks at the set."""
+    machines.check(of_two_processes, small_set, small_bert)
 
 
 @pytest.mark.slow
