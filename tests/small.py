@@ -16,7 +16,15 @@ from transformers import BertConfig, BertForMaskedLM, BertTokenizer
 from medclip_dcl.common.files import digest_of_file, write_json
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.data.identity import describe
-from medclip_dcl.data.prepared import FORMAT_VERSION, TABLES, TextEmbedding, write_table, write_text_embedding
+from medclip_dcl.data.prepared import (
+    FORMAT_VERSION,
+    TABLES,
+    PreparedSet,
+    TextEmbedding,
+    write_table,
+    write_text_embedding,
+)
+from medclip_dcl.data.ranking import SEAL, write_vectors
 from medclip_dcl.metrics.calibration import Calibration, FindingCalibration
 from medclip_dcl.networks.bert_folder import save_language_model
 from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
@@ -158,6 +166,21 @@ def write_small_embedding(folder: Path) -> None:
     write_text_embedding(
         TextEmbedding(np.arange(9), vectors), folder / "text_embedding/small-0123.parquet", {}
     )
+
+
+def write_small_ranking(folder: Path, dim: int = 6) -> None:
+    """Write a ranking of the reports of the set of `write_small_set`, by random vectors."""
+    prepared, random = PreparedSet(folder), np.random.default_rng(2)
+    sentences, reports = (random.normal(size=(count, dim)).astype(np.float16) for count in (9, 32))
+    quantiles = np.quantile(sentences @ reports[:24].T, np.linspace(0, 1, 101), axis=1).T.astype(np.float16)
+    of_sentences: dict[str, np.ndarray] = {
+        "sentence_id": np.arange(9),
+        "vector": sentences,
+        "quantiles": quantiles,
+    }
+    of_reports: dict[str, np.ndarray] = {"study_id": 5000 + np.arange(32), "vector": reports}
+    for name, part in (("ranking", of_sentences), ("ranking_reports", of_reports)):
+        write_vectors([part], folder / name / "small-0123.parquet", {SEAL: prepared.reports_seal})
 
 
 def write_small_bert(folder: Path) -> None:

@@ -76,6 +76,7 @@ from medclip_dcl.training.last_checkpoint import (
     Stopped,
     in_order,
 )
+from medclip_dcl.training.left_out import LeftOutNegatives
 from medclip_dcl.training.progress import TimeLeft, progress_bar
 from medclip_dcl.training.record import RunRecord
 from medclip_dcl.training.throughput import Throughput
@@ -374,6 +375,7 @@ class MedclipCLI(LightningCLI):
             *given,
             SeededBatches(),
             ClassProbabilityTable(),
+            LeftOutNegatives(),
             self.predictions,
             self.record,
             self.results,

@@ -63,6 +63,17 @@ class Reported:
         """True if a study has several images."""
         return len(self._images) < len(self)
 
+    def anchors(self, draws_one: bool) -> tuple[np.ndarray, torch.Tensor]:
+        """Sentences, and the expected number of anchors of an epoch that each is; float64.
+
+        An image has one sentence of its report, drawn, or all of them.
+        """
+        lengths = np.diff(self.arrays["sentences_offsets"])
+        of_study = np.bincount(self.arrays["study"], minlength=len(lengths))
+        sentences, row = np.unique(self.arrays["sentences"], return_inverse=True)
+        counts = np.repeat(of_study / lengths if draws_one else of_study, lengths)
+        return sentences, torch.from_numpy(np.bincount(row, counts))
+
     def sample(self, count: int) -> list[int]:
         """So many sentences, drawn from those of all images with replacement; all images' if they are fewer."""
         of_study = np.diff(self.arrays["sentences_offsets"])[self.arrays["study"]]

@@ -24,13 +24,17 @@ def _numeric(*tables: str) -> dict[str, str]:
     return {column: table for table in tables for column, kind in TABLES[table].items() if kind != "str"}
 
 
-SENTENCE_FIELDS = {**_numeric("sentences", "classes", "log_p"), "sentence_embedding": "text_embedding"}
+SENTENCE_FIELDS = {
+    **_numeric("classes", "log_p", "sentences"),
+    "sentence_embedding": "text_embedding",
+    "sentence_ranking": "ranking",
+}
 """Fields of anchors (sentences) by name -> the table that they stand in."""
-del SENTENCE_FIELDS["sentence_id"]
 
 IMAGE_FIELDS = {
     **_numeric("labels", "images"),
     **{table: table for table in ("labels", "text_embedding", "image_classes")},
+    "report_ranking": "ranking",
 }
 """Fields of candidates (images) by name -> the table that they stand in."""
 
@@ -139,20 +143,25 @@ def sentence_field(
     log_p: str | None = None,
     own: OwnFields | None = None,
     text_embedding: str | None = None,
+    ranking: str | None = None,
 ) -> dict[str, np.ndarray]:
     """Arrays of `FieldRows` of a column of the sentence tables, or of the user's.
 
-    sentence_embedding: (sentence, dim), not normalised. All others are numbers.
+    sentence_embedding: (sentence, dim), not normalised. sentence_ranking: (sentence, dim + 101), see `Ranking`. All
+    others are numbers.
     """
     table = SENTENCE_FIELDS.get(name)
     if name == "sentence_embedding":
         found = prepared.text_embedding(text_embedding)
         return {"key": found.sentence_id, "value": found.embedding}
+    if name == "sentence_ranking":
+        ranked = prepared.ranking(ranking)
+        return {"key": ranked.sentence_id, "value": ranked.sentences}
     if table is None:
         column = _own_column(own, name, prepared.rows("sentences", ["sentence_id"])["sentence_id"])
     else:
         frame = prepared.log_p(log_p) if table == "log_p" else prepared.table(table)
-        column = frame.set_index("sentence_id")[name]
+        column = frame.set_index("sentence_id", drop=False)[name]
     column = column.sort_index()
     return {"key": column.index.to_numpy(), "value": column.to_numpy()}
 
@@ -163,6 +172,7 @@ def made_of(
     log_p: str | None = None,
     own: OwnFields | None = None,
     text_embedding: str | None = None,
+    ranking: str | None = None,
 ) -> str:
     """Digest of the file that a field stands in, beside the set's tables; "" for one of these."""
     table = SENTENCE_FIELDS.get(name) or IMAGE_FIELDS.get(name)
@@ -170,6 +180,8 @@ def made_of(
         return digest_of_file(prepared.log_p_file(log_p))
     if table == "text_embedding":
         return digest_of_file(prepared.text_embedding_file(text_embedding))
+    if table == "ranking":
+        return " ".join(map(digest_of_file, prepared.ranking_files(ranking)))
     return digest_of_file(own.file) if own is not None and name in own.columns else ""
 
 
@@ -179,12 +191,14 @@ def image_field(
     images: pd.DataFrame,
     text_embedding: str | None = None,
     own: OwnFields | None = None,
+    ranking: str | None = None,
 ) -> dict[str, np.ndarray]:
     """Arrays of `FieldRows` of a field of images, (image, ...) in the order of `images`.
 
     labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing; each label column of
     the set by its own name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings.
-    image_classes: (image, class), 1 where the class is true of the image. All others are columns (image,): integers are
+    report_ranking: (image, dim), the report's vector of a `Ranking`. image_classes: (image, class), 1 where the class
+    is true of the image. All others are columns (image,): integers are
     int64, others float32.
     """
     if name == "labels":
@@ -193,6 +207,9 @@ def image_field(
         return {"value": _labels(prepared, images, [name])[:, 0]}
     if name == "text_embedding":
         return _report_embeddings(prepared, images, text_embedding)
+    if name == "report_ranking":
+        ranked = prepared.ranking(ranking)
+        return {"value": ranked.reports, "row": rows_of_keys(ranked.study_id, images["study_id"].to_numpy())}
     if name == "image_classes":
         return {"value": _image_classes(prepared, images)}
     column = images[name] if name in IMAGE_FIELDS else _own_column(own, name, images["dicom_id"])

@@ -110,6 +110,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         contrast: factor varies in 1 +- contrast (choice: 0.2).
         log_p: which sentence scores, the stem of a file in log_p/; null for the only one there.
         text_embedding: which sentence embeddings, the stem of a file in text_embedding/; null for the only one there.
+        ranking: which ranking of reports, the stem of a file in ranking/; null for the only one there.
         fields: a Parquet file with further fields for an objective of your own: a column sentence_id (or dicom_id) and
             numeric columns, which a class probability or a negative weight requires by name; null for none.
         mask_probability: share of tokens that are masked, where the objective models masked language, in (0, 1).
@@ -151,6 +152,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         fields: str | None = None,
         test_reports: int = 5000,
         features: str | None = None,
+        ranking: str | None = None,
     ) -> None:
         super().__init__(
             *(folder, image_size, crop_size, batch_size, brightness, contrast),
@@ -177,7 +179,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self.features_name, self.sentences, self.log_p_name = features, sentences, log_p
         self.contrastive_batch, self.views = contrastive_batch or batch_size, views
         self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
-        self.fields_file = fields
+        self.fields_file, self.ranking_name = fields, ranking
         self._train: ReportedExamples | None = None
         self._validate: ReportedExamples | None = None
         self._evaluation: dict[str, EvaluationTables] = {}
@@ -274,6 +276,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     def _field(self, of: str, name: str, make: Callable[..., Any], is_alone: bool = False) -> FieldRows:
         files: dict[str, Any] = {"own": self._own_fields, "text_embedding": self.text_embedding_name}
+        files["ranking"] = self.ranking_name
         what = {"of": of, "field": name, "file": made_of(self.prepared, name, self.log_p_name, **files)}
         return FieldRows(self.arrays(what, partial(make, self.prepared, name, **files), is_alone))
 
@@ -294,6 +297,9 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         if augmented and required.check_sentence_fields is not None:
             sample = reported.sample(_CHECKED_SENTENCES)
             required.check_sentence_fields({name: rows[sample] for name, rows in anchor.items()})
+        if augmented and required.prepare is not None:
+            sentences, anchors = reported.anchors(self.sentences == "one")
+            required.prepare(anchors, {name: anchor[name][sentences] for name in required.prepared_fields})
         masking, extra = None, {}
         if required.masked_vocabulary is not None:
             masking = Masking(required.masked_vocabulary, self.mask_probability)
@@ -326,6 +332,11 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         own = self.contrastive_batch // sampler.num_replicas
         options = self._loader_options(own, self._train.collate)
         return self.training_loader(self._train, sampler, drop_last=True, **options)
+
+    @property
+    def training_examples(self) -> ReportedExamples:
+        assert self._train is not None
+        return self._train
 
     def val_dataloader(self) -> DataLoader:
         # Whole blocks of images, so that the loss has the same candidates on any number of processes.

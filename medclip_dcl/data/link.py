@@ -144,6 +144,7 @@ class ImageTextRequirements:
     All training images are checked, and a sample of the sentences of their reports.
     A frozen model takes features of its encoders in place of images and tokens.
     `tokenizer` identifies all that `tokenize` depends on, so that its tokens are kept with the set; "" keeps none.
+    `prepare` takes the expected number of anchors of an epoch of each sentence in training, and its `prepared_fields`.
     `are_truncated` is True for each sentence of which `tokenize` drops the end.
     """
 
@@ -156,6 +157,8 @@ class ImageTextRequirements:
     is_frozen: bool = False
     tokenizer: str = ""
     are_truncated: Callable[[Sequence[str]], list[bool]] | None = None
+    prepare: Callable[[Tensor, Mapping[str, Tensor]], None] | None = None
+    prepared_fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

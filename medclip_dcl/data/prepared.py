@@ -22,7 +22,7 @@ from medclip_dcl.common.files import digest, parse_json, replacing, write_parque
 from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
 from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, changed_tables, current_content
-from medclip_dcl.data.ranking import Ranking, read_ranking, seal_of_reports
+from medclip_dcl.data.ranking import REPORTS_FOLDER, Ranking, read_ranking, seal_of_reports
 from medclip_dcl.data.shards import ShardIndex, StoredImages
 from medclip_dcl.data.table_checks import REFERENCES, contradictions, damage, score_problem, some
 
@@ -463,14 +463,19 @@ class PreparedSet:
 
     def ranking(self, name: str | None = None) -> Ranking:
         """Ranking of reports for each sentence, of the named or the only file in ``ranking/``."""
-        file = self._file_of_model("ranking", name)
+        file, of_reports = self.ranking_files(name)
         try:
-            found = read_ranking(file, self.reports_seal)
+            found = read_ranking(file, of_reports, self.reports_seal)
         except (pa.ArrowException, ValueError, OSError) as error:
             raise _broken(file, "ranking", error) from error
         if problem := self._without_row(found.sentence_id):
             raise _broken(file, "ranking", problem)
         return found
+
+    def ranking_files(self, name: str | None = None) -> tuple[Path, Path]:
+        """Files of sentences and of reports."""
+        file = self._file_of_model("ranking", name)
+        return file, self.folder / REPORTS_FOLDER / file.name
 
     @property
     def reports_seal(self) -> str:

@@ -64,9 +64,8 @@ def write_vectors(parts: Iterable[Mapping[str, np.ndarray]], file: Path, metadat
         writer.close()
 
 
-def read_ranking(file: Path, seal: str) -> Ranking:
-    """The ranking of a file and of that of its name in `REPORTS_FOLDER`; a ValueError says what is wrong with them."""
-    of_reports = file.parent.parent / REPORTS_FOLDER / file.name
+def read_ranking(file: Path, of_reports: Path, seal: str) -> Ranking:
+    """The ranking in the files of sentences and of reports; a ValueError says what is wrong with them."""
     sentence_id, *parts = _read(file, seal, "sentence_id", "vector", "quantiles")
     study_id, reports = _read(of_reports, seal, "study_id", "vector")
     if [part.shape[1] for part in parts] != [reports.shape[1], QUANTILES]:

@@ -187,7 +187,16 @@ class ImageTextModel(ImageModel):
             self.frozen,
             encoder.tokenizer_identity(),
             encoder.are_truncated,
+            None if self.objective.negative_weights is None else self._prepare,
+            ()
+            if self.objective.negative_weights is None
+            else self.objective.negative_weights.prepare_requires,
         )
+
+    def _prepare(self, anchors: Tensor, fields: Mapping[str, Tensor]) -> None:
+        assert self.objective.negative_weights is not None
+        if line := self.objective.negative_weights.prepare(anchors, fields):
+            rank_zero_info(line)
 
     def frozen_parts(self) -> list[nn.Module]:
         return self._encoders() if self.frozen else []

@@ -19,6 +19,7 @@ from medclip_dcl.objectives.individual_temperatures import IndividualTemperature
 from medclip_dcl.objectives.near_texts import NearTexts as NearTexts
 from medclip_dcl.objectives.negative_weights import HardNegatives as HardNegatives
 from medclip_dcl.objectives.negative_weights import NegativeWeights as NegativeWeights
+from medclip_dcl.objectives.negative_weights import RankedByText as RankedByText
 from medclip_dcl.objectives.negative_weights import RemoveByLabel as RemoveByLabel
 from medclip_dcl.objectives.negative_weights import RemoveByTextSimilarity as RemoveByTextSimilarity
 from medclip_dcl.objectives.negative_weights import ResampleByTextSimilarity as ResampleByTextSimilarity

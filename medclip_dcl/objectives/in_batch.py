@@ -133,6 +133,13 @@ class InBatchObjective(nn.Module):
         self.loss, self.near_texts = loss, near_texts
         if loss is not None:
             loss.check_options(self.class_probability, negative_weights, image_to_text)
+        eta = self.class_probability
+        is_zero = isinstance(eta, ConstantClassProbability) and not eta.eta
+        if negative_weights is not None and not (negative_weights.uses_class_probability or is_zero):
+            raise UserError(
+                f"model.class_probability: expected null beside {type(negative_weights).__name__}, found "
+                f"{type(eta).__name__}: false negatives would count twice; set model.init_args.class_probability: null"
+            )
         if both := {*self.requires_of_sentences} & {*self.requires_of_images}:
             # An anchor's fields are those of its sentence and of its image by name.
             raise UserError(
@@ -165,6 +172,8 @@ class InBatchObjective(nn.Module):
         """Refuse fields of the training reports' sentences, (sentence, ...), likewise."""
         if self.near_texts is not None:
             self.near_texts.check(of_sentences)
+        if self.negative_weights is not None:
+            self.negative_weights.check_sentences(of_sentences)
 
     def check_similarity(self, similarity: Similarity) -> None:
         """Refuse a similarity that learns what the loss does not use."""
@@ -303,10 +312,13 @@ class InBatchObjective(nn.Module):
             is_negative &= ~pairs.known
             if self.same_text == "positive":
                 is_positive |= pairs.known
-        weights = None
+        weights = pair_weights = None
         if (rule := self.negative_weights) is not None:
+            rule.step = step
             if pairs.is_of_sentences:
-                weights = rule.pair_weights(pairs.of_anchors, pairs.of_candidates, pairs.logits)
+                pair_weights = weights = rule.pair_weights(
+                    pairs.of_anchors, pairs.of_candidates, pairs.logits
+                )
             else:
                 weights = rule.pair_weights(pairs.of_candidates, pairs.of_anchors, pairs.logits.T).T
             weights = rule.finished(weights, is_negative, pairs.draws, step)
@@ -341,11 +353,14 @@ class InBatchObjective(nn.Module):
             weight = pairs.logits.new_ones(())
             if weights is not None:
                 weight = weights.masked_fill(~is_negative, 0.0).sum() / is_negative.sum().clamp(min=1)
+            figures = {"weight": weight}
+            if rule is not None and pair_weights is not None:
+                figures |= rule.figures(pair_weights, is_negative, pairs.of_anchors)
             if self.loss is None:
                 statistics = contrastive_statistics(pairs.logits, **arguments)
-                return mean, {**statistics._asdict(), "weight": weight}
+                return mean, {**statistics._asdict(), **figures}
             eta = torch.as_tensor(pairs.class_probability, dtype=pairs.logits.dtype).mean()
-            return mean, {"class_probability": eta, "weight": weight, **self.loss.figures(anchors)}
+            return mean, {"class_probability": eta, **figures, **self.loss.figures(anchors)}
 
     def _known(self, whole: _Batch, processes: _Processes) -> Bool[Tensor, "sentence image"]:
         """Images that the sentences of all processes are known to fit: of the own study, or with the same sentence."""

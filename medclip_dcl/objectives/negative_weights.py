@@ -15,6 +15,7 @@ from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
+from medclip_dcl.common.devices import widest_float
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.objectives.contrastive import at_least_float32
@@ -27,6 +28,8 @@ _ROUNDING = 1e-6
 # Constants of splitmix64 (Steele, Lea & Flood, OOPSLA 2014) as signed numbers.
 _STEP = 0x9E3779B97F4A7C15 - 2**64
 _FACTORS = (0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64)
+_MAX_SHARE, _MAX_MEAN_SHARE = 0.95, 0.9
+_LOG_MAX_SHARE = math.log(_MAX_SHARE)
 # Pairs of texts of which the share above a threshold is estimated.
 _PAIRS = 10_000
 
@@ -42,11 +45,33 @@ class NegativeWeights(Described):
         anchor_requires: names of the anchors' (sentences') fields that the rule takes by keyword.
         candidate_requires: names of the candidates' (images') fields that it takes by keyword.
         keeps_count: True scales the weights of an anchor's negatives to sum to their number.
+        uses_class_probability: False refuses every class probability but a constant 0.
+        prepare_requires: those of `anchor_requires`, numbers, that `prepare` takes.
+        step: of training, set before the weights of a batch are computed.
     """
 
     anchor_requires: tuple[str, ...] = ()
     candidate_requires: tuple[str, ...] = ()
     keeps_count = False
+    uses_class_probability = True
+    prepare_requires: tuple[str, ...] = ()
+    step = 0
+
+    def prepare(self, anchors: Float[Tensor, "sentence"], fields: Fields) -> str:
+        """Get ready for training, before a checkpoint is restored; returns a line to log.
+
+        Args:
+            anchors: expected number of anchors of an epoch, by sentence of the training reports.
+            fields: the sentences' fields of `prepare_requires`, (sentence,).
+        """
+        return ""
+
+    def check_sentences(self, fields: Fields) -> None:
+        """Check the fields of a sample of the training reports' sentences, (sentence, ...)."""
+
+    def figures(self, weights: Weights, is_negative: Tensor, anchor: Fields) -> dict[str, Tensor]:
+        """Statistics to log of sentences as anchors, scalars, from the weights before scaling; without gradient."""
+        return {}
 
     def check(self, fields: Fields) -> None:
         """Check the training images' fields, (image, ...), before training: refuse what would train nothing."""
@@ -98,6 +123,7 @@ class NegativeWeights(Described):
         own = {name: fields[name][positives] for name in self.candidate_requires}
         anchor = {**own, **{name: fields[name] for name in self.anchor_requires}}
         candidate = {name: fields[name] for name in self.candidate_requires}
+        self.step = step
         weights = self.pair_weights(anchor, candidate, logits)
         if is_negative is None:
             is_negative = torch.arange(weights.shape[1], device=weights.device) != positives[:, None]
@@ -293,6 +319,135 @@ class TrueNegatives(NegativeWeights):
         """`class_id` (anchor,); `image_classes` (image, class): 1 where the class is true of the image."""
         is_true = candidate["image_classes"][:, anchor["class_id"]].T == 1
         return (~is_true).to(torch.get_default_dtype())
+
+
+class RankedByText(NegativeWeights):
+    """Leaves out the negatives whose reports fit an anchor best, as many as its probability says.
+
+    A share of the images, by the sentence's pseudo-likelihood p(x), is left out; the reports say which (not from a
+    paper)::
+
+        share(x) = min{ c p(x)^k, 0.95 }
+        w(x, u)  = 0  where  score(x, report of u) > quantile of x's scores at 1 - share(x),  else 1
+
+    `medclip-dcl rank` learns the scores on the training reports alone; the quantiles are over these. The others are
+    scaled to keep N; an anchor with nothing left costs 0. A sentence of unknown words keeps all its negatives. No class
+    probability stands beside it: the false negatives would count twice.
+
+    Args:
+        mean_share: mean of share(x) over the training anchors, in (0, 0.9], for which c is solved before training;
+            null where c is given (0.5: choice).
+        k: exponent of p(x), at least 0; 0 is the same share for every sentence, without scores (0.35: SSD's).
+        c: factor, above 0; null to solve it.
+        random_seed: None ranks by text. A number leaves out the same share of reports at random, a control; a draw
+            depends on (random_seed, sentence, study, step) alone.
+    """
+
+    keeps_count = True
+    uses_class_probability = False
+    log_c: Tensor
+
+    def __init__(
+        self,
+        mean_share: float | None = 0.5,
+        k: float = 0.35,
+        c: float | None = None,
+        random_seed: int | None = None,
+    ) -> None:
+        super().__init__()
+        if (mean_share is None) == (c is None):
+            raise UserError(
+                f"negative_weights: expected mean_share or c, and null for the other, found {mean_share} and {c}"
+            )
+        if not 0 < (0.5 if mean_share is None else mean_share) <= _MAX_MEAN_SHARE:
+            raise UserError(f"negative_weights.mean_share: expected a share in (0, 0.9], found {mean_share}")
+        if not (0 <= k < math.inf and 0 < (1 if c is None else c) < math.inf and (random_seed or 0) >= 0):
+            raise UserError(
+                "negative_weights: expected a finite k of at least 0, a finite c above 0 and a random_seed of at least "
+                f"0, found {k}, {c} and {random_seed}"
+            )
+        self.mean_share, self.k, self.c, self.random_seed = mean_share, k, c, random_seed
+        of_pairs = (("sentence_ranking",), ("report_ranking",))
+        if random_seed is not None:
+            of_pairs = (("sentence_id",), ("study_id",))
+        self.prepare_requires = ("log_p",) if k else ()
+        self.anchor_requires, self.candidate_requires = self.prepare_requires + of_pairs[0], of_pairs[1]
+        self.register_buffer("log_c", torch.tensor(math.nan if c is None else math.log(c)))
+
+    def prepare(self, anchors: Float[Tensor, "sentence"], fields: Fields) -> str:
+        """Solve c; refuse a given one that leaves out nearly everything."""
+        log_p = fields["log_p"] if self.k else torch.zeros_like(anchors)
+        if log_p.isnan().any():
+            raise UserError(
+                "log_p: expected a number for each sentence of the training reports, found NaN, that of an empty "
+                "sentence; leave it out, or score the sentences again"
+            )
+        exponent, chances = self.k * log_p.double(), anchors.double() / anchors.sum()
+
+        def mean(log_c: float) -> float:
+            return float((chances * (log_c + exponent).clamp(max=_LOG_MAX_SHARE).exp()).sum())
+
+        if self.mean_share is not None:
+            low, high = math.log(self.mean_share), -float(exponent.min())
+            for _ in range(60):
+                middle = (low + high) / 2
+                low, high = (middle, high) if mean(middle) < self.mean_share else (low, middle)
+            self.log_c.fill_(high)
+        share, c = mean(float(self.log_c)), math.exp(self.log_c)
+        if share > _MAX_MEAN_SHARE + _ROUNDING:
+            raise UserError(
+                f"negative_weights.c: {c:g} leaves out {share:.3f} of the negatives on average, more than "
+                f"{_MAX_MEAN_SHARE}; lower it, or set c: null and a mean_share"
+            )
+        return f"RankedByText: c {c:.4g}; mean share left out {share:.3f} over anchors of {len(anchors):,} sentences"
+
+    def check_sentences(self, fields: Fields) -> None:
+        """Say how many sentences have no known term."""
+        unranked = ~_is_ranked(fields) if self.random_seed is None else torch.zeros(0)
+        if count := int(unranked.sum()):
+            message = "sampled anchors have no known term: they keep all their negatives"
+            warnings.warn(f"RankedByText: {count:,} of {len(unranked):,} {message}", stacklevel=2)
+
+    def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
+        """`sentence_ranking` (anchor, dim + 101), `report_ranking` (image, dim), `log_p` (anchor,)."""
+        share = self.share(anchor)
+        if self.random_seed is not None:
+            pairs = torch.cartesian_prod(anchor["sentence_id"], candidate["study_id"]).reshape(-1, 2)
+            numbers = uniform(pairs, 1, self.random_seed, self.step).reshape(len(share), -1)
+            is_left_out = numbers < share[:, None]
+        else:
+            quantiles = anchor["sentence_ranking"][:, candidate["report_ranking"].shape[1] :]
+            place = (1 - share) * (quantiles.shape[1] - 1)
+            below = place.long().clamp(max=quantiles.shape[1] - 2)
+            ends = [quantiles.gather(1, number[:, None]) for number in (below, below + 1)]
+            least = ends[0].lerp(ends[1], (place - below).to(quantiles)[:, None])
+            is_left_out = self.scores(anchor, candidate) > least
+        return (~is_left_out).to(torch.get_default_dtype())
+
+    def scores(self, anchor: Fields, candidate: Fields) -> Weights:
+        """Scores of the images' reports for the anchors; those of half precision are exact, in a batch of any shape."""
+        reports = candidate["report_ranking"].to(widest_float(candidate["report_ranking"].device))
+        return anchor["sentence_ranking"][:, : reports.shape[1]].to(reports) @ reports.T
+
+    def share(self, anchor: Fields) -> Float[Tensor, "anchor"]:
+        """Share of an anchor's negatives that is left out; 0 of an empty sentence, which has no log p."""
+        if not self.k:
+            return self.log_c.exp().clamp(max=_MAX_SHARE).expand(len(next(iter(anchor.values()))))
+        return (self.log_c + self.k * anchor["log_p"]).clamp(max=_LOG_MAX_SHARE).exp().nan_to_num(0.0)
+
+    def figures(self, weights: Weights, is_negative: Tensor, anchor: Fields) -> dict[str, Tensor]:
+        is_left_out = (weights == 0) & is_negative
+        is_empty = (is_left_out == is_negative).all(1) & is_negative.any(1)
+        count = is_negative.sum().clamp(min=1)
+        found = {"share": self.share(anchor).mean(), "left_out": is_left_out.sum() / count}
+        if self.random_seed is None:
+            found["unranked"] = (~_is_ranked(anchor)).float().mean()
+        return {**found, "nothing_left": is_empty.float().mean()}
+
+
+def _is_ranked(anchor: Fields) -> Bool[Tensor, "anchor"]:
+    """False where a sentence has no known term: its vector is 0."""
+    return (anchor["sentence_ranking"] != 0).any(1)
 
 
 def cosines(

@@ -23,6 +23,7 @@ from medclip_dcl.report import charts, tables
 from medclip_dcl.report import reliability as calibration
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.subgroups import describe_run
+from medclip_dcl.runs.run_folder import LEFT_OUT_FILE
 from medclip_dcl.runs.saved import (
     SavedResultsError,
     command_of_test,
@@ -88,6 +89,7 @@ def render(folder: Path) -> str:
         **_charts_of_predictions(runs, missing),
         # A classifier has neither class probability nor heat maps.
         **({"eta": None} if is_classifier else _class_probability(folder / "class_probability.parquet")),
+        "left_out": read_json(file) if (file := folder / LEFT_OUT_FILE).is_file() else None,
         **_curves(folder / "metrics.csv"),
         "heat_maps": {} if is_classifier else _heat_maps(folder / "figures"),
         "embedding_map": _data_uri(drawn)

@@ -34,6 +34,7 @@ from medclip_dcl.runs.saved import CONFIG_FILE, differing_settings, read_config,
 FIT_FILE = "fit.json"
 INITIAL_WEIGHTS_FILE = "initial_weights.json"
 CLASS_PROBABILITY_FILE = "class_probability.parquet"
+LEFT_OUT_FILE = "left_out.json"
 METRICS_FILE = "metrics.csv"
 UNTRAINED_CHECKPOINT = "untrained.ckpt"
 DATA_FILE = "data.json"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -15,6 +17,7 @@ from pytorch_lightning import Callback, LightningDataModule, Trainer
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data import by_length
 from medclip_dcl.data.image_text import ImageTextDataModule
+from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.inference.model import load
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.optimisation import (
@@ -30,9 +33,11 @@ from medclip_dcl.objectives import (
     ClassProbability,
     LanguageModelClassProbability,
     NegativeWeights,
+    RankedByText,
     contrastive_loss,
 )
 from medclip_dcl.training.class_probability import ClassProbabilityTable
+from medclip_dcl.training.left_out import LeftOutNegatives, left_out_negatives
 from tests.objectives.test_anchor_losses import Proud, Scaled
 from tests.small import LinearPatches, PatchRegions
 
@@ -288,7 +293,8 @@ def test_warns_when_the_warmup_never_ends(small_bert, data, tmp_path):
         fit.fit(build(small_bert, warmup_steps=50), data)
 
 
-def test_a_batch_in_parts_trains_like_a_whole(small_bert, small_set, tmp_path):
+@pytest.mark.parametrize("weights", [None, RankedByText(0.3)], ids=["plain", "ranked by text"])
+def test_a_batch_in_parts_trains_like_a_whole(weights, small_bert, embedded_set, tmp_path):
     encoded = []
     states = []
     for batch_size, contrastive_batch in ((12, None), (4, 12)):
@@ -298,14 +304,15 @@ def test_a_batch_in_parts_trains_like_a_whole(small_bert, small_set, tmp_path):
             BertSentences(str(small_bert), dim=16, dropout=0.0),
             LSENonLocal(dim=16),
         )
-        model = ImageTextModel(*parts, LanguageModelClassProbability(), learning_rate=1e-3, warmup_steps=0)
+        eta = LanguageModelClassProbability() if weights is None else None
+        model = ImageTextModel(*parts, eta, negative_weights=weights, learning_rate=1e-3, warmup_steps=0)
         seen: list[int] = []
         model.network.image_encoder.register_forward_pre_hook(
             lambda module, args, seen=seen: seen.append(len(args[0]))
         )
         fit = trainer(tmp_path, max_epochs=1, limit_val_batches=0, num_sanity_val_steps=0)
         sizes = {"batch_size": batch_size, "contrastive_batch": contrastive_batch}
-        fit.fit(model, data_of(small_set, sentences="all", views=2, **sizes))
+        fit.fit(model, data_of(embedded_set, sentences="all", views=2, **sizes))
         encoded.append(max(seen))
         states.append(model.state_dict())
     assert encoded == [24, 4]
@@ -392,3 +399,64 @@ def test_gradients_take_strides_where_nothing_moves():
     torch.testing.assert_close(found, gradient, atol=0, rtol=0)
     other = torch.rand(4, 3, 3, 3).to(memory_format=torch.channels_last)
     assert _with_strides(torch.zeros(4, 3, 3, 3).stride(), other) is other
+
+
+@pytest.mark.parametrize(("sentences", "k"), [("one", 0.35), ("all", 0.2)])
+def test_c_is_solved_over_training_anchors_and_kept(sentences, k, small_bert, embedded_set, tmp_path):
+    rule = RankedByText(0.4, k)
+    model = build(small_bert, class_probability=None, negative_weights=rule)
+    data = data_of(embedded_set, sentences=sentences, batch_size=8)
+    fit = trainer(
+        tmp_path, max_epochs=1, limit_val_batches=0, num_sanity_val_steps=0, callbacks=[LeftOutNegatives()]
+    )
+    fit.fit(model, data)
+    prepared = PreparedSet(embedded_set)
+    log_p = prepared.log_p().set_index("sentence_id")["log_p"]
+    reports = prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
+    reports = reports.merge(prepared.table("images").query("use == 'train'"), on="study_id")
+    shares = np.minimum(np.exp(float(rule.log_c) + k * log_p), 0.95)
+    of_reports = reports.assign(share=reports["sentence_id"].map(shares)).groupby("study_id")["share"]
+    assert (
+        of_reports.mean().mean() if sentences == "one" else of_reports.sum().sum() / of_reports.size().sum()
+    ) == (pytest.approx(0.4, abs=1e-4))
+    fit.save_checkpoint(tmp_path / "kept.ckpt")
+    restored = ImageTextModel.load_from_checkpoint(tmp_path / "kept.ckpt")
+    kept = restored.objective.negative_weights
+    assert isinstance(kept, RankedByText) and torch.equal(kept.log_c, rule.log_c)
+    found = json.loads((tmp_path / "left_out.json").read_text())
+    assert found["c"] == pytest.approx(math.exp(rule.log_c), abs=1e-4)
+    assert 0 < found["left_out"] < 1 and found["images"] == 24
+
+
+def test_what_is_left_out_is_the_loop(small_bert, embedded_set):
+    rule = RankedByText(0.4)
+    model = build(small_bert, class_probability=None, negative_weights=rule)
+    data = data_of(embedded_set, batch_size=8)
+    data.connect(model.requirements())
+    data.setup("fit")
+    found = left_out_negatives(rule, data)
+    prepared, draws = PreparedSet(embedded_set), np.random.default_rng(0)
+    images = prepared.table("images").query("use == 'train'").sort_values("dicom_id", ignore_index=True)
+    order = draws.permutation(24)[:1000].tolist()
+    said = (
+        prepared.table("reports").groupby("study_id")["sentence_id"].agg(lambda ids: list(dict.fromkeys(ids)))
+    )
+    sentences = [int(draws.choice(said[images["study_id"][place]])) for place in order]
+    class_of = prepared.table("classes").set_index("sentence_id")["class_id"]
+    classes = prepared.table("image_classes").groupby("dicom_id")["class_id"].agg(set)
+    log_p, ranking = prepared.log_p().set_index("sentence_id")["log_p"], prepared.ranking()
+    count = right = fitting = pairs = 0
+    for place, sentence in zip(order, sentences, strict=True):
+        share = min(math.exp(float(rule.log_c) + 0.35 * log_p[sentence]), 0.95)
+        least = np.interp(100 * (1 - share), np.arange(101), ranking.sentences[sentence, 6:].astype(float))
+        for other in order:
+            if other == place:
+                continue
+            report = ranking.study_id.tolist().index(images["study_id"][other])
+            score = ranking.sentences[sentence, :6].astype(float) @ ranking.reports[report].astype(float)
+            fits = class_of[sentence] in classes[images["dicom_id"][other]]
+            pairs, fitting, count = pairs + 1, fitting + fits, count + (score > least)
+            right += fits and score > least
+    expected = {"left_out": count / pairs, "false_negatives": fitting / pairs}
+    expected |= {"precision": right / count, "recall": right / fitting}
+    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-4)

@@ -29,7 +29,7 @@ from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageM
 from medclip_dcl.models.seeded_batches import seed_of_batch
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
-from medclip_dcl.objectives import IndividualTemperatures, ResampleByTextSimilarity
+from medclip_dcl.objectives import IndividualTemperatures, RankedByText, ResampleByTextSimilarity
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.loggers import MetricsFile
 from medclip_dcl.runs.run_folder import RunFolder
@@ -90,6 +90,10 @@ CASES = {
     "plain": Case(),
     "accumulating_unevenly": Case(data={"num_workers": 2}, trainer={"accumulate_grad_batches": 4}),
     "gradient_cache": Case(data={"contrastive_batch": 8}, trainer={"accumulate_grad_batches": 2}),
+    "ranked_by_text": Case({"negative_weights": RankedByText(), "image_to_text": 0.3}),
+    "ranked_at_random": Case(
+        {"negative_weights": RankedByText(0.3, k=0.0, random_seed=1)}, {"sentences": "all"}
+    ),
     "all_options": Case(
         {
             "masked_language_weight": 0.5,

@@ -27,6 +27,7 @@ from medclip_dcl.objectives import (
     KnownClassProbability,
     LanguageModelClassProbability,
     NearTexts,
+    RankedByText,
     RemoveByLabel,
     RemoveByTextSimilarity,
     ResampleByTextSimilarity,
@@ -61,6 +62,19 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "resample_text": {"negative_weights": ResampleByTextSimilarity()},
     "hard_negatives": {"negative_weights": HardNegatives(), "class_probability": LM},
     "unbiased": {"negative_weights": TrueNegatives()},
+    "ranked_by_text": {"negative_weights": RankedByText(None, k=0.1, c=0.9), "image_to_text": 0.3},
+    "ranked_by_text_near": {
+        "negative_weights": RankedByText(None, k=0.1, c=0.9),
+        "same_text": "ignore",
+        "near_texts": NearTexts(0.3),
+        "views": 2,
+    },
+    "ranked_at_random": {
+        "negative_weights": RankedByText(None, k=0.0, c=0.4, random_seed=1),
+        "image_to_text": 0.3,
+        "same_text": "positive",
+        "encode_at_once": 1,
+    },
     "symmetric": {"image_to_text": 0.5, "class_probability": LM},
     "symmetric_remove_chex5": {"image_to_text": 0.5, "negative_weights": RemoveByLabel()},
     "symmetric_resample_text": {"image_to_text": 0.3, "negative_weights": ResampleByTextSimilarity(draws=3)},
@@ -159,6 +173,7 @@ def batch(name: str) -> dict[str, Any]:
     images, sentences, views = sum(IMAGES), sum(SENTENCES), OBJECTIVES[name].get("views", 1)
     labels = torch.randint(11, (sentences, 6), generator=generator)
     labels[torch.rand(sentences, 6, generator=generator, dtype=torch.float64) < 0.6] = -100
+    ranking = torch.randn(sentences, 7, generator=torch.Generator().manual_seed(6), dtype=torch.float64)
     whole: dict[str, Any] = {
         "images": torch.rand(images * views, 3, 12, 8, generator=generator, dtype=torch.float64),
         "view_of": torch.arange(images).repeat(views),
@@ -173,11 +188,15 @@ def batch(name: str) -> dict[str, Any]:
             "rho": torch.rand(sentences, generator=generator, dtype=torch.float64),
             "class_id": torch.randint(6, (sentences,), generator=generator),
             "sentence_embedding": torch.randn(sentences, 7, generator=texts, dtype=torch.float64),
+            "sentence_id": torch.tensor([7, 3, 5, 5, 3, 9, 8, 7, 2]),
+            "sentence_ranking": torch.cat([ranking, ranking.new_zeros(sentences, 101)], dim=1),
         },
         "candidate": {
             "labels": torch.randint(-1, 2, (images, 14), generator=generator).double(),
             "text_embedding": torch.randn(images, 7, generator=generator, dtype=torch.float64),
             "image_classes": torch.randint(2, (images, 6), generator=generator).to(torch.uint8),
+            "report_ranking": torch.randn(images, 7, generator=texts, dtype=torch.float64),
+            "study_id": torch.tensor([50, 51, 52, 50, 53]),
         },
     }
     if "encode_at_once" in OBJECTIVES[name]:

@@ -11,6 +11,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.objectives import (
     HardNegatives,
+    RankedByText,
     RemoveByLabel,
     RemoveByTextSimilarity,
     ResampleByTextSimilarity,
@@ -232,3 +233,108 @@ def test_uniform_is_the_loop():
             for word in (11, 2, *key, draw):
                 state = splitmix64((state + word) & MASK)
             assert found[row, draw].item() == (state >> 11) / 2**53
+
+
+def ranked_fields(anchors, candidates, dim=6):
+    """Log p, sentences with the quantiles of their scores over 37 reports, candidates; sentence 0 has no known term."""
+    sentences = torch.randn(anchors, dim, dtype=torch.float64)
+    sentences[0] = 0
+    shares = torch.linspace(0, 1, 101, dtype=torch.float64)
+    quantiles = (sentences @ torch.randn(dim, 37, dtype=torch.float64)).quantile(shares, dim=1).T
+    return {
+        "log_p": -8 * torch.rand(anchors, dtype=torch.float64),
+        "sentence_ranking": torch.cat([sentences, quantiles], dim=1),
+        "report_ranking": torch.randn(candidates, dim, dtype=torch.float64),
+    }
+
+
+@pytest.mark.parametrize("anchors, candidates", [(3, 5), (7, 4), (5, 23)])
+def test_ranked_by_text_is_the_loop(anchors, candidates):
+    fields, own = ranked_fields(anchors, candidates), positives(anchors, candidates)
+    found = RankedByText(mean_share=None, k=0.2, c=1.5)(own, **fields)
+    for a in range(anchors):
+        share = min(1.5 * math.exp(0.2 * fields["log_p"][a].item()), 0.95)
+        vector, quantiles = fields["sentence_ranking"][a, :6], fields["sentence_ranking"][a, 6:]
+        place = 100 * (1 - share)
+        below = min(int(place), 99)
+        least = quantiles[below] + (place - below) * (quantiles[below + 1] - quantiles[below])
+        kept = [
+            c != int(own[a]) and float(vector @ fields["report_ranking"][c]) <= float(least)
+            for c in range(candidates)
+        ]
+        # N is kept; an anchor with nothing left has weights 0.
+        expected = [(candidates - 1) / max(sum(kept), 1) * bool(is_kept) for is_kept in kept]
+        assert found[a].tolist() == pytest.approx(expected)
+    assert found[0].count_nonzero() == candidates - 1
+
+
+def test_no_negative_left_costs_nothing():
+    fields = ranked_fields(2, 6)
+    fields["report_ranking"] = fields["sentence_ranking"][1:, :6] * torch.arange(1.0, 7)[:, None] * 9
+    rule = RankedByText(mean_share=None, k=0.0, c=0.95)
+    weights = rule(torch.tensor([2, 3]), **fields)
+    assert weights[1].count_nonzero() == 0 and weights[0].count_nonzero() == 5
+    loss = contrastive_loss(torch.randn(2, 6), torch.tensor([2, 3]), weights=weights, reduction="none")
+    assert loss[1].item() == 0.0 and loss[0].item() > 0
+    raw = rule.pair_weights(fields, fields, None)
+    is_negative = torch.arange(6) != torch.tensor([[2], [3]])
+    figures = {name: value.item() for name, value in rule.figures(raw, is_negative, fields).items()}
+    assert figures == pytest.approx({"share": 0.95, "left_out": 0.5, "unranked": 0.5, "nothing_left": 0.5})
+
+
+@pytest.mark.parametrize("mean_share, k", [(0.5, 0.35), (0.9, 0.1), (0.02, 1.0), (0.3, 0.0)])
+def test_c_gives_the_mean_share_over_anchors(mean_share, k):
+    anchors, log_p = torch.rand(101) * 9, -60 * torch.rand(101)
+    rule = RankedByText(mean_share, k)
+    assert "c " in rule.prepare(anchors, {"log_p": log_p})
+    share = rule.share({"log_p": log_p})
+    assert (share * anchors).sum() / anchors.sum() == pytest.approx(
+        mean_share, abs=1e-5
+    ) and share.max() <= 0.9501
+    # The checkpoint keeps c, and another training takes it as given.
+    restored = RankedByText(mean_share, k)
+    restored.load_state_dict(rule.state_dict())
+    given = RankedByText(None, k, c=math.exp(rule.log_c))
+    assert torch.equal(restored.share({"log_p": log_p}), share)
+    assert given.share({"log_p": log_p}) == pytest.approx(share, rel=1e-5)
+
+
+def test_an_unscored_sentence_keeps_its_negatives():
+    fields = ranked_fields(4, 9)
+    fields["log_p"][2] = math.nan
+    weights = RankedByText(None, c=0.9)(
+        torch.arange(4), **{**fields, "report_ranking": fields["report_ranking"] / 99}
+    )
+    assert weights[2].count_nonzero() == 8
+    with pytest.raises(UserError, match="log_p: expected a number for each sentence of the training reports"):
+        RankedByText().prepare(torch.ones(4), fields)
+    with pytest.warns(UserWarning, match="1 of 4 sampled anchors have no known term"):
+        RankedByText().check_sentences(fields)
+
+
+def test_a_random_ranking_is_drawn_by_pair_and_step():
+    fields = {
+        "sentence_id": torch.tensor([8, 9, 8]),
+        "study_id": torch.randint(10**8, (4000,)),
+        "log_p": torch.zeros(3),
+    }
+    rule = RankedByText(None, c=0.3, random_seed=3)
+    own = torch.tensor([5, 6, 7])
+    first = rule(own, step=1, **fields) == 0
+    others = (torch.arange(4000) > 7).expand(3, -1)
+    assert first[:, 8:].float().mean(1).tolist() == pytest.approx([0.3] * 3, abs=0.03)
+    # The same sentence and study give the same draw, whatever stands beside them.
+    assert torch.equal(first[0][others[0]], first[2][others[2]]) and not torch.equal(first[0], first[1])
+    alone = rule(
+        own[:1],
+        step=1,
+        sentence_id=torch.tensor([8]),
+        study_id=fields["study_id"][2000:],
+        log_p=torch.zeros(1),
+    )
+    assert torch.equal(alone[0, 8:] == 0, first[0, 2008:])
+    for changed in (
+        rule(own, step=2, **fields),
+        RankedByText(None, c=0.3, random_seed=4)(own, step=1, **fields),
+    ):
+        assert not torch.equal(changed == 0, first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from medclip_dcl.objectives import (
     LanguageModelClassProbability,
     NearTexts,
     NegativeWeights,
+    RankedByText,
     RemoveByLabel,
     RemoveByTextSimilarity,
     ResampleByTextSimilarity,
@@ -64,6 +66,15 @@ def test_a_part_without_a_constructor_has_no_arguments():
         (ResampleByTextSimilarity, {"draws": 0}, ["draws of at least 1", "0"]),
         (ResampleByTextSimilarity, {"seed": -1}, ["seed of at least 0", "-1"]),
         (HardNegatives, {"beta": -1.0}, ["beta", "-1.0"]),
+        (RankedByText, {"mean_share": 0.0}, ["mean_share", "(0, 0.9]", "0.0"]),
+        (RankedByText, {"mean_share": 0.91}, ["mean_share", "(0, 0.9]", "0.91"]),
+        (RankedByText, {"c": 2.0}, ["mean_share or c", "0.5 and 2.0"]),
+        (RankedByText, {"mean_share": None, "c": 0.0}, ["c above 0", "0.0"]),
+        (RankedByText, {"k": -1.0}, ["k of at least 0", "-1.0"]),
+        (partial(RankedByText(None, k=0.0, c=0.93).prepare, torch.ones(3), {}), {}, ["0.93", "0.930", "more than 0.9"]),
+        (InBatchObjective, {"negative_weights": RankedByText(), "class_probability": ConstantClassProbability(0.1)},
+         ["model.class_probability: expected null beside RankedByText", "twice"]),
+        (InBatchObjective, {"negative_weights": RankedByText(), "loss": SoftTargets()}, ["SoftTargets does not"]),
         (NearTexts, {"threshold": math.nan}, ["near_texts.threshold", "nan"]),
         (SoftTargets, {"temperature": 0.0}, ["loss.temperature", "0.0"]),
         (SigmoidLoss, {"bias": math.nan}, ["loss.bias", "nan"]),
