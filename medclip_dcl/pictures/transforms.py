@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Float32, UInt8
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
+from torch.utils.data import default_collate
 
 
 class GreyCrop(NamedTuple):
@@ -39,7 +40,7 @@ def load_grey(encoded: bytes, size: int) -> UInt8[np.ndarray, "height width"]:
         # If a side was odd, the last decoded pixel is half empty.
         box = None if drafted is None else drafted[1]
         grey = grey.resize(target, Image.Resampling.BICUBIC, box)
-    return np.asarray(grey)
+    return np.array(grey)
 
 
 def scaled(image: Image.Image, size: int) -> Image.Image:
@@ -55,11 +56,9 @@ def _scaled_size(image: Image.Image, size: int) -> tuple[int, int]:
 
 def batch_of(crops: Sequence[GreyCrop]) -> dict[str, Tensor]:
     """Entries of a batch: images, uint8 (image, 1, height, width), and image_scale, float32 (image, 3)."""
-    images, scale = zip(*crops, strict=True)
-    return {
-        "images": torch.from_numpy(np.stack(images)[:, None]),
-        "image_scale": torch.from_numpy(np.stack(scale)),
-    }
+    # In a loader process this stacks in the memory that it shares; writable arrays are not copied before.
+    images, scale = default_collate(list(crops))
+    return {"images": images[:, None], "image_scale": scale}
 
 
 def to_input(
