@@ -21,20 +21,19 @@ import pyarrow as pa
 
 from data_prep.command import progress
 from data_prep.options import Shard
-from data_prep.sources.preparation import UNFINISHED, one_process_in
+from data_prep.sources.preparation import one_process_in
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import (
     digest,
     digest_of_file,
+    new_folder,
     replacing,
     sync_folder,
     write_bytes,
-    write_json,
 )
 from medclip_dcl.data.identity import IMAGE_FILES
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.shards import COLUMNS, FOLDER, HEADER, INDEX, ShardIndex, member, shard_file
-from medclip_dcl.runs.saved import read_json
 
 SHARD_BYTES = 1_000_000_000
 """A shard ends with the image that reaches this size."""
@@ -44,20 +43,23 @@ _THREADS, _AT_ONCE = 16, 256
 def run(options: Shard) -> None:
     """Move the images of a set, or of a copy at --output, or say that there is nothing to do."""
     prepared = PreparedSet(options.data)
-    target = options.data if options.output is None else options.output
-    with one_process_in(target):
-        is_copy = target.resolve() != options.data.resolve()
-        if is_copy:
-            _begin_copy(prepared, target)
+    if prepared.table(IMAGE_FILES).empty:
+        raise PreparedDataError(f"{options.data} has no images")
+
+    def move(target: Path) -> None:
         if options.undo:
             to_files(prepared, target)
         else:
             to_shards(prepared, target, options.texts, options.keep_files)
-        if is_copy:
-            shutil.copyfile(options.data / "dataset.json", target / "dataset.json")
-            (target / UNFINISHED).unlink(missing_ok=True)
-        if options.undo:
-            os.utime(target / "dataset.json")  # all images were compared after it was written
+
+    if options.output is None:
+        with one_process_in(options.data):
+            move(options.data)
+        return
+    with new_folder(options.output, "--output") as target:
+        skipped = shutil.ignore_patterns("images", FOLDER, INDEX, ".lock", ".*.tmp")
+        shutil.copytree(options.data, target, ignore=skipped, dirs_exist_ok=True)
+        move(target)
 
 
 def to_shards(prepared: PreparedSet, target: Path, texts: bool, keep_files: bool = False) -> None:
@@ -68,25 +70,23 @@ def to_shards(prepared: PreparedSet, target: Path, texts: bool, keep_files: bool
         keep_files: leave the files.
     """
     files, index = prepared.table(IMAGE_FILES), ShardIndex.read(target)
-    if files.empty:
-        raise PreparedDataError(f"{prepared.folder} has no images")
     if index is not None and index.texts != texts:
         raise UserError(
             f"--texts: the shards of {target} were made {'with' if index.texts else 'without'} it; first go back to "
             f"files: medclip-dcl shard {target} --undo"
         )
     if index is not None and (keep_files or not (target / "images").is_dir()):
-        print(f"{target}: {len(files):,} images are in {_shards(len(index.shards))}: nothing to do")
+        print(f"{target}: the images are in shards: nothing to do")
         return
     reports = _reports(prepared) if texts else {}
-    sizes = np.array(
-        [_in_tar(size) + _in_tar(len(reports.get(row, b""))) for row, size in enumerate(files["bytes"])]
-    )
+    # A header, and what fills the last block, of image and report.
+    sizes = np.array([size + len(reports.get(row, b"")) for row, size in enumerate(files["bytes"])])
+    sizes += 2 * HEADER * (1 + texts)
     by_size = np.unique((sizes.cumsum() - sizes) // SHARD_BYTES, return_inverse=True)[1]
     shard_of = by_size if index is None else index.rows["shard"].to_numpy()
     tars = [shard_file(target, shard) for shard in range(int(shard_of.max()) + 1)]
     there = sum(tar.stat().st_size for tar in tars if tar.is_file())
-    _require_room(target, int(sizes.sum()) - there, f"{_shards(len(tars))} beside the files")
+    _require_room(target, int(sizes.sum()) - there)
     places, shards = [], []
     for shard, tar in enumerate(progress(tars, len(tars), "shards", "shards")):
         rows = np.flatnonzero(shard_of == shard)
@@ -111,9 +111,8 @@ def to_shards(prepared: PreparedSet, target: Path, texts: bool, keep_files: bool
         for folder, _, _ in os.walk(target / "images", topdown=False):
             with suppress(OSError):  # other files are in it
                 os.rmdir(folder)
-    of_texts = ", with the sentences of their reports" if texts else ""
     still = "; files stay in images/" if (target / "images").is_dir() else ""
-    print(f"{target}: {len(files):,} images in {_shards(len(tars))}{of_texts}; all digests are equal{still}")
+    print(f"{len(files):,} images in shards, {len(tars):,} in number; all digests are equal{still}")
 
 
 def to_files(prepared: PreparedSet, target: Path) -> None:
@@ -126,7 +125,7 @@ def to_files(prepared: PreparedSet, target: Path) -> None:
         return rows[(files["digest"].iloc[rows] != found).to_numpy()]
 
     left = others(np.arange(len(files)))
-    _require_room(target, int(files["bytes"].iloc[left].sum()), "files beside the shards")
+    _require_room(target, int(files["bytes"].iloc[left].sum()))
     contents = progress(_contents(prepared, files, left), len(left), "images", "images")
     for path, content in zip(files["path"].iloc[left], contents, strict=True):
         write_bytes(content, images / path, durable=False)
@@ -136,22 +135,8 @@ def to_files(prepared: PreparedSet, target: Path) -> None:
     (target / INDEX).unlink(missing_ok=True)
     sync_folder(target)
     shutil.rmtree(target / FOLDER, ignore_errors=True)
-    print(f"{target}: {len(files):,} images in files, all digests are equal; it has no shards")
-
-
-def _begin_copy(prepared: PreparedSet, target: Path) -> None:
-    """Copy all of a set but its images, and dataset.json, which comes last."""
-    about = {"copy_of": str(prepared.folder.resolve()), "fingerprint": prepared.fingerprint}
-    marker, is_new = target / UNFINISHED, all(entry.name.startswith(".") for entry in target.iterdir())
-    if (target / "dataset.json").is_file():
-        is_new = PreparedSet(target).fingerprint == prepared.fingerprint
-    if not is_new and not (marker.is_file() and read_json(marker, f"delete {target}") == about):
-        raise UserError(
-            f"--output {target}: expected a new folder, or a copy of {prepared.folder}, found another"
-        )
-    write_json(about, marker)
-    skipped = shutil.ignore_patterns("images", FOLDER, INDEX, "dataset.json", UNFINISHED, ".lock", ".*.tmp")
-    shutil.copytree(prepared.folder, target, ignore=skipped, dirs_exist_ok=True)
+    os.utime(target / "dataset.json")  # all images were compared after it was written
+    print(f"{len(files):,} images in files; all digests are equal")
 
 
 def _contents(prepared: PreparedSet, files: pd.DataFrame, rows: np.ndarray) -> Iterator[bytes]:
@@ -213,19 +198,10 @@ def _places(
     return places if found == sorted(expected) else None
 
 
-def _shards(count: int) -> str:
-    return f"{count:,} shard{'s' * (count != 1)}"
-
-
-def _in_tar(size: int) -> int:
-    """Bytes of a member of this size, with its header; 0 for none."""
-    return (HEADER + -(-size // HEADER) * HEADER) if size else 0
-
-
-def _require_room(target: Path, needed: int, what: str) -> None:
+def _require_room(target: Path, needed: int) -> None:
     """Say how much of the disk is needed and free, and refuse where that is not enough."""
     free = shutil.disk_usage(target).free
-    room = f"{target}: {what}: {max(0, needed) / 1e9:,.2f} GB more are needed, {free / 1e9:,.2f} GB are free"
+    room = f"{max(0, needed) / 1e9:,.2f} GB more are needed, {free / 1e9:,.2f} GB are free"
     if needed > free:
-        raise UserError(f"{room}; free some, or give --output on another disk")
-    print(room)
+        raise UserError(f"{target}: files and shards: {room}; free some, or give --output on another disk")
+    print(f"files and shards beside each other: {room}")

@@ -190,12 +190,12 @@ def of_another_set(folder: Path) -> None:
     [
         (
             cut,
-            r"00001\.tar: expected 30,720 bytes .* found 20,480 bytes; its 12 images \(files/.*\.jpg to .*\.jpg\)",
+            r"00001\.tar: expected 30,720 bytes .* found 20,480 bytes; its \d+ images \(files/.*\.jpg to .*\.jpg\)",
         ),
-        (exchange, r"00001\.tar: expected .* found another content of this size; its 12 images \(files/"),
+        (exchange, r"00001\.tar: expected .* found another content of this size; its \d+ images \(files/"),
         (
             lambda folder: shards.shard_file(folder, 1).unlink(),
-            r"00001\.tar: .* found no file; its 12 images",
+            r"00001\.tar: .* found no file; its \d+ images",
         ),
         (
             of_another_set,
@@ -302,7 +302,7 @@ def test_kept_files_are_removed_by_a_later_run(small_set, files, capsys):
     main([str(files)])
     assert not (files / "images").exists() and {tar: tar.stat().st_mtime_ns for tar in tars} == tars
     main([str(files)])
-    assert "42 images are in 4 shards: nothing to do" in capsys.readouterr().out
+    assert "the images are in shards: nothing to do" in capsys.readouterr().out
 
 
 def test_a_changed_image_is_refused_and_nothing_lost(files, small_set):
@@ -324,9 +324,7 @@ def test_a_changed_image_is_refused_and_nothing_lost(files, small_set):
 def test_too_little_room_is_refused(files, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(50_000))
-    with pytest.raises(
-        UserError, match=r"4 shards beside the files: 0\.00 GB more are needed, 0\.00 GB are free; free"
-    ):
+    with pytest.raises(UserError, match="files and shards: 0.00 GB more are needed, 0.00 GB are free; free"):
         main([str(files)])
     assert not (files / "shards").exists()
 
@@ -336,13 +334,10 @@ def test_a_read_only_set_is_copied(small_set, files, tmp_path):
     main([str(files), "--output", str(output)])
     assert content(files) == before and images_of(output) == images_of(small_set)
     assert PreparedSet(output).fingerprint == PreparedSet(files).fingerprint
-    main([str(files), "--output", str(output)])
+    with pytest.raises(UserError, match=f"--output: {output} is there already"):
+        main([str(files), "--output", str(output)])
     main([str(output), "--undo", "--output", str(tmp_path / "files")])
-    assert {name for name in differing(content(tmp_path / "files"), before)} == {".lock"}
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full/a.txt").write_text("a")
-    with pytest.raises(UserError, match="--output .*full: expected a new folder, or a copy of"):
-        main([str(files), "--output", str(tmp_path / "full")])
+    assert differing(content(tmp_path / "files"), before) == []
 
 
 @pytest.mark.parametrize(
