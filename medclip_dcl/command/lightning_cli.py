@@ -53,6 +53,7 @@ from medclip_dcl.runs.checkpoint_files import ResumeError
 from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
 from medclip_dcl.runs.run_folder import (
     FIT_FILE,
+    STEPS,
     UNTRAINED_CHECKPOINT,
     RunFolder,
     RunFolderError,
@@ -69,6 +70,7 @@ from medclip_dcl.training.best_checkpoint import BestCheckpoint, check_callbacks
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from medclip_dcl.training.finite import FiniteCheck
 from medclip_dcl.training.image_sizes import fill_image_sizes, other_images, trained_images
+from medclip_dcl.training.kept_steps import KeptSteps
 from medclip_dcl.training.last_checkpoint import (
     AtomicCheckpointIO,
     LastCheckpoint,
@@ -129,6 +131,8 @@ class RunOptions:
         ema_decay: Evaluate and keep an average of the weights that decays by this factor a step; null: none.
         share_patient_data: Let loggers that use a network have images and texts of patients.
         checkpoint_minutes: Minutes of training that a kill may cost; last.ckpt is also written at each epoch's end.
+        kept_steps: Optimiser steps after each of which `fit` validates and keeps the weights (checkpoints/step_N.ckpt);
+            `test` evaluates them in steps/N, beside results.json of the best checkpoint. null: none.
         untrained: Keep the weights before the first step, and let `test` evaluate them beside the trained ones.
         prompts: YAML file of finding: [negative, positive], or a packaged one by its name, public or chexpert14; for
             ZeroShotClassification and Localisation.
@@ -140,6 +144,7 @@ class RunOptions:
     ema_decay: float | None = None
     share_patient_data: bool = False
     checkpoint_minutes: float = 15.0
+    kept_steps: list[int] | None = None
     untrained: bool = True
     prompts: Mapping[str, tuple[str | list[str], str | list[str]]] | str | None = None
     ensemble: Literal["scores", "embeddings"] | None = None
@@ -220,6 +225,8 @@ class MedclipCLI(LightningCLI):
                     "a run, --model.init_args.init_from starts from its weights"
                 )
             complete_selection(config.checkpoint)
+            if config.kept_steps:  # at the end of an epoch a score could be that of earlier weights
+                config.checkpoint.save_on_train_epoch_end = False
             if self.prepared is not None:
                 self._fill_image_sizes(config)
             if not config.trainer.fast_dev_run:
@@ -229,6 +236,7 @@ class MedclipCLI(LightningCLI):
                 raise RunFolderError(
                     f"{self.run.folder} holds no checkpoints; train first, or give --ckpt_path MODEL"
                 )
+            self.tests_steps = config.ckpt_path is None
             config.ckpt_path = str(find_model(config.ckpt_path or self.run.folder, "--ckpt_path").path)
         if self.subcommand in ("test", "predict"):
             config.trainer.default_root_dir = str(self._folder_of_results(config))
@@ -379,6 +387,7 @@ class MedclipCLI(LightningCLI):
             self.predictions,
             self.record,
             self.results,
+            KeptSteps(self.run.checkpoints, options.kept_steps or ()),
             FiniteCheck(),
             LastEpoch(),
             TimeLeft(),
@@ -435,7 +444,9 @@ class MedclipCLI(LightningCLI):
         rank_zero_info(f"next: {next_command(self.run.folder)}")
 
     def test(self, model: LightningModule, **kwargs: Any) -> None:
-        """Evaluate the checkpoint, and the untrained network unless its results are there already."""
+        """Evaluate kept steps, the checkpoint, and the untrained network unless its results are there already."""
+        if self.tests_steps:
+            self._test_kept_steps(model, kwargs)
         self.results.file_name = RESULTS_FILE
         self.trainer.test(model, **kwargs)
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -454,6 +465,17 @@ class MedclipCLI(LightningCLI):
             self.trainer.test(model, **{**kwargs, "verbose": False, "ckpt_path": str(untrained)})
         if self.results.folder is not None:  # something was evaluated
             rank_zero_info(f"results: {results}")
+
+    def _test_kept_steps(self, model: LightningModule, kwargs: dict[str, Any]) -> None:
+        """Evaluate the weights kept at chosen steps; results.json, which is written last, says that all are there."""
+        folder, loggers = self.trainer.default_root_dir, self.trainer.loggers
+        self.trainer.loggers, self.results.figures = [], False
+        for step, file in self.run.kept_steps().items():
+            rank_zero_info(f"evaluating step {step}")
+            self.trainer._default_root_dir = os.path.join(folder, STEPS, str(step))  # type: ignore[attr-defined]
+            self.trainer.test(model, **{**kwargs, "verbose": False, "ckpt_path": str(file)})
+        self.trainer._default_root_dir = folder  # type: ignore[attr-defined]
+        self.trainer.loggers, self.results.figures = loggers, True
 
     def predict(self, model: LightningModule, **kwargs: Any) -> None:
         """Predict; PredictionWriter writes to disk, whereas Lightning would keep all features in memory."""

@@ -57,9 +57,7 @@ class SentenceClassification(EvaluationCallback):
         images = pd.Index(of_stage["dicom_id"].unique()).difference(list(tables.tuning))
         if self._given is None:
             self._sentences = tables.sentence_classes.rename(columns={"class_id": "class"})
-            true = tables.image_classes
-            labels = pd.crosstab(true["dicom_id"], true["class_id"]).clip(upper=1)
-            labels = labels.reindex(index=images, columns=self._sentences["class"].unique(), fill_value=0)
+            labels = _is_true(tables.image_classes, images, pd.Index(self._sentences["class"].unique()))
         else:
             self._sentences = self._given
             self._require_labelled(tables.labelled)
@@ -161,6 +159,15 @@ class SentenceClassification(EvaluationCallback):
                 f" and false of {self.min_cases} (min_cases)"
             ]
         return []
+
+
+def _is_true(image_classes: pd.DataFrame, images: pd.Index, classes: pd.Index) -> pd.DataFrame:
+    """1 where a class (column) is true of an image, else 0."""
+    of_images = image_classes[image_classes["dicom_id"].isin(images)]
+    labels = np.zeros((len(images), len(classes)), dtype=np.int64)
+    column = classes.get_indexer(pd.Index(of_images["class_id"]))
+    labels[images.get_indexer(pd.Index(of_images["dicom_id"]))[column >= 0], column[column >= 0]] = 1
+    return pd.DataFrame(labels, index=images, columns=classes)
 
 
 def _read_sentences(file: Path) -> pd.DataFrame:

@@ -18,7 +18,7 @@ from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import read_model, with_adapters_merged
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
 from medclip_dcl.models.gradient_cache import in_parts
-from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
+from medclip_dcl.models.optimisation import Schedule, adamw_warmup_cosine, parameter_groups
 from medclip_dcl.models.trained_model import Batch, ImageModel, described_part
 from medclip_dcl.networks.adapters import LoRA, add_adapters, check_adaptable, has_adapters, merge_adapters
 from medclip_dcl.networks.described import Encoded
@@ -32,7 +32,7 @@ from medclip_dcl.objectives.in_batch import InBatchObjective
 
 _OPTIONS = (
     *("masked_language_weight", "learning_rate", "weight_decay", "warmup_steps"),
-    *("text_learning_rate", "beta2", "frozen"),
+    *("text_learning_rate", "beta2", "frozen", "schedule"),
 )
 """Arguments that a checkpoint keeps beside the objective's."""
 # Parts of the objective that may be null.
@@ -54,7 +54,9 @@ class ImageTextModel(ImageModel):
         negative_weights: rule that removes, reweights or resamples negatives; null for none.
         learning_rate: of AdamW after the warm-up (SSD: 1e-5).
         weight_decay: on weight matrices only, not on biases, norms and gamma (0.01: choice, not from the paper).
-        warmup_steps: optimiser steps of linear warm-up; cosine decay to 0 follows (SSD: 2,000).
+        warmup_steps: optimiser steps of linear warm-up (SSD: 2,000).
+        schedule: after the warm-up; "cosine" decays the rate to 0 at the last step, "constant" keeps it, so that the
+            weights at a step (`kept_steps`) are those of a training of that length.
         text_learning_rate: of the text encoder's transformer; null for `learning_rate`, as in SSD. At the high rates
             that small networks from scratch need, it collapses (all sentences alike): give it a lower one.
         beta2: of AdamW, in [0, 1) (0.999: AdamW's own).
@@ -113,6 +115,7 @@ class ImageTextModel(ImageModel):
         frozen: bool = False,
         compile: bool = False,
         lora: LoRA | None = None,
+        schedule: Schedule = "cosine",
     ) -> None:
         super().__init__()
         check_options(
@@ -156,6 +159,7 @@ class ImageTextModel(ImageModel):
             )
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.text_learning_rate, self.beta2 = text_learning_rate, beta2
+        self.schedule: Schedule = schedule
         self.masked_language_weight = masked_language_weight
         self.frozen, self.is_compiled, self.lora = frozen, compile, lora
         for part in self.frozen_parts():
@@ -382,7 +386,9 @@ class ImageTextModel(ImageModel):
             *parameter_groups(transformer, self.weight_decay, rate, None if rate is None else "text"),
             *parameter_groups([p for p in every if id(p) not in own], self.weight_decay),
         ]
-        return adamw_warmup_cosine(groups, self.learning_rate, self.warmup_steps, total, self.beta2)
+        return adamw_warmup_cosine(
+            groups, self.learning_rate, self.warmup_steps, total, self.beta2, self.schedule
+        )
 
     def description(self) -> dict[str, Any]:
         lora = {} if self.lora is None else {"lora": asdict(self.lora)}

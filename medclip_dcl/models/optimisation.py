@@ -1,11 +1,11 @@
-"""Optimiser of every model: AdamW, linear warm-up, cosine decay."""
+"""Optimiser of every model: AdamW, linear warm-up, then a cosine decay or a constant rate."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from medclip_dcl.common.errors import UserError
 
+Schedule: TypeAlias = Literal["cosine", "constant"]
+
 
 def adamw_warmup_cosine(
     groups: list[dict[str, Any]],
@@ -21,17 +23,17 @@ def adamw_warmup_cosine(
     warmup_steps: int,
     total_steps: int | float,
     beta2: float = 0.999,
+    schedule: Schedule = "cosine",
 ) -> dict[str, Any]:
     """For `configure_optimizers`: AdamW whose rates follow `warmup_cosine` by optimiser step.
 
     A group of `parameter_groups` with an "lr" keeps it instead of `learning_rate`; one with a "first_step" has rate 0
-    before it, and its own warm-up and decay to the same end from there.
+    before it, and its own warm-up and decay to the same end from there. A constant schedule has the warm-up alone.
     """
-    if math.isinf(total_steps):
+    if math.isinf(total_steps) and schedule == "cosine":
         raise UserError(
             "trainer.max_epochs -1: the learning rate decays to the last step; set trainer.max_steps, too"
         )
-    total_steps = int(total_steps)
     optimizer = AdamW(groups, lr=learning_rate, betas=(0.9, beta2))
     firsts = [group.get("first_step", 0) for group in groups]
     for name, steps, result in (
@@ -40,19 +42,20 @@ def adamw_warmup_cosine(
     ):
         if steps >= total_steps:
             warnings.warn(
-                f"model.{name} {steps} is not less than the run's {total_steps} optimiser steps: {result}",
+                f"model.{name} {steps} is not less than the run's {int(total_steps)} optimiser steps: {result}",
                 stacklevel=2,
             )
-    schedule = LambdaLR(optimizer, [_factor_from(first, warmup_steps, total_steps) for first in firsts])
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+    end = math.inf if schedule == "constant" else int(total_steps)
+    scheduler = LambdaLR(optimizer, [_factor_from(first, warmup_steps, end) for first in firsts])
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-def _factor_from(first: int, warmup: int, total: int) -> Callable[[int], float]:
+def _factor_from(first: int, warmup: int, total: float) -> Callable[[int], float]:
     return lambda step: 0.0 if step < first else warmup_cosine(step - first, warmup, total - first)
 
 
-def warmup_cosine(step: int, warmup: int, total: int) -> float:
-    """Factor of the learning rate at an optimiser step: linear warm-up to 1, then half a cosine to 0."""
+def warmup_cosine(step: int, warmup: int, total: float) -> float:
+    """Factor of the learning rate at an optimiser step: linear warm-up to 1, then half a cosine to 0 at `total`."""
     if step < warmup:
         return (step + 1) / (warmup + 1)
     progress = (step - warmup) / max(1, total - warmup)

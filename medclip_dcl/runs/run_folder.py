@@ -44,6 +44,8 @@ IMAGES_FILE = "data_images.parquet"
 """Names of the sets of the training, and its images: `medclip_dcl.data.lineage`."""
 TESTS = "tests"
 """Folder in a run folder for results that are not those of its own network on its own set."""
+STEPS = "steps"
+"""Folder in the folder of results for those of the weights that were kept at chosen steps, each in one named N."""
 PART = f"{TESTS}/limited"
 """Folder in the folder of complete results for those of a test or a prediction of some batches."""
 LOCK_FILE = "training.lock"
@@ -56,6 +58,11 @@ _OF_THE_END = ("results.json", "predictions", "figures", "report.html", "calibra
 """Measured or drawn at the end of training."""
 
 
+def step_checkpoint(step: int) -> str:
+    """File in checkpoints/ of the weights kept at an optimiser step."""
+    return f"step_{step}.ckpt"
+
+
 class RunFolderError(UserError):
     """The run folder holds another run, or lacks what a command needs; the message says what to do."""
 
@@ -66,6 +73,11 @@ class RunFolder:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.checkpoints = self.folder / "checkpoints"
+
+    def kept_steps(self) -> dict[int, Path]:
+        """Optimiser step -> checkpoint of the weights kept at it, ascending."""
+        found = {int(file.stem.removeprefix("step_")): file for file in self.checkpoints.glob("step_*.ckpt")}
+        return dict(sorted(found.items()))
 
     @property
     def is_finished(self) -> bool:
@@ -189,12 +201,17 @@ class RunFolder:
         return not self.saved_config() or (is_there and checkpoint.name != UNTRAINED_CHECKPOINT)
 
     def folder_of_test(self, checkpoint: Path, other_set: str = "") -> Path:
-        """Folder for results: the run's, or one in tests/ for another's checkpoint or another set, by its name."""
+        """Folder for results: the run's; steps/N for a kept step; in tests/ for another's checkpoint or another set."""
         parts = [f"on_{other_set}"] if other_set else []
+        if self.is_own(checkpoint) and not other_set:
+            kept = {file.name: step for step, file in self.kept_steps().items()}
+            return (
+                self.folder / STEPS / str(kept[checkpoint.name]) if checkpoint.name in kept else self.folder
+            )
         if not self.is_own(checkpoint):
             path, owner = checkpoint.resolve(), FoundModel(checkpoint.resolve()).run
             parts = [*([owner.name] if owner else []), path.stem, digest(str(path).encode())[:6], *parts]
-        return self.folder / TESTS / "_".join(parts) if parts else self.folder
+        return self.folder / TESTS / "_".join(parts)
 
     @contextmanager
     def locked(self) -> Iterator[str]:

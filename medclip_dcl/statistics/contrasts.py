@@ -319,15 +319,22 @@ def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def paired_differences(
-    rows: pd.DataFrame, *, compared: str, reference: int | float | str, pairs: str, groups: Sequence[str] = ()
+    rows: pd.DataFrame,
+    *,
+    compared: str,
+    reference: int | float | str,
+    pairs: str,
+    groups: Sequence[str] = (),
+    level: float = LEVEL,
 ) -> pd.DataFrame:
-    """Mean difference of each level from the reference over the pairs that both have, with its 95% t interval.
+    """Mean difference of each level from the reference over the pairs that both have, with its t interval.
 
     Args:
         rows: one row for each run, its number in the column value; NaN is left out.
         compared: column of the levels, from which `reference` is subtracted.
         pairs: column by which runs are paired, such as the seed.
         groups: columns within whose combinations the levels are compared.
+        level: of the interval.
 
     Returns:
         The columns of `groups`, `compared`, n (number of pairs), mean, low, high, p of the two-sided paired t
@@ -339,7 +346,7 @@ def paired_differences(
     own, others = (rows[is_own] for is_own in (rows[compared] == reference, rows[compared] != reference))
     both = others.merge(own[[*keys, "value"]], on=keys, suffixes=("", "_reference"), validate="many_to_one")
     both["difference"] = both["value"] - both["value_reference"]
-    found = _by_group(both, [*groups, compared], "difference")
+    found = _by_group(both, [*groups, compared], "difference", level)
     return found.assign(p_holm=holm(found["p"].to_numpy("float64")))
 
 
@@ -352,19 +359,22 @@ def holm(p: np.ndarray) -> np.ndarray:
     return adjusted
 
 
-def _by_group(rows: pd.DataFrame, by: Sequence[str], column: str) -> pd.DataFrame:
+def _by_group(rows: pd.DataFrame, by: Sequence[str], column: str, level: float = LEVEL) -> pd.DataFrame:
     """Summary of a column in each group; without `by`, one row."""
     groups = rows.groupby(list(by), sort=False)[column] if by else [((), rows[column])]
-    found = [dict(zip(by, key, strict=True)) | _summary(values.to_numpy("float64")) for key, values in groups]
+    found = [
+        dict(zip(by, key, strict=True)) | _summary(values.to_numpy("float64"), level)
+        for key, values in groups
+    ]
     return pd.DataFrame(found, columns=[*by, *_summary(np.empty(0))])
 
 
-def _summary(values: np.ndarray) -> dict[str, int | float]:
-    """n, mean, 95% t interval, and p of the two-sided t test against 0."""
+def _summary(values: np.ndarray, level: float = LEVEL) -> dict[str, int | float]:
+    """n, mean, t interval, and p of the two-sided t test against 0."""
     n = len(values)
     mean = float(values.mean()) if n else np.nan
     are_equal = n < 2 or np.ptp(values) <= _ROUNDING * np.abs(values).max()
     error = np.nan if are_equal else float(values.std(ddof=1)) / np.sqrt(n)
-    half = float(stats.t.ppf((1 + LEVEL) / 2, max(n - 1, 1))) * error
+    half = float(stats.t.ppf((1 + level) / 2, max(n - 1, 1))) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, max(n - 1, 1)))
     return {"n": n, "mean": mean, "low": mean - half, "high": mean + half, "p": p}

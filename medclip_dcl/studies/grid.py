@@ -28,6 +28,12 @@ FACTS = {
 AT = " at "
 """In experiment.json, before the level of another axis on which the settings of a level depend."""
 
+BEST, END = "best", "end"
+"""Rules for the step of an outcome: that of its best validation, and the last kept one."""
+
+STEP_COLUMNS = {"step": "Int64", "validate": "float64", "chosen": "bool"}
+"""Columns of results.parquet: optimiser step, NA for results.json's; the validation at it; if the rule chooses it."""
+
 VALIDATION = "validate/"
 """Prefix of the paths of outcomes of the last validation."""
 
@@ -67,12 +73,23 @@ class Level:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A number of each run: the mean over paths in results.json, or, after "validate/", in metrics.csv."""
+    """A number of each run: the mean over paths in results.json, or, after "validate/", in metrics.csv.
+
+    `step`: of the weights that the run kept: "best" by the validation's number `validate`, "end" for the last, or a
+    number; "" for results.json, of best.ckpt.
+    """
 
     path: str | list[str]
     percent: bool = False
     higher_is_better: bool | None = None
     digits: int = 3
+    step: str | int = ""
+    validate: str = ""
+
+    @property
+    def rule(self) -> str:
+        """The rule for the step, in words."""
+        return {"": "", BEST: "best step", END: "last step"}.get(str(self.step), f"step {self.step}")
 
     @property
     def paths(self) -> list[str]:
@@ -138,6 +155,18 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Hypothesis:
+    """The difference of two compared levels in an outcome, tested at a share `alpha` of 0.05."""
+
+    level: Any
+    minus: Any
+    outcome: str
+    alpha: float
+    alternative: Literal["two-sided", "greater", "less"] = "two-sided"
+    where: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Choice:
     """The outcome by which the best levels are chosen: once, or at each level of an axis."""
 
@@ -164,6 +193,7 @@ class Study:
     pairs: str | None = None
     compare: Comparison | None = None
     outcomes: dict[str, Outcome] = field(default_factory=dict)
+    hypotheses: dict[str, Hypothesis] = field(default_factory=dict)
     tables: list[ReportTable] = field(default_factory=list)
     plots: list[Plot] = field(default_factory=list)
     choose: Choice | None = None

@@ -12,7 +12,7 @@ from medclip_dcl.common.files import write_text
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import NOTHING
 from medclip_dcl.statistics.draws import N_DRAWS, TestedRun, units_of
-from medclip_dcl.studies.grid import Experiment
+from medclip_dcl.studies.grid import BEST, Experiment
 from medclip_dcl.studies.grid_plots import draw_plots
 from medclip_dcl.studies.grid_tables import ALPHA, tables
 from medclip_dcl.studies.one_run import LOG_FILE, error_of, is_done
@@ -67,10 +67,17 @@ def _method(experiment: Experiment, finished: pd.DataFrame) -> str:
     else:
         text = f"Means over {experiment.pairs}; in brackets, 95% t intervals over {experiment.pairs}, each for itself."
     if experiment.reference is not None and experiment.pairs is not None:
+        text += f" Differences from {experiment.reference.name} are paired by {experiment.pairs}. * marks "
         text += (
-            f" Differences from {experiment.reference.name} are paired by {experiment.pairs}. * marks those with "
-            f"p ≤ {ALPHA} by the paired t test, adjusted by Holm's method for all differences of their "
+            "hypotheses alone; all other differences are described, not tested."
+            if experiment.hypotheses
+            else f"those with p ≤ {ALPHA} by the paired t test, adjusted by Holm's method for all differences of their "
             "outcome; outcomes are not adjusted for one another."
+        )
+    if by_best := {one.validate for one in experiment.outcomes.values() if one.step == BEST}:
+        text += (
+            f" Best step: of the kept steps of each run alone, that with the best {', '.join(sorted(by_best))}; the"
+            " number is the test's at this step. Last step: the last kept one."
         )
     if experiment.patients:
         runs = [run for run in experiment.runs() if run.name in set(finished["run"])]

@@ -19,12 +19,17 @@ from medclip_dcl.common.command_line import nearest, unknown_key
 from medclip_dcl.common.errors import UserError, quoted
 from medclip_dcl.common.files import read_yaml
 from medclip_dcl.common.packaged import FoundFile, find_configuration
+from medclip_dcl.statistics.contrasts import ALPHA
 from medclip_dcl.studies.grid import (
+    BEST,
+    END,
     FACTS,
     PATHS,
+    STEP_COLUMNS,
     VALIDATION,
     Choice,
     Experiment,
+    Hypothesis,
     LearningCurve,
     Level,
     Outcome,
@@ -33,12 +38,13 @@ from medclip_dcl.studies.grid import (
     Study,
     as_list,
     last_doubling,
+    merged,
 )
 
 # They become names of folders.
 _NAME = re.compile(r"[^\W_][\w.+ -]*")
 _COLUMNS = {
-    *("run", "outcome", "value", *FACTS),
+    *("run", "outcome", "value", *STEP_COLUMNS, *FACTS),
     *("x", "n", "mean", "sd", "low", "high", "p", "p_holm", "difference", "value_reference"),
     *("levels", "patients_low", "patients_high", "is_difference"),
 }
@@ -108,6 +114,7 @@ def _check(experiment: Experiment, where: str) -> None:
             f"{where} outcomes are read from results.json, which `test` writes: add it to commands (those of the last "
             f"validation of training begin with {VALIDATION})"
         )
+    _check_steps(experiment, where)
     if experiment.patients and all(one.is_of_validation for one in outcomes.values()):
         raise UserError(
             f"{where} patients: expected an outcome of the test, whose patients are drawn, found none"
@@ -122,6 +129,12 @@ def _check(experiment: Experiment, where: str) -> None:
         _check_choice(experiment, experiment.choose, f"{where} choose")
     if experiment.learning_curve is not None:
         _check_learning_curve(experiment, experiment.learning_curve, f"{where} learning_curve")
+    for name, tested in experiment.hypotheses.items():
+        _check_hypothesis(experiment, tested, f"{where} hypotheses.{name}")
+    if (shares := sum(one.alpha for one in experiment.hypotheses.values())) > ALPHA + 1e-9:
+        raise UserError(
+            f"{where} hypotheses: expected shares of alpha with a sum of at most {ALPHA}, found {shares:g}"
+        )
     for place, table in enumerate(experiment.tables):
         for name in table.outcomes:
             _among(name, outcomes, f"{where} tables.{place}", "outcome")
@@ -216,6 +229,45 @@ def _check_outcome(outcome: Outcome, where: str) -> None:
             raise UserError(f"{where}: no evaluation writes {path}{nearest(path, known)}")
 
 
+def _check_steps(experiment: Experiment, where: str) -> None:
+    """Refuse rules of steps that the runs do not keep, or without the number that they choose by."""
+    by_step = {name: one for name, one in experiment.outcomes.items() if one.step != ""}
+    kept = (merged(experiment.runs()[0].arguments).get("kept_steps") or []) if by_step else []
+    for name, outcome in by_step.items():
+        if outcome.step not in (BEST, END, *kept) or not kept:
+            raise UserError(
+                f"{where} outcomes.{name}.step: expected {BEST}, {END} or one of kept_steps, {kept}, found"
+                f" {outcome.step}"
+            )
+        if outcome.validate and not outcome.validate.startswith(VALIDATION):
+            raise UserError(
+                f"{where} outcomes.{name}.validate: expected a path of the validation ({VALIDATION})"
+            )
+        if outcome.step == BEST and (not outcome.validate or outcome.higher_is_better is None):
+            raise UserError(f"{where} outcomes.{name}: the best step needs validate and higher_is_better")
+        is_lower = re.search("(loss|medr)$", outcome.validate) is not None
+        if outcome.step == BEST and is_lower == outcome.higher_is_better:
+            raise UserError(
+                f"{where} outcomes.{name}.validate: {outcome.validate} is better the other way round than the outcome"
+            )
+    if by_step and experiment.patients:
+        raise UserError(
+            f"{where} patients: expected false, as outcomes at steps have no intervals over patients"
+        )
+
+
+def _check_hypothesis(experiment: Experiment, tested: Hypothesis, where: str) -> None:
+    if experiment.compared is None or experiment.pairs is None:
+        raise UserError(f"{where}: needs compare and pairs")
+    levels = [level.name for level in experiment.axes[experiment.compared]]
+    for name in (tested.level, tested.minus):
+        _among(name, levels, where, "compared level")
+    _among(tested.outcome, experiment.outcomes, where, "outcome")
+    _check_where(experiment, tested.where, [experiment.pairs], where)
+    if not tested.alpha > 0:
+        raise UserError(f"{where}.alpha: expected a share above 0, found {tested.alpha}")
+
+
 def _check_choice(experiment: Experiment, choose: Choice, where: str) -> None:
     outcome = experiment.outcomes[_among(choose.outcome, experiment.outcomes, where, "outcome")]
     if outcome.higher_is_better is None or not outcome.is_of_validation:
@@ -261,12 +313,16 @@ def _check_plot(experiment: Experiment, plot: Plot, where: str) -> None:
     has_differences, on_x = plot.kind == "differences", [*x.levels] if isinstance(x, Places) else []
     if has_differences and (compared is None or pairs is None or isinstance(x, Places)):
         raise UserError(f"{where}: differences need compare (axis and reference), pairs and an axis as x")
-    if isinstance(x, str):
+    if x == "step":
+        for name in plot.used:
+            if name in experiment.outcomes and experiment.outcomes[name].step != BEST:
+                raise UserError(f"{where}.x: over step, {name} needs step: {BEST}; other rules have one step")
+    elif isinstance(x, str):
         along = [*experiment.groups, *([compared] if compared and not has_differences else [])]
         _among(x, along, f"{where}.x", "axis")
     elif bool(x.outcomes) == bool(x.levels):
         raise UserError(f"{where}.x: expected outcomes or levels, each with its number")
-    places = [level.value for level in experiment.axes[x]] if isinstance(x, str) else []
+    places = [level.value for level in experiment.axes[x]] if isinstance(x, str) and x != "step" else []
     places += [*x.outcomes.values(), *x.levels.values()] if isinstance(x, Places) else []
     if plot.log and (wrong := [at for at in places if isinstance(at, str) or at <= 0]):
         raise UserError(f"{where}.log: expected numbers above 0 on x, found {wrong[0]}")

@@ -79,6 +79,7 @@ def _panel(
     """
     x, compared = plot.x, experiment.compared
     rows, across = _selected(experiment, plot, table[table["outcome"].isin(list(used))]), pd.DataFrame()
+    rows = rows if x == "step" else rows[rows["chosen"]]
     if experiment.learning_curve is not None and x == experiment.learning_curve.axis:
         rows, x_label = rows.assign(x=rows["train_patients"].astype("int64")), "training patients"
     elif isinstance(x, str):
@@ -94,12 +95,18 @@ def _panel(
         rows, x_label = rows.assign(x=rows[str(compared)].map(place_of)).dropna(subset=["x"]), x.label
         compared = None
     outcome, y_label = experiment.outcomes[next(iter(used))], label or next(iter(used))
+    y_label += f", {outcome.rule}" if outcome.rule and x != "step" else ""
     reference = experiment.reference if plot.kind == "differences" else None
     if reference is None:
         points = means(rows, [*([compared] if compared else []), "x"])
     else:
-        names = {"compared": str(compared), "pairs": str(experiment.pairs)}
-        points = paired_differences(rows, reference=reference.value, groups=["x"], **names)
+        points = paired_differences(
+            rows,
+            compared=str(compared),
+            reference=reference.value,
+            pairs=str(experiment.pairs),
+            groups=["x"],
+        )
         y_label = f"{y_label} − {_label(str(compared), reference)}"
     if points.empty:
         return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,27 @@ import pandas as pd
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_parquet
 from medclip_dcl.metrics.summaries import by_path
-from medclip_dcl.runs.run_folder import FIT_FILE, METRICS_FILE
+from medclip_dcl.runs.run_folder import FIT_FILE, METRICS_FILE, STEPS
 from medclip_dcl.runs.saved import (
     CONFIG_FILE,
     RESULTS_FILE,
     differing_settings,
+    read_config,
     read_json,
     read_parquet,
     read_results,
 )
-from medclip_dcl.studies.grid import AT, FACTS, VALIDATION, Experiment, Outcome, with_prompt_texts
+from medclip_dcl.studies.grid import (
+    AT,
+    BEST,
+    END,
+    FACTS,
+    STEP_COLUMNS,
+    VALIDATION,
+    Experiment,
+    Outcome,
+    with_prompt_texts,
+)
 from medclip_dcl.studies.one_run import Run, is_done
 
 EXPERIMENT_FILE, TABLE_FILE = "experiment.json", "results.parquet"
@@ -76,22 +87,43 @@ def _dependence(levels: Iterable[str]) -> dict[str, list[str]]:
 def results_table(experiment: Experiment) -> pd.DataFrame:
     """One row for each finished run and outcome, in the order of the grid; without outcomes, one for each run.
 
-    The columns are the axes, run, outcome, value and `FACTS`; an axis of numbers has a numeric column.
+    An outcome at the best step has a row for each kept step. The columns are the axes, run, outcome, value,
+    `STEP_COLUMNS` and `FACTS`; an axis of numbers has a numeric column.
     """
     values = {axis: {level.name: level.value for level in levels} for axis, levels in experiment.axes.items()}
     rows: list[dict[str, Any]] = []
     for run in experiment.runs():
         if not is_done(run, experiment.commands):
             continue
-        metrics, facts = _read_cell(
-            run.folder, _time_of(run.folder / RESULTS_FILE), _time_of(run.folder / FIT_FILE)
-        )
         levels = {axis: values[axis][name] for axis, name in run.levels.items()}
-        for outcome in experiment.outcomes or (None,):
-            value = None if outcome is None else _value(metrics, experiment.outcomes[outcome], outcome, run)
-            rows.append({**levels, "run": run.name, "outcome": outcome, "value": value, **facts})
-    columns = [*experiment.axes, "run", "outcome", "value", *FACTS]
-    kinds = {"run": "string", "outcome": "string", "value": "float64", **FACTS}
+        for name in experiment.outcomes or (None,):
+            outcome = Outcome("") if name is None else experiment.outcomes[name]
+            found = []
+            for step in _steps(outcome, str(name), run):
+                folder = run.folder if step is None else run.folder / STEPS / str(step)
+                times = _time_of(folder / RESULTS_FILE), _time_of(run.folder / FIT_FILE)
+                metrics, facts = _read_cell(run.folder, folder, *times)
+                of_step: dict[str, Any] = {
+                    "value": None,
+                    "step": step,
+                    "validate": None,
+                    "chosen": outcome.step != BEST,
+                }
+                if name is not None:
+                    of_step["value"] = _value(metrics, outcome.paths, name, run, step)
+                if outcome.validate:
+                    of_step["validate"] = _value({}, [outcome.validate], name, run, step)
+                found.append({**levels, "run": run.name, "outcome": name, **of_step, **facts})
+            if outcome.step == BEST:
+                known = [
+                    row for row in found if row["validate"] is not None and row["validate"] == row["validate"]
+                ]
+                sign = 1 if outcome.higher_is_better else -1
+                for row in sorted(known, key=lambda row: (-sign * row["validate"], row["step"]))[:1]:
+                    row["chosen"] = True
+            rows += found
+    columns = [*experiment.axes, "run", "outcome", "value", *STEP_COLUMNS, *FACTS]
+    kinds = {"run": "string", "outcome": "string", "value": "float64", **STEP_COLUMNS, **FACTS}
     return pd.DataFrame(rows, columns=columns).astype(kinds)
 
 
@@ -102,33 +134,53 @@ def write_table(experiment: Experiment) -> pd.DataFrame:
     return table
 
 
-def _value(metrics: Mapping[str, Any], outcome: Outcome, name: str, run: Run) -> float | None:
-    """Mean over the outcome's paths; None where one of them has no number."""
+def _steps(outcome: Outcome, name: str, run: Run) -> list[int | None]:
+    """The steps of an outcome's rows, all of which the run must have kept and tested; None for results.json."""
+    if outcome.step == "":
+        return [None]
+    config = read_config(run.folder) or {}
+    kept = config.get("kept_steps") or []
+    steps = kept if outcome.step == BEST else kept[-1:] if outcome.step == END else [outcome.step]
+    for step in steps or [outcome.step]:
+        if not (run.folder / STEPS / str(step) / RESULTS_FILE).is_file():
+            raise UserError(
+                f"outcomes.{name}: {run.folder} has no test of step {step} ({STEPS}/{step}/{RESULTS_FILE}); set"
+                " kept_steps, or test the run again"
+            )
+    return list(steps)
+
+
+def _value(
+    metrics: Mapping[str, Any], paths: Sequence[str], name: str | None, run: Run, step: int | None
+) -> float | None:
+    """Mean over an outcome's paths; None where one of them has no number."""
     file = run.folder / RESULTS_FILE
-    if outcome.is_of_validation:
+    if paths[0].startswith(VALIDATION):
         file = run.folder / METRICS_FILE
-        metrics = _last_validation(file, _time_of(file))
-    if missing := [path for path in outcome.paths if path not in metrics]:
+        metrics = _validation(file, _time_of(file), step)
+    if missing := [path for path in paths if path not in metrics]:
         known = ", ".join(sorted(metrics))
         raise UserError(f"outcomes.{name}: {file} has no metric {missing[0]}; it has {known}")
-    values = [metrics[path] for path in outcome.paths]
+    values = [metrics[path] for path in paths]
     return None if None in values else sum(values) / len(values)
 
 
 @cache
-def _last_validation(file: Path, time: int) -> dict[str, float]:
-    """Each metric of the last validation, NaN where that has no number."""
+def _validation(file: Path, time: int, step: int | None) -> dict[str, float]:
+    """Each metric of the validation after an optimiser step, None for the last; NaN where that has no number."""
     if not time:
         return {}
     table = pd.read_csv(file)
+    if step is not None:
+        table = table[table["step"] == step - 1]  # Lightning counts from 0
     rows = table[[name for name in table if str(name).startswith(VALIDATION)]].dropna(how="all")
     return {str(name): float(value) for name, value in rows.iloc[-1].items()} if len(rows) else {}
 
 
 @cache
-def _read_cell(folder: Path, *times: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Metrics by path, and `FACTS`; a run is read again only when its files are new."""
-    results = read_results(folder) or {}
+def _read_cell(folder: Path, tested: Path, *times: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Metrics of a test by path, and `FACTS`; a run is read again only when its files are new."""
+    results = read_results(tested) or {}
     fit = read_json(folder / FIT_FILE) if (folder / FIT_FILE).is_file() else {}
     config, timings = folder / CONFIG_FILE, results.get("timings", {})
     facts = {

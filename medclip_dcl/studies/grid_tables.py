@@ -12,7 +12,7 @@ import pandas as pd
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, interval_cell, number, signed
 from medclip_dcl.statistics.contrasts import ALPHA, means, paired_differences
 from medclip_dcl.statistics.draws import Estimate
-from medclip_dcl.studies.grid import Experiment, Level, Outcome
+from medclip_dcl.studies.grid import BEST, Experiment, Level, Outcome
 from medclip_dcl.studies.grid_choice import COMBINATION, choices, ranking
 from medclip_dcl.studies.grid_patients import over_patients
 
@@ -21,26 +21,74 @@ _ONLY = Level("", "", ())
 
 
 def tables(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
-    """The choice of a search, the declared tables, and one for each outcome; none where nothing is finished."""
+    """The hypotheses, the choice of a search, the declared tables, one for each outcome, and those over steps."""
     if table.empty:
         return []
+    curves, table = table, table[table["chosen"]]
     ranked = {level: ranking(experiment, rows) for level, rows in choices(experiment, table).items()}
     chosen = [_choice(experiment, found, level) for level, found in ranked.items() if len(found)]
-    return [*chosen, *_tables(experiment, table)]
+    tested = [_hypotheses(experiment, table)] if experiment.hypotheses else []
+    return [*tested, *chosen, *_tables(experiment, table), *_over_steps(experiment, curves)]
+
+
+def _hypotheses(experiment: Experiment, table: pd.DataFrame) -> Table:
+    """The difference of each hypothesis, with the interval and the star of its share of alpha."""
+    axis, pairs, rows = str(experiment.compared), str(experiment.pairs), list[Row]()
+    for name, one in experiment.hypotheses.items():
+        sides = [experiment.level(axis, side) for side in (one.level, one.minus)]
+        here = table[(table["outcome"] == one.outcome) & table[axis].isin([side.value for side in sides])]
+        for other, level in one.where.items():
+            here = here[here[other] == experiment.level(other, level).value]
+        reference = sides[1].value
+        found = paired_differences(here, compared=axis, reference=reference, pairs=pairs, level=1 - one.alpha)
+        cells = [Cell(NOTHING), Cell(NOTHING), Cell(f"{one.alpha:g}")]
+        for row in found.to_dict("records"):
+            p, is_above = row["p"], row["mean"] > 0
+            if one.alternative != "two-sided":
+                p = p / 2 if is_above == (one.alternative == "greater") else 1 - p / 2
+            is_whole = row["n"] == len(experiment.axes[pairs])
+            number = {**row, "is_difference": True, "p_holm": p * ALPHA / one.alpha if is_whole else np.nan}
+            cells[:2] = [
+                _cell(number, experiment.outcomes[one.outcome], len(experiment.axes[pairs]), True),
+                Cell(f"{p:.2g}", one.alternative),
+            ]
+        where = "".join(f", {other} {level}" for other, level in one.where.items())
+        of = f"{sides[0].name} − {sides[1].name}, {_title(experiment, one.outcome)}{where}"
+        rows.append(Row(f"{name}: {of}", "plain", cells))
+    note = (
+        f"In brackets, the interval of 1 - its share of alpha. * marks p ≤ the share of the paired t test, where all"
+        f" {len(experiment.axes[pairs])} pairs are there."
+    )
+    return Table("Hypotheses", [Column("difference"), Column("p"), Column("share of alpha")], rows, note=note)
+
+
+def _over_steps(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
+    """A table of each outcome that has a row for each kept step."""
+    found = []
+    blocks = {}
+    for levels in itertools.product(*(experiment.axes[axis] for axis in experiment.groups)):
+        here = {axis: level.value for axis, level in zip(experiment.groups, levels, strict=True)}
+        blocks[", ".join(f"{axis} {value}" for axis, value in here.items())] = here
+    for name in [name for name, one in experiment.outcomes.items() if one.step == BEST]:
+        rows = table[table["outcome"] == name]
+        numbers = _numbers(experiment, rows, ["step"])
+        columns = {f"step {step}": {"outcome": name, "step": step} for step in sorted(rows["step"].unique())}
+        found.append(_table(experiment, numbers, f"{name} over steps", columns, blocks))
+    return found
 
 
 _Numbers: TypeAlias = Mapping[Any, Any]
 """A mean or a paired difference: its outcome, levels of axes, n, mean, low and high."""
 
 
-def _numbers(experiment: Experiment, table: pd.DataFrame) -> list[_Numbers]:
+def _numbers(experiment: Experiment, table: pd.DataFrame, also: Sequence[str] = ()) -> list[_Numbers]:
     """Means over the paired axis and paired differences from the reference, with intervals over patients if asked."""
-    compared, pairs, groups = experiment.compared, experiment.pairs, experiment.groups
+    compared, pairs, groups = experiment.compared, experiment.pairs, [*experiment.groups, *also]
     over = over_patients(experiment, table) if experiment.patients else None
     found: list[_Numbers] = []
     for name in experiment.outcomes:
         rows = table[table["outcome"] == name]
-        parts = [means(rows, experiment.rows)]
+        parts = [means(rows, [*experiment.rows, *also])]
         if compared and pairs and experiment.reference:
             reference = experiment.reference.value
             parts.append(
@@ -99,7 +147,9 @@ def _table(
             here = {**levels, **own}
             shown = [one for one in numbers if all(one[key] == value for key, value in here.items())]
             outcome = experiment.outcomes[own["outcome"]]
-            found += [_cell(one, outcome, n_pairs) for one in shown] or [Cell(NOTHING)]
+            found += [_cell(one, outcome, n_pairs, not experiment.hypotheses) for one in shown] or [
+                Cell(NOTHING)
+            ]
         return found
 
     rows: list[Row] = []
@@ -116,7 +166,7 @@ def _table(
             if level != reference:
                 own = {compared: level.value, "is_difference": True}
                 rows.append(Row(f"{level.name} − {reference.name}", "plain", cells({**here, **own})))
-    note = _note(differences, n_pairs) if len(set(outcomes)) == 1 else ""
+    note = _note(differences, n_pairs) if len(set(outcomes)) == 1 and not experiment.hypotheses else ""
     return Table(title, [Column(heading) for heading in columns], rows, note=note)
 
 
@@ -144,11 +194,12 @@ def _choice(experiment: Experiment, ranked: pd.DataFrame, level: str) -> Table:
 
 def _title(experiment: Experiment, name: str) -> str:
     outcome = experiment.outcomes[name]
-    return f"{name}{', %' if outcome.percent else ''}{ {True: ' ↑', False: ' ↓', None: ''}[outcome.higher_is_better] }"
+    arrow = {True: " ↑", False: " ↓", None: ""}[outcome.higher_is_better]
+    return ", ".join(filter(None, (name, outcome.rule, "%" * outcome.percent))) + arrow
 
 
-def _cell(one: _Numbers, outcome: Outcome, n_pairs: int) -> Cell:
-    """A mean or a difference (signed, * where it is significant), its interval, and n where pairs are missing."""
+def _cell(one: _Numbers, outcome: Outcome, n_pairs: int, is_tested: bool = True) -> Cell:
+    """A mean or a difference (signed, * where a tested one is significant), its interval, n where pairs are missing."""
     is_difference = bool(one.get("is_difference"))
     names = ("mean", "low", "high", "patients_low", "patients_high")
     numbers = (one.get(name, np.nan) for name in names)
@@ -157,7 +208,7 @@ def _cell(one: _Numbers, outcome: Outcome, n_pairs: int) -> Cell:
     text, interval = interval_cell(Estimate(mean, low, high), outcome.digits, show)
     wider = interval_cell(Estimate(mean, over_patients[0], over_patients[1]), outcome.digits, show).interval
     n = "" if one["n"] == n_pairs else f"n = {one['n']}"
-    star = "*" if is_difference and one["p_holm"] <= ALPHA else ""
+    star = "*" if is_tested and is_difference and one["p_holm"] <= ALPHA else ""
     parts = (interval, wider.replace("[", "(").replace("]", ")"), n)
     return Cell(f"{text}{star}", " ".join(filter(None, parts)))
 

@@ -36,9 +36,10 @@ def run(options: Study) -> None:
         runs = _on_device(experiment.runs()[options.task :: options.tasks], options)
         n_failed = _run(experiment, options.workers, runs, options.imported)
     table = write_table(experiment)
-    for line in write_choices(experiment, table):
+    chosen = table[table["chosen"]]
+    for line in write_choices(experiment, chosen):
         print(f"choice: {line}")
-    for line in (verdicts := write_verdicts(experiment, table)):
+    for line in (verdicts := write_verdicts(experiment, chosen)):
         print(f"learning curve: {line}")
     print(f"report: {write_report(experiment, table, verdicts)}")
     if n_failed:

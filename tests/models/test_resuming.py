@@ -33,6 +33,7 @@ from medclip_dcl.objectives import IndividualTemperatures, RankedByText, Resampl
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.loggers import MetricsFile
 from medclip_dcl.runs.run_folder import RunFolder
+from medclip_dcl.training.kept_steps import KeptSteps
 from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, LastEpoch, Stopped
 from medclip_dcl.training.record import RunRecord
 from tests.small import PatchRegions
@@ -147,7 +148,12 @@ def train(
     """Fit into a run folder as the command line does, from its last checkpoint if there is one."""
     checkpoints = folder / "checkpoints"
     found = find_readable(checkpoints)
-    best = ModelCheckpoint(checkpoints, "best", monitor="validate/loss", enable_version_counter=False)
+    of_step: dict[str, Any] = (
+        {"save_on_train_epoch_end": False} if any(isinstance(x, KeptSteps) for x in callbacks) else {}
+    )
+    best = ModelCheckpoint(
+        checkpoints, "best", monitor="validate/loss", enable_version_counter=False, **of_step
+    )
     trainer = Trainer(
         **{
             "max_epochs": EPOCHS,
@@ -280,6 +286,43 @@ def test_training_ends_with_one_validation(name, whole):
     assert len(validated) == len(set(validated)) == VALIDATIONS[name][0]
     last = metrics["step"] == metrics["step"].max()
     assert metrics.loc[last, "validate/loss"].notna().any() and metrics.loc[last, "train/loss"].notna().any()
+
+
+KEPT = [2, 6, 9, 18]
+"""Within an epoch, at the end of one, and at the end of training; of six steps an epoch."""
+
+
+def test_kept_steps_survive_kills(embedded_set, small_bert, tmp_path):
+    """Before, in and after their validations: they and metrics.csv are those of a run that was not stopped."""
+    case, (whole, killed) = CASES["validating_seldom"], (tmp_path / "whole", tmp_path / "killed")
+    kills = [
+        Kill("on_train_batch_end", 0, 1),
+        Kill("on_validation_batch_end", 0, 1),
+        Kill("on_validation_epoch_end", 0),
+        Kill("on_train_batch_start", 0, 3),
+        Kill("on_train_epoch_end", 0),
+        Kill("on_validation_batch_end", 1, 0),
+        Kill("on_train_batch_end", 1, 4, saved_until=2),
+        Kill("on_validation_epoch_end", 2),
+    ]
+    for folder, stops in ((whole, []), (killed, kills)):
+        for stop in (*stops, None):
+            kept = KeptSteps(folder / "checkpoints", KEPT)
+            with nullcontext() if stop is None else pytest.raises(Killed):
+                ends = [] if stop is None else [stop]
+                train(folder, *build(case, embedded_set, small_bert), *ends, kept, **case.trainer)
+    assert_same_run(whole, killed)
+    validated = pd.read_csv(whole / "metrics.csv").dropna(subset=["validate/loss"])
+    assert validated["step"].tolist() == [1, 5, 8, 11, 17]  # also at the end of the second epoch, as without
+    for step in KEPT:
+        a, b = (torch.load(x / f"checkpoints/step_{step}.ckpt", weights_only=True) for x in (whole, killed))
+        assert_same(a, b)
+        assert a["global_step"] == step
+    weights = [
+        torch.load(whole / f"checkpoints/{x}.ckpt", weights_only=True)["state_dict"]
+        for x in ("step_18", "last")
+    ]
+    assert_same(*weights)
 
 
 class Signal(Callback):

@@ -1,0 +1,137 @@
+"""Outcomes at steps whose weights the runs keep: rows, rules, curves and hypotheses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.studies import grid_workers as workers
+from medclip_dcl.studies.grid_plan import read_experiment
+from medclip_dcl.studies.grid_results import results_table
+from tests.processes import FRESH
+from tests.studies.grids import SETTINGS, main, write_grid
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+STEPS = [1, 3, 4, 6]
+BEST = {"path": "tiny/error", "validate": "validate/loss", "step": "best", "higher_is_better": False}
+GRID: dict[str, Any] = {
+    "settings": {**SETTINGS, "kept_steps": STEPS, "trainer.check_val_every_n_epoch": 2},
+    "axes": {
+        "rate": {"levels": {"slow": None, "fast": {"settings": {"model.init_args.learning_rate": 0.9}}}},
+        "seed": {"set": ["seed_everything", "data.init_args.seed"], "values": 2},
+    },
+    "outcomes": {
+        "error": BEST,
+        "end": {"path": "tiny/error", "step": "end"},
+        "third": {"path": "tiny/error", "step": 3, "validate": "validate/loss"},
+        "checkpoint": "tiny/error",
+    },
+    "hypotheses": {"H1": {"level": "fast", "minus": "slow", "outcome": "error", "alpha": 0.02}},
+    "plots": [{"kind": "lines", "name": "curve", "x": "step", "y": "error", "log": True}],
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("steps")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workers, "CONTEXT", FRESH)
+        main([str(write_grid(folder, **GRID)), "--workers", "2"])
+    return folder
+
+
+def test_rows_are_those_of_each_kept_step(finished):
+    """Also that best.ckpt, by the same number, is the best kept step, and results.json its test."""
+    table = pd.read_parquet(finished / "grid/results.parquet")
+    for name in table["run"].unique():
+        folder = finished / "grid/runs" / name
+        of_run = table[table["run"] == name]
+        curve = of_run[of_run["outcome"] == "error"].set_index("step")
+        assert curve.index.tolist() == STEPS
+        metrics = pd.read_csv(folder / "metrics.csv").set_index("step")["validate/loss"].dropna()
+        for step in STEPS:
+            results = json.loads((folder / f"steps/{step}/results.json").read_text())
+            assert curve.loc[step, "value"] == results["metrics"]["tiny"]["error"]
+            assert curve.loc[step, "validate"] == metrics[step - 1]
+        assert curve.index[curve["chosen"]].tolist() == [curve["validate"].astype(float).idxmin()]
+        others = of_run.set_index("outcome")
+        chosen = curve.loc[curve["chosen"], "value"].item()
+        assert others.loc["checkpoint", "value"] == chosen and pd.isna(others.loc["checkpoint", "step"])
+        assert (others.loc["end", "step"], others.loc["end", "value"]) == (6, curve.loc[6, "value"])
+        assert (others.loc["third", "step"], others.loc["third", "validate"]) == (3, metrics[2])
+    assert len(table) == 4 * (len(STEPS) + 3)
+
+
+def test_page_stars_hypotheses_alone_and_names_rules(finished):
+    tables = (finished / "grid/tables.md").read_text()
+    table = pd.read_parquet(finished / "grid/results.parquet")
+    rows = table[(table["outcome"] == "error") & table["chosen"]].pivot(
+        index="seed", columns="rate", values="value"
+    )
+    difference = rows["fast"] - rows["slow"]
+    p = stats.ttest_1samp(difference, 0).pvalue
+    half = stats.t.ppf(0.99, 1) * difference.std() / np.sqrt(2)
+    line = next(line for line in tables.splitlines() if "H1: fast" in line)
+    assert f"{p:.2g}" in line and f"{abs(difference.mean() + half):.3f}" in line
+    assert "error, best step" in line and ("*" in line) == (p <= 0.02)
+    assert "error over steps" in tables and "step 4" in tables and "end, last step" in tables
+    assert (finished / "grid/plots/curve.png").is_file()
+
+
+def test_star_needs_all_pairs(tmp_path):
+    """p of two of three pairs far below the share."""
+    changes = {"outcomes": {"error": "tiny/error"}, "plots": None, "settings": SETTINGS}
+    axes = {**GRID["axes"], "seed": {"set": "seed_everything", "values": 3}}
+    experiment = read_experiment(write_grid(tmp_path, **{**GRID, **changes, "axes": axes}))
+    rows = [("slow", seed, seed / 100) for seed in range(3)] + [
+        ("fast", seed, 5.0 + seed / 1e4) for seed in range(3)
+    ]
+    table = pd.DataFrame(rows, columns=["rate", "seed", "value"]).assign(outcome="error", chosen=True)
+    from medclip_dcl.studies.grid_tables import tables
+
+    cells = [tables(experiment, part)[0].rows[0].cells[0] for part in (table, table[:5])]
+    assert cells[0].text.endswith("*") and not cells[1].text.endswith("*") and "n = 2" in cells[1].interval
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"outcomes": {"error": {**BEST, "step": 5}}}, r"one of kept_steps, \[1, 3, 4, 6\], found 5"),
+        (
+            {"outcomes": {"error": {**BEST, "validate": None}}},
+            "best step needs validate and higher_is_better",
+        ),
+        ({"outcomes": {"error": {**BEST, "higher_is_better": True}}}, "is better the other way round"),
+        (
+            {"outcomes": {"error": BEST}, "patients": True},
+            "outcomes at steps have no intervals over patients",
+        ),
+        ({"outcomes": {"error": {**BEST, "step": "end"}}}, "over step, error needs step: best"),
+        (
+            {"hypotheses": {"H": {**GRID["hypotheses"]["H1"], "alpha": 0.06}}},
+            "sum of at most 0.05, found 0.06",
+        ),
+        ({"hypotheses": {"H": {**GRID["hypotheses"]["H1"], "level": "quick"}}}, "no compared level quick"),
+    ],
+)
+def test_contradictions_are_named(changes, words, tmp_path):
+    with pytest.raises(UserError, match=words):
+        read_experiment(write_grid(tmp_path, **{**GRID, **changes}))
+
+
+def test_missing_test_of_a_step_is_named(finished):
+    experiment = read_experiment(finished / "grid.yaml")
+    file = finished / "grid/runs/rate=slow,seed=0/steps/4/results.json"
+    content = file.read_text()
+    file.unlink()
+    with pytest.raises(UserError, match="has no test of step 4"):
+        results_table(experiment)
+    file.write_text(content)
