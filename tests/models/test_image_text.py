@@ -276,6 +276,10 @@ def test_schedule():
     assert factors[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
     assert factors[4] == 1.0 and factors[14] == pytest.approx(0.5) and factors[24] == pytest.approx(0.0)
     assert factors[4:] == sorted(factors[4:], reverse=True)
+    group = {"params": [torch.nn.Parameter(torch.zeros(2))]}
+    made = adamw_warmup_cosine([group], 0.5, 4, math.inf, schedule="constant")
+    factor = made["lr_scheduler"]["scheduler"].lr_lambdas[0]
+    assert [factor(step) for step in (*range(4), 4, 1000)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
 
 
 def test_no_decay_on_gamma_biases_and_norms(small_bert):
