@@ -130,9 +130,10 @@ def _scored(
     values, left = restored(plan, results.earlier_entries(work) if fabric.is_global_zero else ())
     # No process writes before the first one has read.
     left = fabric.broadcast(left)
-    if n_done := len(plan.batches) - len(left):
-        fabric.print(f"continuing: {n_done:,} of {len(plan.batches):,} batches were done before", flush=True)
+    n_batches = len(range(settings.task, len(plan.batches), settings.tasks))
     share = [number for number in left if number % settings.tasks == settings.task]
+    if n_done := n_batches - len(share):
+        fabric.print(f"continuing: {n_done:,} of {n_batches:,} batches were done before", flush=True)
     mine = share[fabric.global_rank :: fabric.world_size]
     who = f" (rank 0 of {fabric.world_size})" if fabric.world_size > 1 else ""
     part = f"{settings.task}_of_{settings.tasks}_" if settings.tasks > 1 else ""
