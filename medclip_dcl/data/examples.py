@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from medclip_dcl.data.arrays import Arrays, Lists, Texts, as_lists
 from medclip_dcl.data.by_length import pieces_by_length, rows_of
+from medclip_dcl.data.correction import CorrectionImages
 from medclip_dcl.data.features import Features
 from medclip_dcl.data.fields import FieldRows, rows_of_keys
 from medclip_dcl.data.images import Crop, Images
@@ -26,6 +27,7 @@ from medclip_dcl.pictures.transforms import GreyCrop, batch_of, centre_crop
 
 # Last number of the masking generator's seed, so that masking changes neither crops nor sentence choice.
 _MASKING_STREAM = 1
+_CORRECTION_STREAM = 2
 _TOKENISED_AT_ONCE = 65_536
 
 
@@ -159,6 +161,8 @@ class ReportedExamples(Dataset):
         candidate: fields of images, by name.
         masking: masks tokens; None for no masked sentences.
         extra: entries of every batch.
+        correction: draws training images for each anchor, which follow the views; None for none.
+        training, training_images: the images that it draws from.
     """
 
     reported: Reported
@@ -173,6 +177,9 @@ class ReportedExamples(Dataset):
     candidate: Mapping[str, FieldRows]
     masking: Masking | None
     extra: Mapping[str, Any]
+    correction: CorrectionImages | None = None
+    training: Reported | None = None
+    training_images: Images | Features | None = None
 
     def __len__(self) -> int:
         return len(self.reported)
@@ -183,7 +190,18 @@ class ReportedExamples(Dataset):
         sentences = self.reported.sentence_ids(index)
         if self.draws_one:
             sentences = [sentences[int(generator.integers(len(sentences)))]]
-        example = {"views": self._shown(index, generator), "sentence_ids": sentences, "index": index}
+        shown = self._shown(index, generator)
+        example = {"views": shown, "sentence_ids": sentences, "index": index}
+        if self.correction is not None:
+            draws = np.random.default_rng([self.seed, epoch, index, _CORRECTION_STREAM])
+            study = int(self.reported.arrays["study_id"][index])
+            rows = self.correction.draw(sentences[0], study, draws).tolist()
+            source, images = (self.training, self.training_images) if rows else (self.reported, self.images)
+            assert source is not None and images is not None
+            example["has_others"], rows = bool(rows), rows or [index] * self.correction.count
+            example["drawn"] = source.arrays["place"][rows].tolist()
+            if not isinstance(images, Features):
+                example["views"] = [*shown, *(self._seen(images[row], draws) for row in rows)]
         if self.masking is not None:
             masks = np.random.default_rng([self.seed, epoch, index, _MASKING_STREAM])
             assert self.tokens is not None
@@ -193,9 +211,9 @@ class ReportedExamples(Dataset):
     def _shown(self, index: int, generator: np.random.Generator) -> list[GreyCrop]:
         if isinstance(self.images, Features):
             return []
+        shown = [self._seen(self.images[index], generator)]
         if self.crop is None:
-            return [GreyCrop(centre_crop(self.images[index], self.seen))]
-        shown = [self.crop(self.images[index], generator)]
+            return shown
         if self.views > 1:
             others = [other for other in self.reported.images_of_study(index) if other != index]
             sources = [*generator.permutation(others).astype(int).tolist(), index]
@@ -203,8 +221,13 @@ class ReportedExamples(Dataset):
                 shown.append(self.crop(self.images[sources[view % len(sources)]], generator))
         return shown
 
+    def _seen(self, grey: np.ndarray, generator: np.random.Generator) -> GreyCrop:
+        if self.crop is None:
+            return GreyCrop(centre_crop(grey, self.seen))
+        return self.crop(grey, generator)
+
     def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
-        """A batch; first views of all images stand before second views of all."""
+        """A batch; first views of all images stand before second views, or first drawn images, of all."""
         sentence_ids = [sentence for example in examples for sentence in example["sentence_ids"]]
         positions = [i for i, example in enumerate(examples) for _ in example["sentence_ids"]]
         indices = [example["index"] for example in examples]
@@ -219,6 +242,8 @@ class ReportedExamples(Dataset):
             "candidate": {name: rows[indices] for name, rows in self.candidate.items()},
             **self.extra,
         }
+        if self.correction is not None:
+            batch["has_others"] = torch.tensor([example["has_others"] for example in examples])
         if self.masking is not None:
             masked = [pair for example in examples for pair in example["masked"]]
             batch["masked_tokens"], _ = pad_tokens([tokens.tolist() for tokens, _ in masked])
@@ -239,8 +264,10 @@ class ReportedExamples(Dataset):
         first = {sentence: place for place, sentence in reversed(list(enumerate(sentence_ids)))}
         if isinstance(self.images, Features):
             row = {sentence: row for row, sentence in enumerate(first)}
+            drawn = zip(*(example.get("drawn", ()) for example in examples), strict=True)
+            of_images = [*self.reported.arrays["place"][indices], *itertools.chain(*drawn)]
             return {
-                "features": self.images.of_images(self.reported.arrays["place"][indices]),
+                "features": self.images.of_images(np.array(of_images)),
                 "view_of": torch.arange(len(examples)),
                 "states": self.images.of_sentences(list(first)),
                 "row_of_sentence": torch.tensor([row[sentence] for sentence in sentence_ids]),
@@ -256,7 +283,7 @@ class ReportedExamples(Dataset):
         row_of = rows_of(pieces)
         return {
             **batch_of([crop for view in by_view for crop in view]),
-            "view_of": torch.arange(len(examples)).repeat(len(by_view)),
+            "view_of": torch.arange(len(examples)).repeat(1 if self.correction else len(by_view)),
             "tokens": tokens,
             "lengths": lengths,
             "by_length": pieces,

@@ -9,13 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
 from medclip_dcl.common.distributed import rank_and_size
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.arrays import Arrays
+from medclip_dcl.data.correction import CorrectionImages, correction_arrays
 from medclip_dcl.data.examples import Reported, ReportedExamples, Tokens, reported_arrays, token_arrays
 from medclip_dcl.data.features import EncodedImages, Features, FeaturesInfo
 from medclip_dcl.data.fields import (
@@ -86,9 +87,11 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     positive; dicom_id and study_id of the images, image_key: their rows among the images of the use; sentence_id;
     anchor and candidate: the fields of sentences and of images that the objective asked for; masked_tokens and
     masked_labels (sentence, token) and masked_by_length where it asked for them; by_length, the places of distinct
-    sentences that are encoded together (`encoders.by_length`), and row_of_sentence (sentence,), the row of each among
-    them. Test and prediction batches hold images only. With `features` a batch holds features (image, channel, row,
-    column) in place of images, and states (distinct, hidden) in place of tokens.
+    sentences that are encoded together (`encoders.by_length`), and row_of_sentence (sentence,), the row of each
+    among them. An objective with `correction_images` has images of the correction behind the views, first those
+    drawn first, and has_others (image,), False where they are the image itself. Test and prediction batches hold
+    images only. With `features` a batch holds features (image, channel, row, column) in place of images, and states
+    (distinct, hidden) in place of tokens.
 
     Args:
         folder: the prepared data set.
@@ -322,7 +325,41 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             masking=masking,
             extra=extra,
             seen=self.view.seen,
+            **self._correction(),
         )
+
+    def _correction(self) -> dict[str, Any]:
+        """Training images from which the objective's correction draws; empty where it has the anchor's own."""
+        kind, count = self.requirements.correction_images, self.requirements.correction_count
+        if kind == "own":
+            return {}
+        if self._train is not None:
+            return {
+                name: getattr(self._train, name) for name in ("correction", "training", "training_images")
+            }
+        options = (self.sentences, self.views, self.contrastive_batch)
+        if options != ("one", 1, self.batch_size):
+            raise UserError(
+                f"model.correction_images {kind}: expected data.sentences one, data.views 1 and data.contrastive_batch "
+                f"null, found {', '.join(map(str, options))}; set these, or model.init_args.correction_images: own"
+            )
+        if kind == "class":
+            rank_zero_info(
+                "model.correction_images class draws by the phantom's truth: an oracle, not a method"
+            )
+        if self.features is None:
+            rank_zero_warn(
+                f"model.correction_count {count}: a step encodes {1 + count} times the images of data.batch_size; "
+                "data.features (medclip-dcl encode) of frozen encoders need no encoding"
+            )
+        training = self._reported("train")
+        what = {"of": "correction", "kind": kind}
+        arrays = self.arrays(what, lambda: correction_arrays(self.prepared, kind, training.arrays))
+        return {
+            "correction": CorrectionImages(arrays, training.arrays["study_id"], count),
+            "training": training,
+            "training_images": self.features or self._scaled(training.arrays["path"]),
+        }
 
     # Loaders
 

@@ -146,6 +146,7 @@ class ImageTextRequirements:
     `tokenizer` identifies all that `tokenize` depends on, so that its tokens are kept with the set; "" keeps none.
     `prepare` takes the expected number of anchors of an epoch of each sentence in training, and its `prepared_fields`.
     `are_truncated` is True for each sentence of which `tokenize` drops the end.
+    `correction_images` and `correction_count` are those of `InBatchObjective`.
     """
 
     tokenize: Callable[[Sequence[str]], list[list[int]]]
@@ -159,6 +160,8 @@ class ImageTextRequirements:
     are_truncated: Callable[[Sequence[str]], list[bool]] | None = None
     prepare: Callable[[Tensor, Mapping[str, Tensor]], None] | None = None
     prepared_fields: tuple[str, ...] = ()
+    correction_images: str = "own"
+    correction_count: int = 1
 
 
 @dataclass(frozen=True)

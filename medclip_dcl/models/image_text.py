@@ -75,6 +75,11 @@ class ImageTextModel(ImageModel):
         init_parts: of image_encoder, text_encoder and similarity, those that `init_from` gives; image_encoder.backbone
             and text_encoder.transformer are the encoders without their projections; null for all it has.
         loss: of each anchor; null for the debiased contrastive loss.
+        correction_images: positives of the debiased loss's correction: "own", the anchor's image (SSD), so that eta
+            weighs and stops an anchor without changing its direction; or images of other training studies, drawn with
+            replacement as a function of (seed, epoch, index): with the sentence's "class", from the phantom's truth (an
+            oracle), or with the same "sentence" in their report; crops of the own image where no other exists.
+        correction_count: number of drawn images, M: a step encodes 1 + M times the images of a batch.
         near_texts: counts images whose text is similar enough as of the sentence's own text, for `same_text`, which
             must then be "positive" or "ignore"; null for equal sentences alone.
         frozen: true: the encoders before their projections stay as they are, in evaluation mode (BatchNorm statistics,
@@ -116,6 +121,8 @@ class ImageTextModel(ImageModel):
         compile: bool = False,
         lora: LoRA | None = None,
         schedule: Schedule = "cosine",
+        correction_images: Literal["own", "class", "sentence"] = "own",
+        correction_count: int = 1,
     ) -> None:
         super().__init__()
         check_options(
@@ -149,7 +156,8 @@ class ImageTextModel(ImageModel):
             check_adaptable(encoder)
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)
         self.objective = InBatchObjective(
-            class_probability, negative_weights, image_to_text, same_text, loss, near_texts
+            *(class_probability, negative_weights, image_to_text, same_text, loss, near_texts),
+            *(correction_images, correction_count),
         )
         self.objective.check_similarity(self.network.similarity)
         if masked_language_weight and not text_encoder.has_masked_language_head:
@@ -195,6 +203,8 @@ class ImageTextModel(ImageModel):
             ()
             if self.objective.negative_weights is None
             else self.objective.negative_weights.prepare_requires,
+            self.objective.correction_images,
+            self.objective.correction_count,
         )
 
     def _prepare(self, anchors: Tensor, fields: Mapping[str, Tensor]) -> None:
@@ -319,11 +329,11 @@ class ImageTextModel(ImageModel):
                 "by data.batch_size)",
                 stacklevel=1,
             )
-        return {"loss": loss, **_outputs(encoded), "dicom_id": batch["dicom_id"]}
+        return {"loss": loss, **_outputs(encoded, len(batch["dicom_id"])), "dicom_id": batch["dicom_id"]}
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         batch = Batch(batch)
-        return {**_outputs(self._encoded(batch)), "dicom_id": batch["dicom_id"]}
+        return {**_outputs(self._encoded(batch), len(batch["dicom_id"])), "dicom_id": batch["dicom_id"]}
 
     predict_step = test_step
 
@@ -401,6 +411,8 @@ class ImageTextModel(ImageModel):
             **{name: None if part is None else part_config(part) for name, part in parts.items()},
             "same_text": self.objective.same_text,
             "image_to_text": self.objective.image_to_text,
+            "correction_images": self.objective.correction_images,
+            "correction_count": self.objective.correction_count,
             **{name: getattr(self, name) for name in _OPTIONS},
         }
 
@@ -438,6 +450,6 @@ def _require_two(images: int) -> None:
         )
 
 
-def _outputs(encoded: Encoded) -> dict[str, Tensor]:
-    """What evaluations measure, by name."""
-    return {name: value.detach() for name, value in encoded._asdict().items() if value is not None}
+def _outputs(encoded: Encoded, count: int) -> dict[str, Tensor]:
+    """Tensors of the first `count` images that evaluations measure, by name; images of the correction follow these."""
+    return {name: value[:count].detach() for name, value in encoded._asdict().items() if value is not None}

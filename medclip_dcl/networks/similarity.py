@@ -155,12 +155,25 @@ class Similarity(nn.Module):
                 f"{tuple(regions.shape)} and {tuple(sentences.shape)}"
             )
         with torch.autocast(device_type=regions.device.type, enabled=False):
-            if regions.dtype in (torch.float16, torch.bfloat16):
-                regions = regions.float()
-            of_images = [regions]
-            if self.uses_global_vector and global_vector is not None:
-                of_images.append(global_vector.to(regions.dtype))
-            return self.gamma2 * self._scores_in_parts(sentences.to(regions.dtype), *of_images)
+            sentences, *of_images = self._inputs(regions, sentences, global_vector)
+            return self.gamma2 * self._scores_in_parts(sentences, *of_images)
+
+    def paired(
+        self,
+        regions: Float[Tensor, "sentence m region dim"],
+        sentences: Sentences,
+        global_vector: Float[Tensor, "sentence m dim"] | None = None,
+    ) -> Float[Tensor, "sentence m"]:
+        """Logits of each sentence with its own m images: entries of `forward`, without the other pairs."""
+        with torch.autocast(device_type=regions.device.type, enabled=False):
+            of_one = torch.func.vmap(lambda sentence, *images: self._scores(sentence[None], *images)[0])
+            return self.gamma2 * of_one(*self._inputs(regions, sentences, global_vector))
+
+    def _inputs(self, regions: Tensor, sentences: Sentences, global_vector: Tensor | None) -> list[Tensor]:
+        """Sentences, regions and, where it is used, the global vector, at least in float32."""
+        dtype = torch.promote_types(regions.dtype, torch.float32)
+        has_vector = self.uses_global_vector and global_vector is not None
+        return [x.to(dtype) for x in (sentences, regions, *((global_vector,) if has_vector else ()))]
 
     def _scores_in_parts(self, sentences: Sentences, *of_images: Tensor) -> Logits:
         """`scores`, in parts of the images where the maps exceed `map_budget`."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from medclip_dcl.common.distributed import gather_with_grad, global_mean, local_offset
 from medclip_dcl.common.errors import UserError, check_choice
@@ -17,6 +18,9 @@ from medclip_dcl.objectives.class_probability import ClassProbability, ConstantC
 from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
 from medclip_dcl.objectives.near_texts import NearTexts
 from medclip_dcl.objectives.negative_weights import NegativeWeights
+
+CorrectionImages = Literal["own", "class", "sentence"]
+"""Positives of the correction: the anchor's image, or training images with its class, or with its sentence."""
 
 SameText = Literal["negative", "positive", "ignore"]
 """Policies for a candidate that is known to fit: it shares the study or a sentence of the batch with the anchor."""
@@ -90,6 +94,8 @@ class _Direction(NamedTuple):
     """None: every candidate."""
     positives: Int[Tensor, "anchor"] | None = None
     """Column of the positive where each anchor has one."""
+    correction_logits: Float[Tensor, "anchor m"] | None = None
+    """Of the correction's positives; None: of the positives."""
 
 
 class InBatchObjective(nn.Module):
@@ -109,6 +115,11 @@ class InBatchObjective(nn.Module):
         loss: of each anchor; None for the debiased contrastive loss.
         near_texts: finds further images that are known to fit, by the similarity of texts; `same_text` must then be
             "positive" or "ignore".
+        correction_images: positives v of the correction: "own", the anchor's image (the paper's M = 1); or, drawn by
+            the datamodule from the training images of other studies, those with the sentence's "class" (from the
+            phantom's truth: an oracle), or those whose report has the same "sentence". The batch then has
+            `correction_count` further images of each of its images, and one sentence of each.
+        correction_count: M, the number of drawn images.
     """
 
     def __init__(
@@ -119,8 +130,11 @@ class InBatchObjective(nn.Module):
         same_text: SameText = "negative",
         loss: AnchorLoss | None = None,
         near_texts: NearTexts | None = None,
+        correction_images: CorrectionImages = "own",
+        correction_count: int = 1,
     ) -> None:
         super().__init__()
+        check_choice("model.correction_images", correction_images, get_args(CorrectionImages))
         check_choice("model.same_text", same_text, get_args(SameText))
         if near_texts is not None and same_text == "negative":
             raise UserError(
@@ -131,6 +145,8 @@ class InBatchObjective(nn.Module):
         self.negative_weights = negative_weights
         self.image_to_text, self.same_text = image_to_text, same_text
         self.loss, self.near_texts = loss, near_texts
+        self.correction_images, self.correction_count = correction_images, correction_count
+        self._check_correction()
         if loss is not None:
             loss.check_options(self.class_probability, negative_weights, image_to_text)
         eta = self.class_probability
@@ -145,6 +161,26 @@ class InBatchObjective(nn.Module):
             raise UserError(
                 f"model: the objective asks for {both} of sentences and of images; rename one of them"
             )
+
+    def _check_correction(self) -> None:
+        """Refuse options with which drawn images would have no part in the loss, or no meaning."""
+        if self.correction_count < 1 or (self.correction_images == "own" and self.correction_count > 1):
+            raise UserError(
+                "model.correction_count: expected at least 1, and 1 with correction_images: own, found "
+                f"{self.correction_count}; set correction_images: class (or sentence)"
+            )
+        eta = self.class_probability
+        for name, value, is_fitting in (
+            ("image_to_text", "0.0", not self.image_to_text),
+            ("same_text", "negative (or ignore)", self.same_text != "positive"),
+            ("loss", "null", self.loss is None),
+            ("class_probability", "not 0", not isinstance(eta, ConstantClassProbability) or eta.eta > 0),
+        ):
+            if self.correction_images != "own" and not is_fitting:
+                raise UserError(
+                    f"model.{name}: expected {value} with correction_images: {self.correction_images}, whose images "
+                    f"are positives of the correction alone; set model.init_args.{name}, or correction_images: own"
+                )
 
     @property
     def requires_of_sentences(self) -> tuple[str, ...]:
@@ -202,7 +238,9 @@ class InBatchObjective(nn.Module):
             batch: image_index (sentence,); row_of_sentence (sentence,), the row of `sentences` that each has, or none
                 for one after the other; view_of (view,), which image each view is of: first views stand first;
                 study_id (image,); sentence_id (sentence,); anchor and candidate, the required fields; image_key
-                (image,), which a `loss` may need: the row of each training image.
+                (image,), which a `loss` may need: the row of each training image. With `correction_images` also
+                has_others (image,), False where there is no other image and the own one is drawn; the drawn images
+                follow the own ones in `regions` and `global_vector`: the first of each image, then the second.
             across_processes: False restricts the candidates to the images of this process.
             step: of training, for resampled weights.
             global_vector: of all views of this process's images, where the encoder has one.
@@ -211,21 +249,40 @@ class InBatchObjective(nn.Module):
         # At least float32: half precision would round gathered gradients, weights and loss.
         with torch.autocast(device_type=regions.device.type, enabled=False):
             precise = torch.promote_types(regions.dtype, torch.float32)
-            vectors = () if global_vector is None else (global_vector.to(precise),)
-            whole = _through_processes(regions.to(precise), sentences.to(precise), vectors, batch, processes)
+            images = [x.to(precise) for x in (regions, global_vector) if x is not None]
+            sentences, correction = sentences.to(precise), None
+            if self.correction_images != "own":
+                count = len(batch["study_id"])
+                drawn, images = [x[count:] for x in images], [x[:count] for x in images]
+                correction = self._correction_logits(similarity, drawn, sentences, batch)
+            whole = _through_processes(images[0], sentences, tuple(images[1:]), batch, processes)
             eta = self.class_probability(
                 **{name: whole.of_sentences[name] for name in self.class_probability.requires}
             )
             known = None if self.same_text == "negative" else self._known(whole, processes)
             logits = similarity(whole.views, whole.sentences, *whole.global_vectors)[whole.row_of_sentence]
             of_sentences = self._from_sentences(logits, whole, eta, known, processes)
+            of_sentences = of_sentences._replace(correction_logits=correction)
             loss, figures = self._loss_of(of_sentences, similarity.gamma2, processes, step)
             if self.image_to_text:
                 of_images = self._from_images(logits, similarity, whole, eta, known, processes)
                 other, _ = self._loss_of(of_images, similarity.gamma2, processes, step)
                 loss = (1 - self.image_to_text) * loss + self.image_to_text * other
         figures["capped"] = torch.as_tensor(self.class_probability.share_capped)
+        if correction is not None:
+            figures["correction_own"] = 1 - batch["has_others"].float().mean()
         return loss, figures
+
+    def _correction_logits(
+        self, similarity: Similarity, drawn: Sequence[Tensor], sentences: Tensor, batch: Mapping[str, Any]
+    ) -> Float[Tensor, "own_sentence m"]:
+        """Logits of each sentence with the images that were drawn for its image."""
+        of_each = [
+            x.unflatten(0, (self.correction_count, -1)).transpose(0, 1)[batch["image_index"]] for x in drawn
+        ]
+        rows = batch.get("row_of_sentence", torch.arange(len(sentences), device=sentences.device))
+        # Unlike indexing, an embedding's backward pass sums in a fixed order.
+        return similarity.paired(of_each[0], embedding(rows, sentences), *of_each[1:])
 
     def _from_sentences(
         self,
@@ -345,6 +402,7 @@ class InBatchObjective(nn.Module):
                 "class_probability": pairs.class_probability,
                 "floor": -gamma2,
                 "weights": weights,
+                "correction_logits": pairs.correction_logits,
             }
             mean = processes.mean(contrastive_loss(pairs.logits, reduction="none", **arguments))
         if not pairs.is_of_sentences:

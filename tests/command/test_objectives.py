@@ -94,6 +94,15 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
             "same_text: expected negative, positive, ignore",
         ),
         ("infonce", ["--model.init_args.masked_language_weight", "1"], "masked_language_head: true"),
+        (
+            "dcl_lm",
+            [
+                *("--model.init_args.correction_images", "sentence", "--model.init_args.image_to_text", "0"),
+                *("--data.init_args.sentences", "all"),
+            ],
+            "model.correction_images sentence: expected data.sentences one",
+        ),
+        ("dcl_lm", ["--model.init_args.correction_images", "class"], "model.image_to_text: expected 0.0"),
         ("infonce", ["--data.init_args.contrastive_batch", "12"], "must be a multiple of data.batch_size 8"),
     ],
 )
@@ -124,3 +133,23 @@ def test_a_laptop_trains_without_downloads(small_set, small_bert, tmp_path):
     encoder = config["model"]["init_args"]["image_encoder"]
     assert encoder["init_args"]["weights"] is None and encoder["init_args"]["stride"] == 16
     assert config["data"]["init_args"]["num_workers"] == 0 and (run / "checkpoints/best.ckpt").is_file()
+
+
+def test_the_constant_of_known_class_composes(tmp_path, capsys):
+    """The configuration of docs/objectives.md, behind the objective: drawn images stay, eta is one number."""
+    page = (ROOT / "docs/objectives.md").read_text(encoding="utf-8")
+    constant = tmp_path / "constant.yaml"
+    constant.write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    files = (
+        f"{ROOT}/configs/mimic_cxr.yaml",
+        f"{ROOT}/configs/objective/dcl_known_class.yaml",
+        str(constant),
+    )
+    arguments = [word for file in files for word in ("--config", file)]
+    with pytest.raises(SystemExit):
+        main(["fit", *arguments, "--run_folder", "runs/x", "--print_config"])
+    options = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]
+    assert (options["correction_images"], options["correction_count"]) == ("class", 8)
+    eta = options["class_probability"]
+    assert eta["class_path"].endswith("ConstantClassProbability")
+    assert eta["init_args"] == {"eta": 0.42, "max_eta": 0.8}

@@ -29,7 +29,12 @@ from medclip_dcl.models.masked_language import BertArchitecture, MaskedLanguageM
 from medclip_dcl.models.seeded_batches import seed_of_batch
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
-from medclip_dcl.objectives import IndividualTemperatures, RankedByText, ResampleByTextSimilarity
+from medclip_dcl.objectives import (
+    ConstantClassProbability,
+    IndividualTemperatures,
+    RankedByText,
+    ResampleByTextSimilarity,
+)
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.loggers import MetricsFile
 from medclip_dcl.runs.run_folder import RunFolder
@@ -105,6 +110,14 @@ CASES = {
         data={"views": 2, "sentences": "all"},
         trainer={"precision": "bf16-mixed", "log_every_n_steps": 4},
         text={"masked_language_head": True},
+    ),
+    "drawn_positives": Case(
+        {
+            "class_probability": ConstantClassProbability(0.1),
+            "correction_images": "sentence",
+            "correction_count": 2,
+        },
+        data={"num_workers": 2},
     ),
     "validating_often": Case(trainer={"val_check_interval": 0.5}),
     "validating_seldom": Case(trainer={"check_val_every_n_epoch": 2}),

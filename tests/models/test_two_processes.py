@@ -108,6 +108,20 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     },
     "infonce_weighted": {"loss": WeightedInfoNCE(), "class_probability": LM, "image_to_text": 0.3},
     "infonce_stop": {"loss": StoppedInfoNCE(), "class_probability": LM, "views": 2},
+    "class_members": {
+        "correction_images": "class",
+        "correction_count": 2,
+        "class_probability": LM,
+        "views": 3,  # behind the own images those of the correction
+    },
+    "class_members_global_vector": {
+        "image_encoder": GlobalPatches,
+        "similarity": RegionsAndGlobal,
+        "correction_images": "sentence",
+        "class_probability": LM,
+        "same_text": "ignore",
+        "views": 2,
+    },
     "decoupled": {"loss": DecoupledLoss(), "image_to_text": 0.3},
     "lse": {"class_probability": LM, "similarity": LSE},
     "global_vector": {
@@ -199,6 +213,11 @@ def batch(name: str) -> dict[str, Any]:
             "study_id": torch.tensor([50, 51, 52, 50, 53]),
         },
     }
+    if "correction_images" in OBJECTIVES[name]:
+        whole |= {
+            "view_of": torch.arange(images),
+            "has_others": torch.tensor([True, False, True, True, False]),
+        }
     if "encode_at_once" in OBJECTIVES[name]:
         whole["encode_at_once"] = OBJECTIVES[name]["encode_at_once"]
     if "masked_language_weight" in OBJECTIVES[name]:
@@ -219,7 +238,9 @@ def part_of(whole: dict[str, Any], rank: int) -> dict[str, Any]:
     part = {key: whole[key][row] if key in of_sentences else whole[key] for key in whole}
     views = len(whole["images"]) // sum(IMAGES)
     part["images"] = torch.cat([whole["images"][own + view * sum(IMAGES)] for view in range(views)])
-    part["view_of"] = torch.arange(IMAGES[rank]).repeat(views)
+    part["view_of"] = torch.arange(IMAGES[rank]).repeat(len(whole["view_of"]) // sum(IMAGES))
+    if "has_others" in whole:
+        part["has_others"] = whole["has_others"][own]
     part["image_index"] = part["image_index"] - first
     part["study_id"], part["image_key"] = whole["study_id"][own], whole["image_key"][own]
     part["anchor"] = {key: values[row] for key, values in whole["anchor"].items()}

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from medclip_dcl.networks import similarity as similarity_module
 from medclip_dcl.networks.similarity import LSE, GlobalCosine, LSENonLocal, NonLocal, at_image_size
 from medclip_dcl.objectives import contrastive_loss
+from tests.small import RegionsAndGlobal
 
 ALL = [GlobalCosine, LSE, NonLocal, LSENonLocal]
 
@@ -270,3 +271,39 @@ def test_heat_map_is_right_at_region_centres():
     found = at_image_size(heat_map, 27, 36)
     torch.testing.assert_close(found[4::9, 4::9], heat_map)
     assert torch.equal(found[:5, :5], heat_map[:1, :1].expand(5, 5))
+
+
+@pytest.mark.parametrize("make", [*ALL, lambda dim: NonLocal(dim, attention="mean"), RegionsAndGlobal])
+@pytest.mark.parametrize("regions", [3, 17])
+def test_paired_logits_are_entries_of_all_pairs(make, regions):
+    """Values and gradients, for more and for fewer regions than dimensions."""
+    has_dim = make in (NonLocal, LSENonLocal) or make not in (*ALL, RegionsAndGlobal)
+    similarity = (make(8) if has_dim else make()).double()
+    generator = torch.Generator().manual_seed(regions)
+    leaves = [
+        torch.randn(*shape, dtype=torch.float64, generator=generator, requires_grad=True)
+        for shape in ((5, 2, regions, 8), (5, 8), (5, 2, 8))
+    ]
+    of_images, sentences, vector = leaves
+    found = similarity.paired(of_images, sentences, vector)
+    every = similarity(of_images.flatten(0, 1), sentences, vector.flatten(0, 1)).unflatten(1, (5, 2))
+    expected = every[torch.arange(5), torch.arange(5)]
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    gradient = torch.randn(5, 2, dtype=torch.float64, generator=generator)
+    parts = [*leaves, *similarity.parameters()]
+    for a, b in zip(
+        *(torch.autograd.grad(x, parts, gradient, allow_unused=True) for x in (found, expected)), strict=True
+    ):
+        assert (a is None) == (b is None)
+        if a is not None:
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    half = similarity.float().paired(*(x.detach().to(torch.bfloat16) for x in leaves))
+    assert half.dtype == torch.float32 and half.shape == (5, 2)
+
+
+def test_paired_gradients_are_bitwise_equal_on_a_cpu():
+    similarity = LSENonLocal(8)
+    leaves = [torch.randn(6, 4, 9, 8, requires_grad=True), torch.randn(6, 8, requires_grad=True)]
+    parts = [*leaves, *similarity.parameters()]
+    first, second = (torch.autograd.grad(similarity.paired(*leaves).sum(), parts) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from medclip_dcl.common.findings import CHEXPERT
-from medclip_dcl.networks.similarity import GlobalCosine
-from medclip_dcl.objectives import LanguageModelClassProbability, RemoveByLabel
+from medclip_dcl.networks.similarity import GlobalCosine, LSENonLocal
+from medclip_dcl.objectives import (
+    LanguageModelClassProbability,
+    RemoveByLabel,
+    contrastive_loss,
+    contrastive_statistics,
+)
 from medclip_dcl.objectives.in_batch import InBatchObjective
 
 IMAGE_OF = [0, 0, 1, 2, 3, 3]
@@ -144,3 +150,39 @@ def test_with_weights_is_the_loop(views, image_to_text, same_text):
         # Sentence 2 (image 1) loses image 3, sentences 4 and 5 (image 3) lose image 1: 3 of 18 negatives.
         # With two views images 0 and 2 of one study are no negatives of each other's three sentences.
         assert figures["weight"].item() == pytest.approx(15 / 18 if views == 1 else 12 / 15)
+
+
+@pytest.mark.parametrize("m", [1, 3])
+@pytest.mark.parametrize("same_text", ["negative", "ignore"])
+def test_drawn_images_are_the_corrections_positives(m, same_text):
+    """Against the loss with the logits of all pairs, of which each sentence takes those of its image's draws."""
+    regions, sentences, batch = make_batch(1 + m)
+    batch |= {"view_of": torch.arange(4), "has_others": torch.tensor([True, True, False, True])}
+    similarity = LSENonLocal(dim=5, gamma2=4.0).double()
+    rule = LanguageModelClassProbability(a=0.25, k=0.2)
+    objective = InBatchObjective(rule, same_text=same_text, correction_images="sentence", correction_count=m)
+    leaves = regions.requires_grad_(), sentences.requires_grad_()
+    loss, figures = objective(similarity, *leaves, batch)
+    every = similarity(regions, sentences)
+    correction = torch.stack(
+        [torch.stack([every[s, 4 * (1 + k) + IMAGE_OF[s]] for k in range(m)]) for s in range(6)]
+    )
+    weights = torch.tensor(
+        [[float(same_text == "negative" or not knows(s, image)) for image in range(4)] for s in range(6)]
+    ).double()
+    arguments: dict[str, Any] = {
+        "class_probability": rule(batch["anchor"]["log_p"]),
+        "floor": -similarity.gamma2,
+        "weights": weights,
+        "correction_logits": correction,
+    }
+    expected = contrastive_loss(every[:, :4], torch.tensor(IMAGE_OF), **arguments)
+    torch.testing.assert_close(loss, expected)
+    parts = [*leaves, *similarity.parameters()]
+    for found, wanted in zip(
+        torch.autograd.grad(loss, parts), torch.autograd.grad(expected, parts), strict=True
+    ):
+        torch.testing.assert_close(found, wanted)
+    statistics = contrastive_statistics(every[:, :4], torch.tensor(IMAGE_OF), **arguments)
+    torch.testing.assert_close(figures["corrected_share"], statistics.corrected_share)
+    assert figures["correction_own"].item() == 0.25

@@ -77,7 +77,8 @@ def _autocast_on_meta(monkeypatch):
 def batch_of(objective: InBatchObjective, views: int) -> dict[str, Any]:
     return {
         "image_index": torch.randint(0, IMAGES, (SENTENCES,)),
-        "view_of": torch.arange(IMAGES).repeat(views),
+        "view_of": torch.arange(IMAGES).repeat(1 if objective.correction_images != "own" else views),
+        "has_others": torch.rand(IMAGES) > 0.5,
         "study_id": torch.arange(IMAGES) // 2,
         "sentence_id": torch.randint(0, 8, (SENTENCES,)),
         "image_key": torch.arange(IMAGES),
@@ -94,6 +95,11 @@ OPTIONS: list[dict[str, Any]] = [
     {"near_texts": NearTexts(), "image_to_text": 0.5, "same_text": "positive"},
     {"near_texts": NearTexts(compare="reports"), "image_to_text": 0.5, "same_text": "ignore"},
     {"loss": SoftTargets(), "image_to_text": 0.5, "same_text": "ignore"},
+    {
+        "class_probability": LanguageModelClassProbability(),
+        "correction_images": "class",
+        "correction_count": 2,
+    },
     {"loss": StoppedInfoNCE(), "class_probability": LanguageModelClassProbability()},
     {"loss": WeightedInfoNCE(), "class_probability": ConstantClassProbability(0.1), "same_text": "ignore"},
     {"loss": DecoupledLoss(), "image_to_text": 0.5},
@@ -108,6 +114,7 @@ OPTIONS: list[dict[str, Any]] = [
 def test_an_objective_reads_nothing_from_its_device(options, views):
     objective = InBatchObjective(**options).to("meta")
     with torch.device("meta"):
+        views = 1 + objective.correction_count if objective.correction_images != "own" else views
         regions = torch.randn(IMAGES * views, REGIONS, DIM, requires_grad=True)
         sentences = torch.randn(SENTENCES, DIM, requires_grad=True)
         loss, figures = objective(LSENonLocal(DIM), regions, sentences, batch_of(objective, views), step=3)

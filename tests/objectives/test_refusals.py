@@ -53,6 +53,11 @@ def proud(**options: Any) -> InBatchObjective:
     return InBatchObjective(loss=Proud(), **options)
 
 
+def drawn(**options: Any) -> InBatchObjective:
+    options = {"class_probability": LanguageModelClassProbability(), **options}
+    return InBatchObjective(correction_images="class", **options)
+
+
 def test_a_part_without_a_constructor_has_no_arguments():
     assert Shared().config() == {}
 
@@ -90,6 +95,12 @@ def test_a_part_without_a_constructor_has_no_arguments():
         (proud, {"class_probability": ConstantClassProbability(0.1)}, ["set model.init_args.class_probability: null"]),
         (proud, {"negative_weights": HardNegatives()}, ["Proud does not use it", "negative_weights: null"]),
         (proud, {"image_to_text": 0.1}, ["set model.init_args.image_to_text: 0.0"]),
+        (InBatchObjective, {"correction_count": 8}, ["model.correction_count", "1 with correction_images: own", "8"]),
+        (drawn, {"correction_count": 0}, ["model.correction_count: expected at least 1", "0"]),
+        (drawn, {"image_to_text": 0.1}, ["model.image_to_text: expected 0.0 with correction_images: class"]),
+        (drawn, {"same_text": "positive"}, ["model.same_text: expected negative (or ignore)"]),
+        (drawn, {"loss": SoftTargets()}, ["model.loss: expected null with correction_images: class"]),
+        (drawn, {"class_probability": ConstantClassProbability(0.0)}, ["model.class_probability: expected not 0"]),
         (InBatchObjective, {"class_probability": Bare(), "negative_weights": Shared()}, ["'labels'", "rename one"]),
         (Bare().config, {}, ["Bare: expected plain attributes", "options"]),
     ],
