@@ -206,7 +206,8 @@ def _sentence_vectors(
     """Parts of the table of sentences; `reports` (report, dim), those of training, are centred."""
     covariances = [np.cov(part.T, bias=True) for part in np.split(reports, len(weights), axis=1)]
     drawn = np.random.default_rng(0).permutation(len(reports))[:_RANKED]
-    shares = np.linspace(0, 1, QUANTILES)
+    place = np.linspace(0, len(drawn) - 1, QUANTILES)
+    below = np.minimum(place.astype(int), len(drawn) - 2)
     for start in range(0, len(ids), _ROWS):
         vectors = []
         for weight, covariance in zip(weights, covariances, strict=True):
@@ -215,8 +216,10 @@ def _sentence_vectors(
             scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > _SAME)
             vectors.append(vector * scale[:, None])
         vector = np.concatenate(vectors, axis=1).astype(np.float16)
-        scores = vector.astype(np.float32) @ reports[drawn].T
-        quantiles = np.quantile(scores, shares, axis=1).T.astype(np.float16)
+        # Sorted whole: np.quantile takes five times as long for so many.
+        scores = np.sort(vector.astype(np.float32) @ reports[drawn].T, axis=1)
+        least, next_one = scores[:, below], scores[:, below + 1]
+        quantiles = (least + (next_one - least) * (place - below)).astype(np.float16)
         yield {"sentence_id": ids[start : start + _ROWS], "vector": vector, "quantiles": quantiles}
 
 

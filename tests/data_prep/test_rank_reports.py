@@ -125,7 +125,7 @@ def test_a_killed_command_leaves_no_ranking(ranked, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(rank_reports.np, "quantile", killed)
+        patch.setattr(rank_reports.np, "sort", killed)
         rank_reports.rank_reports(rank_reports.Rank(data=folder))
     assert not PreparedSet(folder).models("ranking")
     first = rank_reports.rank_reports(rank_reports.Rank(data=folder))
