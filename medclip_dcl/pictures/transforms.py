@@ -76,7 +76,7 @@ def to_input(
     if image_scale is not None:
         brightness, contrast, mean = image_scale.float().T[:, :, None, None, None]
         images = (contrast * (images * brightness) + (1 - contrast) * mean).clamp(0, 1)
-    return images.expand(-1, 3, -1, -1)
+    return images if images.shape[1] == 3 else images.expand(-1, 3, -1, -1)
 
 
 def centre_crop(grey: UInt8[np.ndarray, "height width"], size: int) -> UInt8[np.ndarray, "size size"]:

@@ -154,9 +154,9 @@ def test_images_are_read_a_batch_at_a_time(model, grey, monkeypatch):
 
     encode = model.network.feature_map
 
-    def noted(inputs):
+    def noted(inputs, scale):
         seen.append((len(given), len(inputs)))
-        return encode(inputs)
+        return encode(inputs, scale)
 
     monkeypatch.setattr(model.network, "feature_map", noted)
     assert list(model.classify(images(), batch_size=3).index) == list(range(7))
