@@ -74,10 +74,10 @@ def _method(experiment: Experiment, finished: pd.DataFrame) -> str:
             else f"those with p ≤ {ALPHA} by the paired t test, adjusted by Holm's method for all differences of their "
             "outcome; outcomes are not adjusted for one another."
         )
-    if by_best := {one.validate for one in experiment.outcomes.values() if one.step == BEST}:
+    if by := [f"{one.validate} ({name})" for name, one in experiment.outcomes.items() if one.step == BEST]:
         text += (
-            f" Best step: of the kept steps of each run alone, that with the best {', '.join(sorted(by_best))}; the"
-            " number is the test's at this step. Last step: the last kept one."
+            f" Best step: of the kept steps of each run alone, that with the best {', '.join(by)}; the number is the"
+            " test's at this step. Last step: the last kept one."
         )
     if experiment.patients:
         runs = [run for run in experiment.runs() if run.name in set(finished["run"])]
