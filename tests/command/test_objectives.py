@@ -152,4 +152,4 @@ def test_the_constant_of_known_class_composes(tmp_path, capsys):
     assert (options["correction_images"], options["correction_count"]) == ("class", 8)
     eta = options["class_probability"]
     assert eta["class_path"].endswith("ConstantClassProbability")
-    assert eta["init_args"] == {"eta": 0.42, "max_eta": 0.8}
+    assert eta["init_args"] == {"eta": 0.413, "max_eta": 0.8}
