@@ -87,8 +87,15 @@ class Texts(Sequence[str]):
         found = self.values[index]
         return found.to_pylist() if isinstance(index, slice) else found.as_py()
 
+    def __arrow_array__(self, type: pa.DataType | None = None) -> pa.Array:
+        return self.values if type is None else self.values.cast(type)
+
     def tolist(self) -> list[str]:
         return self.values.to_pylist()
+
+    def where(self, is_chosen: np.ndarray) -> Texts:
+        """The texts at which (text,) is True."""
+        return self if is_chosen.all() else Arrays({"text": self.values.filter(pa.array(is_chosen))})["text"]
 
 
 def write_arrays(arrays: Mapping[str, np.ndarray | pa.LargeStringArray], file: Path) -> None:

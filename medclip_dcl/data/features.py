@@ -114,7 +114,7 @@ class EncodedImages(Dataset):
     """Features of images; serves whole batches."""
 
     features: Features
-    dicom_ids: list[str]
+    dicom_ids: Sequence[str]
 
     def __post_init__(self) -> None:
         self.rows = self.features.rows_of_images(self.dicom_ids)

@@ -381,7 +381,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         blocks = FixedBatches(examples, self.batch_size)
         return self._loader(blocks, ShardSampler(range(len(blocks))), None, None)
 
-    def _image_loader(self, dicom_ids: list[str]) -> DataLoader:
+    def _image_loader(self, dicom_ids: Sequence[str]) -> DataLoader:
         if self.features is None:
             return super()._image_loader(dicom_ids)
         encoded = EncodedImages(self.features, dicom_ids)

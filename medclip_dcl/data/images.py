@@ -64,7 +64,7 @@ class ImageExamples(Dataset):
     """Images, with labels (image, finding) for a classifier: cropped by `crop`, else the middle `seen` pixels."""
 
     images: Images
-    dicom_ids: list[str]
+    dicom_ids: Sequence[str]
     seen: int
     labels: Tensor | None = None
     crop: Crop | None = None
@@ -202,7 +202,7 @@ class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generi
                 "data.contrast: 0"
             )
 
-    def _image_loader(self, dicom_ids: list[str]) -> DataLoader:
+    def _image_loader(self, dicom_ids: Sequence[str]) -> DataLoader:
         examples = ImageExamples(self._cached(dicom_ids), dicom_ids, self.view.seen)
         return self._loader(examples, ShardSampler(range(len(examples))), self.batch_size, examples.collate)
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import torch
 from jaxtyping import Float
 from pytorch_lightning.utilities import rank_zero_warn
@@ -18,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from medclip_dcl.common.distributed import rank_and_size
 from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.common.findings import require_labelled
+from medclip_dcl.data.arrays import Arrays, Texts
 from medclip_dcl.data.images import EvaluatedImages, ImageExamples, ImagesDataModule
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
 from medclip_dcl.data.prepared import PreparedDataError
@@ -106,16 +108,18 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         self.label_fraction, self.label_seed = label_fraction, label_seed
         self._train: Targets | None = None
         self._features: dict[str, Tensor] = {}
+        self._kept: dict[str, Arrays] = {}
 
     def provided(self) -> LabelledData:
         return LabelledData(self.image_settings(), self.positive_weight, partial(self.features, "train"))
 
     def load(self, stage: str) -> None:
         """Check the set against the requirements of the run."""
-        self.prepared.table("labels")
+        self.of_machine(lambda: self.prepared.check("labels"))
         if stage != "fit":
             return
-        self._require_images_to_fit()
+        self.of_machine(self._require_images_to_fit)
+        self._kept, self._images = {}, {}
         require_labelled(self.requirements.findings, self.prepared.findings, "model.findings")
         if self.requirements.is_frozen:
             self._require_no_augmentation(
@@ -155,7 +159,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
 
     def _labelled(self, images: pd.DataFrame) -> pd.DataFrame:
         """Images whose study has a label, with all label columns, by dicom_id."""
-        labels = self.prepared.table("labels")
+        labels = self.prepared.rows("labels")
         labels = labels[labels.drop(columns="study_id").notna().any(axis=1)]
         return images.merge(labels, on="study_id").sort_values("dicom_id").reset_index(drop=True)
 
@@ -163,12 +167,24 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         """Targets of "train", the drawn patients' once these are drawn, or of "validate"."""
         if use == "train" and self._train is not None:
             return self._train
-        images = self._labelled(self.prepared.table("images").query("use == @use"))
-        columns = images[list(self.requirements.findings)]
-        meant = columns.mask(columns == UNCERTAIN, self.meaning["uncertain"])
-        meant = meant.mask(columns.isna(), self.meaning["blank"])
-        labels = torch.tensor(meant.to_numpy(dtype="float32"))
-        return Targets(images["dicom_id"].tolist(), images["subject_id"].to_numpy(), labels)
+        if use not in self._kept:
+            self._kept[use] = self.arrays({"of": "labelled images", "use": use}, lambda: self._arrays_of(use))
+        kept = self._kept[use]
+        labels = np.stack([kept[f"label/{finding}"] for finding in self.requirements.findings], axis=1)
+        meant = np.where(labels == UNCERTAIN, self.meaning["uncertain"], labels)
+        meant = np.where(np.isnan(labels), self.meaning["blank"], meant)
+        targets = torch.from_numpy(meant.astype(np.float32))
+        return Targets(kept["dicom_id"], kept["path"], kept["subject_id"], targets)
+
+    def _arrays_of(self, use: str) -> dict[str, Any]:
+        """dicom_id, path, subject_id and each label of the labelled images of one use."""
+        images = self._labelled(self.prepared.rows("images", use=[use]))
+        findings = self.prepared.rows("labels").columns.drop("study_id")
+        return {
+            **{name: pa.array(images[name], pa.large_string()) for name in ("dicom_id", "path")},
+            "subject_id": images["subject_id"].to_numpy(),
+            **{f"label/{finding}": images[finding].to_numpy(np.float32) for finding in findings},
+        }
 
     def _training_targets(self) -> Targets:
         self._train = None
@@ -219,8 +235,10 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
             # In memory: no worker processes.
             options = {"batch_size": batch_size, "collate_fn": as_it_is}
             return FeatureExamples(self.features(use), targets), options
+        if use not in self._images:
+            self._images[use] = self._scaled(targets.paths)
         examples = ImageExamples(
-            *(self._cached(targets.dicom_ids), targets.dicom_ids, self.view.seen, targets.labels),
+            *(self._images[use], targets.dicom_ids, self.view.seen, targets.labels),
             crop=self.crop if use == "train" else None,
             seed=self.seed,
         )
@@ -231,7 +249,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
     def evaluation(self, stage: str) -> LabelledImages:
         is_test = stage == "test"
         labelled = self._labelled(
-            self.test_images if is_test else self.prepared.table("images").query("use == 'validate'")
+            self.test_images if is_test else self.prepared.rows("images", use=["validate"])
         )
         findings = [finding for finding in self.requirements.findings if finding in self.prepared.findings]
         if labelled.empty or not findings:
@@ -250,13 +268,14 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
 class Targets:
     """Images, patients (image,) and targets (image, finding): 1, 0, or NaN for an entry that is left out."""
 
-    dicom_ids: list[str]
+    dicom_ids: Texts
+    paths: Texts
     subject_ids: np.ndarray
     labels: Tensor
 
     def rows(self, chosen: np.ndarray) -> Targets:
-        ids = [dicom_id for dicom_id, is_chosen in zip(self.dicom_ids, chosen, strict=True) if is_chosen]
-        return Targets(ids, self.subject_ids[chosen], self.labels[torch.from_numpy(chosen)])
+        texts = self.dicom_ids.where(chosen), self.paths.where(chosen)
+        return Targets(*texts, self.subject_ids[chosen], self.labels[torch.from_numpy(chosen)])
 
 
 @dataclass(eq=False)

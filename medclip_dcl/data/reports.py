@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,11 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from medclip_dcl.common.distributed import gather_objects
 from medclip_dcl.common.errors import UserError, check_choice, check_min
-from medclip_dcl.common.files import read_text
-from medclip_dcl.data.link import LinkedDataModule, ReportsRequirements, TokenizedSentences
+from medclip_dcl.common.files import digest, digest_of_file, read_text
+from medclip_dcl.data.arrays import Arrays, Lists, as_lists
+from medclip_dcl.data.link import PreparedDataModule, ReportsRequirements, TokenizedSentences
 from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
-from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, TrainingOrder, worker_options
 from medclip_dcl.networks.bert_folder import resolve_folder, word_pieces
 from medclip_dcl.networks.language_model import load_masked_tokenizer
@@ -35,7 +37,7 @@ _POOL = 32
 _NO_SENTENCE = -1
 
 
-class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
+class ReportsDataModule(PreparedDataModule[ReportsRequirements], EpochDataModule):
     """Sentences of the training and validate reports with masked tokens.
 
     Only reports of images whose use is train or validate are read: never those of test or grounding patients.
@@ -106,14 +108,10 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
     def load(self, stage: str) -> None:
         if self._examples:
             return
-        prepared = PreparedSet(self.folder)
-        prepared.require_separate_patients()
-        sentences = {use: self._sentences(prepared, use) for use in ("train", "validate")}
-        if self.extra_text is not None:
-            lines = read_text(Path(self.extra_text)).splitlines()
-            sentences["train"] += [(_NO_SENTENCE, line.strip()) for line in lines if line.strip()]
-        self.tokenizer = self._load_or_train([text for _, text in sentences["train"]])
-        self._examples = {use: self._masked(found, use) for use, found in sentences.items()}
+        self.of_machine(self.prepared.require_separate_patients)
+        self.tokenizer = self._load_or_train()
+        self._examples = {use: self._masked(use) for use in ("train", "validate")}
+        self.prepared.forget_tables()
 
     def train_dataloader(self) -> DataLoader:
         examples = self._examples["train"]
@@ -127,14 +125,17 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
         sampler = ShardSampler([(0, batch) for batch in batches])
         return DataLoader(examples, sampler=sampler, **self._loader_options())
 
-    def _sentences(self, prepared: PreparedSet, use: str) -> list[tuple[int, str]]:
-        """(sentence_id, text) of the use's reports: each mention, or each once in the order of sentence_id."""
-        studies = prepared.studies(use)
-        reports = prepared.table("reports")
+    def _sentences(self, use: str) -> list[tuple[int, str]]:
+        """(sentence_id, text) of the use's reports: each mention, or each once in the order of sentence_id.
+
+        Those of training are followed by `extra_text`.
+        """
+        studies = self.prepared.studies(use)
+        reports = self.prepared.table("reports")
         mentions = reports.loc[reports["study_id"].isin(studies), "sentence_id"].sort_values()
         if self.sampling == "distinct":
             mentions = mentions.drop_duplicates()
-        text_of = prepared.table("sentences").set_index("sentence_id")["text"]
+        text_of = self.prepared.table("sentences").set_index("sentence_id")["text"]
         pairs = zip(mentions.tolist(), text_of.loc[mentions].tolist(), strict=True)
         found = [(sentence, text) for sentence, text in pairs if text.strip()]
         if not found:
@@ -142,9 +143,12 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
                 f"{self.folder} has no {use} sentences ({len(studies)} studies of use {use}); the language model "
                 "needs reports in training and in validate"
             )
+        if use == "train" and self.extra_text is not None:
+            lines = read_text(Path(self.extra_text)).splitlines()
+            found += [(_NO_SENTENCE, line.strip()) for line in lines if line.strip()]
         return found
 
-    def _load_or_train(self, texts: Sequence[str]) -> PreTrainedTokenizerFast:
+    def _load_or_train(self) -> PreTrainedTokenizerFast:
         pretrained = self.requirements.pretrained
         if (pretrained is None) == (self.vocabulary_size is None):
             raise UserError(
@@ -154,26 +158,48 @@ class ReportsDataModule(LinkedDataModule[ReportsRequirements], EpochDataModule):
         if self.vocabulary_size is None:
             return load_masked_tokenizer(resolve_folder(str(pretrained)))
         # One process decides for all.
-        vocabulary = gather_objects(train_word_pieces(texts, self.vocabulary_size))[0]
-        return BertTokenizer(vocab=vocabulary)
+        size = self.vocabulary_size
+        trained = self.of_machine(
+            lambda: train_word_pieces([text for _, text in self._sentences("train")], size)
+        )
+        return BertTokenizer(vocab=gather_objects(trained)[0])
 
-    def _masked(self, sentences: Sequence[tuple[int, str]], use: str) -> _MaskedSentences:
+    def _masked(self, use: str) -> _MaskedSentences:
         tokenizer = self.tokenizer
-        number = {text: index for index, text in enumerate(dict.fromkeys(text for _, text in sentences))}
-        pieces = list(word_pieces(tokenizer, list(number)))
         before, after = special_tokens_around(tokenizer)
-        longest = self.max_tokens - len(before) - len(after)
-        if cut := share_of_truncated(sum(len(ids) > longest for ids in pieces), len(pieces)):
+        extra = use == "train" and self.extra_text is not None and digest_of_file(Path(str(self.extra_text)))
+        what = {
+            **{"of": "masked sentences", "use": use, "sampling": self.sampling, "extra_text": extra},
+            "tokenizer": digest(tokenizer.backend_tokenizer.to_str().encode()),
+            "tokens": [self.max_tokens, before, after],
+        }
+        arrays = self.arrays(what, lambda: self._arrays_of(use))
+        if cut := share_of_truncated(int(arrays["truncated"][0]), len(Lists(arrays, "tokens"))):
             rank_zero_warn(f"data: {use}: {cut}")
-        tokens = [np.array([*before, *ids[:longest], *after]) for ids in pieces]
-        shown = [(number[text], sentence) for sentence, text in sentences if pieces[number[text]]]
-        mentions, sentence_ids = np.array(shown).reshape(-1, 2).T
         special, around = tokenizer.all_special_tokens, (len(before), len(after))
         masking = Masking(
             tokenizer.get_vocab(), self.mask_probability, special, str(tokenizer.mask_token), around
         )
         stream = [self.seed] if use == "train" else [self.seed, 1]
-        return _MaskedSentences(tokens, mentions, masking, stream, int(tokenizer.pad_token_id), sentence_ids)
+        return _MaskedSentences(arrays, masking, stream, int(tokenizer.pad_token_id))
+
+    def _arrays_of(self, use: str) -> dict[str, np.ndarray]:
+        """Arrays of `_MaskedSentences`; truncated: number of sentences that were cut."""
+        tokenizer, sentences = self.tokenizer, self._sentences(use)
+        number = {text: index for index, text in enumerate(dict.fromkeys(text for _, text in sentences))}
+        pieces = list(word_pieces(tokenizer, list(number)))
+        before, after = special_tokens_around(tokenizer)
+        longest = self.max_tokens - len(before) - len(after)
+        tokens = [[*before, *ids[:longest], *after] for ids in pieces]
+        lengths = np.array([len(row) for row in tokens])
+        values = np.fromiter(itertools.chain.from_iterable(tokens), np.int64, int(lengths.sum()))
+        shown = [(number[text], sentence) for sentence, text in sentences if pieces[number[text]]]
+        mentions, sentence_ids = np.array(shown, dtype=np.int64).reshape(-1, 2).T
+        return {
+            **as_lists("tokens", values, lengths),
+            **{"mentions": mentions.astype(np.int32), "sentence_ids": sentence_ids},
+            "truncated": np.array([sum(len(ids) > longest for ids in pieces)]),
+        }
 
     def _loader_options(self) -> dict[str, Any]:
         # The sampler's elements are whole batches: Lightning would break up a batch sampler on several devices.
@@ -209,33 +235,40 @@ class LengthSampler(TrainingOrder):
 
 @dataclass(eq=False)
 class _MaskedSentences(Dataset):
-    """Batches of masked sentences by (epoch, indices); an index is a mention of a sentence."""
+    """Batches of masked sentences by (epoch, indices); an index is a mention of a sentence.
 
-    tokens: list[np.ndarray]
-    mentions: np.ndarray
+    arrays: tokens, `Lists` of distinct sentences; mentions, sentence_ids (mention,): which of these, and its number.
+    """
+
+    arrays: Arrays
     masking: Masking
     stream: list[int]
     pad_id: int
-    sentence_ids: np.ndarray
 
     def __post_init__(self) -> None:
-        self.lengths = np.array([len(row) for row in self.tokens])[self.mentions]
+        self.tokens = Lists(self.arrays, "tokens")
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each mention."""
+        return np.diff(self.arrays["tokens_offsets"])[self.arrays["mentions"]]
 
     def __getitem__(self, key: tuple[int, list[int]]) -> dict[str, Tensor]:
         epoch, indices = key
-        lengths = self.lengths[indices]
+        rows = [self.tokens[mention] for mention in self.arrays["mentions"][indices]]
+        lengths = np.array([len(row) for row in rows])
         tokens = np.full((len(indices), lengths.max()), self.pad_id)
         labels = np.full_like(tokens, IGNORED)
         for row, index in enumerate(indices):
             generator = np.random.default_rng([*self.stream, epoch, index])
-            masked, hidden = self.masking(self.tokens[self.mentions[index]], generator)
+            masked, hidden = self.masking(rows[row], generator)
             tokens[row, : len(masked)], labels[row, : len(masked)] = masked, hidden
         return {
             "tokens": torch.from_numpy(tokens),
             "lengths": torch.from_numpy(lengths),
             "labels": torch.from_numpy(labels),
             "places": masked_places(torch.from_numpy(labels)),
-            "sentence_id": torch.from_numpy(self.sentence_ids[indices]),
+            "sentence_id": torch.from_numpy(self.arrays["sentence_ids"][indices]),
         }
 
 

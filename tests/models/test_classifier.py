@@ -152,7 +152,9 @@ def test_a_probe_is_logistic_regression_on_the_features(small_set, tmp_path, mon
 
     def own_labels(self, use):
         found = all_targets(self, use)
-        return type(found)(found.dicom_ids, found.subject_ids, labels[: len(found.dicom_ids), None])
+        return type(found)(
+            found.dicom_ids, found.paths, found.subject_ids, labels[: len(found.dicom_ids), None]
+        )
 
     monkeypatch.setattr(LabelledDataModule, "_targets", own_labels)
     trainer(tmp_path, 200, limit_val_batches=0).fit(model, data)
