@@ -213,3 +213,9 @@ def test_runs_on_other_cases_are_not_paired(tables, make_predictions):
     )
     with pytest.raises(SavedResultsError, match="cases of grounding differ"):
         bootstrap_differences(Predictions(other), Predictions(tables), 100)
+
+
+def test_patients_are_drawn_by_one_multinomial():
+    drawn = patient_draws(7, 30, 5)
+    expected = np.random.default_rng(5).multinomial(7, np.full(7, 1 / 7), size=30)
+    assert np.array_equal(drawn, np.concatenate([np.ones((1, 7)), expected]))
