@@ -137,12 +137,13 @@ def make_set(folder: Path, count: int) -> None:
         write_table(frame, folder / f"{name}.parquet", name)
     scores.attrs.update(seal(scores, table))
     write_table(scores, folder / "log_p/some-0123.parquet", "log_p")
+    (folder / "rejects.csv").write_text("kind,id,reason\n", encoding="utf-8")
     info = {
         "format_version": FORMAT_VERSION,
         "source": "simulated",
         "phantom": True,
         "options": {},
-        "counts": {},
+        "counts": {"images_in_release": count},
         "fingerprint": f"{count:016x}",
         "digests": {name: digest_of_file(folder / f"{name}.parquet") for name in tables},
     }

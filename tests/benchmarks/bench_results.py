@@ -20,14 +20,17 @@ import resource
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from results_file import HERE
+from results_file import HERE, process_memory
 
+from medclip_dcl.ask.file_state import FileState
+from medclip_dcl.ask.score_table import ERROR, IMAGE, STATE, WARNING, ScoreTable
 from medclip_dcl.common.files import write_json, write_parquet
 from medclip_dcl.common.findings import read_prompts
 from medclip_dcl.evaluation.callback import EvaluationResult
@@ -35,7 +38,6 @@ from medclip_dcl.evaluation.classification import classification_result
 from medclip_dcl.metrics import summaries
 from medclip_dcl.metrics.calibration import Calibration, fit_finding
 
-TITLE = "Reports of large tests"
 DRAWS = "patient_draws.parquet"
 PATIENTS, STUDIES, BOXES = 65_379 / 377_110, 227_835 / 377_110, 1_448 / 5_159
 """For each image: patients and studies of MIMIC-CXR-JPG; boxes of MS-CXR for each test image."""
@@ -277,8 +279,27 @@ def measured(words: Sequence[str], code: Path) -> tuple[float, float]:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, peak / 1e9
 
 
+def score_table(number: int, folder: Path) -> str:
+    """CPU seconds and memory of the rows of `ask --classify`, without files of images and without a network."""
+    columns, state = [f"Finding {place}" for place in range(14)], FileState(123_456, 1, 1, 1, "0" * 32)
+    images = [
+        f"/data/files/p10/p{10_000_000 + n // 5}/s{50_000_000 + n // 2}/{n:044x}.jpg" for n in range(number)
+    ]
+    before, start = process_memory()["VmRSS"], time.process_time()
+    with ScoreTable(folder / "scores.parquet", columns, {"model": "simulated"}) as table:
+        for first in range(0, number, 64):
+            table.add(
+                dict.fromkeys(columns, place / number)
+                | {IMAGE: image, ERROR: None, WARNING: None, STATE: state._replace(inode=place)}
+                for place, image in enumerate(images[first : first + 64], first)
+            )
+        table.finish(images)
+    seconds, peak = time.process_time() - start, process_memory()["VmHWM"] - before
+    return f"rows of {number:,} images: {seconds:.1f} CPU s, {peak / 1e9:.2f} GB"
+
+
 def main() -> None:
-    """Simulate, measure, print, write."""
+    """Simulate, measure, print."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -290,9 +311,15 @@ def main() -> None:
     )
     parser.add_argument("--images", type=int, default=150_000)
     parser.add_argument("--code", type=Path, default=HERE.parents[1], help="checkout that is measured")
+    parser.add_argument(
+        "--scores", type=int, help="measure the table of `ask --classify` of so many images instead"
+    )
     parser.add_argument("--kinds", nargs="+", default=["first", "classifier"], help="runs that are measured")
-    parser.add_argument("--write", action="store_true", help="write the section of RESULTS.md")
     options = parser.parse_args()
+    if options.scores:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        print(score_table(options.scores, options.folder))
+        return
     folder = options.folder.resolve() / str(options.images)
     runs = {name: folder / name for name in ("first", "second", "classifier")}
     for seed, (name, run) in enumerate(runs.items()):
