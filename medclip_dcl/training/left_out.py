@@ -71,4 +71,6 @@ def left_out_negatives(rule: RankedByText, data: ImageTextDataModule) -> dict[st
         if rule.random_seed is None:
             scores = rule.scores(anchor, candidate).cpu().numpy()
             found["auc_within_anchors"] = auc_within_anchors(scores, fits, np.eye(len(images), dtype=bool))
-    return {name: round(float(value), 4) for name, value in found.items()}
+    return {
+        name: value if isinstance(value, int) else round(float(value), 4) for name, value in found.items()
+    }
