@@ -5,7 +5,7 @@
 Run by hand, never in CI: a million images take some minutes, 10 GB of memory and a million names of files. The set is
 in MIMIC-CXR's proportions: 0.6 studies an image, 3.5 studies a patient, 1.3 distinct sentences an image, 8.5 mentions a
 report. All image files are names of a few files of 64 x 64 pixels. Each round is a process of its own, as each of the
-later ranks of a node, or a later start. With --shards the set is sharded first.
+later ranks of a node, or a later start.
 
 - fingerprint: `PreparedSet.changes`, as the program calls it before anything else.
 - load: `setup("fit")` of the datamodule for a model with log p.
@@ -235,7 +235,6 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=HERE.parents[2], help="checkout whose code is measured")
     parser.add_argument("--rounds", type=int, default=2, help="starts one after the other")
     parser.add_argument("--workers", type=int, default=WORKERS)
-    parser.add_argument("--shards", action="store_true", help="shard the set first")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     prepared, language_model = options.folder / f"set_{options.images}", options.folder / "bert"
