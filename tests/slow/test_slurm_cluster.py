@@ -24,6 +24,7 @@ import yaml
 from medclip_dcl.common.files import write_json
 from medclip_dcl.data.prepared import FORMAT_VERSION, write_table
 from tests.slow.slurm_cluster import Cluster, cluster, missing_programs, wait_until
+from tests.studies.grids import MODULE, write_grid
 
 ROOT = Path(__file__).resolve().parents[2]
 BATCH_FILES = ROOT / "configs/slurm"
@@ -60,7 +61,8 @@ if sys.argv[1] == "fit":
         return whole(*args, **options)
 
     ImageTextModel.training_step = waiting
-main()
+if __name__ == "__main__":  # workers of a study import this file
+    main()
 """
 
 
@@ -299,3 +301,16 @@ def test_array_of_scoring_jobs_gives_the_bytes_of_one(slurm, small_bert):
     assert found.name == expected.name and found.read_bytes() == expected.read_bytes()
     logs = "".join(file.read_text() for file in slurm.folder.glob("medclip_dcl_score-*.log"))
     assert logs.count("has done its share;") == 2 and logs.count("continuing: ") == 1
+
+
+def test_array_of_a_study_trains_each_run_once(slurm):
+    noise = {"set": "data.init_args.noise", "values": [0.1, 1]}
+    changes = {"axes": {"noise": noise}, "pairs": None, "compare": None, "plots": None}
+    file = write_grid(slurm.folder / "study", **changes, outcomes={"error": "tiny/error"})
+    words = (BATCH_FILES / "experiments.sbatch", file, "--import", MODULE, "--device", "cpu")
+    job = slurm.submit("--array=0-1", *words)
+    for task in range(2):
+        completed(slurm, f"{job}_{task}")
+    logs = [(slurm.folder / f"medclip_dcl_experiments-{job}-{task}.log").read_text() for task in range(2)]
+    assert all("grid: 1 runs, 0 of them done" in log and "; 1 of 1 done" in log for log in logs), logs
+    assert len([*(file.parent / "grid").rglob("results.json")]) == 2
