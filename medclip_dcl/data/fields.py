@@ -35,6 +35,7 @@ IMAGE_FIELDS = {
     **_numeric("labels", "images"),
     **{table: table for table in ("labels", "text_embedding", "image_classes")},
     "report_ranking": "ranking",
+    "image_row": "images",
 }
 """Fields of candidates (images) by name -> the table that they stand in."""
 
@@ -198,7 +199,7 @@ def image_field(
     labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing; each label column of
     the set by its own name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings.
     report_ranking: (image, dim), the report's vector of a `Ranking`. image_classes: (image, class), 1 where the class
-    is true of the image. All others are columns (image,): integers are
+    is true of the image. image_row: (image,), the row in images.parquet. All others are columns (image,): integers are
     int64, others float32.
     """
     if name == "labels":
@@ -212,6 +213,8 @@ def image_field(
         return {"value": ranked.reports, "row": rows_of_keys(ranked.study_id, images["study_id"].to_numpy())}
     if name == "image_classes":
         return {"value": _image_classes(prepared, images)}
+    if name == "image_row":
+        return {"value": images.index.to_numpy(np.int64)}
     column = images[name] if name in IMAGE_FIELDS else _own_column(own, name, images["dicom_id"])
     return {"value": column.to_numpy(np.int64 if is_integer_dtype(column) else np.float32)}
 

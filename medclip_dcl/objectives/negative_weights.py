@@ -18,7 +18,7 @@ from torch.nn.functional import cosine_similarity, normalize
 from medclip_dcl.common.devices import widest_float
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
-from medclip_dcl.objectives.contrastive import at_least_float32
+from medclip_dcl.objectives.contrastive import at_least_float32, checked
 from medclip_dcl.objectives.described import Described
 
 Fields = Mapping[str, Tensor]
@@ -253,8 +253,7 @@ class ResampleByTextSimilarity(_TextSimilarity):
         keys: Int[Tensor, "anchor key"],
         step: int,
     ) -> Weights:
-        # MPS has no float64.
-        place = torch.device("cpu") if weights.device.type == "mps" else weights.device
+        place = _precise(weights.device)
         chances = weights.masked_fill(~is_negative, 0.0).to(place, torch.float64)
         until = chances.cumsum(1)
         most = chances.shape[1] if self.draws is None else self.draws
@@ -330,17 +329,18 @@ class RankedByText(NegativeWeights):
         share(x) = min{ c p(x)^k, 0.95 }
         w(x, u)  = 0  where  score(x, report of u) > quantile of x's scores at 1 - share(x),  else 1
 
-    `medclip-dcl rank` learns the scores on the training reports alone; the quantiles are over these. The others are
-    scaled to keep N; an anchor with nothing left costs 0. A sentence of unknown words keeps all its negatives. No class
-    probability stands beside it: the false negatives would count twice.
+    `medclip-dcl rank` learns the scores on the training reports alone; the quantiles are over these. Reports with equal
+    scores are kept or left out together. The other negatives are scaled to keep N; an anchor with nothing left costs 0.
+    A sentence of unknown words keeps all its negatives. No class probability stands beside it: the false negatives
+    would count twice.
 
     Args:
         mean_share: mean of share(x) over the training anchors, in (0, 0.9], for which c is solved before training;
             null where c is given (0.5: choice).
         k: exponent of p(x), at least 0; 0 is the same share for every sentence, without scores (0.35: SSD's).
         c: factor, above 0; null to solve it.
-        random_seed: None ranks by text. A number leaves out the same share of reports at random, a control; a draw
-            depends on (random_seed, sentence, study, step) alone.
+        random_seed: None ranks by text. A number leaves out the same share of images at random, a control; a draw
+            depends on (random_seed, sentence, image, step) alone.
     """
 
     keeps_count = True
@@ -369,7 +369,7 @@ class RankedByText(NegativeWeights):
         self.mean_share, self.k, self.c, self.random_seed = mean_share, k, c, random_seed
         of_pairs = (("sentence_ranking",), ("report_ranking",))
         if random_seed is not None:
-            of_pairs = (("sentence_id",), ("study_id",))
+            of_pairs = (("sentence_id",), ("image_row",))
         self.prepare_requires = ("log_p",) if k else ()
         self.anchor_requires, self.candidate_requires = self.prepare_requires + of_pairs[0], of_pairs[1]
         self.register_buffer("log_c", torch.tensor(math.nan if c is None else math.log(c)))
@@ -402,27 +402,30 @@ class RankedByText(NegativeWeights):
         return f"RankedByText: c {c:.4g}; mean share left out {share:.3f} over anchors of {len(anchors):,} sentences"
 
     def check_sentences(self, fields: Fields) -> None:
-        """Say how many sentences have no known term."""
-        unranked = ~_is_ranked(fields) if self.random_seed is None else torch.zeros(0)
-        if count := int(unranked.sum()):
-            message = "sampled anchors have no known term: they keep all their negatives"
-            warnings.warn(f"RankedByText: {count:,} of {len(unranked):,} {message}", stacklevel=2)
+        """Say how many sentences the ranking does not cover."""
+        if self.random_seed is None and not (is_ranked := _is_ranked(fields)).all():
+            message = "have no known term, or one score for all reports: they keep all their negatives"
+            warnings.warn(
+                f"RankedByText: {int((~is_ranked).sum()):,} of {len(is_ranked):,} sampled anchors {message}",
+                stacklevel=2,
+            )
 
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
         """`sentence_ranking` (anchor, dim + 101), `report_ranking` (image, dim), `log_p` (anchor,)."""
         share = self.share(anchor)
         if self.random_seed is not None:
-            pairs = torch.cartesian_prod(anchor["sentence_id"], candidate["study_id"]).reshape(-1, 2)
-            numbers = uniform(pairs, 1, self.random_seed, self.step).reshape(len(share), -1)
-            is_left_out = numbers < share[:, None]
+            pairs = torch.cartesian_prod(anchor["sentence_id"], candidate["image_row"]).reshape(-1, 2)
+            numbers = uniform(pairs.to(_precise(pairs.device)), 1, self.random_seed, self.step)
+            is_left_out = numbers.to(share).reshape(len(share), -1) < share[:, None]
         else:
             quantiles = anchor["sentence_ranking"][:, candidate["report_ranking"].shape[1] :]
             place = (1 - share) * (quantiles.shape[1] - 1)
             below = place.long().clamp(max=quantiles.shape[1] - 2)
             ends = [quantiles.gather(1, number[:, None]) for number in (below, below + 1)]
             least = ends[0].lerp(ends[1], (place - below).to(quantiles)[:, None])
-            is_left_out = self.scores(anchor, candidate) > least
-        return (~is_left_out).to(torch.get_default_dtype())
+            # In the quantiles' precision: a report at the quantile, as many equal reports may be, is not above it.
+            is_left_out = self.scores(anchor, candidate).half() > least
+        return (~is_left_out).to(torch.get_default_dtype()).masked_fill(share.isnan()[:, None], math.nan)
 
     def scores(self, anchor: Fields, candidate: Fields) -> Weights:
         """Scores of the images' reports for the anchors; those of half precision are exact, in a batch of any shape."""
@@ -430,10 +433,23 @@ class RankedByText(NegativeWeights):
         return anchor["sentence_ranking"][:, : reports.shape[1]].to(reports) @ reports.T
 
     def share(self, anchor: Fields) -> Float[Tensor, "anchor"]:
-        """Share of an anchor's negatives that is left out; 0 of an empty sentence, which has no log p."""
+        """Share of an anchor's negatives that is left out; 0 of an empty sentence, which has no log p.
+
+        Raises:
+            UserError: c is not solved. Where `log_c` is not on the host, shares are NaN.
+        """
+
+        def error() -> UserError:
+            return UserError(
+                "negative_weights.c: expected a number, found none, as no datamodule prepared the training; give c, or "
+                "call RankedByText.prepare"
+            )
+
+        log_c = checked(self.log_c, self.log_c.isnan(), error)
         if not self.k:
-            return self.log_c.exp().clamp(max=_MAX_SHARE).expand(len(next(iter(anchor.values()))))
-        return (self.log_c + self.k * anchor["log_p"]).clamp(max=_LOG_MAX_SHARE).exp().nan_to_num(0.0)
+            return log_c.exp().clamp(max=_MAX_SHARE).expand(len(next(iter(anchor.values()))))
+        exponent = (self.k * anchor["log_p"]).nan_to_num(-math.inf)
+        return (log_c + exponent).clamp(max=_LOG_MAX_SHARE).exp()
 
     def figures(self, weights: Weights, is_negative: Tensor, anchor: Fields) -> dict[str, Tensor]:
         is_left_out = (weights == 0) & is_negative
@@ -445,8 +461,13 @@ class RankedByText(NegativeWeights):
         return {**found, "nothing_left": is_empty.float().mean()}
 
 
+def _precise(device: torch.device) -> torch.device:
+    """The CPU in place of MPS, which has no float64."""
+    return torch.device("cpu") if device.type == "mps" else device
+
+
 def _is_ranked(anchor: Fields) -> Bool[Tensor, "anchor"]:
-    """False where a sentence has no known term: its vector is 0."""
+    """False where a sentence has no known term, or one score for all reports: its vector is 0."""
     return (anchor["sentence_ranking"] != 0).any(1)
 
 

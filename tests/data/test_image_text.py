@@ -288,7 +288,7 @@ def test_columns_of_the_tables_are_fields(small_set, small_bert, tmp_path):
     table = pd.read_parquet(folder / "labels.parquet")
     write_table(table.assign(**{"Rib fracture": 1 - table["Edema"]}), folder / "labels.parquet", "labels")
     numbers = ("height", "subject_id", "study_id")
-    fields = ("n_reports", "n_tokens", "Rib fracture", "labels", "image_classes", *numbers)
+    fields = ("n_reports", "n_tokens", "Rib fracture", "labels", "image_classes", "image_row", *numbers)
     data = datamodule(folder, small_bert, fields=fields, sentences="all")
     data.setup("fit")
     images = data.prepared.table("images").set_index("dicom_id")
@@ -299,6 +299,7 @@ def test_columns_of_the_tables_are_fields(small_set, small_bert, tmp_path):
         for name in numbers:
             assert found[name].dtype == torch.int64
             assert found[name].tolist() == images.loc[batch["dicom_id"], name].tolist()
+        assert found["image_row"].tolist() == images.index.get_indexer(batch["dicom_id"]).tolist()
         assert found["Rib fracture"].tolist() == labels.loc[studies, "Rib fracture"].tolist()
         assert found["labels"].tolist() == labels.loc[studies, list(CHEXPERT)].to_numpy().tolist()
         for row, id_ in enumerate(batch["dicom_id"]):

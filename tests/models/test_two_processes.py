@@ -210,7 +210,7 @@ def batch(name: str) -> dict[str, Any]:
             "text_embedding": torch.randn(images, 7, generator=generator, dtype=torch.float64),
             "image_classes": torch.randint(2, (images, 6), generator=generator).to(torch.uint8),
             "report_ranking": torch.randn(images, 7, generator=texts, dtype=torch.float64),
-            "study_id": torch.tensor([50, 51, 52, 50, 53]),
+            "image_row": torch.tensor([50, 51, 52, 54, 53]),
         },
     }
     if "correction_images" in OBJECTIVES[name]:

@@ -240,7 +240,7 @@ def ranked_fields(anchors, candidates, dim=6):
     sentences = torch.randn(anchors, dim, dtype=torch.float64)
     sentences[0] = 0
     shares = torch.linspace(0, 1, 101, dtype=torch.float64)
-    quantiles = (sentences @ torch.randn(dim, 37, dtype=torch.float64)).quantile(shares, dim=1).T
+    quantiles = (sentences @ torch.randn(dim, 37, dtype=torch.float64)).quantile(shares, dim=1).T.half()
     return {
         "log_p": -8 * torch.rand(anchors, dtype=torch.float64),
         "sentence_ranking": torch.cat([sentences, quantiles], dim=1),
@@ -259,13 +259,32 @@ def test_ranked_by_text_is_the_loop(anchors, candidates):
         below = min(int(place), 99)
         least = quantiles[below] + (place - below) * (quantiles[below + 1] - quantiles[below])
         kept = [
-            c != int(own[a]) and float(vector @ fields["report_ranking"][c]) <= float(least)
+            c != int(own[a]) and float((vector @ fields["report_ranking"][c]).half()) <= float(least)
             for c in range(candidates)
         ]
         # N is kept; an anchor with nothing left has weights 0.
         expected = [(candidates - 1) / max(sum(kept), 1) * bool(is_kept) for is_kept in kept]
         assert found[a].tolist() == pytest.approx(expected)
     assert found[0].count_nonzero() == candidates - 1
+
+
+@pytest.mark.parametrize("score", [1.0003, 0.9997])
+def test_equal_reports_at_the_quantile_are_kept(score):
+    """Float16 has 1 for both: below, equal and above the quantile of 60% equal reports."""
+    quantiles = torch.cat([torch.zeros(20), torch.full((60,), score), 2 * torch.ones(21)]).half().float()
+    fields = {
+        "sentence_ranking": torch.cat([torch.ones(1), quantiles])[None],
+        "report_ranking": torch.tensor([[0.0], [0.5], [score], [score], [2.0]]),
+    }
+    weights = RankedByText(None, k=0.0, c=0.5)(torch.tensor([0]), **fields)
+    assert weights[0].tolist() == pytest.approx([0, 4 / 3, 4 / 3, 4 / 3, 0])
+
+
+def test_c_that_was_not_solved_is_said():
+    fields, own = ranked_fields(3, 5), positives(3, 5)
+    for rule in (RankedByText(), RankedByText(k=0.0)):
+        with pytest.raises(UserError, match="negative_weights.c: expected a number, found none"):
+            rule(own, **fields)
 
 
 def test_no_negative_left_costs_nothing():
@@ -308,14 +327,14 @@ def test_an_unscored_sentence_keeps_its_negatives():
     assert weights[2].count_nonzero() == 8
     with pytest.raises(UserError, match="log_p: expected a number for each sentence of the training reports"):
         RankedByText().prepare(torch.ones(4), fields)
-    with pytest.warns(UserWarning, match="1 of 4 sampled anchors have no known term"):
+    with pytest.warns(UserWarning, match="1 of 4 sampled anchors have no known term, or one score"):
         RankedByText().check_sentences(fields)
 
 
 def test_a_random_ranking_is_drawn_by_pair_and_step():
     fields = {
         "sentence_id": torch.tensor([8, 9, 8]),
-        "study_id": torch.randint(10**8, (4000,)),
+        "image_row": torch.randperm(10**6)[:4000],
         "log_p": torch.zeros(3),
     }
     rule = RankedByText(None, c=0.3, random_seed=3)
@@ -323,13 +342,13 @@ def test_a_random_ranking_is_drawn_by_pair_and_step():
     first = rule(own, step=1, **fields) == 0
     others = (torch.arange(4000) > 7).expand(3, -1)
     assert first[:, 8:].float().mean(1).tolist() == pytest.approx([0.3] * 3, abs=0.03)
-    # The same sentence and study give the same draw, whatever stands beside them.
+    # The same sentence and image give the same draw, whatever stands beside them.
     assert torch.equal(first[0][others[0]], first[2][others[2]]) and not torch.equal(first[0], first[1])
     alone = rule(
         own[:1],
         step=1,
         sentence_id=torch.tensor([8]),
-        study_id=fields["study_id"][2000:],
+        image_row=fields["image_row"][2000:],
         log_p=torch.zeros(1),
     )
     assert torch.equal(alone[0, 8:] == 0, first[0, 2008:])

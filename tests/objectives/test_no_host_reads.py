@@ -18,6 +18,7 @@ from medclip_dcl.objectives import (
     KnownClassProbability,
     LanguageModelClassProbability,
     NearTexts,
+    RankedByText,
     RemoveByLabel,
     RemoveByTextSimilarity,
     ResampleByTextSimilarity,
@@ -43,6 +44,10 @@ FIELDS: dict[str, Callable[[int], torch.Tensor]] = {
     "text_embedding": lambda n: torch.randn(n, 32),
     "sentence_embedding": lambda n: torch.randn(n, 32),
     "image_classes": lambda n: torch.randint(0, 2, (n, 5)),
+    "sentence_ranking": lambda n: torch.randn(n, 12 + 101),
+    "report_ranking": lambda n: torch.randn(n, 12),
+    "sentence_id": lambda n: torch.randint(0, 8, (n,)),
+    "image_row": torch.arange,
 }
 PROBABILITIES = [
     None,
@@ -60,6 +65,8 @@ WEIGHTS = [
     ResampleByTextSimilarity(draws=5),
     HardNegatives(),
     TrueNegatives(),
+    RankedByText(),
+    RankedByText(0.3, k=0.0, random_seed=1),
 ]
 
 
