@@ -48,6 +48,10 @@ class Reports(NamedTuple):
 
 def rank_reports(settings: Rank) -> Path:
     """Write the ranking unless it exists, and return its file."""
+    if settings.rest_alone and settings.labels is not None:
+        raise PreparedDataError(
+            "--rest_alone: expected no --labels, which it does not read; leave out one of them"
+        )
     prepared = PreparedSet(settings.data)
     labels = None if settings.rest_alone else _labels(prepared, settings.labels)
     seal = prepared.reports_seal
@@ -95,9 +99,12 @@ def rank_reports(settings: Rank) -> Path:
         f"{file}: {len(ids):,} sentences, {len(train.study_id):,} training reports, {terms.shape[1]:,} terms, "
         f"{in_words(time.perf_counter() - started)}, peak memory {peak / 2**30:.2f} GiB"
     )
-    if unknown := int((np.diff(terms.indptr) == 0).sum()):
-        print(f"  {unknown:,} sentences have no known term: none of their negatives is left out")
-    for line in truth_lines(prepared, prepared.ranking(file.stem)):
+    ranking = prepared.ranking(file.stem)
+    if unranked := int((~ranking.sentences.any(axis=1)).sum()):
+        print(
+            f"  {unranked:,} sentences have no known term, or one score for all reports: nothing is left out"
+        )
+    for line in truth_lines(prepared, ranking):
         print(line)
     return file
 
@@ -138,13 +145,19 @@ def _tfidf_rows(texts: np.ndarray, is_said: Bool[np.ndarray, " sentence"], folde
 
 def _labels(prepared: PreparedSet, file: Path | None) -> pd.DataFrame | None:
     """Labels by study_id; None if no training report has any."""
+    source = prepared.folder / "labels.parquet" if file is None else file
     try:
         labels = prepared.table("labels") if file is None else pd.read_parquet(file)
         labels = labels.set_index("study_id").sort_index()
     except (KeyError, OSError, pa.ArrowException) as error:
+        raise PreparedDataError(f"{source}: expected a Parquet table with study_id ({error})") from error
+    is_wrong = labels.notna() & ~labels.isin([*_CODES])
+    if labels.index.has_duplicates or is_wrong.any(axis=None):
+        others = [str(name) for name in labels if is_wrong[name].any()]
         raise PreparedDataError(
-            f"--labels {file}: expected a Parquet table with study_id ({error})"
-        ) from error
+            f"{source}: expected one row for each study_id, and 1, 0, -1 or blank in all other columns, found "
+            f"{int(labels.index.duplicated().sum()):,} repeated study_id, and other values in the columns {others}"
+        )
     is_of_training = labels.index.isin(prepared.studies("train"))
     return labels if labels[is_of_training].notna().any(axis=None) else None
 

@@ -86,7 +86,7 @@ def test_reports_of_the_sentences_topic_rank_first(ranked, capsys):
     main([str(ranked)])
     printed = capsys.readouterr().out
     assert "11 sentences, 24 training reports" in printed and "GiB" in printed
-    assert "1 sentences have no known term" in printed
+    assert "1 sentences have no known term, or one score for all reports" in printed
     auc = [float(line.split()[-1]) for line in printed.splitlines() if "AUC within" in line]
     assert auc[0] > 0.95 and auc[1] > 0.9
     ranking = PreparedSet(ranked).ranking()
@@ -104,6 +104,14 @@ def test_reports_of_the_sentences_topic_rank_first(ranked, capsys):
     for part in np.split(np.arange(128), 2):
         scores = np.delete(vectors, 9, axis=0)[:, part] @ of_reports[:, part].T
         assert scores.std(1) == pytest.approx(np.ones(10), abs=0.01) and abs(scores.mean(1)).max() < 0.01
+
+
+def test_sentences_of_one_score_are_counted(ranked, tmp_path, monkeypatch, capsys):
+    folder = shutil.copytree(ranked, tmp_path / "set")
+    shutil.rmtree(folder / "ranking", ignore_errors=True)
+    monkeypatch.setattr(rank_reports, "_SAME", np.inf)
+    main([str(folder), "--rest_alone"])
+    assert "11 sentences have no known term, or one score" in capsys.readouterr().out
 
 
 def test_an_existing_ranking_is_kept(ranked, capsys):
@@ -176,6 +184,16 @@ def test_reports_that_cannot_be_ranked_are_one_line(small_set, tmp_path):
     alone = edited(small_set, tmp_path / "a", sentences=lambda t: t.assign(text=[f"w{i}" for i in range(9)]))
     with pytest.raises(PreparedDataError, match="expected a word that two sentences"):
         rank_reports.rank_reports(rank_reports.Rank(data=alone))
+    labels = pd.read_parquet(small_set / "labels.parquet")
+    for wrong, words in (
+        (labels.assign(subject_id=7), r"1, 0, -1 or blank in all other columns, found 0 .*\['subject_id'\]"),
+        (pd.concat([labels, labels[:2]]), "one row for each study_id, .* found 2 repeated study_id"),
+    ):
+        write_parquet(wrong, tmp_path / "labels.parquet")
+        with pytest.raises(PreparedDataError, match=words):
+            rank_reports.rank_reports(rank_reports.Rank(data=small_set, labels=tmp_path / "labels.parquet"))
+    with pytest.raises(PreparedDataError, match="--rest_alone: expected no --labels"):
+        rank_reports.rank_reports(rank_reports.Rank(data=small_set, labels=tmp_path, rest_alone=True))
     short = edited(small_set, tmp_path / "b", reports=lambda t: t[t["position"] == 0])
     with pytest.raises(PreparedDataError, match="two training reports of several sentences"):
         rank_reports.rank_reports(rank_reports.Rank(data=short))
