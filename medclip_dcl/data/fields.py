@@ -169,14 +169,18 @@ def sentence_field(
 
 def made_of(
     prepared: PreparedSet,
+    fields: Mapping[str, str],
     name: str,
     log_p: str | None = None,
     own: OwnFields | None = None,
     text_embedding: str | None = None,
     ranking: str | None = None,
 ) -> str:
-    """Digest of the file that a field stands in, beside the set's tables; "" for one of these."""
-    table = SENTENCE_FIELDS.get(name) or IMAGE_FIELDS.get(name)
+    """Digest of the file that one of `SENTENCE_FIELDS` or `IMAGE_FIELDS`, or the user's field, stands in.
+
+    "" for a field of the set's tables.
+    """
+    table = fields.get(name)
     if table == "log_p":
         return digest_of_file(prepared.log_p_file(log_p))
     if table == "text_embedding":

@@ -20,6 +20,8 @@ from medclip_dcl.data.correction import CorrectionImages, correction_arrays
 from medclip_dcl.data.examples import Reported, ReportedExamples, Tokens, reported_arrays, token_arrays
 from medclip_dcl.data.features import EncodedImages, Features, FeaturesInfo
 from medclip_dcl.data.fields import (
+    IMAGE_FIELDS,
+    SENTENCE_FIELDS,
     FieldRows,
     OwnFields,
     check_fields,
@@ -280,7 +282,9 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def _field(self, of: str, name: str, make: Callable[..., Any], is_alone: bool = False) -> FieldRows:
         files: dict[str, Any] = {"own": self._own_fields, "text_embedding": self.text_embedding_name}
         files["ranking"] = self.ranking_name
-        what = {"of": of, "field": name, "file": made_of(self.prepared, name, self.log_p_name, **files)}
+        fields = SENTENCE_FIELDS if of == "sentences" else IMAGE_FIELDS
+        what = {"of": of, "field": name}
+        what["file"] = made_of(self.prepared, fields, name, self.log_p_name, **files)
         return FieldRows(self.arrays(what, partial(make, self.prepared, name, **files), is_alone))
 
     @cached_property

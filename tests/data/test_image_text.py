@@ -328,6 +328,9 @@ def test_fields_of_a_users_file(small_set, small_bert, tmp_path):
     of_sentences = pd.DataFrame({"mood": range(9)}, index=pd.Index(range(9), name="sentence_id"))
     batch = setup(of_sentences, "mood", of_images=False)
     assert batch["anchor"]["mood"].tolist() == batch["sentence_id"].tolist()
+    for dose in (1.0, 2.0):  # a changed file, whose column is named like one of sentences
+        named = frame.rename(columns={"dose": "log_p"}).assign(log_p=dose)
+        assert set(setup(named, "log_p")["candidate"]["log_p"].tolist()) == {dose}
     for wrong, name, message in (
         (
             frame.drop(columns="dicom_id"),
