@@ -7,7 +7,6 @@ set's, the digest covers all else that they depend on. They hold what the tables
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -126,7 +125,7 @@ def kept_arrays(
 
     Args:
         folders: the prepared set, and the run folder in case the set cannot be written.
-        fingerprint: of the set; arrays of an earlier content of it are deleted when those of a new one are kept.
+        fingerprint: of the set; arrays of an earlier content stay, as a run may have mapped them.
         what: all else that the arrays depend on, as JSON.
         make: computes them.
     """
@@ -139,9 +138,16 @@ def kept_arrays(
         try:
             if made is not None or (kept := _mapped(file)) is None:
                 made = make() if made is None else made
-                write_arrays(made, file)
-                for earlier in _forget_earlier(file.parent):
-                    rank_zero_info(f"data: deleted {earlier}, the arrays of an earlier content of the set")
+                is_new = not file.parent.exists()
+                if _mapped(file) is None:  # else another machine has made and mapped it meanwhile
+                    write_arrays(made, file)
+                if is_new and (
+                    earlier := sorted(x.name for x in file.parent.parent.iterdir() if x != file.parent)
+                ):
+                    rank_zero_info(
+                        f"data: {file.parent.parent} also has arrays of earlier contents of the set, "
+                        f"{', '.join(earlier)}; delete these folders once no run reads them"
+                    )
                 kept = _mapped(file)
         except OSError as error:
             problem = str(error)
@@ -164,13 +170,6 @@ def _mapped(file: Path) -> Arrays | None:
     except (FileNotFoundError, pa.ArrowInvalid):
         return None
     return arrays
-
-
-def _forget_earlier(folder: Path) -> Iterator[Path]:
-    for other in folder.parent.iterdir():
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)
-            yield other
 
 
 class Lists:

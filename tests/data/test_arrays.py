@@ -43,8 +43,9 @@ class Made:
         return {"value": np.arange(self.calls)}
 
 
-def test_arrays_are_kept_until_what_they_depend_on_changes(tmp_path):
+def test_arrays_are_kept_until_what_they_depend_on_changes(tmp_path, caplog):
     make = Made()
+    caplog.set_level("INFO", "pytorch_lightning")
 
     def length(fingerprint: str, **what: object) -> int:
         return len(kept_arrays([tmp_path], fingerprint, what, make)["value"])
@@ -59,9 +60,22 @@ def test_arrays_are_kept_until_what_they_depend_on_changes(tmp_path):
     (damaged,) = [file for file in (tmp_path / "arrays/a").iterdir() if len(Arrays(file)["value"]) == 2]
     damaged.write_bytes(damaged.read_bytes()[:100])  # as a power cut may leave it
     assert length("a", of="y") == 3 == make.calls
-    assert length("b", of="x") == 4  # another content of the set: the arrays of the earlier one are deleted
-    assert [path.name for path in (tmp_path / "arrays").rglob("*") if path.is_dir()] == ["b"]
-    assert length("a", of="x") == 5
+    assert "earlier contents" not in caplog.text
+    assert length("b", of="x") == 4  # another content of the set: a run may read the earlier one's arrays
+    assert "arrays of earlier contents of the set, a; delete" in caplog.text
+    assert length("a", of="x") == 1
+
+
+def test_arrays_that_another_machine_made_meanwhile_stay(tmp_path):
+    def make_after_another() -> dict[str, np.ndarray]:
+        kept_arrays([tmp_path], "a", {}, Made())
+        (file,) = tmp_path.rglob("*.arrow")
+        made.append(file.stat().st_ino)
+        return {"value": np.arange(1)}
+
+    made: list[int] = []
+    kept_arrays([tmp_path], "a", {}, make_after_another)
+    assert [file.stat().st_ino for file in tmp_path.rglob("*.arrow")] == made
 
 
 def test_arrays_of_a_set_that_cannot_be_written_stand_in_the_run(tmp_path, monkeypatch):
