@@ -111,7 +111,7 @@ def to_shards(prepared: PreparedSet, target: Path, texts: bool, keep_files: bool
         for folder, _, _ in os.walk(target / "images", topdown=False):
             with suppress(OSError):  # other files are in it
                 os.rmdir(folder)
-    still = "; files stay in images/" if (target / "images").is_dir() else ""
+    still = "; files stay in images/" if any((target / "images").glob("*")) else ""
     print(f"{len(files):,} images in shards, {len(tars):,} in number; all digests are equal{still}")
 
 

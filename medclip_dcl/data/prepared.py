@@ -23,7 +23,7 @@ from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
 from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, changed_tables, current_content
 from medclip_dcl.data.ranking import REPORTS_FOLDER, Ranking, read_ranking, seal_of_reports
-from medclip_dcl.data.shards import ShardIndex, StoredImages
+from medclip_dcl.data.shards import StoredImages, stored_images
 from medclip_dcl.data.table_checks import REFERENCES, contradictions, damage, score_problem, some
 
 FORMAT_VERSION = PREPARED_SET.version
@@ -548,8 +548,7 @@ class PreparedSet:
 
     def stored_images(self, paths: Sequence[str]) -> StoredImages:
         """Images of these paths of the table "images", in this order, encoded as they are stored."""
-        index = ShardIndex.read(self.folder)
-        return StoredImages(self.folder / "images", paths) if index is None else index.images(paths)
+        return stored_images(self.folder, paths)
 
     def read_image(self, path: str) -> bytes:
         """The JPEG file of an image, by its path in the table "images"."""

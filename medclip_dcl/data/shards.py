@@ -32,6 +32,9 @@ HEADER = 512
 """Bytes of a member's header in a tar file, before its data."""
 COLUMNS = {"path": pa.string(), "shard": pa.int64(), "offset": pa.int64(), "bytes": pa.int64()}
 _ABOUT = b"medclip_dcl_shards"
+_REMEDY_OF_INDEX = (
+    "make it again from the shards: medclip-dcl shard {} (with --texts, if they were made with it)"
+)
 _REMEDY = "restore it from a copy of the set, or prepare the set again into a new folder"
 
 
@@ -73,6 +76,15 @@ class StoredImages:
         return StoredImages(self.folder, self.paths[start:stop])
 
 
+def stored_images(folder: Path, paths: Sequence[str]) -> StoredImages:
+    """Images of these paths of a set, in this order; a `UserError` about shards without an index."""
+    if (index := ShardIndex.read(folder)) is not None:
+        return index.images(paths)
+    if (folder / FOLDER).is_dir() and not (folder / "images").is_dir():
+        raise UserError(f"{folder} has shards but no {INDEX}; {_REMEDY_OF_INDEX.format(folder)}")
+    return StoredImages(folder / "images", paths)
+
+
 @dataclass(frozen=True, eq=False)
 class ShardIndex:
     """``shards.parquet`` of a set.
@@ -102,7 +114,7 @@ class ShardIndex:
             return cls(folder, rows, **parse_json((rows.schema.metadata or {}).get(_ABOUT, b"{}")))
         except (OSError, ValueError, TypeError, pa.ArrowException) as error:
             raise UserError(
-                f"{file}: {error}; delete it: medclip-dcl shard {folder} makes it again from the shards"
+                f"{file}: {error}; delete it, and then {_REMEDY_OF_INDEX.format(folder)}"
             ) from error
 
     def write(self) -> None:
@@ -115,7 +127,7 @@ class ShardIndex:
         self.read(self.folder)
 
     def images(self, paths: Sequence[str]) -> ShardedImages:
-        """The images of these paths, in this order."""
+        """Images of these paths, in this order."""
         found = pc.index_in(pa.array(paths, pa.string()), value_set=self.rows["path"].combine_chunks())
         if found.null_count:
             missing = pa.array(paths, pa.string()).filter(found.is_null())

@@ -203,7 +203,7 @@ def of_another_set(folder: Path) -> None:
         ),
         (
             lambda folder: (folder / "shards.parquet").write_bytes(b"PAR1"),
-            r"shards\.parquet: .*; delete it: .* makes",
+            r"shards\.parquet: .*; delete it, and then make it again from the shards",
         ),
         (
             lambda folder: shutil.copy(folder / "cases.parquet", folder / "shards.parquet"),
@@ -286,11 +286,24 @@ def test_undo_gives_the_files_back(small_set, sharded, monkeypatch):
     assert not any(file.suffix == ".jpg" and sharded in file.parents for file in hashed)
 
 
-def test_a_lost_index_is_made_again(sharded):
-    before = content(sharded)
-    (sharded / "shards.parquet").unlink()
-    main([str(sharded)])
-    assert differing(content(sharded), before) == []
+def test_a_lost_index_is_made_again(files):
+    main([str(files), "--texts"])
+    before = content(files)
+    (files / "shards.parquet").unlink()
+    for again in ([], ["--undo"]):  # without --texts the shards are others
+        with pytest.raises(
+            UserError, match=r"has shards but no shards.parquet; make it again .* --texts, if"
+        ):
+            main([str(files), *again])
+    main([str(files), "--texts"])
+    assert differing(content(files), before) == []
+
+
+def test_files_are_said_to_stay_only_where_any_do(files, tmp_path, capsys):
+    (files / "images").rename(tmp_path / "images")
+    (files / "images").symlink_to(tmp_path / "images")  # another disk: the folder stays
+    main([str(files)])
+    assert "files stay" not in capsys.readouterr().out and not any((tmp_path / "images").iterdir())
 
 
 def test_kept_files_are_removed_by_a_later_run(small_set, files, capsys):
