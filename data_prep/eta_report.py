@@ -34,7 +34,7 @@ def write_report(settings: Eta) -> None:
         raise PreparedDataError("--a and --k go together; give both or neither")
     if a is None or k is None:
         a, k, chosen = *SSD, "ssd"
-    name = prepared.log_p_file(settings.log_p).stem
+    name = prepared.file_of_model("log_p", settings.log_p).stem
     sentences, problem = scored_sentences(prepared, name, a, k)
     summary = [
         f"eta = {a:.4g} * exp({k:.4g} * log p) ({chosen}), log p from {name}",

@@ -46,15 +46,16 @@ class Arrays(Mapping[str, Any]):
         if isinstance(table, Path):
             with pa.memory_map(str(table)) as stream:
                 table = pa.ipc.open_file(stream).read_all()
-        shapes, found = json.loads((table.schema.metadata or {})[_SHAPES]), {}
-        for name in table.column_names:
-            values = table[name].chunk(0).values
-            is_text = values.type == pa.large_string()
-            found[name] = Texts(self, name, values) if is_text else values.to_numpy().reshape(shapes[name])
-        return found
+        shapes = json.loads((table.schema.metadata or {})[_SHAPES])
+        found = {name: table[name].chunk(0).values for name in table.column_names}
+        return {
+            name: values if shapes[name] is None else values.to_numpy().reshape(shapes[name])
+            for name, values in found.items()
+        }
 
     def __getitem__(self, name: str) -> Any:
-        return self._found[name]
+        found = self._found[name]
+        return Texts(self, name) if isinstance(found, pa.Array) else found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)
@@ -66,17 +67,12 @@ class Arrays(Mapping[str, Any]):
 class Texts(Sequence[str]):
     """Texts of `Arrays` by position; pickled with them."""
 
-    def __init__(self, arrays: Arrays, name: str, values: pa.LargeStringArray | None = None) -> None:
+    def __init__(self, arrays: Arrays, name: str) -> None:
         self._arrays, self._name = arrays, name
-        if values is not None:
-            self.values = values
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_arrays": self._arrays, "_name": self._name}
-
-    @cached_property
+    @property
     def values(self) -> pa.LargeStringArray:
-        return self._arrays[self._name].values
+        return self._arrays._found[self._name]
 
     def __len__(self) -> int:
         return len(self.values)

@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from medclip_dcl.data.fields import FieldRows, values_of
+from medclip_dcl.data.arrays import Arrays
+from medclip_dcl.data.examples import Reported, reported_arrays
+from medclip_dcl.data.fields import FieldRows
 from medclip_dcl.data.prepared import PreparedSet
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -26,7 +28,9 @@ def training_sentences(prepared: PreparedSet) -> pd.DataFrame:
 def with_eta(sentences: pd.DataFrame, rule: Any) -> pd.DataFrame:
     """The table with the column eta, by a `ClassProbability`, which reads its fields from the other columns."""
     every = range(len(sentences))
-    fields = {name: FieldRows({"value": values_of(sentences[name])})[every] for name in rule.requires}
+    fields = {
+        name: FieldRows({"value": np.array(sentences[name].to_list())})[every] for name in rule.requires
+    }
     with torch.no_grad():
         # A copy: a rule with parameters stays where it is trained.
         eta = copy.deepcopy(rule).cpu()(**fields)
@@ -40,11 +44,8 @@ def with_eta(sentences: pd.DataFrame, rule: Any) -> pd.DataFrame:
 
 def anchors_of_sentences(prepared: PreparedSet) -> pd.Series:
     """Expected number of anchors of an epoch by sentence_id: training images, each with one sentence of its report."""
-    images = prepared.table("images").query("use == 'train'")["study_id"].value_counts()
-    said = prepared.table("reports")[["study_id", "sentence_id"]].drop_duplicates()
-    said = said[said["study_id"].isin(images.index)]
-    anchors = said["study_id"].map(images) / said.groupby("study_id")["sentence_id"].transform("size")
-    return anchors.groupby(said["sentence_id"]).sum()
+    sentences, anchors = Reported(Arrays(reported_arrays(prepared, "train"))).anchors(draws_one=True)
+    return pd.Series(anchors.numpy(), index=sentences)
 
 
 def shuffled_eta(prepared: PreparedSet, sentences: pd.DataFrame, seed: int) -> pd.DataFrame:

@@ -50,6 +50,15 @@ class OwnFields(NamedTuple):
     """Numeric columns, by key."""
 
 
+class FieldFiles(NamedTuple):
+    """Files of fields beside the set's tables: stem of each in its folder, None for the only one; and the user's."""
+
+    log_p: str | None = None
+    text_embedding: str | None = None
+    ranking: str | None = None
+    own: OwnFields | None = None
+
+
 class FieldRows:
     """A field by key: one array and the row of each key in it, which the processes of a loader share.
 
@@ -75,11 +84,6 @@ class FieldRows:
         if "row" in self.arrays:
             rows = self.arrays["row"][rows]
         return self.arrays["value"][rows]
-
-
-def values_of(column: pd.Series) -> np.ndarray:
-    """(row, ...) values of a column of numbers, or of arrays of one shape."""
-    return np.stack(column.to_list()) if column.dtype == object else column.to_numpy()
 
 
 def rows_of_keys(known: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -138,14 +142,7 @@ def check_fields(
                 )
 
 
-def sentence_field(
-    prepared: PreparedSet,
-    name: str,
-    log_p: str | None = None,
-    own: OwnFields | None = None,
-    text_embedding: str | None = None,
-    ranking: str | None = None,
-) -> dict[str, np.ndarray]:
+def sentence_field(prepared: PreparedSet, name: str, files: FieldFiles) -> dict[str, np.ndarray]:
     """Arrays of `FieldRows` of a column of the sentence tables, or of the user's.
 
     sentence_embedding: (sentence, dim), not normalised. sentence_ranking: (sentence, dim + 101), see `Ranking`. All
@@ -153,50 +150,35 @@ def sentence_field(
     """
     table = SENTENCE_FIELDS.get(name)
     if name == "sentence_embedding":
-        found = prepared.text_embedding(text_embedding)
+        found = prepared.text_embedding(files.text_embedding)
         return {"key": found.sentence_id, "value": found.embedding}
     if name == "sentence_ranking":
-        ranked = prepared.ranking(ranking)
+        ranked = prepared.ranking(files.ranking)
         return {"key": ranked.sentence_id, "value": ranked.sentences}
     if table is None:
-        column = _own_column(own, name, prepared.rows("sentences", ["sentence_id"])["sentence_id"])
+        column = _own_column(files.own, name, prepared.rows("sentences", ["sentence_id"])["sentence_id"])
     else:
-        frame = prepared.log_p(log_p) if table == "log_p" else prepared.table(table)
+        frame = prepared.log_p(files.log_p) if table == "log_p" else prepared.table(table)
         column = frame.set_index("sentence_id", drop=False)[name]
     column = column.sort_index()
     return {"key": column.index.to_numpy(), "value": column.to_numpy()}
 
 
-def made_of(
-    prepared: PreparedSet,
-    fields: Mapping[str, str],
-    name: str,
-    log_p: str | None = None,
-    own: OwnFields | None = None,
-    text_embedding: str | None = None,
-    ranking: str | None = None,
-) -> str:
+def made_of(prepared: PreparedSet, fields: Mapping[str, str], name: str, files: FieldFiles) -> str:
     """Digest of the file that one of `SENTENCE_FIELDS` or `IMAGE_FIELDS`, or the user's field, stands in.
 
     "" for a field of the set's tables.
     """
     table = fields.get(name)
-    if table == "log_p":
-        return digest_of_file(prepared.log_p_file(log_p))
-    if table == "text_embedding":
-        return digest_of_file(prepared.text_embedding_file(text_embedding))
     if table == "ranking":
-        return " ".join(map(digest_of_file, prepared.ranking_files(ranking)))
-    return digest_of_file(own.file) if own is not None and name in own.columns else ""
+        return " ".join(map(digest_of_file, prepared.ranking_files(files.ranking)))
+    if table in ("log_p", "text_embedding"):
+        return digest_of_file(prepared.file_of_model(table, getattr(files, table)))
+    return digest_of_file(files.own.file) if files.own is not None and name in files.own.columns else ""
 
 
 def image_field(
-    prepared: PreparedSet,
-    name: str,
-    images: pd.DataFrame,
-    text_embedding: str | None = None,
-    own: OwnFields | None = None,
-    ranking: str | None = None,
+    prepared: PreparedSet, name: str, files: FieldFiles, images: pd.DataFrame
 ) -> dict[str, np.ndarray]:
     """Arrays of `FieldRows` of a field of images, (image, ...) in the order of `images`.
 
@@ -211,15 +193,15 @@ def image_field(
     if name in prepared.findings or name in CHEXPERT:
         return {"value": _labels(prepared, images, [name])[:, 0]}
     if name == "text_embedding":
-        return _report_embeddings(prepared, images, text_embedding)
+        return _report_embeddings(prepared, images, files.text_embedding)
     if name == "report_ranking":
-        ranked = prepared.ranking(ranking)
+        ranked = prepared.ranking(files.ranking)
         return {"value": ranked.reports, "row": rows_of_keys(ranked.study_id, images["study_id"].to_numpy())}
     if name == "image_classes":
         return {"value": _image_classes(prepared, images)}
     if name == "image_row":
         return {"value": images.index.to_numpy(np.int64)}
-    column = images[name] if name in IMAGE_FIELDS else _own_column(own, name, images["dicom_id"])
+    column = images[name] if name in IMAGE_FIELDS else _own_column(files.own, name, images["dicom_id"])
     return {"value": column.to_numpy(np.int64 if is_integer_dtype(column) else np.float32)}
 
 

@@ -22,6 +22,7 @@ from medclip_dcl.data.features import EncodedImages, Features, FeaturesInfo
 from medclip_dcl.data.fields import (
     IMAGE_FIELDS,
     SENTENCE_FIELDS,
+    FieldFiles,
     FieldRows,
     OwnFields,
     check_fields,
@@ -266,26 +267,20 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     def sentence_fields(self, names: Sequence[str], is_alone: bool = False) -> dict[str, FieldRows]:
         """Fields of sentences by name and sentence_id, as the objective gets them; `is_alone`: see `arrays`."""
-        return {
-            name: self._field("sentences", name, partial(sentence_field, log_p=self.log_p_name), is_alone)
-            for name in names
-        }
+        return {name: self._field("sentences", name, sentence_field, is_alone) for name in names}
 
     def _image_fields(self, names: Sequence[str], use: str, reported: Reported) -> dict[str, FieldRows]:
-        def of_images(prepared: PreparedSet, name: str, **files: Any) -> dict[str, np.ndarray]:
-            return image_field(
-                prepared, name, prepared.table("images").iloc[reported.arrays["place"]], **files
-            )
+        def of_images(prepared: PreparedSet, name: str, files: FieldFiles) -> dict[str, np.ndarray]:
+            images = prepared.table("images").iloc[reported.arrays["place"]]
+            return image_field(prepared, name, files, images)
 
         return {name: self._field(f"images of {use}", name, of_images) for name in names}
 
     def _field(self, of: str, name: str, make: Callable[..., Any], is_alone: bool = False) -> FieldRows:
-        files: dict[str, Any] = {"own": self._own_fields, "text_embedding": self.text_embedding_name}
-        files["ranking"] = self.ranking_name
+        files = FieldFiles(self.log_p_name, self.text_embedding_name, self.ranking_name, self._own_fields)
         fields = SENTENCE_FIELDS if of == "sentences" else IMAGE_FIELDS
-        what = {"of": of, "field": name}
-        what["file"] = made_of(self.prepared, fields, name, self.log_p_name, **files)
-        return FieldRows(self.arrays(what, partial(make, self.prepared, name, **files), is_alone))
+        what = {"of": of, "field": name, "file": made_of(self.prepared, fields, name, files)}
+        return FieldRows(self.arrays(what, partial(make, self.prepared, name, files), is_alone))
 
     @cached_property
     def _own_fields(self) -> OwnFields | None:

@@ -431,7 +431,7 @@ class PreparedSet:
         `name` is the stem of a file in ``log_p/``; None takes the only one there. A sentence without tokens has log_p
         NaN, which the caller refuses.
         """
-        frame = _read_table(file := self.log_p_file(name), "log_p")
+        frame = _read_table(file := self.file_of_model("log_p", name), "log_p")
         problem = self._without_row(frame["sentence_id"]) or score_problem(frame)
         kept = frame.attrs.get(_SEAL)
         if not problem and kept is not None and kept != seal(frame, self.table("sentences"))[_SEAL]:
@@ -443,12 +443,9 @@ class PreparedSet:
             raise _broken(file, "log_p", problem)
         return frame
 
-    def log_p_file(self, name: str | None = None) -> Path:
-        return self._file_of_model("log_p", name)
-
     def text_embedding(self, name: str | None = None) -> TextEmbedding:
         """Sentence embeddings by one frozen text encoder, of the named or the only file in ``text_embedding/``."""
-        file = self.text_embedding_file(name)
+        file = self.file_of_model("text_embedding", name)
         try:
             found = _read_text_embedding(file)
         except (pa.ArrowException, ValueError, OSError) as error:
@@ -474,16 +471,13 @@ class PreparedSet:
 
     def ranking_files(self, name: str | None = None) -> tuple[Path, Path]:
         """Files of sentences and of reports."""
-        file = self._file_of_model("ranking", name)
+        file = self.file_of_model("ranking", name)
         return file, self.folder / REPORTS_FOLDER / file.name
 
     @property
     def reports_seal(self) -> str:
         """Digest of the reports that a ranking was learned on."""
         return seal_of_reports(self.table("sentences"), self.table("reports"), self.studies("train"))
-
-    def text_embedding_file(self, name: str | None = None) -> Path:
-        return self._file_of_model("text_embedding", name)
 
     def readable_tables(self) -> tuple[dict[str, pd.DataFrame], list[str]]:
         """The readable tables of the right format, and the problems of the others."""
@@ -523,7 +517,8 @@ class PreparedSet:
         files = (self.folder / kind).glob("*.parquet")
         return sorted(file.stem for file in files if not file.name.startswith("."))
 
-    def _file_of_model(self, kind: str, name: str | None) -> Path:
+    def file_of_model(self, kind: str, name: str | None = None) -> Path:
+        """The named or the only file in the folder "log_p", "text_embedding" or "ranking"."""
         names = self.models(kind)
         chosen = [found for found in names if name in (None, found)]
         if len(chosen) == 1:

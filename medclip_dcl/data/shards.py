@@ -9,6 +9,7 @@ fingerprint depends on neither.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -49,19 +50,24 @@ def member(row: int, ending: str = "jpg") -> str:
 
 
 class StoredImages:
-    """Encoded images by position, each in a file below `folder`."""
+    """Encoded images by position, each in a file below `folder`.
 
+    Attributes:
+        places: path of each image.
+    """
+
+    places: Any
     remedy = "delete it and run the command that made the set again"
 
-    def __init__(self, folder: Path, paths: Sequence[str]) -> None:
-        self.folder, self.paths = folder, paths
+    def __init__(self, folder: Path, places: Sequence[str]) -> None:
+        self.folder, self.places = folder, places
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.places)
 
     def __getitem__(self, index: int) -> bytes:
         """Content of the JPEG file; an OSError if it is missing or not as it was written."""
-        return (self.folder / self.paths[index]).read_bytes()
+        return (self.folder / self.places[index]).read_bytes()
 
     def problem(self, index: int, error: OSError) -> str:
         """What is wrong with an image, and what to do."""
@@ -69,11 +75,13 @@ class StoredImages:
 
     def where(self, index: int) -> str:
         """Name of an image below `folder`."""
-        return self.paths[index]
+        return self.places[index]
 
     def part(self, start: int, stop: int | None = None) -> StoredImages:
         """The images from `start` until `stop`."""
-        return StoredImages(self.folder, self.paths[start:stop])
+        found = copy.copy(self)
+        found.places = self.places[start:stop]
+        return found
 
 
 def stored_images(folder: Path, paths: Sequence[str]) -> StoredImages:
@@ -202,9 +210,6 @@ class ShardedImages(StoredImages):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_open": {}}
 
-    def __len__(self) -> int:
-        return len(self.places)
-
     def __getitem__(self, index: int) -> bytes:
         row, shard, offset, size = self.places[index].tolist()
         if (stream := self._open.get(shard)) is None:
@@ -221,6 +226,3 @@ class ShardedImages(StoredImages):
         row, shard = self.places[index, :2].tolist()
         path = pq.read_table(self.folder / INDEX, columns=["path"])["path"][row]
         return f"{FOLDER}/{shard_file(self.folder, shard).name}: {member(row)} ({path})"
-
-    def part(self, start: int, stop: int | None = None) -> ShardedImages:
-        return ShardedImages(self.folder, self.shards, self.places[start:stop])

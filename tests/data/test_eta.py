@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from medclip_dcl.data.eta import anchors_of_sentences, shuffled_eta, with_eta
-from medclip_dcl.data.fields import check_fields, read_own_fields, sentence_field
+from medclip_dcl.data.fields import FieldFiles, check_fields, read_own_fields, sentence_field
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.objectives import KnownClassProbability, LanguageModelClassProbability
 from tests.data_prep.test_eta_report import write_set
@@ -53,7 +53,7 @@ def test_shuffled_eta_keeps_its_distribution_over_anchors(prepared, tmp_path):
     own = read_own_fields(tmp_path / "shuffled.parquet")
     rule = KnownClassProbability(share="eta", max_eta=0.8)
     check_fields(rule.requires, (), own)
-    served = torch.tensor(sentence_field(prepared, "eta", own=own)["value"])
+    served = torch.tensor(sentence_field(prepared, "eta", FieldFiles(own=own))["value"])
     assert torch.equal(rule(eta=served), served)
 
 
@@ -63,7 +63,9 @@ def test_an_equal_share_of_each_sentence_is_a_permutation():
     class Equal:
         def table(self, name):
             if name == "images":
-                return pd.DataFrame({"study_id": range(6), "use": "train"})
+                return pd.DataFrame(
+                    {"dicom_id": [*"abcdef"], "path": "", "study_id": range(6), "use": "train"}
+                )
             return pd.DataFrame({"study_id": range(6), "sentence_id": range(6)})
 
     table = pd.DataFrame({"sentence_id": range(6), "eta": [0.3, 0.1, 0.02, 0.15, 0.2, 0.25]})
