@@ -20,7 +20,8 @@ from data_prep.scores.language_model import require_writable
 from medclip_dcl.common.command_line import in_words, progress_bar
 from medclip_dcl.common.files import digest
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
-from medclip_dcl.data.ranking import QUANTILES, REPORTS_FOLDER, SEAL, Ranking, write_vectors
+from medclip_dcl.data.ranking import QUANTILES, REPORTS_FOLDER, Ranking
+from medclip_dcl.data.vectors import write_vectors
 from medclip_dcl.metrics.false_negatives import auc_within_anchors
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ def rank_reports(settings: Rank) -> Path:
         )
     prepared = PreparedSet(settings.data)
     labels = None if settings.rest_alone else _labels(prepared, settings.labels)
-    seal = prepared.reports_seal
+    seal = prepared.seal_of_reports()
     table = b"" if labels is None else labels.to_csv().encode()
-    name = digest(seal.encode(), table, str(settings.rest_alone).encode())[:8]
+    name = digest(*(x.encode() for x in seal.values()), table, str(settings.rest_alone).encode())[:8]
     file = prepared.folder / "ranking" / f"{'rest' if labels is None else 'rest_labels'}-{name}.parquet"
     of_reports = prepared.folder / REPORTS_FOLDER / file.name
     if file.is_file() and of_reports.is_file():
@@ -85,15 +86,14 @@ def rank_reports(settings: Rank) -> Path:
         return np.concatenate([row @ part for row, (_, part) in zip(rows, learned, strict=True)], axis=1)
 
     of_train = vectors_of(train)
-    centre, metadata = of_train.mean(0), {SEAL: seal}
-    vectors = np.concatenate([of_train, vectors_of(validate)]) - centre
+    vectors = np.concatenate([of_train, vectors_of(validate)]) - of_train.mean(0)
     studies = np.concatenate([train.study_id, validate.study_id])
     order = np.argsort(studies)
     vectors = vectors.astype(np.float16)
-    write_vectors([{"study_id": studies[order], "vector": vectors[order]}], of_reports, metadata)
+    write_vectors([{"study_id": studies[order], "vector": vectors[order]}], of_reports, seal)
     # Last: it says that both are complete.
     ids, ranked = sentences["sentence_id"].to_numpy(), vectors[: len(train.study_id)].astype(np.float32)
-    write_vectors(_sentence_vectors(terms, ids, [part for part, _ in learned], ranked), file, metadata)
+    write_vectors(_sentence_vectors(terms, ids, [part for part, _ in learned], ranked), file, seal)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     print(
         f"{file}: {len(ids):,} sentences, {len(train.study_id):,} training reports, {terms.shape[1]:,} terms, "

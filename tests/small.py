@@ -24,7 +24,7 @@ from medclip_dcl.data.prepared import (
     write_table,
     write_text_embedding,
 )
-from medclip_dcl.data.ranking import SEAL, write_vectors
+from medclip_dcl.data.vectors import write_vectors
 from medclip_dcl.metrics.calibration import Calibration, FindingCalibration
 from medclip_dcl.networks.bert_folder import save_language_model
 from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
@@ -180,7 +180,7 @@ def write_small_ranking(folder: Path, dim: int = 6) -> None:
     }
     of_reports: dict[str, np.ndarray] = {"study_id": 5000 + np.arange(32), "vector": reports}
     for name, part in (("ranking", of_sentences), ("ranking_reports", of_reports)):
-        write_vectors([part], folder / name / "small-0123.parquet", {SEAL: prepared.reports_seal})
+        write_vectors([part], folder / name / "small-0123.parquet", prepared.seal_of_reports())
 
 
 def write_small_bert(folder: Path) -> None:

@@ -18,13 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import digest, parse_json, replacing, write_parquet
+from medclip_dcl.common.files import digest, parse_json, write_parquet
 from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
 from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, changed_tables, current_content
-from medclip_dcl.data.ranking import REPORTS_FOLDER, Ranking, read_ranking, seal_of_reports
+from medclip_dcl.data.ranking import QUANTILES, REPORTS_FOLDER, Ranking
 from medclip_dcl.data.shards import StoredImages, stored_images
 from medclip_dcl.data.table_checks import REFERENCES, contradictions, damage, score_problem, some
+from medclip_dcl.data.vectors import read_vectors, write_vectors
 
 FORMAT_VERSION = PREPARED_SET.version
 
@@ -231,46 +232,9 @@ def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> ReportE
 
 def write_text_embedding(embedding: TextEmbedding, file: Path, metadata: Mapping[str, str]) -> None:
     """Write sentence embeddings as Parquet, atomically: sentence_id, and embedding as fixed-size lists of float32."""
-    values = np.ascontiguousarray(embedding.embedding, dtype=np.float32)
-    vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-    table = pa.table({"sentence_id": pa.array(embedding.sentence_id, pa.int64()), "embedding": vectors})
-    with replacing(file) as stream:
-        # Vectors neither repeat nor compress.
-        pq.write_table(
-            table.replace_schema_metadata(dict(metadata)),
-            stream,
-            row_group_size=_EMBEDDING_ROWS,
-            use_dictionary=False,
-            compression="none",
-        )
-
-
-def _read_text_embedding(file: Path) -> TextEmbedding:
-    """What `write_text_embedding` wrote; a ValueError says what is wrong with the file."""
-    # Folder names such as a=b are not columns.
-    table = pq.read_table(file, partitioning=None)
-    dim = getattr(table.schema.types[-1], "list_size", 0)
-    expected = {"sentence_id": pa.int64(), "embedding": pa.list_(pa.float32(), dim)}
-    if dict(zip(table.schema.names, table.schema.types, strict=True)) != expected:
-        found = str(table.schema.remove_metadata()).replace("\n", ", ")
-        raise ValueError(
-            f"expected sentence_id: int64, embedding: list of float32 of a fixed size, found {found}"
-        )
-    ids = table["sentence_id"].to_numpy()
-    embedding = np.empty((len(ids), dim), dtype=np.float32)
-    start = 0
-    for chunk in table["embedding"].chunks:
-        embedding[start : start + len(chunk)] = (
-            chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), dim)
-        )
-        start += len(chunk)
-    is_bad = ~(np.isfinite(embedding).all(axis=1) & np.append(True, np.diff(ids) > 0))
-    if is_bad.any():
-        raise ValueError(
-            f"expected ascending sentence_id and finite embeddings, found others in {int(is_bad.sum()):,} of "
-            f"{len(ids):,} rows (first: sentence_id {ids[is_bad][0]})"
-        )
-    return TextEmbedding(ids, embedding)
+    ids, values = embedding.sentence_id, np.ascontiguousarray(embedding.embedding, dtype=np.float32)
+    parts = (slice(row, row + _EMBEDDING_ROWS) for row in range(0, max(1, len(ids)), _EMBEDDING_ROWS))
+    write_vectors(({"sentence_id": ids[part], "embedding": values[part]} for part in parts), file, metadata)
 
 
 def _broken(file: Path, kind: str, problem: object) -> PreparedDataError:
@@ -445,28 +409,48 @@ class PreparedSet:
 
     def text_embedding(self, name: str | None = None) -> TextEmbedding:
         """Sentence embeddings by one frozen text encoder, of the named or the only file in ``text_embedding/``."""
-        file = self.file_of_model("text_embedding", name)
-        try:
-            found = _read_text_embedding(file)
-        except (pa.ArrowException, ValueError, OSError) as error:
-            raise _broken(file, "text_embedding", error) from error
-        problem = self._without_row(found.sentence_id)
-        kept = (pq.read_schema(file).metadata or {}).get(_SEAL.encode())
-        if not problem and kept not in (None, seal_of_texts(self.table("sentences"))[_SEAL].encode()):
-            problem = "expected embeddings of the set's sentences, found that their texts were changed since"
-        if problem:
-            raise _broken(file, "text_embedding", problem)
-        return found
+        file, columns = (
+            self.file_of_model("text_embedding", name),
+            {"sentence_id": "int64", "embedding": "float32"},
+        )
+        seal = seal_of_texts(self.table("sentences"))
+        return TextEmbedding(*self._vectors("text_embedding", file, columns, seal, may_lack_seal=True))
 
     def ranking(self, name: str | None = None) -> Ranking:
         """Ranking of reports for each sentence, of the named or the only file in ``ranking/``."""
-        file, of_reports = self.ranking_files(name)
+        (file, of_reports), seal = self.ranking_files(name), self.seal_of_reports()
+        columns = {"sentence_id": "int64", "vector": "float16", "quantiles": "float16"}
+        sentence_id, *parts = self._vectors("ranking", file, columns, seal)
+        columns = {"study_id": "int64", "vector": "float16"}
+        study_id, reports = self._vectors("ranking", of_reports, columns, seal)
+        if (sizes := [part.shape[1] for part in parts]) != [reports.shape[1], QUANTILES]:
+            problem = (
+                f"expected vectors of {reports.shape[1]} numbers, as of reports, and {QUANTILES} quantiles"
+            )
+            raise _broken(file, "ranking", f"{problem}, found {sizes}")
+        return Ranking(sentence_id, np.concatenate(parts, axis=1), study_id, reports)
+
+    def _vectors(
+        self,
+        kind: str,
+        file: Path,
+        columns: Mapping[str, str],
+        seal: Mapping[str, str],
+        may_lack_seal: bool = False,
+    ) -> list[np.ndarray]:
+        """Keys and vectors of a file, of all sentences if these are the keys."""
         try:
-            found = read_ranking(file, of_reports, self.reports_seal)
+            found = read_vectors(file, columns)
+            kept = (pq.read_schema(file).metadata or {}).get(_SEAL.encode())
         except (pa.ArrowException, ValueError, OSError) as error:
-            raise _broken(file, "ranking", error) from error
-        if problem := self._without_row(found.sentence_id):
-            raise _broken(file, "ranking", problem)
+            raise _broken(file, kind, error) from error
+        problem = self._without_row(found[0]) if "sentence_id" in columns else ""
+        if not problem and kept != seal[_SEAL].encode() and not (may_lack_seal and kept is None):
+            problem = (
+                f"expected {_BY_MODEL[kind]} of the set's texts, found others, or texts were changed since"
+            )
+        if problem:
+            raise _broken(file, kind, problem)
         return found
 
     def ranking_files(self, name: str | None = None) -> tuple[Path, Path]:
@@ -474,10 +458,11 @@ class PreparedSet:
         file = self.file_of_model("ranking", name)
         return file, self.folder / REPORTS_FOLDER / file.name
 
-    @property
-    def reports_seal(self) -> str:
-        """Digest of the reports that a ranking was learned on."""
-        return seal_of_reports(self.table("sentences"), self.table("reports"), self.studies("train"))
+    def seal_of_reports(self) -> dict[str, str]:
+        """Attribute of rankings: digest of the texts, the reports, and which of them are of training."""
+        reports, train = self.table("reports"), np.sort(self.studies("train").to_numpy())
+        rows = (reports[name].to_numpy().tobytes() for name in ("study_id", "sentence_id"))
+        return {_SEAL: digest(_texts(self.table("sentences")), *rows, train.tobytes())}
 
     def readable_tables(self) -> tuple[dict[str, pd.DataFrame], list[str]]:
         """The readable tables of the right format, and the problems of the others."""

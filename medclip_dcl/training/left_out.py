@@ -11,6 +11,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
 
 from medclip_dcl.common.files import write_json
+from medclip_dcl.data.fields import FieldFiles, image_field
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.metrics.false_negatives import auc_within_anchors
@@ -61,9 +62,8 @@ def left_out_negatives(rule: RankedByText, data: ImageTextDataModule) -> dict[st
     }
     if data.prepared.has("image_classes"):
         class_id = data.sentence_fields(["class_id"], is_alone=True)["class_id"][sentences].tolist()
-        classes = data.prepared.table("image_classes").groupby("dicom_id")["class_id"].agg(set)
-        of_images = [classes.get(examples.reported.dicom_ids[image], set()) for image in images]
-        fits = np.array([[one in those for those in of_images] for one in class_id])
+        rows = data.prepared.table("images").iloc[examples.reported.arrays["place"][images]]
+        fits = image_field(data.prepared, "image_classes", FieldFiles(), rows)["value"][:, class_id].T == 1
         is_false = fits & is_other
         found["false_negatives"] = is_false.sum() / max(is_other.sum(), 1)
         found["precision"] = (is_left_out & is_false).sum() / max(is_left_out.sum(), 1)

@@ -167,9 +167,9 @@ def test_labels_and_options_name_the_ranking(ranked, tmp_path, capsys):
         (
             "sentences",
             lambda t: t.assign(text=t["text"] + "!"),
-            "expected a ranking of the set's reports, .*rank SET",
+            "expected report rankings of the set's texts, .*rank SET",
         ),
-        ("reports", lambda t: t.iloc[:-1], "expected a ranking of the set's reports, found one of others"),
+        ("reports", lambda t: t.iloc[:-1], "expected report rankings of the set's texts, found others"),
     ],
 )
 def test_a_ranking_of_other_reports_is_refused(ranked, tmp_path, table, change, message):
