@@ -7,6 +7,7 @@ fingerprint of the content (`medclip_dcl.data.identity`).
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, parse_json, write_parquet
@@ -533,6 +535,10 @@ class PreparedSet:
     def read_image(self, path: str) -> bytes:
         """The JPEG file of an image, by its path in the table "images"."""
         return self.stored_images([path])[0]
+
+    def open_image(self, path: str) -> Image.Image:
+        """An image, by its path in the table "images"."""
+        return Image.open(io.BytesIO(self.read_image(path)))
 
     @cached_property
     def patients_in_training_and_evaluation(self) -> list[int]:

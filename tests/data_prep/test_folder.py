@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import io
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -130,7 +129,7 @@ def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[
         "c": [3, 4, "AP", "test", "test", "c.jpg", 23, 31],
     }
     for path in images["path"]:
-        with Image.open(io.BytesIO(prepared.read_image(path))) as image:
+        with prepared.open_image(path) as image:
             assert (image.format, image.size, image.mode) == ("JPEG", (16, 16), "L")
     reports = prepared.table("reports").merge(prepared.table("sentences"), on="sentence_id")
     said = reports.sort_values(["study_id", "position"])[["study_id", "section", "text"]]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import io
 import json
 import re
 import shutil
@@ -90,7 +89,7 @@ def test_the_prepared_set_of_a_small_release(raw: Path, capsys: pytest.CaptureFi
     assert (images["height"] == HEIGHT).all()
     assert (images["width"] == WIDTH).all()
     for path in images["path"]:
-        with Image.open(io.BytesIO(prepared.read_image(path))) as image:
+        with prepared.open_image(path) as image:
             assert (image.size, image.mode) == ((16, 16), "L")
 
     sentences = prepared.table("sentences")
@@ -314,7 +313,7 @@ def test_a_chosen_section_is_the_only_one(raw: Path) -> None:
     reason = "report has none of the chosen sections (findings)"
     assert rejects(prepared.folder) == [["report", "50000002", reason]]
     assert prepared.fitting == ("shortest", 16)
-    with Image.open(io.BytesIO(prepared.read_image(prepared.table("images")["path"].iloc[0]))) as image:
+    with prepared.open_image(prepared.table("images")["path"].iloc[0]) as image:
         assert image.size == (25, 16)  # of 34 x 21
     assert prepared.table("boxes")[["x", "y", "w", "h"]].iloc[0].tolist() == [1, 2, 10, 5]
 
