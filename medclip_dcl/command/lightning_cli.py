@@ -132,7 +132,8 @@ class RunOptions:
         share_patient_data: Let loggers that use a network have images and texts of patients.
         checkpoint_minutes: Minutes of training that a kill may cost; last.ckpt is also written at each epoch's end.
         kept_steps: Optimiser steps after each of which `fit` validates and keeps the weights (checkpoints/step_N.ckpt);
-            `test` evaluates them in steps/N, beside results.json of the best checkpoint. null: none.
+            `test` writes steps/N/results.json of each, without predictions, beside that of the best checkpoint.
+            null: none.
         untrained: Keep the weights before the first step, and let `test` evaluate them beside the trained ones.
         prompts: YAML file of finding: [negative, positive], or a packaged one by its name, public or chexpert14; for
             ZeroShotClassification and Localisation.
@@ -469,13 +470,13 @@ class MedclipCLI(LightningCLI):
     def _test_kept_steps(self, model: LightningModule, kwargs: dict[str, Any]) -> None:
         """Evaluate the weights kept at chosen steps; results.json, which is written last, says that all are there."""
         folder, loggers = self.trainer.default_root_dir, self.trainer.loggers
-        self.trainer.loggers, self.results.figures = [], False
+        self.trainer.loggers, self.results.writes_all = [], False
         for step, file in self.run.kept_steps().items():
             rank_zero_info(f"evaluating step {step}")
             self.trainer._default_root_dir = os.path.join(folder, STEPS, str(step))  # type: ignore[attr-defined]
             self.trainer.test(model, **{**kwargs, "verbose": False, "ckpt_path": str(file)})
         self.trainer._default_root_dir = folder  # type: ignore[attr-defined]
-        self.trainer.loggers, self.results.figures = loggers, True
+        self.trainer.loggers, self.results.writes_all = loggers, True
 
     def predict(self, model: LightningModule, **kwargs: Any) -> None:
         """Predict; PredictionWriter writes to disk, whereas Lightning would keep all features in memory."""

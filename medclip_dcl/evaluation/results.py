@@ -55,6 +55,7 @@ class ResultsWriter(Callback):
             a phantom.
 
     Attributes:
+        writes_all: False writes results.json alone, without predictions and figures.
         folder: where the last test was written: the Trainer's `default_root_dir`, or `PART` in it for a test that
             leaves out batches and would replace a complete one.
         exported: folder of the evaluated network, if it does not come from a checkpoint; results.json names it.
@@ -68,6 +69,7 @@ class ResultsWriter(Callback):
     ) -> None:
         self.file_name = file_name
         self.figures = figures
+        self.writes_all = True
         self.share_patient_data = share_patient_data
         self.folder: Path | None = None
         self.exported: Path | None = None
@@ -113,14 +115,14 @@ class ResultsWriter(Callback):
         datamodule = _tested_data(trainer)
         prepared = datamodule if isinstance(datamodule, EvaluationData) else None
         tables = {section: result.predictions for section, result in sections.items()}
-        if prepared is not None:
+        if prepared is not None and self.writes_all:
             tables[IMAGES] = _tested_images(prepared)
         drawn: dict[str, Path] = {}
         _forget_earlier(folder, self.file_name)
-        for name, table in tables.items():
+        for name, table in tables.items() if self.writes_all else ():
             write_parquet(table, folder / f"predictions{suffix}" / f"{name}.parquet")
         load_image = None if prepared is None else prepared.load_image
-        for one in evaluations if self.figures else ():
+        for one in evaluations if self.figures and self.writes_all else ():
             for name, figure in one.figures(load_image):
                 drawn[f"test/{name}"] = folder / f"figures{suffix}" / f"{name}.png"
                 write_figure(figure, drawn[f"test/{name}"])

@@ -18,9 +18,6 @@ from medclip_dcl.metrics import summaries
 from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 
-_FILE_COLUMNS = {"sentence", "finding", "sign"}
-_SIGNS = {"+": 1, "-": 0}
-
 
 class SentenceClassification(EvaluationCallback):
     """AUC and precision at 10 of the images that a sentence is true of, by class of sentences, on validate and test.
@@ -28,15 +25,16 @@ class SentenceClassification(EvaluationCallback):
     The score is the image-sentence score. Sentences of one class say the same in other words; a class counts with the
     mean over its sentences. Means over classes are of all, and of those that are true of fewer than 0.1 of the images
     (rare: by rho), of fewer than 0.4 (middle), and of more (common). On a phantom the truth decides, also on what a
-    report leaves out. Elsewhere `file` gives sentences of labelled findings; without it nothing is measured.
+    report leaves out. Elsewhere `file` gives sentences of labelled findings, which are in no band; else nothing is
+    measured.
 
     Logs ``<stage>/sentences_auc``, ``<stage>/sentences_precision_at_10`` and both of each band with classes, such as
     ``<stage>/sentences_common_auc``.
 
     Args:
-        file: CSV file of sentences in place of the truth: columns sentence, finding (that the set labels), sign (+ says
-            that the finding is present, - that it is absent) and, if known, rho of the finding and sign, without which
-            there are no bands. A finding and a sign are a class; images without a label are no cases. null: the truth.
+        file: CSV file of sentences in place of the truth: columns sentence, finding (that the set labels) and sign (+
+            says that the finding is present, - that it is absent). A finding and a sign are a class; images without a
+            label are no cases. null: the truth.
         min_cases: images of which a class is true, and of which it is false, each, that it needs (choice).
     """
 
@@ -60,29 +58,19 @@ class SentenceClassification(EvaluationCallback):
             labels = _is_true(tables.image_classes, images, pd.Index(self._sentences["class"].unique()))
         else:
             self._sentences = self._given
-            self._require_labelled(tables.labelled)
-            by_finding = tables.cases.pivot(index="dicom_id", columns="finding", values="label")
-            columns = {
-                name: by_finding[finding] if sign == "+" else 1 - by_finding[finding]
-                for name, finding, sign in set(
-                    self._given[["class", "finding", "sign"]].itertuples(index=False)
+            if unknown := sorted({*self._given["finding"]} - {*tables.labelled}):
+                raise UserError(
+                    f"SentenceClassification: {self.file}: the set labels no finding {unknown[0]}; it labels"
+                    f" {', '.join(tables.labelled) or 'none'}"
                 )
-                if finding in by_finding
-            }
-            labels = pd.DataFrame(columns, index=by_finding.index).reindex(images)
+            present = tables.cases.pivot(index="dicom_id", columns="finding", values="label").reindex(images)
+            labels = pd.concat([present.add_suffix(" +"), (1 - present).add_suffix(" -")], axis=1)
+            labels = labels[[name for name in labels if name in {*self._given["class"]}]]
         self._labels = self._counting(labels)
         self._n_classes = self._sentences["class"].nunique()
-        self._sentences = self._sentences[self._sentences["class"].isin(self._labels)].sort_values(
-            "sentence_id"
-        )
+        is_used = self._sentences["class"].isin(self._labels)
+        self._sentences = self._sentences[is_used].sort_values("sentence_id")
         return set(self._labels.index) if len(self._sentences) else set()
-
-    def _require_labelled(self, labelled: Sequence[str]) -> None:
-        if unknown := sorted({*self._sentences["finding"]} - {*labelled}):
-            raise UserError(
-                f"SentenceClassification: {self.file}: the set labels no finding {unknown[0]}; it labels"
-                f" {', '.join(labelled) or 'none'}"
-            )
 
     def _counting(self, labels: pd.DataFrame) -> pd.DataFrame:
         """The classes (columns; 1, 0, NaN: not known) that enough images have and lack."""
@@ -110,27 +98,28 @@ class SentenceClassification(EvaluationCallback):
         sentences = self._sentences[is_used]
         of_sentences = labels[sentences["class"]].to_numpy("float64").T
         sentence, image = np.nonzero(~np.isnan(of_sentences))
-        cases = sentences[["sentence_id", "class", "rho"]].iloc[sentence].reset_index(drop=True)
+        scores = np.stack([*values.values()], axis=1)[is_used] if values else np.empty((0, 0), np.float32)
         dicom_ids = pd.Series(labels.index, dtype=object)
+        cases = sentences[["sentence_id", "class", "rho"]].iloc[sentence].reset_index(drop=True)
         cases = cases.assign(
             dicom_id=dicom_ids.to_numpy()[image],
             subject_id=subject_ids(tables, dicom_ids).to_numpy()[image],
             label=of_sentences[sentence, image].astype("int64"),
+            score=scores[sentence, image],
         )
-        if len(cases):
-            cases["score"] = np.stack(list(values.values()), axis=1)[is_used][sentence, image]
-        else:
-            cases["score"] = np.float32()
         metrics = summaries.values_of(summaries.sentences(cases, summaries.once(cases)))
         scalars = {
             f"sentences_{path[1:].replace('/', '_')}": value
             for path, value in summaries.by_path(metrics, "")
             if value is not None
         }
-        classes = sentences.drop_duplicates("class")
-        bands = pd.cut(classes["rho"], [-np.inf, *summaries.RHO_BANDS.values()], right=False).value_counts(
-            sort=False
-        )
+        bands = summaries.bands_of(cases)
+        note = ""
+        if not self._n_classes:
+            note = "the set has no truth (it is no phantom); give SentenceClassification a file of sentences"
+        elif not len(bands):
+            needed = f"true of {self.min_cases} images and false of {self.min_cases} (min_cases)"
+            note = f"none of {self._n_classes} classes is {needed}"
         result = EvaluationResult(
             metrics=metrics,
             scalars=scalars,
@@ -139,55 +128,33 @@ class SentenceClassification(EvaluationCallback):
                 "images": len(labels) if len(cases) else 0,
                 "patients": int(cases["subject_id"].nunique()),
                 "sentences": len(sentences),
-                "classes": len(classes),
-                **{f"{band}_classes": int(n) for band, n in zip(summaries.RHO_BANDS, bands, strict=True)},
+                "classes": len(bands),
+                **{f"{band}_classes": int((bands == band).sum()) for band in summaries.RHO_BANDS},
             },
-            notes=self._notes(len(classes)),
+            notes=[f"sentences are not classified: {note}"] if note else [],
             predictions=cases,
         )
         return {self.section: result}
-
-    def _notes(self, n_classes: int) -> list[str]:
-        if not self._n_classes:
-            return [
-                "sentences are not classified: the set has no truth (it is no phantom); give SentenceClassification a"
-                " file of sentences"
-            ]
-        if not n_classes:
-            return [
-                f"sentences are not classified: none of {self._n_classes} classes is true of {self.min_cases} images"
-                f" and false of {self.min_cases} (min_cases)"
-            ]
-        return []
 
 
 def _is_true(image_classes: pd.DataFrame, images: pd.Index, classes: pd.Index) -> pd.DataFrame:
     """1 where a class (column) is true of an image, else 0."""
     of_images = image_classes[image_classes["dicom_id"].isin(images)]
-    labels = np.zeros((len(images), len(classes)), dtype=np.int64)
-    column = classes.get_indexer(pd.Index(of_images["class_id"]))
-    labels[images.get_indexer(pd.Index(of_images["dicom_id"]))[column >= 0], column[column >= 0]] = 1
-    return pd.DataFrame(labels, index=images, columns=classes)
+    found = pd.crosstab(of_images["dicom_id"], of_images["class_id"])
+    return found.reindex(index=images, columns=classes, fill_value=0).clip(upper=1)
 
 
 def _read_sentences(file: Path) -> pd.DataFrame:
-    """sentence_id, text, finding, sign, class and rho (NaN: not known) of the sentences in a CSV file."""
+    """sentence_id, text, finding, class and rho (NaN) of the sentences in a CSV file."""
+    columns = ["sentence", "finding", "sign"]
     try:
-        table = pd.read_csv(file, dtype={name: str for name in _FILE_COLUMNS}, keep_default_na=False)
+        table = pd.read_csv(file, usecols=columns, dtype=str, keep_default_na=False)[columns]
     except (OSError, ValueError) as error:
         raise UserError(f"SentenceClassification.file: {file}: {error}") from error
-    if missing := sorted(_FILE_COLUMNS - {*table}):
-        raise UserError(
-            f"SentenceClassification.file: {file}: expected columns sentence, finding and sign, found no {missing[0]}"
-        )
-    wrong = table[~table["sign"].isin(list(_SIGNS))]
-    if len(wrong):
-        raise UserError(
-            f"SentenceClassification.file: {file}: expected the sign + or -, found {wrong['sign'].iloc[0]!r} in row"
-            f" {wrong.index[0] + 1}"
-        )
-    rho = pd.to_numeric(table["rho"], errors="coerce") if "rho" in table else np.nan
-    table = table.assign(
-        rho=rho, sentence_id=range(len(table)), **{"class": table["finding"] + " " + table["sign"]}
-    )
-    return table.rename(columns={"sentence": "text"})
+    for row, sign in enumerate(table["sign"], 1):
+        if sign not in ("+", "-"):
+            raise UserError(
+                f"SentenceClassification.file: {file}: expected the sign + or -, found {sign!r} in row {row}"
+            )
+    table["class"] = table["finding"] + " " + table.pop("sign")
+    return table.rename(columns={"sentence": "text"}).assign(sentence_id=range(len(table)), rho=np.nan)

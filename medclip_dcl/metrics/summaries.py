@@ -8,6 +8,7 @@ with an array (draw,) in the place of each number; NaN where a draw has no case,
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,10 @@ LOCALISATION_OPTIONS = ("hit_within", "iou_normalised")
 RHO_BANDS = {"rare": 0.1, "middle": 0.4, "common": math.inf}
 """Band of sentence classes -> the share of images of which they are true (rho) lies below this and not in the band
 before."""
+_LOWER = re.compile(r"(train|validate)/(\w+_)?(loss|perplexity|medr)")
+_HIGHER = re.compile(
+    r"validate/((auc|acc|average_precision)(_\w+)?|(\w+_)?(recall|accuracy|auc|precision_at_10))"
+)
 BINS = 10
 """Bins of a reliability curve and of the expected calibration error (choice)."""
 
@@ -113,6 +118,11 @@ def classification(
         }
     averages = {name: mean_of([by_finding[f][name] for f in counted], nothing) for name in names}
     return {**averages, "by_finding": by_finding}
+
+
+def is_higher_better(metric: str) -> bool | None:
+    """Direction of a logged metric of this package, such as validate/auc; None for any other."""
+    return False if _LOWER.fullmatch(metric) else True if _HIGHER.fullmatch(metric) else None
 
 
 def scores_of(cases: pd.DataFrame) -> pd.Series:
@@ -255,23 +265,25 @@ def sentences(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -
         first = rows[: (cases["sentence_id"].to_numpy()[rows] == cases["sentence_id"][rows[0]]).sum()]
         wordings = scores[rows].reshape(-1, len(first))
         is_true, of_rows = positive[first], weights.take(first, axis=1)
+        aucs = [weighted_auc(wording, is_true, of_rows) for wording in wordings]
         precisions = [weighted_precision(wording, is_true, of_rows, 10) for wording in wordings]
-        by_class[name] = {
-            "auc": _mean_auc(wordings, is_true, of_rows),
-            "precision_at_10": np.mean(precisions, axis=0),
-        }
+        by_class[name] = {"auc": np.mean(aucs, axis=0), "precision_at_10": np.mean(precisions, axis=0)}
     nothing = np.full(len(weights), np.nan)
-    rho = cases.drop_duplicates("class").set_index("class")["rho"]
-    band_of = pd.cut(rho, [-math.inf, *RHO_BANDS.values()], right=False, labels=list(RHO_BANDS))
+    band_of = bands_of(cases)
 
     def means(names: Iterable[Any]) -> Numbers:
-        found = {}
-        for number in ("auc", "precision_at_10"):
-            mean = mean_of([by_class[name][number] for name in names], nothing)
-            found[number] = _of_patients(cases, mean, min_patients)
-        return found
+        found = {
+            x: mean_of([by_class[name][x] for name in names], nothing) for x in ("auc", "precision_at_10")
+        }
+        return {x: _of_patients(cases, mean, min_patients) for x, mean in found.items()}
 
     return {**means(list(by_class)), **{band: means(band_of.index[band_of == band]) for band in RHO_BANDS}}
+
+
+def bands_of(cases: pd.DataFrame) -> pd.Series:
+    """Class of sentences -> its band of rho; NaN without a rho."""
+    rho = cases.drop_duplicates("class").set_index("class")["rho"].astype("float64")
+    return pd.cut(rho, [-math.inf, *RHO_BANDS.values()], right=False, labels=list(RHO_BANDS))
 
 
 def bins_of(probabilities: Float[np.ndarray, "row"]) -> Shaped[np.ndarray, "row"]:
@@ -341,19 +353,6 @@ def weighted_average_precision(
     gains[:, grows] = positives * (positives.cumsum(axis=1) / np.maximum(cases.take(last, axis=1), 1))
     with np.errstate(invalid="ignore"):
         return gains.sum(axis=1) / positives.sum(axis=1)
-
-
-def _mean_auc(
-    scores: Float[np.ndarray, "ranking row"], positive: Bool[np.ndarray, "row"], weights: Weights
-) -> Float[np.ndarray, "draw"]:
-    """Mean over rankings of :func:`weighted_auc`, by the pairs of a positive and a negative case."""
-    wins = np.zeros((positive.sum(), (~positive).sum()))
-    for own, others in zip(scores[:, positive], scores[:, ~positive], strict=True):
-        wins += (own[:, None] > others) + 0.5 * (own[:, None] == others)
-    of_positive, of_negative = (weights.compress(x, axis=1) for x in (positive, ~positive))
-    with np.errstate(invalid="ignore"):
-        pairs = of_positive.sum(axis=1) * of_negative.sum(axis=1)
-        return ((of_positive @ wins) * of_negative).sum(axis=1) / pairs / len(scores)
 
 
 def weighted_precision(

@@ -75,9 +75,12 @@ class RunFolder:
         self.checkpoints = self.folder / "checkpoints"
 
     def kept_steps(self) -> dict[int, Path]:
-        """Optimiser step -> checkpoint of the weights kept at it, ascending."""
-        found = {int(file.stem.removeprefix("step_")): file for file in self.checkpoints.glob("step_*.ckpt")}
-        return dict(sorted(found.items()))
+        """Optimiser step of kept_steps -> checkpoint of its weights, where it exists, ascending."""
+        files = {
+            step: self.checkpoints / step_checkpoint(step)
+            for step in self.saved_config().get("kept_steps") or ()
+        }
+        return {step: file for step, file in files.items() if file.is_file()}
 
     @property
     def is_finished(self) -> bool:
@@ -204,10 +207,8 @@ class RunFolder:
         """Folder for results: the run's; steps/N for a kept step; in tests/ for another's checkpoint or another set."""
         parts = [f"on_{other_set}"] if other_set else []
         if self.is_own(checkpoint) and not other_set:
-            kept = {file.name: step for step, file in self.kept_steps().items()}
-            return (
-                self.folder / STEPS / str(kept[checkpoint.name]) if checkpoint.name in kept else self.folder
-            )
+            steps = [step for step, file in self.kept_steps().items() if file.name == checkpoint.name]
+            return self.folder.joinpath(*(f"{STEPS}/{step}" for step in steps))
         if not self.is_own(checkpoint):
             path, owner = checkpoint.resolve(), FoundModel(checkpoint.resolve()).run
             parts = [*([owner.name] if owner else []), path.stem, digest(str(path).encode())[:6], *parts]

@@ -13,7 +13,7 @@ from medclip_dcl.common.command_line import yaml_value
 from medclip_dcl.common.files import read_yaml
 from medclip_dcl.common.findings import prompt_texts, read_prompts
 from medclip_dcl.common.packaged import CONFIGS, find_configuration
-from medclip_dcl.metrics.summaries import DIRECTIONS, GROUNDING, KS, LOCALISATION, RHO_BANDS
+from medclip_dcl.metrics.summaries import DIRECTIONS, GROUNDING, KS, LOCALISATION, RHO_BANDS, is_higher_better
 from medclip_dcl.statistics.draws import CLASSIFICATIONS
 from medclip_dcl.studies.one_run import Run
 
@@ -90,6 +90,12 @@ class Outcome:
     def rule(self) -> str:
         """The rule for the step, in words."""
         return {"": "", BEST: "best step", END: "last step"}.get(str(self.step), f"step {self.step}")
+
+    @property
+    def is_higher_chosen(self) -> bool | None:
+        """Direction of `validate`: the known one of a metric of this package, else that of the outcome."""
+        known = is_higher_better(self.validate)
+        return self.higher_is_better if known is None else known
 
     @property
     def paths(self) -> list[str]:

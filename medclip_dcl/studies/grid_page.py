@@ -76,8 +76,8 @@ def _method(experiment: Experiment, finished: pd.DataFrame) -> str:
         )
     if by := [f"{one.validate} ({name})" for name, one in experiment.outcomes.items() if one.step == BEST]:
         text += (
-            f" Best step: of the kept steps of each run alone, that with the best {', '.join(by)}; the number is the"
-            " test's at this step. Last step: the last kept one."
+            f" Best step: of the kept steps of each run alone, that with the best {', '.join(by)}. Last step: the last"
+            " kept one."
         )
     if experiment.patients:
         runs = [run for run in experiment.runs() if run.name in set(finished["run"])]

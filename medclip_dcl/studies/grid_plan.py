@@ -220,9 +220,11 @@ def _check_outcome(outcome: Outcome, where: str) -> None:
     """Refuse a misspelled path; others are of a user's evaluation, unless they are spelled almost like a known one."""
     if len({path.startswith(VALIDATION) for path in outcome.paths}) != 1:
         raise UserError(f"{where}.path: expected paths of the test, or of the validation ({VALIDATION})")
+    if not (outcome.validate or VALIDATION).startswith(VALIDATION):
+        raise UserError(f"{where}.validate: expected a path of the validation ({VALIDATION})")
     known = [f"{section}/{name}" for section, names in PATHS.items() for name in names]
     tested = [section for section in PATHS if f"{section}/" != VALIDATION]
-    for path in outcome.paths:
+    for path in (*outcome.paths, *([outcome.validate] if outcome.validate else [])):
         is_near = difflib.get_close_matches(path.partition("/")[0], tested, 1, 0.85)
         is_near += difflib.get_close_matches(path, known, 1, 0.9)
         if is_near and not any(fnmatchcase(path, one) for one in known):
@@ -230,26 +232,19 @@ def _check_outcome(outcome: Outcome, where: str) -> None:
 
 
 def _check_steps(experiment: Experiment, where: str) -> None:
-    """Refuse rules of steps that the runs do not keep, or without the number that they choose by."""
+    """Refuse rules of steps that a run does not keep, or without the number that they choose by."""
     by_step = {name: one for name, one in experiment.outcomes.items() if one.step != ""}
-    kept = (merged(experiment.runs()[0].arguments).get("kept_steps") or []) if by_step else []
+    for run in experiment.covering_runs() if by_step else ():
+        kept = merged(run.arguments).get("kept_steps") or []
+        for name, outcome in by_step.items():
+            if outcome.step not in (BEST, END, *kept) or not kept:
+                raise UserError(
+                    f"{where} outcomes.{name}.step: expected {BEST}, {END} or one of kept_steps, {kept} in run"
+                    f" {run.name}, found {outcome.step}"
+                )
     for name, outcome in by_step.items():
-        if outcome.step not in (BEST, END, *kept) or not kept:
-            raise UserError(
-                f"{where} outcomes.{name}.step: expected {BEST}, {END} or one of kept_steps, {kept}, found"
-                f" {outcome.step}"
-            )
-        if outcome.validate and not outcome.validate.startswith(VALIDATION):
-            raise UserError(
-                f"{where} outcomes.{name}.validate: expected a path of the validation ({VALIDATION})"
-            )
-        if outcome.step == BEST and (not outcome.validate or outcome.higher_is_better is None):
+        if outcome.step == BEST and (not outcome.validate or outcome.is_higher_chosen is None):
             raise UserError(f"{where} outcomes.{name}: the best step needs validate and higher_is_better")
-        is_lower = re.search("(loss|medr)$", outcome.validate) is not None
-        if outcome.step == BEST and is_lower == outcome.higher_is_better:
-            raise UserError(
-                f"{where} outcomes.{name}.validate: {outcome.validate} is better the other way round than the outcome"
-            )
     if by_step and experiment.patients:
         raise UserError(
             f"{where} patients: expected false, as outcomes at steps have no intervals over patients"

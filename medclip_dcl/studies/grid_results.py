@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -98,30 +99,13 @@ def results_table(experiment: Experiment) -> pd.DataFrame:
         levels = {axis: values[axis][name] for axis, name in run.levels.items()}
         for name in experiment.outcomes or (None,):
             outcome = Outcome("") if name is None else experiment.outcomes[name]
-            found = []
-            for step in _steps(outcome, str(name), run):
-                folder = run.folder if step is None else run.folder / STEPS / str(step)
-                times = _time_of(folder / RESULTS_FILE), _time_of(run.folder / FIT_FILE)
-                metrics, facts = _read_cell(run.folder, folder, *times)
-                of_step: dict[str, Any] = {
-                    "value": None,
-                    "step": step,
-                    "validate": None,
-                    "chosen": outcome.step != BEST,
-                }
-                if name is not None:
-                    of_step["value"] = _value(metrics, outcome.paths, name, run, step)
-                if outcome.validate:
-                    of_step["validate"] = _value({}, [outcome.validate], name, run, step)
-                found.append({**levels, "run": run.name, "outcome": name, **of_step, **facts})
+            found = [_row(run, name, outcome, step) for step in _steps(outcome, name, run)]
+            chosen = found
             if outcome.step == BEST:
-                known = [
-                    row for row in found if row["validate"] is not None and row["validate"] == row["validate"]
-                ]
-                sign = 1 if outcome.higher_is_better else -1
-                for row in sorted(known, key=lambda row: (-sign * row["validate"], row["step"]))[:1]:
-                    row["chosen"] = True
-            rows += found
+                known = [row for row in found if pd.notna(row["validate"])]
+                best = max if outcome.is_higher_chosen else min  # the first of equal ones
+                chosen = [best(known, key=itemgetter("validate"))] if known else []
+            rows += [{**levels, **row, "chosen": any(row is one for one in chosen)} for row in found]
     columns = [*experiment.axes, "run", "outcome", "value", *STEP_COLUMNS, *FACTS]
     kinds = {"run": "string", "outcome": "string", "value": "float64", **STEP_COLUMNS, **FACTS}
     return pd.DataFrame(rows, columns=columns).astype(kinds)
@@ -134,20 +118,30 @@ def write_table(experiment: Experiment) -> pd.DataFrame:
     return table
 
 
-def _steps(outcome: Outcome, name: str, run: Run) -> list[int | None]:
-    """The steps of an outcome's rows, all of which the run must have kept and tested; None for results.json."""
+def _row(run: Run, name: str | None, outcome: Outcome, step: int | None) -> dict[str, Any]:
+    """Number of an outcome, and of the validation that may choose it, after a step; None: of results.json."""
+    folder = run.folder if step is None else run.folder / STEPS / str(step)
+    metrics, facts = _read_cell(
+        run.folder, folder, _time_of(folder / RESULTS_FILE), _time_of(run.folder / FIT_FILE)
+    )
+    value = None if name is None else _value(metrics, outcome.paths, name, run, step)
+    validate = _value({}, [outcome.validate], name, run, step) if outcome.validate else None
+    return {"run": run.name, "outcome": name, "value": value, "step": step, "validate": validate, **facts}
+
+
+def _steps(outcome: Outcome, name: str | None, run: Run) -> Sequence[int | None]:
+    """The steps of an outcome's rows; None for results.json. The run must have tested them for a number of the test."""
     if outcome.step == "":
         return [None]
-    config = read_config(run.folder) or {}
-    kept = config.get("kept_steps") or []
-    steps = kept if outcome.step == BEST else kept[-1:] if outcome.step == END else [outcome.step]
-    for step in steps or [outcome.step]:
+    kept = (read_config(run.folder) or {}).get("kept_steps") or []
+    steps: list[Any] = kept if outcome.step == BEST else kept[-1:] if outcome.step == END else [outcome.step]
+    for step in [] if outcome.is_of_validation else steps or [outcome.step]:
         if not (run.folder / STEPS / str(step) / RESULTS_FILE).is_file():
             raise UserError(
                 f"outcomes.{name}: {run.folder} has no test of step {step} ({STEPS}/{step}/{RESULTS_FILE}); set"
                 " kept_steps, or test the run again"
             )
-    return list(steps)
+    return steps
 
 
 def _value(

@@ -33,47 +33,53 @@ def tables(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
 
 def _hypotheses(experiment: Experiment, table: pd.DataFrame) -> Table:
     """The difference of each hypothesis, with the interval and the star of its share of alpha."""
-    axis, pairs, rows = str(experiment.compared), str(experiment.pairs), list[Row]()
+    axis, pairs, rows = str(experiment.compared), str(experiment.pairs), []
+    n_pairs = len(experiment.axes[pairs])
     for name, one in experiment.hypotheses.items():
-        sides = [experiment.level(axis, side) for side in (one.level, one.minus)]
-        here = table[(table["outcome"] == one.outcome) & table[axis].isin([side.value for side in sides])]
-        for other, level in one.where.items():
-            here = here[here[other] == experiment.level(other, level).value]
-        reference = sides[1].value
-        found = paired_differences(here, compared=axis, reference=reference, pairs=pairs, level=1 - one.alpha)
-        cells = [Cell(NOTHING), Cell(NOTHING), Cell(f"{one.alpha:g}")]
+        level, minus = (experiment.level(axis, side) for side in (one.level, one.minus))
+        here = table[(table["outcome"] == one.outcome) & table[axis].isin([level.value, minus.value])]
+        for other, at in one.where.items():
+            here = here[here[other] == experiment.level(other, at).value]
+        found = paired_differences(
+            here, compared=axis, reference=minus.value, pairs=pairs, level=1 - one.alpha
+        )
+        cells = [Cell(NOTHING), Cell(NOTHING)]
         for row in found.to_dict("records"):
-            p, is_above = row["p"], row["mean"] > 0
+            p = row["p"]
             if one.alternative != "two-sided":
-                p = p / 2 if is_above == (one.alternative == "greater") else 1 - p / 2
-            is_whole = row["n"] == len(experiment.axes[pairs])
-            number = {**row, "is_difference": True, "p_holm": p * ALPHA / one.alpha if is_whole else np.nan}
-            cells[:2] = [
-                _cell(number, experiment.outcomes[one.outcome], len(experiment.axes[pairs]), True),
-                Cell(f"{p:.2g}", one.alternative),
-            ]
-        where = "".join(f", {other} {level}" for other, level in one.where.items())
-        of = f"{sides[0].name} − {sides[1].name}, {_title(experiment, one.outcome)}{where}"
-        rows.append(Row(f"{name}: {of}", "plain", cells))
+                p = p / 2 if (row["mean"] > 0) == (one.alternative == "greater") else 1 - p / 2
+            tested = {"is_difference": True, "p_holm": p * ALPHA / one.alpha}  # a star is p <= its share
+            if row["n"] < n_pairs:
+                tested["p_holm"] = np.nan
+            cells[0] = _cell({**row, **tested}, experiment.outcomes[one.outcome], n_pairs)
+            cells[1] = Cell(NOTHING if np.isnan(p) else f"{p:.2g}", one.alternative)
+        where = "".join(f", {other} {at}" for other, at in one.where.items())
+        heading = f"{name}: {level.name} − {minus.name}, {_title(experiment, one.outcome)}{where}"
+        rows.append(Row(heading, "plain", [*cells, Cell(f"{one.alpha:g}")]))
     note = (
-        f"In brackets, the interval of 1 - its share of alpha. * marks p ≤ the share of the paired t test, where all"
-        f" {len(experiment.axes[pairs])} pairs are there."
+        "In brackets, the interval of 1 - its share of alpha. * marks p ≤ the share of the paired t test, where all"
+        f" {n_pairs} pairs are there."
     )
     return Table("Hypotheses", [Column("difference"), Column("p"), Column("share of alpha")], rows, note=note)
 
 
 def _over_steps(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
     """A table of each outcome that has a row for each kept step."""
-    found = []
-    blocks = {}
-    for levels in itertools.product(*(experiment.axes[axis] for axis in experiment.groups)):
-        here = {axis: level.value for axis, level in zip(experiment.groups, levels, strict=True)}
-        blocks[", ".join(f"{axis} {value}" for axis, value in here.items())] = here
-    for name in [name for name, one in experiment.outcomes.items() if one.step == BEST]:
+    blocks, found = _blocks(experiment, experiment.groups), []
+    for name in (name for name, one in experiment.outcomes.items() if one.step == BEST):
         rows = table[table["outcome"] == name]
         numbers = _numbers(experiment, rows, ["step"])
         columns = {f"step {step}": {"outcome": name, "step": step} for step in sorted(rows["step"].unique())}
-        found.append(_table(experiment, numbers, f"{name} over steps", columns, blocks))
+        found.append(_table(experiment, numbers, _title(experiment, name, "over steps"), columns, blocks))
+    return found
+
+
+def _blocks(experiment: Experiment, axes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Heading of each combination of levels -> axis -> level."""
+    found = {}
+    for levels in itertools.product(*(experiment.axes[axis] for axis in axes)):
+        here = {axis: level.value for axis, level in zip(axes, levels, strict=True)}
+        found[", ".join(f"{axis} {value}" for axis, value in here.items())] = here
     return found
 
 
@@ -96,6 +102,8 @@ def _numbers(experiment: Experiment, table: pd.DataFrame, also: Sequence[str] = 
             )
         for place, part in enumerate(parts):
             part = part.assign(outcome=name, is_difference=place == 1)
+            if experiment.hypotheses:  # other differences are described
+                part = part.assign(p=np.nan, p_holm=np.nan)
             if over is not None and len(part) and len(over[place]):
                 part = part.merge(over[place], "left", [*experiment.rows, "outcome"])
             found += part.to_dict("records")
@@ -110,10 +118,6 @@ def _tables(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
         where = {axis: experiment.level(axis, name).value for axis, name in declared.where.items()}
         found.append(_table(experiment, numbers, declared.title, shown, {"": where}))
     *outer, inner = experiment.groups or [""]
-    rows = {}
-    for levels in itertools.product(*(experiment.axes[axis] for axis in outer)):
-        here = {axis: level.value for axis, level in zip(outer, levels, strict=True)}
-        rows[", ".join(f"{axis} {value}" for axis, value in here.items())] = here
     for name in experiment.outcomes:
         columns: dict[str, dict[str, Any]] = {name: {"outcome": name}}
         if inner:
@@ -121,7 +125,9 @@ def _tables(experiment: Experiment, table: pd.DataFrame) -> list[Table]:
                 f"{inner} {level.name}": {"outcome": name, inner: level.value}
                 for level in experiment.axes[inner]
             }
-        found.append(_table(experiment, numbers, _title(experiment, name), columns, rows))
+        found.append(
+            _table(experiment, numbers, _title(experiment, name), columns, _blocks(experiment, outer))
+        )
     return found
 
 
@@ -147,9 +153,7 @@ def _table(
             here = {**levels, **own}
             shown = [one for one in numbers if all(one[key] == value for key, value in here.items())]
             outcome = experiment.outcomes[own["outcome"]]
-            found += [_cell(one, outcome, n_pairs, not experiment.hypotheses) for one in shown] or [
-                Cell(NOTHING)
-            ]
+            found += [_cell(one, outcome, n_pairs) for one in shown] or [Cell(NOTHING)]
         return found
 
     rows: list[Row] = []
@@ -166,7 +170,7 @@ def _table(
             if level != reference:
                 own = {compared: level.value, "is_difference": True}
                 rows.append(Row(f"{level.name} − {reference.name}", "plain", cells({**here, **own})))
-    note = _note(differences, n_pairs) if len(set(outcomes)) == 1 and not experiment.hypotheses else ""
+    note = _note(differences, n_pairs) if len(set(outcomes)) == 1 else ""
     return Table(title, [Column(heading) for heading in columns], rows, note=note)
 
 
@@ -192,14 +196,14 @@ def _choice(experiment: Experiment, ranked: pd.DataFrame, level: str) -> Table:
     return Table(f"Choice by {_title(experiment, experiment.choice)}{where}", headings, rows, note)
 
 
-def _title(experiment: Experiment, name: str) -> str:
+def _title(experiment: Experiment, name: str, rule: str = "") -> str:
     outcome = experiment.outcomes[name]
     arrow = {True: " ↑", False: " ↓", None: ""}[outcome.higher_is_better]
-    return ", ".join(filter(None, (name, outcome.rule, "%" * outcome.percent))) + arrow
+    return ", ".join(filter(None, (name, rule or outcome.rule, "%" * outcome.percent))) + arrow
 
 
-def _cell(one: _Numbers, outcome: Outcome, n_pairs: int, is_tested: bool = True) -> Cell:
-    """A mean or a difference (signed, * where a tested one is significant), its interval, n where pairs are missing."""
+def _cell(one: _Numbers, outcome: Outcome, n_pairs: int) -> Cell:
+    """A mean or a difference (signed, * where it is significant), its interval, and n where pairs are missing."""
     is_difference = bool(one.get("is_difference"))
     names = ("mean", "low", "high", "patients_low", "patients_high")
     numbers = (one.get(name, np.nan) for name in names)
@@ -208,7 +212,7 @@ def _cell(one: _Numbers, outcome: Outcome, n_pairs: int, is_tested: bool = True)
     text, interval = interval_cell(Estimate(mean, low, high), outcome.digits, show)
     wider = interval_cell(Estimate(mean, over_patients[0], over_patients[1]), outcome.digits, show).interval
     n = "" if one["n"] == n_pairs else f"n = {one['n']}"
-    star = "*" if is_tested and is_difference and one["p_holm"] <= ALPHA else ""
+    star = "*" if is_difference and one["p_holm"] <= ALPHA else ""
     parts = (interval, wider.replace("[", "(").replace("]", ")"), n)
     return Cell(f"{text}{star}", " ".join(filter(None, parts)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,19 +14,16 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import link
 from medclip_dcl.common.find_model import BEST
 from medclip_dcl.common.weight_files import read_model
+from medclip_dcl.metrics.summaries import is_higher_better
 from medclip_dcl.models.trained_model import refuse_owners
 
 _NAMES = ("best", "last", "new", "previous", "unreadable", "untrained")
 """Checkpoints of a run."""
-_LOWER = re.compile(r"(train|validate)/(\w+_)?(loss|perplexity|medr)")
-_HIGHER = re.compile(
-    r"validate/((auc|acc|average_precision)(_\w+)?|(\w+_)?(recall|accuracy|auc|precision_at_10))"
-)
 
 
 def best_mode(where: str, metric: str, given: str | None) -> str | None:
     """The mode that selects the best value of a metric of this package; the given one for any other metric."""
-    known = "min" if _LOWER.fullmatch(metric) else "max" if _HIGHER.fullmatch(metric) else given
+    known = {True: "max", False: "min", None: given}[is_higher_better(metric)]
     if given not in (None, known):
         raise UserError(f"{where}.mode: expected {known} for {metric}, found {given}")
     return known

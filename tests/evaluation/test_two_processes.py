@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,7 @@ def of_one_and_two(
     probe = tmp_path_factory.mktemp("two") / "probe"
     commands = [
         ["test", "--import", "tests.small", "--config", str(one / "config.yaml"), "--run_folder", str(two)],
-        ["fit", *words(probe, labelled_set, encoder, probe=True)],
+        ["fit", *words(probe, labelled_set, encoder, probe=True), "--kept_steps=[4]"],
         ["test", "--config", str(probed / "config.yaml"), "--run_folder", str(probe)],
     ]
     in_processes(2, process, commands)
@@ -114,6 +115,11 @@ def test_a_classifier_is_trained_and_tested_alike(of_one_and_two):
     for key in a:
         torch.testing.assert_close(a[key], b[key], rtol=1e-4, atol=1e-5, msg=key)
     curves = [pd.read_csv(run / "metrics.csv") for run in runs]
+    is_kept = curves[1]["validate/loss"].notna() & (curves[1]["step"] == 3)
+    assert is_kept.sum() == 1 and [file.name for file in (runs[1] / "steps/4").iterdir()] == ["results.json"]
+    of_step = json.loads((runs[1] / "steps/4/results.json").read_text())
+    assert (of_step["checkpoint"]["step"], of_step["timings"]["processes"]) == (4, 2)
+    curves[1] = curves[1][~is_kept]
     for column in ("train/loss", "validate/loss", "validate/auc", "validate/average_precision"):
         a, b = (curve[column].dropna().tolist() for curve in curves)
         assert a == pytest.approx(b, abs=1e-5), column

@@ -38,8 +38,15 @@ from medclip_dcl.objectives import (
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.loggers import MetricsFile
 from medclip_dcl.runs.run_folder import RunFolder
+from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.kept_steps import KeptSteps
-from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, LastEpoch, Stopped
+from medclip_dcl.training.last_checkpoint import (
+    AtomicCheckpointIO,
+    LastCheckpoint,
+    LastEpoch,
+    Stopped,
+    in_order,
+)
 from medclip_dcl.training.record import RunRecord
 from tests.small import PatchRegions
 
@@ -336,6 +343,31 @@ def test_kept_steps_survive_kills(embedded_set, small_bert, tmp_path):
         for x in ("step_18", "last")
     ]
     assert_same(*weights)
+
+
+@pytest.mark.slow
+def test_kept_average_is_that_of_a_shorter_training(embedded_set, small_bert, tmp_path):
+    """With averaged weights, steps of several batches and a constant rate; of six batches the second step has two."""
+    case = Case(
+        {"schedule": "constant"}, trainer={"accumulate_grad_batches": 4, "check_val_every_n_epoch": 2}
+    )
+    lengths: dict[str, dict[str, Any]] = {"long": {}, "short": {"max_steps": 3}}
+    for name, options in lengths.items():
+        folder = tmp_path / name
+        callbacks = in_order([AveragedWeights(0.5), KeptSteps(folder / "checkpoints", [2, 3])])
+        model, data = build(case, embedded_set, small_bert)
+        train(folder, model, data, *callbacks, **{**case.trainer, **options})
+    kept, last = (
+        torch.load(tmp_path / name, weights_only=True)
+        for name in ("long/checkpoints/step_3.ckpt", "short/checkpoints/last.ckpt")
+    )
+    assert kept["global_step"] == 3
+    assert_same(kept["state_dict"], last["state_dict"])
+    assert any(
+        not torch.equal(x, kept["state_dict"][name]) for name, x in last["current_model_state"].items()
+    )
+    metrics = pd.read_csv(tmp_path / "long/metrics.csv").dropna(subset=["validate/loss"])
+    assert metrics["step"].tolist() == [1, 2, 3, 5]
 
 
 class Signal(Callback):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,17 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from medclip_dcl.command.cli import main as cli
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.report.tables import NOTHING
+from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.studies import grid_workers as workers
+from medclip_dcl.studies.grid import Outcome
 from medclip_dcl.studies.grid_plan import read_experiment
 from medclip_dcl.studies.grid_results import results_table
+from medclip_dcl.studies.grid_tables import tables
 from tests.processes import FRESH
-from tests.studies.grids import SETTINGS, main, write_grid
+from tests.studies.grids import MODULE, SETTINGS, main, write_grid
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -71,7 +78,7 @@ def test_rows_are_those_of_each_kept_step(finished):
 
 
 def test_page_stars_hypotheses_alone_and_names_rules(finished):
-    tables = (finished / "grid/tables.md").read_text()
+    page = (finished / "grid/tables.md").read_text()
     table = pd.read_parquet(finished / "grid/results.parquet")
     rows = table[(table["outcome"] == "error") & table["chosen"]].pivot(
         index="seed", columns="rate", values="value"
@@ -79,10 +86,10 @@ def test_page_stars_hypotheses_alone_and_names_rules(finished):
     difference = rows["fast"] - rows["slow"]
     p = stats.ttest_1samp(difference, 0).pvalue
     half = stats.t.ppf(0.99, 1) * difference.std() / np.sqrt(2)
-    line = next(line for line in tables.splitlines() if "H1: fast" in line)
+    line = next(line for line in page.splitlines() if "H1: fast" in line)
     assert f"{p:.2g}" in line and f"{abs(difference.mean() + half):.3f}" in line
     assert "error, best step" in line and ("*" in line) == (p <= 0.02)
-    assert "error over steps" in tables and "step 4" in tables and "end, last step" in tables
+    assert "error, over steps ↓" in page and "step 4" in page and "end, last step" in page
     assert (finished / "grid/plots/curve.png").is_file()
 
 
@@ -95,8 +102,6 @@ def test_star_needs_all_pairs(tmp_path):
         ("fast", seed, 5.0 + seed / 1e4) for seed in range(3)
     ]
     table = pd.DataFrame(rows, columns=["rate", "seed", "value"]).assign(outcome="error", chosen=True)
-    from medclip_dcl.studies.grid_tables import tables
-
     cells = [tables(experiment, part)[0].rows[0].cells[0] for part in (table, table[:5])]
     assert cells[0].text.endswith("*") and not cells[1].text.endswith("*") and "n = 2" in cells[1].interval
 
@@ -104,12 +109,29 @@ def test_star_needs_all_pairs(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"outcomes": {"error": {**BEST, "step": 5}}}, r"one of kept_steps, \[1, 3, 4, 6\], found 5"),
+        (
+            {"outcomes": {"error": {**BEST, "step": 5}}},
+            r"one of kept_steps, \[1, 3, 4, 6\] in run .*, found 5",
+        ),
+        (
+            {
+                "outcomes": {"error": {**BEST, "step": 3}},
+                "axes": {
+                    **GRID["axes"],
+                    "kept": {"levels": {"a": None, "b": {"settings": {"kept_steps": [1, 2]}}}},
+                },
+            },
+            r"one of kept_steps, \[1, 2\] in run .*, found 3",
+        ),
         (
             {"outcomes": {"error": {**BEST, "validate": None}}},
             "best step needs validate and higher_is_better",
         ),
-        ({"outcomes": {"error": {**BEST, "higher_is_better": True}}}, "is better the other way round"),
+        (
+            {"outcomes": {"error": {**BEST, "validate": "validate/own", "higher_is_better": None}}},
+            "best step needs validate and higher_is_better",
+        ),
+        ({"outcomes": {"error": {**BEST, "validate": "validate/los"}}}, "no evaluation writes validate/los"),
         (
             {"outcomes": {"error": BEST}, "patients": True},
             "outcomes at steps have no intervals over patients",
@@ -128,10 +150,54 @@ def test_contradictions_are_named(changes, words, tmp_path):
 
 
 def test_missing_test_of_a_step_is_named(finished):
+    """A number of the validation needs no test."""
     experiment = read_experiment(finished / "grid.yaml")
+    tuned = Outcome("validate/loss", step="best", validate="validate/loss")
     file = finished / "grid/runs/rate=slow,seed=0/steps/4/results.json"
     content = file.read_text()
     file.unlink()
     with pytest.raises(UserError, match="has no test of step 4"):
         results_table(experiment)
+    table = results_table(dataclasses.replace(experiment, outcomes={"tuned": tuned}))
+    assert len(table) == 4 * len(STEPS) and (table["value"] == table["validate"]).all()
+    least = table.groupby("run")["value"].min()
+    assert table[table["chosen"]].set_index("run")["value"].equals(least.loc[table["run"].unique()])
     file.write_text(content)
+
+
+def test_known_metric_chooses_by_its_own_direction(finished):
+    """The least validate/loss also where more of the outcome is better."""
+    experiment = read_experiment(finished / "grid.yaml")
+    less, more = (
+        results_table(
+            dataclasses.replace(
+                experiment,
+                outcomes={"error": dataclasses.replace(experiment.outcomes["error"], higher_is_better=x)},
+            )
+        )
+        for x in (False, True)
+    )
+    pd.testing.assert_frame_equal(less, more)
+    assert Outcome("own/x", validate="validate/own", higher_is_better=False).is_higher_chosen is False
+
+
+def test_hypothesis_without_p_has_none(tmp_path):
+    """One pair."""
+    changes = {"outcomes": {"error": "tiny/error"}, "plots": None, "settings": SETTINGS}
+    experiment = read_experiment(write_grid(tmp_path, **{**GRID, **changes}))
+    table = pd.DataFrame({"rate": ["slow", "fast"], "seed": 0, "value": [0.1, 0.3], "outcome": "error"})
+    cells = tables(experiment, table.assign(chosen=True))[0].rows[0].cells
+    assert cells[1].text == NOTHING and not cells[0].text.endswith("*")
+
+
+def test_test_of_a_kept_step_is_its_own(finished, tmp_path):
+    """Results of the run stay; files of other names are no kept steps."""
+    run = shutil.copytree(finished / "grid/runs/rate=slow,seed=0", tmp_path / "run")
+    own, of_step = (run / "results.json").read_bytes(), (run / "steps/3/results.json").read_text()
+    shutil.copy(run / "checkpoints/step_3.ckpt", run / "checkpoints/step_5.ckpt")
+    (run / "steps/3/results.json").unlink()
+    words = ["--import", MODULE, "--config", str(run / "config.yaml"), "--run_folder", str(run)]
+    cli(["test", *words, "--ckpt_path", str(run / "checkpoints/step_3.ckpt")])
+    assert json.loads((run / "steps/3/results.json").read_text())["metrics"] == json.loads(of_step)["metrics"]
+    assert (run / "results.json").read_bytes() == own
+    assert [*RunFolder(run).kept_steps()] == STEPS
