@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from medclip_dcl.common.distributed import rank_and_size
@@ -61,6 +62,7 @@ class EvaluationTables(EvaluatedImages):
             sentences of a set whose truth is known (a phantom); else empty.
         image_classes: dicom_id, class_id: the classes that are true of an image; empty as well.
         tuning: dicom_ids of the validate images that are among those of test for their regions and masks.
+        sentence_states: input of the text encoder's projection by sentence_ids, from `data.features`; None without.
     """
 
     cases: pd.DataFrame
@@ -74,6 +76,7 @@ class EvaluationTables(EvaluatedImages):
     sentence_classes: pd.DataFrame = field(default_factory=lambda: _no_rows("classes").assign(text=""))
     image_classes: pd.DataFrame = field(default_factory=lambda: _no_rows("image_classes"))
     tuning: frozenset[str] = frozenset()
+    sentence_states: Callable[[Sequence[int]], Tensor] | None = None
 
     @property
     def labelled(self) -> list[str]:
@@ -448,6 +451,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             sentence_classes=classes.merge(texts, on="sentence_id"),
             image_classes=self._rows_if_any("image_classes"),
             tuning=frozenset(tuning),
+            sentence_states=None if self.features is None else self.features.of_sentences,
         )
 
     def _rows_if_any(self, table: str) -> pd.DataFrame:

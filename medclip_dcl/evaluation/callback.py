@@ -234,11 +234,19 @@ def embed_texts(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor
     return torch.stack([known[text] for text in texts])
 
 
-def embed_anew(network: ImageTextNetwork, texts: Sequence[str]) -> Float[Tensor, "sentence dim"]:
-    """Sentence embeddings in float32, not from the cache; warns of texts that are cut, without quoting a patient's."""
-    if cut := network.text_encoder.truncated_share(texts):
-        rank_zero_warn(f"evaluation: {cut}")
-    embeddings = network.embed_texts(texts).float()
+def embed_anew(
+    network: ImageTextNetwork, texts: Sequence[str], states: Float[Tensor, "sentence hidden"] | None = None
+) -> Float[Tensor, "sentence dim"]:
+    """Sentence embeddings in float32, not from the cache; warns of texts that are cut, without quoting a patient's.
+
+    `states` of the texts, of a frozen encoder, need the projection alone.
+    """
+    if states is not None:
+        embeddings = network.text_encoder.project(states.to(network.mean)).float()
+    else:
+        if cut := network.text_encoder.truncated_share(texts):
+            rank_zero_warn(f"evaluation: {cut}")
+        embeddings = network.embed_texts(texts).float()
     n_nan = int(embeddings.isnan().any(dim=1).sum())
     if n_nan:
         raise UserError(f"{n_nan} of {len(texts)} sentence embeddings hold NaN: training has diverged")

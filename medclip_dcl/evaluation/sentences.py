@@ -50,7 +50,7 @@ class SentenceClassification(EvaluationCallback):
         self._embedded: Tensor | None = None
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
-        self._embedded = None
+        self._embedded, self._states = None, None if self.file else tables.sentence_states
         of_stage = tables.sentences if stage == "validate" else tables.images
         images = pd.Index(of_stage["dicom_id"].unique()).difference(list(tables.tuning))
         if self._given is None:
@@ -85,7 +85,8 @@ class SentenceClassification(EvaluationCallback):
         if not rows:
             return {}
         if self._embedded is None:
-            self._embedded = embed_anew(network, self._sentences["text"].tolist())
+            texts, ids = (self._sentences[x].tolist() for x in ("text", "sentence_id"))
+            self._embedded = embed_anew(network, texts, self._states and self._states(ids))
         some = encoded.each(lambda tensor: tensor[rows])
         by_image = network.scores(some, self._embedded).T.contiguous().numpy()
         return {dicom_ids[row]: scores for row, scores in zip(rows, by_image, strict=True)}

@@ -30,6 +30,8 @@ def test_projections_on_frozen_encoders_become_an_ordinary_model(
     encoder = "--model.init_args.image_encoder.init_args."
     words += [f"{encoder}width", "16", f"{encoder}centred", "false", "--data.init_args.features", name]
     words += [f"{text}pooling", "cls", f"{text}max_tokens", "128"]
+    words += ["--trainer.callbacks+=medclip_dcl.evaluation.SentenceClassification"]
+    words += ["--trainer.callbacks.min_cases=2"]
     main(["fit", *words, "--model.init_args.init_from", str(exported), "--untrained", "true"])
     data = yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]
     assert data["image_size"] == 64 and data["crop_size"] is None
@@ -43,6 +45,9 @@ def test_projections_on_frozen_encoders_become_an_ordinary_model(
     for metric in ("cnr", "miou"):
         expected = on_images["metrics"]["grounding"][metric]
         assert found["metrics"]["grounding"][metric] == pytest.approx(expected, abs=2e-3)
+    # The states of sentences are those of features, and encoded anew.
+    expected = on_images["metrics"]["sentences"]["auc"]
+    assert found["metrics"]["sentences"]["auc"] == pytest.approx(expected, abs=2e-3)
     row = pd.read_parquet(folder / "images.parquet").iloc[0]
     assert load(run).heat_map(folder / "images" / row["path"], "Mild pulmonary edema.").shape == (40, 40)
     another = ["test", "--config", str(run / "config.yaml"), "--data.init_args.features", "another"]
