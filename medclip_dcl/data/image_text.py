@@ -282,7 +282,10 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def _field(self, of: str, name: str, make: Callable[..., Any], is_alone: bool = False) -> FieldRows:
         files = FieldFiles(self.log_p_name, self.text_embedding_name, self.ranking_name, self._own_fields)
         fields = SENTENCE_FIELDS if of == "sentences" else IMAGE_FIELDS
-        what = {"of": of, "field": name, "file": made_of(self.prepared, fields, name, files)}
+        made = partial(made_of, self.prepared, fields, name, files)
+        what = {"of": of, "field": name, "file": made() if is_alone else self.of_machine(made)}
+        if not is_alone:
+            self._require_same(f"{name} digest", what["file"])
         return FieldRows(self.arrays(what, partial(make, self.prepared, name, files), is_alone))
 
     @cached_property

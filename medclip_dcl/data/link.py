@@ -92,15 +92,19 @@ class PreparedDataModule(LinkedDataModule[Requirements], Generic[Requirements]):
         """As `LinkedDataModule.setup`, once all machines are found to have the same content of the set."""
         if is_distributed():
             self.prepared.take_content(self.of_machine(lambda: self.prepared.content))
-            here = (socket.gethostname(), str(Path(self.folder).absolute()), self.prepared.fingerprint)
-            (first, _, expected), *others = gather_objects(here)
-            for host, folder, fingerprint in others:
-                if fingerprint != expected:
-                    raise PreparedDataError(
-                        f"{folder} on {host}: expected the set of {first}, of fingerprint {expected}, found "
-                        f"{fingerprint}; one of them is a stale or changed copy: copy the set anew"
-                    )
+            self._require_same("fingerprint", self.prepared.fingerprint)
         super().setup(stage)
+
+    def _require_same(self, name: str, value: str) -> None:
+        """Refuse a machine on which the set, or a file beside it, has another value than on the first."""
+        here = (socket.gethostname(), str(Path(self.folder).absolute()), value)
+        (first, _, expected), *others = gather_objects(here)
+        for host, folder, found in others:
+            if found != expected:
+                raise PreparedDataError(
+                    f"{folder} on {host}: expected the set of {first}, of {name} {expected}, found {found}; one of "
+                    "them is a stale or changed copy: copy the set anew"
+                )
 
     def of_machine(self, make: Callable[[], T]) -> T:
         """What `make` returns in the first process of this machine; an error there is raised in all processes.

@@ -37,7 +37,15 @@ def find(rank: int, folder: Path, small_set: Path, small_bert: Path) -> None:
         stale = datamodule(own, small_bert)
         with pytest.raises(PreparedDataError) as refused:
             stale.setup("fit")
-    found = {"refusal": str(refused.value), "fingerprint": stale.prepared.fingerprint}
+        found = {"refusal": str(refused.value), "fingerprint": stale.prepared.fingerprint}
+        shutil.copyfile(small_set / "labels.parquet", own / "labels.parquet")
+        for damage in (lambda scores: scores.assign(log_p=-1.0), None):
+            for file in (own / "log_p").glob("*.parquet") if rank else ():
+                damage(pd.read_parquet(file)).to_parquet(file) if damage else file.unlink()
+            with pytest.raises(
+                PreparedDataError, match="log_p digest .* stale" if damage else "no sentence scores"
+            ):
+                datamodule(own, small_bert).setup("fit")
     # One machine: the first process looks at the set, and computes its arrays.
     shared = folder / "shared_set"
     data = datamodule(shared, small_bert)
