@@ -216,6 +216,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         if stage != "fit":
             return
         self.of_machine(self._require_images_to_fit)
+        self.of_machine(lambda: self._own_fields is None)  # what one machine cannot read is an error on all
         reported = self._reported("train")
         if not len(reported):
             raise PreparedDataError(

@@ -12,14 +12,15 @@ import pandas as pd
 import pytest
 import torch
 
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.link import ImageTextRequirements
 from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.networks.text_encoder import BertSentences
 
 
-def datamodule(folder: Path, small_bert: Path) -> ImageTextDataModule:
-    data = ImageTextDataModule(str(folder), image_size=40, batch_size=8, num_workers=0)
+def datamodule(folder: Path, small_bert: Path, fields: str | None = None) -> ImageTextDataModule:
+    data = ImageTextDataModule(str(folder), image_size=40, batch_size=8, num_workers=0, fields=fields)
     encoder = BertSentences(str(small_bert))
     requirements = ImageTextRequirements(encoder.tokenize, ("log_p",), tokenizer=encoder.tokenizer_identity())
     data.connect(requirements)
@@ -46,6 +47,11 @@ def find(rank: int, folder: Path, small_set: Path, small_bert: Path) -> None:
                 PreparedDataError, match="log_p digest .* stale" if damage else "no sentence scores"
             ):
                 datamodule(own, small_bert).setup("fit")
+        mine = own.parent / "mine.parquet"
+        if rank == 0:
+            pd.DataFrame({"sentence_id": range(9), "mood": 1}).to_parquet(mine)
+        with pytest.raises(UserError, match="data.fields: .*machine_1/mine.parquet is not readable"):
+            datamodule(own, small_bert, str(mine)).setup("fit")
     # One machine: the first process looks at the set, and computes its arrays.
     shared = folder / "shared_set"
     data = datamodule(shared, small_bert)
