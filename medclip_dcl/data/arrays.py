@@ -132,17 +132,16 @@ def kept_arrays(
     made, problem = None, ""
     for file in sorted(files, key=lambda file: not file.is_file()):
         try:
-            if made is not None or (kept := _mapped(file)) is None:
+            if (kept := _mapped(file)) is None:
                 made = make() if made is None else made
-                is_new = not file.parent.exists()
+                contents, is_new = file.parent.parent, not file.parent.exists()
                 if _mapped(file) is None:  # else another machine has made and mapped it meanwhile
                     write_arrays(made, file)
-                if is_new and (
-                    earlier := sorted(x.name for x in file.parent.parent.iterdir() if x != file.parent)
-                ):
+                earlier = sorted(folder.name for folder in contents.iterdir() if folder != file.parent)
+                if is_new and earlier:
                     rank_zero_info(
-                        f"data: {file.parent.parent} also has arrays of earlier contents of the set, "
-                        f"{', '.join(earlier)}; delete these folders once no run reads them"
+                        f"data: {contents} also has arrays of earlier contents of the set, {', '.join(earlier)}; "
+                        "delete these folders once no run reads them"
                     )
                 kept = _mapped(file)
         except OSError as error:
