@@ -86,6 +86,5 @@ def _log_stop(anchors: Anchors) -> Float[Tensor, "anchor"]:
 
 @torch.no_grad()
 def _weights(anchors: Anchors, losses: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
-    count = anchors.weights.sum(1)
-    eta = eta_of_anchors(anchors.class_probability, count)
-    return 1 / (1 - eta * (1 + count) * (-losses).exp().minimum(1 / (1 + eta * count)))
+    count, share = anchors.weights.sum(1), (-losses.maximum(_log_stop(anchors))).exp()
+    return 1 / (1 - eta_of_anchors(anchors.class_probability, count) * (1 + count) * share)
