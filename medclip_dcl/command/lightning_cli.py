@@ -53,13 +53,13 @@ from medclip_dcl.runs.checkpoint_files import ResumeError
 from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
 from medclip_dcl.runs.run_folder import (
     FIT_FILE,
-    STEPS,
     UNTRAINED_CHECKPOINT,
     RunFolder,
     RunFolderError,
     described_length,
 )
 from medclip_dcl.runs.saved import (
+    STEPS,
     command_of_test,
     describe_checkpoint,
     differing_settings,
@@ -226,7 +226,8 @@ class MedclipCLI(LightningCLI):
                     "a run, --model.init_args.init_from starts from its weights"
                 )
             complete_selection(config.checkpoint)
-            if config.kept_steps:  # at the end of an epoch a score could be that of earlier weights
+            # At the end of an epoch a score could be that of earlier weights.
+            if config.kept_steps and str(config.checkpoint.monitor).startswith("validate/"):
                 config.checkpoint.save_on_train_epoch_end = False
             if self.prepared is not None:
                 self._fill_image_sizes(config)

@@ -29,7 +29,15 @@ from medclip_dcl.common.files import (
 )
 from medclip_dcl.common.find_model import FoundModel
 from medclip_dcl.runs.checkpoint_files import find_readable
-from medclip_dcl.runs.saved import CONFIG_FILE, differing_settings, read_config, read_json, setting
+from medclip_dcl.runs.saved import (
+    CONFIG_FILE,
+    STEPS,
+    differing_settings,
+    read_config,
+    read_json,
+    setting,
+    step_checkpoint,
+)
 
 FIT_FILE = "fit.json"
 INITIAL_WEIGHTS_FILE = "initial_weights.json"
@@ -44,8 +52,6 @@ IMAGES_FILE = "data_images.parquet"
 """Names of the sets of the training, and its images: `medclip_dcl.data.lineage`."""
 TESTS = "tests"
 """Folder in a run folder for results that are not those of its own network on its own set."""
-STEPS = "steps"
-"""Folder in the folder of results for those of the weights that were kept at chosen steps, each in one named N."""
 PART = f"{TESTS}/limited"
 """Folder in the folder of complete results for those of a test or a prediction of some batches."""
 LOCK_FILE = "training.lock"
@@ -56,11 +62,6 @@ _REMEDY = (
 )
 _OF_THE_END = ("results.json", "predictions", "figures", "report.html", "calibration.json", TESTS)
 """Measured or drawn at the end of training."""
-
-
-def step_checkpoint(step: int) -> str:
-    """File in checkpoints/ of the weights kept at an optimiser step."""
-    return f"step_{step}.ckpt"
 
 
 class RunFolderError(UserError):

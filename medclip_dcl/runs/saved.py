@@ -18,6 +18,8 @@ CONFIG_FILE = RUN_FILE
 TEST_CONFIG = "test.yaml"
 """In place of `CONFIG_FILE` in the folder of a benchmark's test."""
 RESULTS_FILE = "results.json"
+STEPS = "steps"
+"""Folder in the folder of results for those of the weights that were kept at chosen steps, each in one named N."""
 NOT_COMPARED = (
     "checkpoint.dirpath",
     "checkpoint_minutes",
@@ -222,7 +224,15 @@ def describe_checkpoint(checkpoint: Mapping[str, Any]) -> str | None:
     return file if epoch is None else f"{file}, epoch {epoch} ({checkpoint['step']} steps)"
 
 
+def step_checkpoint(step: int | str) -> str:
+    """File in checkpoints/ of the weights kept at an optimiser step."""
+    return f"step_{step}.ckpt"
+
+
 def command_of_test(run: Path) -> str:
-    """The command that writes the results of a run."""
+    """The command that writes the results of a run, or of one of its kept steps."""
+    if run.parent.name == STEPS:
+        run, step = run.parents[1], run.name
+        return f"{command_of_test(run)} --ckpt_path {run / 'checkpoints' / step_checkpoint(step)}"
     name = TEST_CONFIG if (run / TEST_CONFIG).is_file() else CONFIG_FILE
     return f"medclip-dcl test --config {run / name} --run_folder {run}"

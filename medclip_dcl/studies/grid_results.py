@@ -14,10 +14,11 @@ import pandas as pd
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_parquet
 from medclip_dcl.metrics.summaries import by_path
-from medclip_dcl.runs.run_folder import FIT_FILE, METRICS_FILE, STEPS
+from medclip_dcl.runs.run_folder import FIT_FILE, METRICS_FILE
 from medclip_dcl.runs.saved import (
     CONFIG_FILE,
     RESULTS_FILE,
+    STEPS,
     differing_settings,
     read_config,
     read_json,

@@ -9,7 +9,7 @@ from typing import Any
 from pytorch_lightning import Callback, LightningModule, Trainer
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.runs.run_folder import step_checkpoint
+from medclip_dcl.runs.saved import step_checkpoint
 
 
 class KeptSteps(Callback):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from medclip_dcl.command.cli import main as cli
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.report.tables import NOTHING
 from medclip_dcl.runs.run_folder import RunFolder
+from medclip_dcl.runs.saved import command_of_test
 from medclip_dcl.studies import grid_workers as workers
 from medclip_dcl.studies.grid import Outcome
 from medclip_dcl.studies.grid_plan import read_experiment
@@ -196,8 +198,7 @@ def test_test_of_a_kept_step_is_its_own(finished, tmp_path):
     own, of_step = (run / "results.json").read_bytes(), (run / "steps/3/results.json").read_text()
     shutil.copy(run / "checkpoints/step_3.ckpt", run / "checkpoints/step_5.ckpt")
     (run / "steps/3/results.json").unlink()
-    words = ["--import", MODULE, "--config", str(run / "config.yaml"), "--run_folder", str(run)]
-    cli(["test", *words, "--ckpt_path", str(run / "checkpoints/step_3.ckpt")])
+    cli([*shlex.split(command_of_test(run / "steps/3"))[1:], "--import", MODULE])
     assert json.loads((run / "steps/3/results.json").read_text())["metrics"] == json.loads(of_step)["metrics"]
     assert (run / "results.json").read_bytes() == own
     assert [*RunFolder(run).kept_steps()] == STEPS
