@@ -272,10 +272,8 @@ def sentences(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -
     band_of = bands_of(cases)
 
     def means(names: Iterable[Any]) -> Numbers:
-        found = {
-            x: mean_of([by_class[name][x] for name in names], nothing) for x in ("auc", "precision_at_10")
-        }
-        return {x: _of_patients(cases, mean, min_patients) for x, mean in found.items()}
+        of_each = {x: [by_class[name][x] for name in names] for x in ("auc", "precision_at_10")}
+        return {x: _of_patients(cases, mean_of(of, nothing), min_patients) for x, of in of_each.items()}
 
     return {**means(list(by_class)), **{band: means(band_of.index[band_of == band]) for band in RHO_BANDS}}
 
