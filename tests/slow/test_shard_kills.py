@@ -85,19 +85,29 @@ def test_killed_between_changes(prepared, tmp_path, options):
 
 
 def test_killed_at_random_moments(prepared, tmp_path):
-    folder, said, draw = tmp_path / "set", tmp_path / "said", random.Random(0)
+    folder, said, log, draw = tmp_path / "set", tmp_path / "said", tmp_path / "log", random.Random(0)
     shutil.copytree(prepared, folder)
-    killed = {"": 0, "--undo": 0}
-    for option in ("", "--undo") * 2:
-        for _ in range(6):
-            watch = Watch(str(folder), begin="write .lock", seconds=draw.uniform(0, 0.1))
-            ended = run(main, [str(folder), *filter(None, [option])], said, watch)
-            require_whole(folder, prepared)
-            assert ended in (0, -signal.SIGKILL), said.read_text()
-            killed[option] += ended != 0
-        assert run(main, [str(folder), *filter(None, [option])], said) == 0, said.read_text()
+
+    def call(option: str, watch: Watch | None = None) -> int:
+        ended = run(main, [str(folder), *filter(None, [option])], said, watch)
+        assert ended == 0 or (watch and ended == -signal.SIGKILL), said.read_text()
+        require_whole(folder, prepared)
+        return ended
+
+    for option, back in (("", "--undo"), ("--undo", "")):
+        log.unlink(missing_ok=True)
+        call(option, Watch(str(folder), log=str(log)))
+        times = [float(line.split()[0]) for line in log.read_text().splitlines()]
+        locked = next(n for n, line in enumerate(log.read_text().splitlines()) if "write .lock" in line)
+        call(back)
+        killed = 0
+        for _ in range(12):
+            seconds = draw.uniform(0, 0.7 * (times[-1] - times[locked]))
+            if call(option, Watch(str(folder), begin="write .lock", seconds=seconds)):
+                killed += 1
+            else:  # it was faster: from the beginning again
+                call(back)
+        call(option)
         assert (folder / "images").exists() == (option == "--undo")
         assert (folder / "shards").exists() == (option == "")
-    assert min(killed.values()) > 3, killed
-    found = {name: data for name, data in state(folder).items() if name != ".lock"}
-    assert differing(found, {name: data for name, data in state(prepared).items() if name != ".lock"}) == []
+        assert killed > 3, killed
