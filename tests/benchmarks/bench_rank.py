@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import re
-import resource
 import statistics
 import subprocess
 import sys
@@ -116,7 +116,7 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=1_300_000)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        # In a process of its own: `getrusage` of the command would inherit its peak.
+        # In a process of its own: the command would inherit its peak.
         writer = multiprocessing.Process(
             target=write_set, args=(Path(name), options.reports, options.sentences)
         )
@@ -124,11 +124,17 @@ def main() -> None:
         writer.join()
         started = time.perf_counter()
         words = [sys.executable, "-m", "medclip_dcl", "rank", name]
-        done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True)
-        wall, usage = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
+            said = running.stdout.read() if running.stdout else ""
+            # Of the command alone, without the writer.
+            _, status, usage = os.wait4(running.pid, 0)
+            running.returncode = os.waitstatus_to_exitcode(status)
+        wall = time.perf_counter() - started
+        if running.returncode:
+            raise SystemExit(f"{words} failed: {running.returncode}")
         sizes = {file.parent.name: file.stat().st_size for file in Path(name).glob("ranking*/*.parquet")}
-    print(done.stdout)
-    (terms,) = re.findall(r"([\d,]+) terms", done.stdout)
+    print(said)
+    (terms,) = re.findall(r"([\d,]+) terms", said)
     lines = [
         f"CPU, {cpu()[0]}, on a shared machine; {options.reports:,} simulated reports, {options.sentences:,} distinct "
         f"sentences. `{command()}`",
