@@ -96,8 +96,10 @@ def test_loader_processes_outlast_a_signal_to_all(number):
 def test_workers_without_training_end_at_sigterm():
     """Else the end of a script, which ends its children by it, would wait five minutes."""
     loader = iter(DataLoader(Slow(), batch_size=None, **worker_options(1)))  # type: ignore[arg-type]
-    os.kill(next(loader), signal.SIGTERM)
+    worker = next(loader)
     with pytest.raises(RuntimeError, match="killed by signal|exited unexpectedly"):
+        os.kill(worker, signal.SIGTERM)
+        time.sleep(5)  # a signal just before the wait for a batch would be answered after its ten minutes
         list(loader)
 
 
