@@ -10,6 +10,7 @@ import time
 import numpy as np
 import pytest
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.reports import LengthSampler
@@ -93,13 +94,15 @@ def test_loader_processes_outlast_a_signal_to_all(number):
         signals.restore()
 
 
-def test_workers_without_training_end_at_sigterm():
+def test_workers_without_training_end_at_sigterm(monkeypatch):
     """Else the end of a script, which ends its children by it, would wait five minutes."""
+    # Lightning puts back the handler of SIGCHLD that it found; torch sets its own, which tells of dead workers, once.
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)
     loader = iter(DataLoader(Slow(), batch_size=None, **worker_options(1)))  # type: ignore[arg-type]
     worker = next(loader)
     with pytest.raises(RuntimeError, match="killed by signal|exited unexpectedly"):
         os.kill(worker, signal.SIGTERM)
-        time.sleep(5)  # a signal just before the wait for a batch would be answered after its ten minutes
+        time.sleep(1)  # a signal just before the wait for a batch would be answered after its ten minutes
         list(loader)
 
 
