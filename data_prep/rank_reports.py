@@ -20,7 +20,7 @@ from data_prep.scores.language_model import require_writable
 from medclip_dcl.common.command_line import in_words, progress_bar
 from medclip_dcl.common.files import digest
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
-from medclip_dcl.data.ranking import QUANTILES, REPORTS_FOLDER, Ranking
+from medclip_dcl.data.ranking import QUANTILES, REPORTS_FOLDER
 from medclip_dcl.data.vectors import write_vectors
 from medclip_dcl.metrics.false_negatives import auc_within_anchors
 
@@ -93,18 +93,24 @@ def rank_reports(settings: Rank) -> Path:
     write_vectors([{"study_id": studies[order], "vector": vectors[order]}], of_reports, seal)
     # Last: it says that both are complete.
     ids, ranked = sentences["sentence_id"].to_numpy(), vectors[: len(train.study_id)].astype(np.float32)
-    write_vectors(_sentence_vectors(terms, ids, [part for part, _ in learned], ranked), file, seal)
+    unranked = list[int]()
+
+    def counted() -> Iterator[dict[str, np.ndarray]]:
+        for part in _sentence_vectors(terms, ids, [weights for weights, _ in learned], ranked):
+            unranked.append(int((~part["vector"].any(axis=1)).sum()))
+            yield part
+
+    write_vectors(counted(), file, seal)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     print(
         f"{file}: {len(ids):,} sentences, {len(train.study_id):,} training reports, {terms.shape[1]:,} terms, "
         f"{in_words(time.perf_counter() - started)}, peak memory {peak / 2**30:.2f} GiB"
     )
-    ranking = prepared.ranking(file.stem)
-    if unranked := int((~ranking.sentences.any(axis=1)).sum()):
+    if any(unranked):
         print(
-            f"  {unranked:,} sentences have no known term, or one score for all reports: nothing is left out"
+            f"  {sum(unranked):,} sentences have no known term, or one score for all reports: nothing is left out"
         )
-    for line in truth_lines(prepared, ranking):
+    for line in truth_lines(prepared, file.stem):
         print(line)
     return file
 
@@ -236,11 +242,11 @@ def _sentence_vectors(
         yield {"sentence_id": ids[start : start + _ROWS], "vector": vector, "quantiles": quantiles}
 
 
-def truth_lines(prepared: PreparedSet, ranking: Ranking) -> list[str]:
-    """On a phantom the AUC within anchors, of the reports of training and of validate; else nothing."""
+def truth_lines(prepared: PreparedSet, name: str) -> list[str]:
+    """On a phantom the AUC within anchors of a ranking, of the reports of training and of validate; else nothing."""
     if not (prepared.has("classes") and prepared.has("image_classes")):
         return []
-    lines = []
+    ranking, lines = prepared.ranking(name), list[str]()
     for use in ("train", "validate"):
         reports = reports_of(prepared, use)
         rows = np.searchsorted(ranking.study_id, reports.study_id)
