@@ -56,7 +56,9 @@ def run(options: Shard) -> None:
         with one_process_in(options.data):
             move(options.data)
         return
-    with new_folder(options.output, "--output") as target:
+    form = "files" if options.undo else "texts" if options.texts else "shards"
+    content = f"{prepared.fingerprint}.{form}"
+    with new_folder(options.output, "--output", content) as target, one_process_in(target):
         skipped = shutil.ignore_patterns("images", FOLDER, INDEX, ".lock", ".*.tmp")
         shutil.copytree(options.data, target, ignore=skipped, dirs_exist_ok=True)
         move(target)

@@ -111,19 +111,24 @@ def _state(file: str) -> tuple[int, int]:
 
 
 @contextmanager
-def new_folder(folder: Path, setting: str) -> Iterator[Path]:
-    """A temporary folder beside `folder`, renamed to it when the block ends; what a kill left is begun again."""
+def new_folder(folder: Path, setting: str, content: str = "") -> Iterator[Path]:
+    """A temporary folder beside `folder`, renamed to it when the block ends.
+
+    What a kill or an error left is begun again, or continued where `content` names all that the folder will hold.
+    """
     if folder.is_file() or any(folder.glob("*")):
         raise UserError(f"{setting}: {folder} is there already; give a new folder, or delete this one")
     folder = folder.resolve()
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    temporary = folder.with_name(f".{folder.name}{content and '.'}{content}.tmp")
+    if not content:
+        shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True, exist_ok=True)
     try:
         yield temporary
         os.replace(temporary, folder)  # an empty one is replaced
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if not content:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def link(file: Path, name: Path) -> None:

@@ -68,20 +68,24 @@ def test_killed_between_changes(prepared, tmp_path, options):
         return [str(folder), *options, *([str(copy)] if "--output" in options else [])]
 
     log, said = tmp_path / "log", tmp_path / "said"
-    watched, written = (tmp_path / ".copy.tmp", copy) if "--output" in options else (whole, whole)
+    unfinished = tmp_path / f".copy.{PreparedSet(prepared).fingerprint}.shards.tmp"
+    watched, written = (unfinished, copy) if "--output" in options else (whole, whole)
     assert run(main, words(whole), said, Watch(str(watched), log=str(log))) == 0, said.read_text()
     expected, names = state(written), one_of_each(changes(log))
     assert len(names) > 5, names
     watched, written = (watched, copy) if "--output" in options else (broken, broken)
     for number, name in names.items():
-        for folder in (broken, copy):
+        for folder in (broken, copy, unfinished):
             shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(begun, broken)
         assert run(main, words(broken), said, Watch(str(watched), at=number)) == -signal.SIGKILL, name
         require_whole(broken, prepared)
         assert not copy.exists()
+        finished = {file.name: file.stat().st_ino for file in watched.glob("shards/*.tar")}
         assert run(main, words(broken), said) == 0, (name, said.read_text())
         assert differing(state(written), expected) == [], name
+        if "--undo" not in options:  # they are not written again
+            assert finished.items() <= {f.name: f.stat().st_ino for f in written.glob("shards/*.tar")}.items()
 
 
 def test_killed_at_random_moments(prepared, tmp_path):
