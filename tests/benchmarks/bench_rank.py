@@ -104,7 +104,9 @@ def objective_times(rounds: int = 15) -> list[str]:
                 InBatchObjective(negative_weights=rule)(similarity, features, sentences, data)[0].backward()
                 seconds[place].append(time.process_time() - started)
         times = " | ".join(f"{1000 * statistics.median(each[1:]):.1f}" for each in seconds)
-        rows.append(f"| {batch} | {type(similarity).__name__}, {regions} regions | {times} |")
+        rows.append(
+            f"| {batch} | {type(similarity).__name__}, {regions} region{'s' * (regions > 1)} | {times} |"
+        )
     return rows
 
 
@@ -137,7 +139,8 @@ def main() -> None:
     (terms,) = re.findall(r"([\d,]+) terms", said)
     lines = [
         f"CPU, {cpu()[0]}, on a shared machine; {options.reports:,} simulated reports, {options.sentences:,} distinct "
-        f"sentences. `{command()}`",
+        f"sentences. `{command()}`. What tells false negatives: tests/benchmarks/study_text_rankings.py "
+        "([page](../../docs/ranked_by_text.md)).",
         "",
         "| terms | CPU seconds | seconds | peak memory, GiB | ranking, GB | ranking_reports, GB |",
         "|---|---|---|---|---|---|",
