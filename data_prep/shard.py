@@ -114,7 +114,7 @@ def to_shards(prepared: PreparedSet, target: Path, texts: bool, keep_files: bool
             with suppress(OSError):  # other files are in it
                 os.rmdir(folder)
     still = "; files stay in images/" if any((target / "images").glob("*")) else ""
-    print(f"{len(files):,} images in shards, {len(tars):,} in number; all digests are equal{still}")
+    print(f"{len(files):,} images, number of shards {len(tars):,}; all digests are equal{still}")
 
 
 def to_files(prepared: PreparedSet, target: Path) -> None:
