@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from pytorch_lightning.utilities import rank_zero_only
 
 FRESH = multiprocessing.get_context("forkserver")
 # Of one server for all tests: the last list that a program sets is that of its only server.
@@ -56,4 +57,5 @@ def _run(
 ) -> None:
     os.environ.update({name: str(value) for name, value in environment.items()})
     torch.set_num_threads(1)
+    rank_zero_only.rank = rank  # type: ignore[attr-defined]  # as the environment says, where it is imported first
     function(rank, *arguments)

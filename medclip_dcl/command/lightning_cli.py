@@ -274,7 +274,9 @@ class MedclipCLI(LightningCLI):
             is_other = bool(saved and differing_settings(saved, data, "data"))
             name = digest(json.dumps(data, sort_keys=True, default=str).encode())[:8]
         else:
-            now = self.prepared.fingerprint
+            # Results are written by the first process; `PreparedDataModule.setup` compares the machines.
+            stored = str(self.prepared.info.get("fingerprint"))
+            now = self.prepared.fingerprint if _is_first_process() else stored
             is_other = self.run.data().get("fingerprint", now) != now
             name = f"{self.prepared.folder.resolve().name}_{now[:8]}"
         folder = self.run.folder_of_test(Path(config.ckpt_path), name if is_other else "")

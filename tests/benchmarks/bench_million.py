@@ -4,8 +4,9 @@
 
 Run by hand, never in CI: a million images take some minutes, 10 GB of memory and a million names of files. The set is
 in MIMIC-CXR's proportions: 0.6 studies an image, 3.5 studies a patient, 1.3 distinct sentences an image, 8.5 mentions a
-report. All image files are names of a few files of 64 x 64 pixels. Each round is a process of its own, as each of the
-later ranks of a node, or a later start.
+report. All image files are names of a few files of 64 x 64 pixels. With --sharded the same images are written into
+shards at once, without the names (five million: 8 GB). Each round is a process of its own, as each of the later ranks
+of a node, or a later start.
 
 - fingerprint: `PreparedSet.changes`, as the program calls it before anything else.
 - load: `setup("fit")` of the datamodule for a model with log p.
@@ -15,6 +16,7 @@ later ranks of a node, or a later start.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import multiprocessing
 import os
@@ -22,6 +24,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 from typing import Any
@@ -42,13 +45,13 @@ def make_words(count: int) -> list[str]:
     return sorted(found)[:count]
 
 
-def make_set(folder: Path, count: int) -> None:
+def make_set(folder: Path, count: int, is_sharded: bool) -> None:
     """Write the set, but for labels of test and boxes."""
     import numpy as np
     import pandas as pd
     from PIL import Image
 
-    from medclip_dcl.common.files import digest_of_file, write_json
+    from medclip_dcl.common.files import digest, digest_of_file, write_json
     from medclip_dcl.common.findings import CHEXPERT
     from medclip_dcl.data.prepared import FORMAT_VERSION, case_table, seal, write_table
 
@@ -89,8 +92,10 @@ def make_set(folder: Path, count: int) -> None:
     for length in np.array_split(generator.integers(3, 22, sentences), max(1, sentences // 100_000)):
         drawn = generator.choice(WORDS, length.sum(), p=share)
         ends = np.cumsum(length)
-        text += [" ".join(words[word] for word in some) + "." for some in np.split(drawn, ends[:-1])]
-    text = [f"{one} {number}" for number, one in enumerate(text)]
+        text += [
+            f"{' '.join(words[word] for word in some)}. {len(text) + place}"
+            for place, some in enumerate(np.split(drawn, ends[:-1]))
+        ]
     more = round(MENTIONS * studies) - sentences
     said = np.r_[np.arange(sentences), (sentences ** generator.random(more)).astype(int)]
     of = generator.integers(studies, size=len(said))
@@ -111,20 +116,12 @@ def make_set(folder: Path, count: int) -> None:
     table["n_reports"] = np.bincount(said, minlength=sentences)
     scores = pd.DataFrame({"sentence_id": table["sentence_id"], "n_tokens": 12})
     scores["log_p"] = -generator.exponential(20, sentences)
-    first = folder / "images/first.jpg"
-    first.parent.mkdir(parents=True)
-    Image.fromarray(generator.integers(0, 255, (64, 64)).astype(np.uint8)).save(first)
-    content, digest = first.read_bytes(), digest_of_file(first)
-    for number in range(-(-count // 1000)):
-        for tens in range(10):
-            (folder / f"images/files/p{10 + tens}/{number:05}").mkdir(parents=True, exist_ok=True)
-    for place, one in enumerate(path):
-        if place % _LINKS == 0:
-            first = folder / "images" / one
-            first.write_bytes(content)
-        else:
-            os.link(first, folder / "images" / one)
-    files = pd.DataFrame({"path": path, "bytes": len(content), "digest": digest, "original_bytes": 1_700_000})
+    encoded = io.BytesIO()
+    Image.fromarray(generator.integers(0, 255, (64, 64)).astype(np.uint8)).save(encoded, "JPEG", quality=5)
+    content = encoded.getvalue()
+    files = pd.DataFrame(
+        {"path": path, "bytes": len(content), "digest": digest(content), "original_bytes": 1_700_000}
+    )
     tables = {
         "images": images,
         "sentences": table,
@@ -135,6 +132,8 @@ def make_set(folder: Path, count: int) -> None:
     tables["cases"] = case_table(images, labels)
     for name, frame in tables.items():
         write_table(frame, folder / f"{name}.parquet", name)
+    image_files = digest_of_file(folder / "image_files.parquet")
+    (write_shards if is_sharded else write_files)(folder, path, content, image_files)
     scores.attrs.update(seal(scores, table))
     write_table(scores, folder / "log_p/some-0123.parquet", "log_p")
     (folder / "rejects.csv").write_text("kind,id,reason\n", encoding="utf-8")
@@ -148,6 +147,46 @@ def make_set(folder: Path, count: int) -> None:
         "digests": {name: digest_of_file(folder / f"{name}.parquet") for name in tables},
     }
     write_json(info, folder / "dataset.json")
+
+
+def write_files(folder: Path, paths: list[str], content: bytes, image_files: str) -> None:
+    """Write one content under all these paths."""
+    for parent in {os.path.dirname(path) for path in paths}:
+        (folder / "images" / parent).mkdir(parents=True, exist_ok=True)
+    for place, path in enumerate(paths):
+        file = folder / "images" / path
+        if place % _LINKS == 0:
+            first = file
+            first.write_bytes(content)
+        else:
+            os.link(first, file)
+
+
+def write_shards(folder: Path, paths: list[str], content: bytes, image_files: str) -> None:
+    """Write one content as each image's member of a shard, as `medclip-dcl shard` would, and the index."""
+    import numpy as np
+    import pyarrow as pa
+
+    from medclip_dcl.common.files import digest_of_file
+    from medclip_dcl.data.shards import COLUMNS, HEADER, ShardIndex, member, shard_file
+
+    data = content.ljust(-(-len(content) // HEADER) * HEADER, b"\0")
+    member_bytes, row = HEADER + len(data), np.arange(len(paths))
+    in_shard = 1_000_000_000 // member_bytes
+    shards = []
+    for number, start in enumerate(range(0, len(paths), in_shard)):
+        file = shard_file(folder, number)
+        file.parent.mkdir(exist_ok=True)
+        with file.open("wb") as stream:
+            for place in range(start, min(start + in_shard, len(paths))):
+                info = tarfile.TarInfo(member(place))
+                info.size = len(content)
+                stream.write(info.tobuf(tarfile.USTAR_FORMAT) + data)
+            stream.write(bytes(2 * HEADER))
+        shards.append((file.stat().st_size, digest_of_file(file)))
+    places = [row // in_shard, row % in_shard * member_bytes + HEADER, np.full(len(row), len(content))]
+    index = pa.table([paths, *places], pa.schema([*COLUMNS.items()]))
+    ShardIndex(folder, index, shards, False, image_files).write()
 
 
 def make_bert(folder: Path) -> None:
@@ -235,9 +274,11 @@ def main() -> None:
     parser.add_argument("--root", type=Path, default=HERE.parents[2], help="checkout whose code is measured")
     parser.add_argument("--rounds", type=int, default=2, help="starts one after the other")
     parser.add_argument("--workers", type=int, default=WORKERS)
+    parser.add_argument("--sharded", action="store_true", help="make the set in shards, without image files")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    prepared, language_model = options.folder / f"set_{options.images}", options.folder / "bert"
+    prepared = options.folder / f"set_{options.images}{'_sharded' * options.sharded}"
+    language_model = options.folder / "bert"
     if options.measure:
         print(json.dumps(measure(prepared, language_model, options.workers)))
         return
@@ -246,16 +287,10 @@ def main() -> None:
         make_bert(language_model)
     if not (prepared / "dataset.json").is_file():
         shutil.rmtree(prepared, ignore_errors=True)
-        make_set(prepared, options.images)
+        make_set(prepared, options.images, options.sharded)
     environment = {**os.environ, "PYTHONPATH": str(options.root)}
-    words = [
-        "--images",
-        str(options.images),
-        "--folder",
-        str(options.folder),
-        "--workers",
-        str(options.workers),
-    ]
+    words = ["--images", str(options.images), "--folder", str(options.folder)]
+    words += ["--workers", str(options.workers), *["--sharded"] * options.sharded]
     for number in range(options.rounds):
         done = subprocess.run(
             [sys.executable, str(HERE), *words, "--measure"],

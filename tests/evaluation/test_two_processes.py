@@ -75,9 +75,15 @@ def of_one_and_two(
     return {"image_text": (one, two), "classifier": (probed, probe)}
 
 
+def no_content(folder: Path, *_: Any) -> None:
+    raise AssertionError(f"the second process looks at {folder}")
+
+
 def process(rank: int, commands: list[list[str]]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("medclip_dcl.evaluation.results.write_figure", write_pixel)
+        if rank:  # the first process looks at the content of the set for this machine
+            patch.setattr("medclip_dcl.data.prepared.current_content", no_content)
         for command in commands:
             main([*command, "--trainer.devices", "2", "--trainer.strategy", "ddp"])
 
