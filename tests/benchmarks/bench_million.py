@@ -86,7 +86,7 @@ def make_set(folder: Path, count: int, is_sharded: bool) -> None:
             "width": 2544,
         }
     )
-    words, text = make_words(WORDS), []
+    words, text = make_words(WORDS), list[str]()
     share = 1 / np.arange(1, WORDS + 1)
     share /= share.sum()
     for length in np.array_split(generator.integers(3, 22, sentences), max(1, sentences // 100_000)):
