@@ -1,6 +1,7 @@
 """The papers' unimodal experiments: data, networks, objectives, evaluation."""
 
 from medclip_dcl.common.public_names import public
+from medclip_dcl.unimodal.cross_view import CrossView as CrossView
 from medclip_dcl.unimodal.curl import Blocks as Blocks
 from medclip_dcl.unimodal.curl import KNegatives as KNegatives
 from medclip_dcl.unimodal.curl import block_loss as block_loss
@@ -11,6 +12,8 @@ from medclip_dcl.unimodal.encoders import SmallConvNet as SmallConvNet
 from medclip_dcl.unimodal.encoders import SmallImageEncoder as SmallImageEncoder
 from medclip_dcl.unimodal.encoders import SmallImageResNet as SmallImageResNet
 from medclip_dcl.unimodal.evaluation import UnimodalEvaluation as UnimodalEvaluation
+from medclip_dcl.unimodal.lightness_colour import LightnessColourResNets as LightnessColourResNets
+from medclip_dcl.unimodal.lightness_colour import rgb_to_lab as rgb_to_lab
 from medclip_dcl.unimodal.mean_classifier import average_k_metrics as average_k_metrics
 from medclip_dcl.unimodal.mean_classifier import class_means as class_means
 from medclip_dcl.unimodal.model import UnimodalModel as UnimodalModel

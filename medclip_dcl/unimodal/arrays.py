@@ -1,4 +1,4 @@
-"""Small labelled images in memory: scikit-learn's digits, CIFAR-10 and STL10."""
+"""Labelled images in memory: scikit-learn's digits, CIFAR-10, STL10 and folders of classes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import io
 import pickle
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Int64, UInt8
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from medclip_dcl.common.errors import MissingFileError, UserError
@@ -195,10 +196,56 @@ def _check_labels(file: Path, labels: np.ndarray, least: int, greatest: int) -> 
         raise UserError(f"{file}: expected labels from {least} to {greatest}, found {found}")
 
 
-def read_images(source: str, folder: str | None) -> ImageArrays:
-    """Images of "digits", or of "cifar10" or "stl10" from their folder."""
+def read_class_folders(folder: Path, side: int) -> ImageArrays:
+    """Image files in train/CLASS and val/CLASS, as ImageNet's are kept; each is the central square at `side` pixels."""
+    from torchvision.datasets import ImageFolder
+
+    try:
+        train, test = (ImageFolder(folder / use) for use in ("train", "val"))
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"data.files: expected train and val in {folder}, each with a folder of images for each class; {error}"
+        ) from error
+    if train.classes != test.classes:
+        differing = sorted({*train.classes} ^ {*test.classes})
+        raise UserError(
+            f"data.files: expected the same classes in {folder}/train and {folder}/val, found "
+            f"{', '.join(differing[:5])} in one of them ({len(differing)} such classes)"
+        )
+    return ImageArrays(
+        tuple(train.classes),
+        _central_squares([file for file, _ in train.samples], side),
+        torch.tensor(train.targets),
+        _central_squares([file for file, _ in test.samples], side),
+        torch.tensor(test.targets),
+        selected=tuple(train.classes[len(train.classes) // 2 :]),
+    )
+
+
+def _central_squares(files: Sequence[str], side: int) -> UInt8[Tensor, "image 3 {side} {side}"]:
+    images = np.empty((len(files), 3, side, side), dtype=np.uint8)
+
+    def read(row: int) -> None:
+        try:
+            with Image.open(files[row]) as image:
+                square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
+        except OSError as error:
+            raise UserError(f"{files[row]}: expected an image file, found {error!r}") from error
+        images[row] = np.asarray(square).transpose(2, 0, 1)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(read, range(len(files))))  # raises the error of a file
+    return torch.from_numpy(images)
+
+
+def read_images(source: str, folder: str | None, side: int | None = None) -> ImageArrays:
+    """Images of "digits", or of "cifar10", "stl10" or "class_folders" from their folder; the last at `side` pixels."""
     if folder is None:
         return read_digits()
     if not Path(folder).is_dir():
         raise MissingFileError(f"data.files: no folder {folder} (looked at {Path(folder).absolute()})")
+    if source == "class_folders":
+        if side is None:
+            raise UserError("data.image_size: expected the side in pixels for class_folders, found null")
+        return read_class_folders(Path(folder), side)
     return {"cifar10": read_cifar10, "stl10": read_stl10}[source](Path(folder))

@@ -61,9 +61,11 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
     objectives that require these are refused.
 
     Args:
-        source: "digits", 1,797 images of 8 x 8 pixels that come with scikit-learn; "cifar10"; or "stl10".
+        source: "digits", 1,797 images of 8 x 8 pixels that come with scikit-learn; "cifar10"; "stl10"; or
+            "class_folders", image files such as ImageNet's.
         files: folder of CIFAR-10 (the official Python batches, or the Parquet files of the Hugging
-            Face data set) or STL10 (the official binary files). null for digits.
+            Face data set), STL10 (the official binary files), or the folders train and val with a folder of image files
+            for each class, which are read when a command starts. null for digits.
         fraction: share r of the training images of each selected class that is kept, in (0, 1]. Other classes and the
             test images stay whole (SSD describes 6,000 images of a class, training and test together: choice).
         selected: the classes of which the fraction is kept. null: SSD's dog, frog, horse, ship and truck of CIFAR-10;
@@ -71,7 +73,8 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         classes: use these classes alone, in training and test. null for all. Names of digits are quoted: "0" to "9".
         subset_seed: which images the fraction keeps. With the same seed the fewer are among the more.
         batch_size: images per step, of all processes together.
-        image_size: side in pixels of views and evaluated images. null: the images' own.
+        image_size: side in pixels of views and evaluated images. null: the images' own. Images of class_folders, which
+            need one, are kept in memory at this side (choice), 3 * side^2 bytes each: their central squares.
         augmentation: of the views.
         monitor_images: number of training images of the validation, drawn by `seed`.
         seed: of the order and the views.
@@ -81,7 +84,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
 
     def __init__(
         self,
-        source: Literal["digits", "cifar10", "stl10"] = "digits",
+        source: Literal["digits", "cifar10", "stl10", "class_folders"] = "digits",
         files: str | None = None,
         fraction: float = 1.0,
         selected: list[str] | None = None,
@@ -122,7 +125,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
     def load(self, stage: str) -> None:
         """Read the images, choose classes and subset, and check them against the requirements of the run."""
         if self._chosen is None:
-            images = read_images(self.source, self.files)
+            images = read_images(self.source, self.files, self.image_size)
             self._fingerprint, self._chosen = images.fingerprint(), self._subset(images)
         if stage == "fit":
             is_labelled = bool((self.chosen.train_labels != UNLABELLED).all())
@@ -247,7 +250,8 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         """Some of the labelled training images and, after them, the test images."""
         count = self._labelled
         labels = torch.cat([self.chosen.train_labels[:count], self.chosen.test_labels])
-        images = torch.cat([self.chosen.train[:count], self.chosen.test])
+        # Rows and not one array: both may take half of the memory.
+        images = [*self.chosen.train[:count], *self.chosen.test]
         is_test = torch.arange(len(labels)) >= count
         return DataLoader(
             _Images(images, {"class_id": labels, "is_test": is_test}),
@@ -277,7 +281,9 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
 class _Images(Dataset):
     """Images with their fields; serves whole batches."""
 
-    def __init__(self, images: UInt8[Tensor, "image ..."], fields: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, images: UInt8[Tensor, "image ..."] | list[Tensor], fields: Mapping[str, Tensor]
+    ) -> None:
         self.images, self.fields = images, fields
 
     def __len__(self) -> int:
@@ -286,7 +292,9 @@ class _Images(Dataset):
     def __getitems__(self, keys: Sequence[Any]) -> dict[str, Tensor]:
         index = torch.tensor(keys)
         fields = {name: values[index] for name, values in self.fields.items()}
-        return {"images": self.images[index], "index": index, **fields}
+        rows = self.images
+        images = rows[index] if isinstance(rows, Tensor) else torch.stack([rows[key] for key in keys])
+        return {"images": images, "index": index, **fields}
 
 
 class _Views(_Images):

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.functional import max_pool2d
 
 from medclip_dcl.common.errors import check_min
 from medclip_dcl.networks.image_encoder import RESNET_STAGES, draw_kernels, resnet_stages
@@ -21,10 +22,12 @@ class SmallImageEncoder(Described):
     Attributes:
         feature_dim: size of the features.
         channels: of the images.
+        part_dims: sizes of the parts that the features join, each with a projection of its own; empty: one part.
     """
 
     feature_dim: int
     channels: int
+    part_dims: tuple[int, ...] = ()
 
     def forward(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image feature"]:
         """Features on which linear probes are trained, not normalised."""
@@ -42,13 +45,17 @@ class SmallImageResNet(SmallImageEncoder):
         width: channels of the first stage; those of the others and the features grow with it (64: the papers'; 16
             serves a CPU).
         channels: of the images.
+        large_stem: True: torchvision's 7 x 7 stem of stride 2 with max-pooling, for images of about 224 pixels.
     """
 
-    def __init__(self, depth: Literal[18, 50] = 18, width: int = 64, channels: int = 3) -> None:
+    def __init__(
+        self, depth: Literal[18, 50] = 18, width: int = 64, channels: int = 3, large_stem: bool = False
+    ) -> None:
         super().__init__()
         check_min("image_encoder", {"width": (width, 1), "channels": (channels, 1)})
-        self.depth, self.width, self.channels = depth, width, channels
-        self.conv1 = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        self.depth, self.width, self.channels, self.large_stem = depth, width, channels, large_stem
+        kernel, stride = (7, 2) if large_stem else (3, 1)
+        self.conv1 = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
         self.relu = nn.ReLU(inplace=True)
         for place, stage in enumerate(resnet_stages(depth, width)):
@@ -58,6 +65,8 @@ class SmallImageResNet(SmallImageEncoder):
 
     def forward(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image feature"]:
         features = self.relu(self.bn1(self.conv1(images.contiguous(memory_format=torch.channels_last))))
+        if self.large_stem:
+            features = max_pool2d(features, 3, stride=2, padding=1)
         for place in range(1, 5):
             features = self.get_submodule(f"layer{place}")(features)
         return features.mean((2, 3))

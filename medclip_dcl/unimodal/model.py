@@ -27,7 +27,7 @@ class UnimodalModel(NetworkModel):
             is built: under one seed every objective starts from the same weights.
         objective: the loss of the views' embeddings.
         projection_dim: size of the embeddings; null: the loss sees the features.
-        hidden: size of the projection's hidden layer; null: that of the features (choice).
+        hidden: size of the projection's hidden layer; null: that of the features (choice); 0: a linear projection.
         batch_norm: true puts BatchNorm before the ReLU of the projection, as in DCL's public code.
         learning_rate: of Adam, constant (SSD and DCL: 1e-3).
         weight_decay: of Adam, on all parameters (SSD: 1e-6).
@@ -52,11 +52,18 @@ class UnimodalModel(NetworkModel):
         check_options({"learning_rate": learning_rate}, {"weight_decay": weight_decay})
         self.network = UnimodalNetwork(image_encoder, projection_dim, hidden, batch_norm)
         self.objective = objective
+        # Views of an image for which it is encoded once.
+        self.n_parts = len(image_encoder.part_dims) or 1
+        if objective.n_views % self.n_parts:
+            raise UserError(
+                f"model.objective: expected a multiple of the {self.n_parts} views that {type(image_encoder).__name__} "
+                f"makes of an image, found {objective.n_views}"
+            )
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
 
     def requirements(self) -> ViewsRequirements:
         """Requirements of the datamodule: views of each image, and the fields of the objective."""
-        return ViewsRequirements(self.objective.n_views, tuple(self.objective.requires))
+        return ViewsRequirements(self.objective.n_views // self.n_parts, tuple(self.objective.requires))
 
     def use_data(self, data: ViewsProvided, stage: str) -> None:
         """Check that the encoder takes the images, and the objective a batch of them."""
@@ -73,7 +80,7 @@ class UnimodalModel(NetworkModel):
             )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Embeddings (image, dim)."""
+        """Embeddings (part, image, dim)."""
         return self.network(images)
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:
@@ -84,8 +91,8 @@ class UnimodalModel(NetworkModel):
     def _loss(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of the images of all processes, and statistics to log."""
         views: Tensor = batch["images"]
-        embeddings = self.network(views.flatten(0, 1)).unflatten(0, views.shape[:2])
-        return self.objective(embeddings, batch)
+        embeddings = self.network(views.flatten(0, 1)).unflatten(1, views.shape[:2])
+        return self.objective(embeddings.transpose(0, 1).flatten(0, 1), batch)
 
     def validation_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Features for the callback."""

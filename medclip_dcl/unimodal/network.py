@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -20,7 +21,7 @@ class UnimodalNetwork(DescribedNetwork):
     Args:
         image_encoder: images to features.
         projection_dim: size of the embeddings (SSD and DCL: 128); None for the features themselves.
-        hidden: size of the projection's hidden layer; None for that of the features.
+        hidden: size of the projection's hidden layer; None for that of the features, 0 for a linear projection.
         batch_norm: True puts BatchNorm before the ReLU of the projection.
     """
 
@@ -34,28 +35,38 @@ class UnimodalNetwork(DescribedNetwork):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        check_min("model", {"projection_dim": (projection_dim, 1), "hidden": (hidden, 1)})
+        check_min("model", {"projection_dim": (projection_dim, 1), "hidden": (hidden, 0)})
         self.image_encoder = image_encoder
         self.projection_dim, self.hidden, self.batch_norm = projection_dim, hidden, batch_norm
-        self.projection: nn.Module = nn.Identity()
-        if projection_dim is not None:
-            features = image_encoder.feature_dim
-            inner = features if hidden is None else hidden
-            self.projection = nn.Sequential(
-                # BatchNorm has a bias of its own.
-                nn.Linear(features, inner, bias=not batch_norm),
-                *([nn.BatchNorm1d(inner)] if batch_norm else []),
-                nn.ReLU(inplace=True),
-                nn.Linear(inner, projection_dim),
-            )
+        first, *others = (
+            self._projection(dim) for dim in image_encoder.part_dims or (image_encoder.feature_dim,)
+        )
+        self.projection, self.other_projections = first, nn.ModuleList(others)
+
+    def _projection(self, features: int) -> nn.Module:
+        if self.projection_dim is None:
+            return nn.Identity()
+        if self.hidden == 0:
+            return nn.Linear(features, self.projection_dim)
+        inner = features if self.hidden is None else self.hidden
+        return nn.Sequential(
+            # BatchNorm has a bias of its own.
+            nn.Linear(features, inner, bias=not self.batch_norm),
+            *([nn.BatchNorm1d(inner)] if self.batch_norm else []),
+            nn.ReLU(inplace=True),
+            nn.Linear(inner, self.projection_dim),
+        )
 
     def features(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image feature"]:
         """Features of images in [0, 1], which linear probes use."""
         return self.image_encoder(images)
 
-    def forward(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image dim"]:
-        """Embeddings, not normalised to length 1."""
-        return self.projection(self.features(images))
+    def forward(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "part image dim"]:
+        """Embeddings, not normalised to length 1, of each part of the features; most encoders have one part."""
+        features = self.features(images)
+        parts = features.split(self.image_encoder.part_dims or features.shape[1], dim=1)
+        projections = (self.projection, *self.other_projections)
+        return torch.stack([project(part) for project, part in zip(projections, parts, strict=True)])
 
     def config(self) -> dict[str, Any]:
         return {

@@ -164,6 +164,55 @@ def test_stl10_is_read_column_by_column(tmp_path):
     assert labelled.train_labels.tolist() == [*range(10), *range(10)]
 
 
+def write_class_folders(folder: Path, height: int = 20, width: int = 32) -> Path:
+    """Two classes, of 24 images for training and 6 for the test, of random pixels of one hue for each image."""
+    generator = np.random.default_rng(3)
+    for use, count in (("train", 12), ("val", 3)):
+        for name in ("fox", "owl"):
+            (folder / use / name).mkdir(parents=True)
+            for number in range(count):
+                grey, hue = generator.integers(256, size=(height, width, 1)), generator.random(3)
+                image = Image.fromarray((grey * hue).astype(np.uint8))
+                image.save(folder / use / name / f"{number:02}.png")
+    return folder
+
+
+def test_class_folders_are_central_squares(tmp_path):
+    folder = write_class_folders(tmp_path)
+    found = read_images("class_folders", str(folder), 20)
+    assert found.classes == ("fox", "owl") and found.selected == ("owl",)
+    assert (
+        found.train_labels.tolist() == [0] * 12 + [1] * 12 and found.test_labels.tolist() == [0] * 3 + [1] * 3
+    )
+    for images, row, name in ((found.train, 14, "train/owl/02.png"), (found.test, 0, "val/fox/00.png")):
+        with Image.open(folder / name) as image:
+            assert np.array_equal(images[row].numpy(), np.asarray(image)[:, 6:26].transpose(2, 0, 1))
+    small = read_images("class_folders", str(folder), 5)
+    assert small.train.shape == (24, 3, 5, 5)
+    means = [x.float().mean((1, 2, 3)) for x in (small.train, found.train)]
+    torch.testing.assert_close(*means, rtol=0, atol=1)
+    grey = Image.new("L", (7, 9), 77)
+    grey.save(folder / "val" / "fox" / "zz.jpg")
+    assert (read_images("class_folders", str(folder), 4).test[3] == 77).all(), (
+        "grey files have three channels"
+    )
+
+
+def test_class_folders_of_other_classes_are_refused(tmp_path):
+    folder = write_class_folders(tmp_path)
+    (folder / "val" / "owl").rename(folder / "val" / "wolf")
+    with pytest.raises(
+        UserError, match=r"same classes in .*train and .*val, found owl, wolf in one .*\(2 such"
+    ):
+        read_images("class_folders", str(folder), 8)
+    (folder / "val" / "wolf").rename(folder / "val" / "owl")
+    (folder / "train" / "fox" / "03.png").write_bytes(b"?")
+    with pytest.raises(UserError, match=r"fox/03.png: expected an image file, found UnidentifiedImageError"):
+        read_images("class_folders", str(folder), 8)
+    with pytest.raises(UserError, match=r"data.image_size: expected the side .* found null"):
+        read_images("class_folders", str(folder))
+
+
 def test_digits_are_split_by_class():
     found = read_images("digits", None)
     bunch = load_digits()

@@ -11,13 +11,14 @@ from torch.nn.functional import batch_norm, conv2d
 from medclip_dcl.unimodal.encoders import SmallConvNet, SmallImageResNet
 
 
-@pytest.mark.parametrize("depth", [18, 50])
+@pytest.mark.parametrize(("depth", "large_stem"), [(18, False), (50, False), (18, True)])
 @torch.no_grad()
-def test_width_64_is_torchvisions_resnet(depth):
+def test_width_64_is_torchvisions_resnet(depth, large_stem):
     theirs = getattr(torchvision.models, f"resnet{depth}")(weights=None)
-    theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    if not large_stem:
+        theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
     theirs.fc = nn.Identity()
-    ours = SmallImageResNet(depth, 64)
+    ours = SmallImageResNet(depth, 64, large_stem=large_stem)
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.parameters())
     ours.load_state_dict(theirs.state_dict())
     images = torch.rand(2, 3, 17, 12, dtype=torch.float64)

@@ -20,8 +20,8 @@ def test_projection_has_two_layers_as_configured():
     network: Any = UnimodalNetwork(SmallConvNet(2), projection_dim=3, hidden=7)
     first, _, last = network.projection
     hidden = (network.features(IMAGES) @ first.weight.T + first.bias).clamp(min=0)
-    torch.testing.assert_close(network(IMAGES), hidden @ last.weight.T + last.bias)
-    assert network.eval()(IMAGES).shape == (5, 3) and network.features(IMAGES).shape == (5, 8)
+    torch.testing.assert_close(network(IMAGES)[0], hidden @ last.weight.T + last.bias)
+    assert network.eval()(IMAGES).shape == (1, 5, 3) and network.features(IMAGES).shape == (5, 8)
 
 
 def test_batch_norm_replaces_the_bias_before_relu():

@@ -97,9 +97,10 @@ def test_folders_without_the_files_are_named(tmp_path):
     for source, folder, message in (
         ("cifar10", tmp_path / "nowhere", r"no folder .*nowhere \(looked at /"),
         ("cifar10", tmp_path, "no CIFAR-10 in .*; expected the files data_batch_1 .*unpacked"),
+        ("class_folders", tmp_path, "expected train and val in .*each class; .*train"),
     ):
         with pytest.raises(MissingFileError, match=message):
-            read_images(source, str(folder))
+            read_images(source, str(folder), 8)
 
 
 def test_fields_of_unlabelled_images_are_refused(tmp_path):

@@ -19,6 +19,7 @@ from medclip_dcl.objectives import (
     KnownClassProbability,
     contrastive_statistics,
 )
+from medclip_dcl.unimodal.cross_view import CrossView
 from medclip_dcl.unimodal.curl import Blocks, KNegatives
 from medclip_dcl.unimodal.simclr import SimCLR, simclr_loss
 from medclip_dcl.unimodal.views import ViewsObjective
@@ -199,6 +200,7 @@ OBJECTIVES = {
     "unbiased": SimCLR(unbiased=True),
     "hinge": KNegatives(4, "hinge"),
     "blocks": Blocks(2, 5),
+    "cross_view": CrossView(known(), 9.0),
 }
 
 

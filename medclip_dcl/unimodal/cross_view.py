@@ -1,0 +1,56 @@
+"""CMC's cross-view loss: each view of an image picks the other out of the batch, debiased."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.objectives.class_probability import ClassProbability
+from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
+from medclip_dcl.unimodal.views import ViewsObjective
+
+
+class CrossView(ViewsObjective):
+    """Loss between the two views of each image in both directions, debiased (Tian et al., 2019; DCL, section 5.2).
+
+    The anchor is one view of an image, the other view its positive, and the other views of the B - 1 other images are
+    its negatives: `contrastive_loss` of the (B, B) matrix of s = gamma^2 * cosine and of its transpose, with floor
+    -gamma^2. CMC adds both directions, here they are averaged (choice); its negatives come from a memory of all images,
+    here from the batch (choice). The correction has M = 1, the positive itself, as in DCL's table 1.
+
+    Args:
+        class_probability: eta of each image, for both directions; None for 0, which is no correction.
+        gamma2: gamma^2, one over the temperature; above 0 (CMC: 1 / 0.07).
+    """
+
+    def __init__(self, class_probability: ClassProbability | None = None, gamma2: float = 1 / 0.07) -> None:
+        super().__init__()
+        if not 0 < gamma2 < math.inf:
+            raise UserError(f"CrossView: expected gamma2 above 0, found {gamma2}")
+        self.class_probability, self.gamma2 = class_probability, gamma2
+        self.requires = () if class_probability is None else class_probability.requires
+
+    def loss_of_batch(
+        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+        """Loss; share of anchors at the floor, mean eta, mean corrected share, share of capped etas."""
+        first, second = normalize(embeddings, dim=2)
+        logits = self.gamma2 * first @ second.T
+        own = torch.arange(len(logits), device=logits.device)
+        rule = self.class_probability
+        eta = 0.0 if rule is None else rule(**{name: fields[name] for name in rule.requires})
+        both = [(x, own) for x in (logits, logits.T)]
+        options: dict[str, Any] = {"class_probability": eta, "floor": -self.gamma2}
+        loss = torch.stack([contrastive_loss(*one, **options) for one in both]).mean()
+        if rule is None:
+            return loss, {}
+        each = [contrastive_statistics(*one, **options)._asdict() for one in both]
+        figures = {name: (each[0][name] + each[1][name]) / 2 for name in each[0]}
+        return loss, {**figures, "capped": torch.as_tensor(rule.share_capped)}

@@ -1,0 +1,157 @@
+"""CMC's two views: L and ab of an image, an encoder and a projection of each, the loss between them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.objectives import ConstantClassProbability, KnownClassProbability
+from medclip_dcl.unimodal.cross_view import CrossView
+from medclip_dcl.unimodal.encoders import SmallImageResNet
+from medclip_dcl.unimodal.lightness_colour import LightnessColourResNets, rgb_to_lab
+from medclip_dcl.unimodal.model import UnimodalModel
+from medclip_dcl.unimodal.network import UnimodalNetwork
+from medclip_dcl.unimodal.simclr import SimCLR
+
+IMAGES = torch.rand(4, 3, 12, 12)
+
+
+# Colours
+
+
+def test_lab_is_scikit_images():
+    color = pytest.importorskip("skimage.color", reason="pip install -e '.[test]' installs scikit-image")
+    every_fifth = torch.arange(0, 256, 5) / 255
+    images = torch.cartesian_prod(every_fifth, every_fifth, every_fifth).T.reshape(1, 3, 52, -1)
+    expected = torch.from_numpy(color.rgb2lab(images[0].permute(1, 2, 0).double().numpy())).permute(2, 0, 1)
+    torch.testing.assert_close(rgb_to_lab(images.double())[0], expected, rtol=0, atol=1e-6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = rgb_to_lab(images)
+    torch.testing.assert_close(found[0].double(), expected, rtol=0, atol=1e-4)
+
+
+def test_lab_of_known_colours():
+    """White, sRGB's red, and a grey, which has no colour (CIE 15)."""
+    images = torch.tensor([[1.0, 1, 1], [1, 0, 0], [0.3, 0.3, 0.3]], dtype=torch.float64)[..., None, None]
+    found = rgb_to_lab(images)[..., 0, 0]
+    torch.testing.assert_close(found[0], found.new_tensor([100, 0, 0]), rtol=0, atol=0.01)
+    torch.testing.assert_close(found[1], found.new_tensor([53.24, 80.09, 67.2]), rtol=0, atol=0.01)
+    torch.testing.assert_close(found[2, 1:], found.new_zeros(2), rtol=0, atol=0.01)
+
+
+# Encoders
+
+
+@torch.no_grad()
+def test_features_join_an_encoder_of_lightness_and_one_of_colour():
+    encoder = LightnessColourResNets(18, width=2).eval()
+    lab = rgb_to_lab(IMAGES) / 100
+    for part, channels, name in ((lab[:, :1], 1, "lightness"), (lab[:, 1:], 2, "colour")):
+        alone = SmallImageResNet(18, 2, channels).eval()
+        alone.load_state_dict(getattr(encoder, name).state_dict())
+        place = slice(0, 16) if name == "lightness" else slice(16, 32)
+        torch.testing.assert_close(encoder(IMAGES)[:, place], alone(part))
+    assert encoder.feature_dim == 32 and encoder.channels == 3
+
+
+@pytest.mark.parametrize("hidden", [0, 5])
+@torch.no_grad()
+def test_each_part_has_a_projection_of_its_own(hidden):
+    network: Any = UnimodalNetwork(LightnessColourResNets(18, width=2), 3, hidden).eval()
+    features, found = network.features(IMAGES), network(IMAGES)
+    assert found.shape == (2, 4, 3)
+    for part, projection in enumerate((network.projection, *network.other_projections)):
+        own = features[:, 16 * part : 16 * part + 16]
+        if hidden:
+            own = linear(own, projection[0].weight, projection[0].bias).clamp(min=0)
+            projection = projection[2]
+        torch.testing.assert_close(found[part], linear(own, projection.weight, projection.bias))
+    again = UnimodalNetwork.from_config(network.config())
+    again.load_state_dict(network.state_dict())
+    assert torch.equal(again.eval()(IMAGES), found)
+
+
+# Loss
+
+
+def loop(first: Tensor, second: Tensor, eta: list[float], gamma2: float) -> float:
+    """Both directions of SSD's equations 7 and 8 with v = x+, in plain numbers."""
+    views = [[[x / math.hypot(*row) for x in row] for row in view.tolist()] for view in (first, second)]
+    losses = []
+    for anchors, others in (views, views[::-1]):
+        for image, anchor in enumerate(anchors):
+            scores = [gamma2 * math.fsum(a * b for a, b in zip(anchor, x, strict=True)) for x in others]
+            negatives = [math.exp(s) for n, s in enumerate(scores) if n != image]
+            positive = math.exp(scores[image])
+            mean = math.fsum(negatives) / len(negatives)
+            g = max((mean - eta[image] * positive) / (1 - eta[image]), math.exp(-gamma2))
+            losses.append(-math.log(positive / (positive + len(negatives) * g)))
+    return math.fsum(losses) / len(losses)
+
+
+@pytest.mark.parametrize(("images", "dim", "gamma2"), [(2, 1, 2.0), (5, 3, 1 / 0.07), (7, 4, 9.0)])
+def test_cross_view_loss_equals_the_loop(images, dim, gamma2):
+    first, second = views = torch.randn(2, images, dim, dtype=torch.float64)
+    rho = torch.linspace(0.05, 0.6, images, dtype=torch.float64)
+    known, constant = KnownClassProbability(max_eta=0.5), ConstantClassProbability(0.01)
+    of_known = rho.clamp(max=0.5).tolist()
+    of_rules: list[tuple[Any, list[float]]]
+    of_rules = [(known, of_known), (constant, [0.01] * images), (None, [0.0] * images)]
+    for rule, eta in of_rules:
+        found, figures = CrossView(rule, gamma2)(views, {"rho": rho})
+        assert found.item() == pytest.approx(loop(first, second, eta, gamma2), rel=1e-10)
+        if rule is not None:
+            assert figures["class_probability"].item() == pytest.approx(sum(eta) / images, rel=1e-6)
+    swapped, _ = CrossView(known, gamma2)(views.flip(0), {"rho": rho})
+    assert swapped.item() == pytest.approx(loop(first, second, of_known, gamma2), rel=1e-10)
+
+
+def test_figures_are_means_over_both_directions():
+    """The directions differ in their number of anchors at the floor."""
+    first = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [-1.0, 0.0]])
+    second = torch.tensor([[1.0, 0.0], [0.6, 0.8], [0.6, -0.8]])
+    gamma2, eta = 2.0, 0.3
+    _, figures = CrossView(ConstantClassProbability(eta), gamma2)(torch.stack([first, second]), {})
+    at_floor, shares = [], []
+    for logits in (gamma2 * first @ second.T, gamma2 * second @ first.T):
+        for image in range(3):
+            mean = (logits[image].exp().sum() - logits[image, image].exp()) / 2
+            share = eta * logits[image, image].exp() / mean
+            at_floor.append(((1 - share) * mean / (1 - eta) <= math.exp(-gamma2)).item())
+            shares.append(min(share.item(), 1.0))
+    assert sum(at_floor[:3]) != sum(at_floor[3:])
+    assert figures["at_floor"].item() == pytest.approx(sum(at_floor) / 6)
+    assert figures["corrected_share"].item() == pytest.approx(sum(shares) / 6)
+    assert figures.keys() == {"at_floor", "class_probability", "corrected_share", "capped"}
+
+
+# Model
+
+
+def test_an_augmented_image_is_two_views():
+    torch.manual_seed(0)
+    model = UnimodalModel(LightnessColourResNets(18, width=2), CrossView(), 3).double()
+    assert model.requirements().n_views == 1
+    images = torch.rand(1, 6, 3, 8, 8, dtype=torch.float64)
+    loss, _ = model._loss({"images": images})
+    lightness, colour = model.network(images[0])
+    expected, _ = CrossView()(torch.stack([lightness, colour]), {})
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+    # Of SimCLR's four views the first two are L and ab of the first crop.
+    both = torch.rand(2, 6, 3, 8, 8, dtype=torch.float64)
+    simclr = SimCLR(ConstantClassProbability(0.1), n_positives=3)
+    model = UnimodalModel(LightnessColourResNets(18, width=2), simclr, 3).double().eval()
+    of_crops = [model.network(crop) for crop in both]
+    assert model._loss({"images": both})[0].item() == pytest.approx(simclr(torch.cat(of_crops), {})[0].item())
+    with pytest.raises(
+        UserError, match="multiple of the 2 views that LightnessColourResNets makes .*, found 3"
+    ):
+        UnimodalModel(
+            LightnessColourResNets(18, width=2), SimCLR(ConstantClassProbability(0.1), n_positives=2)
+        )
