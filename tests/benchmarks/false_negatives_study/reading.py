@@ -1,0 +1,384 @@
+"""Test the plan's hypotheses on the rows of its replicates.
+
+    python tests/benchmarks/false_negatives_study/reading.py ROWS.csv ... [--plan FILE ...] [--size | --output FOLDER]
+
+A row has one number: replicate, similarity, pairs, start, arm, step, split (validate, test), outcome, value (0 to 1),
+commit and plan_hash (of `plan_hash`). Points are hundredths of a value. FOLDER gets the page reading.md and curves over
+steps. --size prints the number of replicates alone, by the deviation among the first 12; it shows no mean.
+
+Differences are paired by replicate. Each run (replicate and arm) has its own step: the best of its validate numbers, of
+equal ones the first. Before the planned number of replicates is there, no hypothesis is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from scipy import optimize, stats
+
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import read_yaml, write_text
+from medclip_dcl.pictures.plots import COLOURS, LINES, MARKERS, write_figure
+from medclip_dcl.statistics.contrasts import means
+
+PLAN = [Path(__file__).with_name(name) for name in ("plan.yaml", "hypotheses.yaml")]
+SETTING = ["similarity", "pairs", "start"]
+NOT_READ, UNDECIDED = "not read", "undecided"
+Settings = Mapping[str, Any]
+
+
+def plan_hash(files: Sequence[Path] = PLAN) -> str:
+    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
+
+
+def read_plan(files: Sequence[Path] = PLAN) -> dict[str, Any]:
+    plan = {key: value for file in files for key, value in read_yaml(file).items()}
+    if (total := sum(one.get("share", 0) for one in plan["hypotheses"].values())) > 0.05 + 1e-9:
+        raise UserError(f"hypotheses: expected shares of alpha with a sum of at most 0.05, found {total:g}")
+    if plan["kept_steps"] != sorted(set(plan["kept_steps"])) or plan["fixed_end"] not in plan["kept_steps"]:
+        raise UserError("kept_steps: expected ascending steps with fixed_end among them; change plan.yaml")
+    return plan
+
+
+def read_rows(files: Sequence[Path], expected_hash: str) -> pd.DataFrame:
+    """Rows of all files."""
+    rows = pd.concat(
+        [pd.read_csv(file, dtype={"commit": str, "plan_hash": str}) for file in files], ignore_index=True
+    )
+    if (hashes := set(rows["plan_hash"])) != {expected_hash}:
+        raise UserError(f"plan_hash: expected {expected_hash} in every row, found {sorted(map(str, hashes))}")
+    if len(outside := rows[(rows["value"] < 0) | (rows["value"] > 1)]):
+        raise UserError(f"value: expected 0 to 1, found {len(outside)} others: {outside.iloc[0].to_dict()}")
+    replicates = set(rows["replicate"])
+    if skipped := set(range(min(replicates), max(replicates))) - replicates:
+        raise UserError(f"replicate: expected consecutive numbers, found none of {sorted(skipped)}; run them")
+    return rows
+
+
+def signed(number: float) -> str:
+    return f"{round(number, 1) + 0.0:+.1f}".replace("-", "−")
+
+
+@dataclass
+class Difference:
+    """An arm minus another in points, with a t interval that leaves `tail` outside at each end."""
+
+    arms: tuple[str, str]
+    values: np.ndarray
+    tail: float = 0.025
+
+    def __post_init__(self) -> None:
+        self.n = len(self.values)
+        self.average = float(self.values.mean()) if self.n else np.nan
+        self.deviation = float(self.values.std(ddof=1)) if self.n > 1 else np.nan
+        self.mean, self.size = signed(self.average).removeprefix("+"), f"{abs(self.average):.1f}"
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        half = stats.t.isf(self.tail, max(self.n - 1, 1)) * self.deviation / np.sqrt(max(self.n, 1))
+        return self.average - half, self.average + half
+
+    @property
+    def smallest(self) -> str:
+        """Smallest true difference that the test shows with power .8, at this deviation."""
+        return f"{smallest_difference(self.deviation, self.n, self.tail):.1f}"
+
+    def __str__(self) -> str:
+        low, high = map(signed, self.interval)
+        return f"{signed(self.average)}, {100 - 200 * self.tail:g}% interval {low} to {high}"
+
+
+class Rows:
+    """Numbers of the arms, by replicate; `said` collects what a reader must know of them."""
+
+    def __init__(self, rows: pd.DataFrame, plan: Settings) -> None:
+        self.plan, self.replicates, self.said = plan, np.unique(rows["replicate"]), list[str]()
+        key = [*SETTING, "arm", "outcome", "split"]
+        table = rows.pivot(index=[*key, "replicate"], columns="step", values="value")
+        groups = table.reindex(columns=plan["kept_steps"]).groupby(level=key)
+        self.by_arm = {name: x.droplevel([*key]).reindex(self.replicates).to_numpy() for name, x in groups}
+
+    def arm(self, key: tuple[Any, ...], outcome: str, chosen_by: str | None) -> tuple[np.ndarray, np.ndarray]:
+        """Place of the step among the kept ones, and points, by replicate; NaN points for a replicate that lacks one.
+
+        Args:
+            key: similarity, pairs, start and arm.
+            chosen_by: outcome of validate, which needs all kept steps; None: fixed_end.
+        """
+        steps = self.plan["kept_steps"]
+        nothing = np.full((len(self.replicates), len(steps)), np.nan)
+        test = self.by_arm.get((*key, outcome, "test"), nothing)
+        validate = self.by_arm.get((*key, chosen_by, "validate"), nothing)
+        if chosen_by is None:
+            validate = np.tile(np.equal(steps, self.plan["fixed_end"]), (len(self.replicates), 1))
+        place = np.nan_to_num(validate, nan=-1).argmax(axis=1)
+        points = 100 * np.take_along_axis(test, place[:, None], axis=1)[:, 0]
+        return place, np.where(np.isnan(validate).any(axis=1), np.nan, points)
+
+    def differences(self, name: str, one: Settings, setting: tuple[Any, ...] = ()) -> list[Difference]:
+        """Of each pair of arms, and last of an equality's margin, over the replicates that have all of these arms."""
+        pairs = [*one["arms"], *([one["margin"]["arms"]] if one.get("kind") == "equality" else [])]
+        chosen_by = None if one["step"] == "end" else one.get("chosen_by", one["outcome"])
+        setting = setting or (one["similarity"], self.plan["read"]["pairs"], self.plan["read"]["start"])
+        arms = {arm: self.arm((*setting, arm), one["outcome"], chosen_by) for pair in pairs for arm in pair}
+        lacks = {arm: np.isnan(points) for arm, (_, points) in arms.items()}
+        shared = ~np.any([*lacks.values()], axis=0)
+        if not shared.all():
+            found = {arm: ", ".join(map(str, self.replicates[x])) for arm, x in lacks.items() if x.any()}
+            without = "; ".join(f"{arm} lacks {x}" for arm, x in found.items())
+            self.said.append(f"{name} reads {shared.sum()} of {len(shared)} replicates: {without}.")
+        for arm, (place, _) in arms.items() if chosen_by else ():
+            for end, last in (("first", 0), ("last", len(self.plan["kept_steps"]) - 1)):
+                if count := (place[shared] == last).sum():
+                    self.said.append(
+                        f"{name}: {arm} is best at the {end} kept step in {count} of {shared.sum()}."
+                    )
+        return [Difference((arm, minus), (arms[arm][1] - arms[minus][1])[shared]) for arm, minus in pairs]
+
+
+def p_value(values: np.ndarray, alternative: str) -> np.ndarray:
+    """Of the t test of differences along the last axis against 0; NaN where all are equal, as of copies."""
+    p = stats.ttest_1samp(values, 0, axis=-1, alternative=alternative).pvalue
+    return np.where(np.ptp(values, axis=-1) > 1e-9, p, np.nan)
+
+
+def p_values(one: Settings, differences: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+    """p of each statement of a hypothesis; `differences` as of :meth:`Rows.differences`, along the last axis."""
+    if one["kind"] == "superiority":
+        return {"holds": np.max([p_value(values, "greater") for values in differences], axis=0)}
+    difference, margin = differences[0], one["margin"]["part"] * differences[1]
+    equal = np.maximum(p_value(difference - margin, "less"), p_value(difference + margin, "greater"))
+    gain, cost = (2 * p_value(difference, alternative) for alternative in ("greater", "less"))
+    return {"equal": equal, "gain": gain, "cost": cost}
+
+
+@dataclass
+class Decision:
+    """State: statements of the hypothesis, `UNDECIDED` or `NOT_READ`; share of alpha that it was tested with."""
+
+    state: str
+    share: float = 0.0
+
+
+def decide(plan: Settings, p: Mapping[str, Settings], readable: Mapping[str, bool]) -> dict[str, Decision]:
+    """Test each hypothesis, hand the shares of decided ones on, and repeat until nothing changes.
+
+    Args:
+        plan: with `hypotheses` and `order`.
+        p: hypothesis -> statement -> p.
+        readable: False for a hypothesis whose gate has failed.
+    """
+    hypotheses = {name: one for name, one in plan["hypotheses"].items() if one["kind"] != "gate"}
+    share = {name: one.get("share", 0.0) for name, one in hypotheses.items()}
+    decided: dict[str, Decision] = {}
+
+    def may_be_read(name: str) -> bool:
+        return readable[name] and hypotheses[name].get("after", name) in {name, *decided}
+
+    def statements(name: str) -> list[str]:
+        is_open = name not in decided and share[name] > 0 and may_be_read(name)
+        return [statement for statement, x in p[name].items() if x <= share[name]] if is_open else []
+
+    while new := next(filter(statements, hypotheses), None):
+        shown = statements(new)
+        decided[new] = Decision(" ".join(shown), share[new])
+        others = (name for name in plan["order"] if name not in decided and may_be_read(name))
+        receiver = hypotheses[new].get("hands_to") or next(others, None)
+        if receiver and (hypotheses[new].get("hands_on") != "both" or len(shown) > 1):
+            share[receiver] += share[new]
+    states = {name: UNDECIDED if may_be_read(name) else NOT_READ for name in hypotheses}
+    return {name: decided.get(name, Decision(states[name], share[name])) for name in hypotheses}
+
+
+def equality_power(deviation: float, margin: float, n: int, alpha: float) -> float:
+    """Power of two one-sided t tests to show that a true 0 is within the margin; exact for normal differences."""
+    estimates = np.sqrt(stats.chi2.ppf((np.arange(2000) + 0.5) / 2000, n - 1) / (n - 1))
+    room = np.sqrt(n) * margin / deviation - stats.t.isf(alpha, n - 1) * estimates
+    return float(np.clip(2 * stats.norm.cdf(room) - 1, 0, None).mean())
+
+
+def superiority_power(deviation: float, difference: float, n: int, alpha: float) -> float:
+    return float(stats.nct.sf(stats.t.isf(alpha, n - 1), n - 1, np.sqrt(n) * difference / deviation))
+
+
+def smallest_difference(deviation: float, n: int, alpha: float) -> float:
+    """True difference that a one-sided paired t test shows with power .8."""
+    return deviation * optimize.brentq(lambda x: superiority_power(1, x, n, alpha) - 0.8, 0, 20)
+
+
+def planned_size(numbers: Rows) -> tuple[int, float] | None:
+    """Number of replicates and power, by the deviation of the first ones and the tuning oracle; None with too few."""
+    plan, size = numbers.plan, numbers.plan["size"]
+    one = plan["hypotheses"][size["hypothesis"]]
+    values = numbers.differences("size", {**one, "kind": "described"})[0].values[: size["look"]]
+    if len(values) < size["look"]:
+        return None
+    margin, deviation = one["margin"]["part"] * plan["oracle"][one["similarity"]], values.std(ddof=1)
+    n = size["min"]
+    while (power := equality_power(deviation, margin, n, one["share"])) < size["power"] and n < size["max"]:
+        n += 1
+    return n, power
+
+
+@dataclass
+class Reading:
+    """Of all rows: size with power, differences and p by name, decisions, README sentences, what else must be said."""
+
+    size: tuple[int, float] | None
+    differences: dict[str, list[Difference]]
+    p: dict[str, dict[str, float]]
+    decisions: dict[str, Decision]
+    sentences: list[str]
+    said: list[str]
+
+
+def read(rows: pd.DataFrame, plan: Settings) -> Reading:
+    """Read the first replicates, as many as planned; with fewer, differences are described alone."""
+    size, present = planned_size(Rows(rows, plan)), sorted(rows["replicate"].unique())
+    is_complete = size is not None and len(present) >= size[0]
+    used = present[: size[0]] if size else present
+    numbers = Rows(rows[rows["replicate"].isin(used)], plan)
+    if len(used) < len(present):
+        numbers.said.append(f"Of {len(present)} replicates the first {len(used)} are read, as planned.")
+    p, gates, differences = {}, {}, {}
+    for name, one in {**plan["hypotheses"], **plan["described"]}.items():
+        found = numbers.differences(name, one)
+        differences[name] = found[: len(one["arms"])]
+        is_read = is_complete and found[0].n > 1
+        if one.get("kind") == "gate":
+            state = "passes" if found[0].interval[0] >= one["at_least"] else "fails"
+            gates[name] = state if is_read else NOT_READ
+        elif "kind" in one and is_read:
+            p[name] = {x: float(y) for x, y in p_values(one, [x.values for x in found]).items()}
+    is_open = {None: True, **{name: state == "passes" for name, state in gates.items()}}
+    readable = {name: name in p and is_open[one.get("gate")] for name, one in plan["hypotheses"].items()}
+    decisions = {**{name: Decision(state) for name, state in gates.items()}, **decide(plan, p, readable)}
+    for name in (name for name in p if decisions[name].share):
+        sides = 2 if "equal" in p[name] else 1
+        for difference in differences[name]:
+            difference.tail = decisions[name].share / sides
+    sentences = [
+        one["say"].format_map(differences)
+        for one in plan["sentences"]
+        if all(decisions[name].state in ([x] if isinstance(x, str) else x) for name, x in one["when"].items())
+    ]
+    if not is_complete:
+        expected = size[0] if size else f"{plan['size']['min']} to {plan['size']['max']}"
+        sentences = [f"{len(present)} of {expected} replicates: no hypothesis is read yet."]
+    return Reading(size, differences, p, decisions, sentences, numbers.said)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
+
+
+def write_page(reading: Reading, rows: pd.DataFrame, plan: Settings, folder: Path) -> None:
+    """Write reading.md and a figure for each setting."""
+    planned = "unknown" if reading.size is None else "{} (power of H1 at 0: {:.2f})".format(*reading.size)
+    commits, hashes = (", ".join(sorted(set(rows[name]))) for name in ("commit", "plan_hash"))
+    lines = ["# Reading of the study", "", *(f"- {sentence}" for sentence in reading.sentences), ""]
+    lines += [
+        f"{rows['replicate'].nunique()} replicates; planned {planned}. Plan {hashes}, commits {commits}."
+    ]
+    lines += ["Points are hundredths. Each run has its own best kept step by validate.", ""]
+    tested, described = [], []
+    for name, one in {**plan["hypotheses"], **plan["described"]}.items():
+        rule = "fixed end" if one["step"] == "end" else f"best by {one.get('chosen_by', one['outcome'])}"
+        p = ", ".join(f"{statement} {x:.2g}" for statement, x in reading.p.get(name, {}).items())
+        for difference in reading.differences[name]:
+            row = [name, " − ".join(difference.arms), f"{one['similarity']}, {one['outcome']}, {rule}"]
+            row += [str(difference.n), str(difference) if difference.n > 1 else "–"]
+            if decision := reading.decisions.get(name):
+                tested.append([*row, p, f"{decision.share:g}" if p else "", decision.state])
+            else:
+                described.append(row)
+    head = ["", "difference", "read", "n", "points"]
+    lines += ["## Hypotheses", "", *table([*head, "p", "share of alpha", "reading"], tested), ""]
+    lines += [
+        *(f"- {one}" for one in reading.said),
+        "",
+        "## Described, without a test",
+        "",
+        *table(head, described),
+        "",
+    ]
+    for setting, of_setting in rows.groupby(SETTING):
+        file = f"curves_{'_'.join(map(str, setting))}.png"
+        write_figure(_curves(of_setting, plan["curves"]), folder / file)
+        lines += [f"## {', '.join(map(str, setting))}: benefit and harm of each arm, 95% intervals", ""]
+        lines += [*_arms(of_setting, plan, tuple(setting)), "", f"![Curves over steps]({file})", ""]
+    write_text("\n".join(lines), folder / "reading.md")
+
+
+def _arms(rows: pd.DataFrame, plan: Settings, setting: tuple[Any, ...]) -> list[str]:
+    """A row for each arm with its differences from the reference."""
+    numbers, cells = Rows(rows, plan), []
+    outcomes, reference = plan["tables"]["outcomes"], plan["tables"]["reference"]
+    for arm in sorted(set(rows["arm"]) - {reference}):
+        cells.append([arm])
+        for outcome, chosen_by in outcomes.items():
+            one = {"arms": [[arm, reference]], "outcome": outcome, "step": "best", "chosen_by": chosen_by}
+            found = numbers.differences("", one, setting)[0]
+            low, high = map(signed, found.interval)
+            cells[-1].append(f"{signed(found.average)} [{low}, {high}], n {found.n}" if found.n > 1 else "–")
+    head = [f"{outcome}, step by {chosen_by}" for outcome, chosen_by in outcomes.items()]
+    return table([f"arm − {reference}", *head], cells)
+
+
+def _curves(rows: pd.DataFrame, plan: Settings) -> Figure:
+    """Mean and 95% t interval of test numbers over the kept steps, a panel for each outcome."""
+    figure = Figure(figsize=(4.8 * len(plan["outcomes"]), 3.6), layout="constrained")
+    for axes, outcome in zip(figure.subplots(1, len(plan["outcomes"])), plan["outcomes"], strict=True):
+        test = rows[(rows["split"] == "test") & (rows["outcome"] == outcome) & rows["arm"].isin(plan["arms"])]
+        points = means(test.assign(value=100 * test["value"]), ["arm", "step"]).sort_values("step")
+        for place, arm in enumerate(plan["arms"]):
+            of_arm, colour = points[points["arm"] == arm], COLOURS[place]
+            at = of_arm["step"] * 1.015 ** (
+                place - len(plan["arms"]) / 2
+            )  # side by side, to show every interval
+            line: Any = {
+                "color": colour,
+                "marker": MARKERS[place],
+                "linestyle": LINES[place % len(LINES)],
+                "lw": 1.2,
+            }
+            axes.plot(at, of_arm["mean"], label=arm, ms=3.5, **line)
+            axes.vlines(at, of_arm["low"], of_arm["high"], color=colour, lw=1)
+        steps = sorted(set(points["step"]))
+        axes.set(xscale="log", xlabel="step", ylabel=f"{outcome}, test, points")
+        axes.set_xticks(steps, map(str, steps))
+        axes.minorticks_off()
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False, fontsize=8
+    )
+    return figure
+
+
+def main() -> None:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
+    parser.add_argument("rows", type=Path, nargs="+", metavar="ROWS")
+    parser.add_argument("--plan", type=Path, nargs="+", default=PLAN)
+    parser.add_argument("--size", action="store_true")
+    parser.add_argument("--output", type=Path, default=Path("runs/false_negatives/reading"))
+    options = parser.parse_args()
+    plan = read_plan(options.plan)
+    rows = read_rows(options.rows, plan_hash(options.plan))
+    if options.size:
+        print("{} replicates, power {:.2f}".format(*planned_size(Rows(rows, plan)) or ("too few", np.nan)))
+        return
+    reading = read(rows, plan)
+    write_page(reading, rows, plan, options.output)
+    print(*reading.sentences, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
