@@ -37,6 +37,9 @@ STEP_COLUMNS = {"step": "Int64", "validate": "float64", "chosen": "bool"}
 VALIDATION = "validate/"
 """Prefix of the paths of outcomes of the last validation."""
 
+TRAINING = "train/"
+"""Prefix of the paths of outcomes of the last logged training step."""
+
 _CONFIG = "--config="
 _CASES = ("auc", "acc", "average_precision")
 _RANKS = ("recall", "medr", *(f"{way}/{x}" for way in DIRECTIONS for x in ("MedR", *(f"R@{k}" for k in KS))))
@@ -73,7 +76,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A number of each run: the mean over paths in results.json, or, after "validate/", in metrics.csv.
+    """A number of each run: the mean over paths in results.json, or, after "validate/" or "train/", in metrics.csv.
 
     `step`: of the weights that the run kept: "best" by the validation's number `validate`, "end" for the last, or a
     number; "" for results.json, of best.ckpt.
@@ -108,7 +111,7 @@ class Outcome:
     @property
     def is_of_validation(self) -> bool:
         """Read from metrics.csv, which training writes."""
-        return self.paths[0].startswith(VALIDATION)
+        return self.paths[0].startswith((VALIDATION, TRAINING))
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from medclip_dcl.studies.grid import (
     FACTS,
     PATHS,
     STEP_COLUMNS,
+    TRAINING,
     VALIDATION,
     Choice,
     Experiment,
@@ -218,8 +219,10 @@ def _levels(name: str, axis: _Axis, where: str) -> tuple[Level, ...]:
 
 def _check_outcome(outcome: Outcome, where: str) -> None:
     """Refuse a misspelled path; others are of a user's evaluation, unless they are spelled almost like a known one."""
-    if len({path.startswith(VALIDATION) for path in outcome.paths}) != 1:
-        raise UserError(f"{where}.path: expected paths of the test, or of the validation ({VALIDATION})")
+    if len({path.startswith((VALIDATION, TRAINING)) for path in outcome.paths}) != 1:
+        raise UserError(
+            f"{where}.path: expected paths of the test, of the validation ({VALIDATION}) or of training ({TRAINING})"
+        )
     if not (outcome.validate or VALIDATION).startswith(VALIDATION):
         raise UserError(f"{where}.validate: expected a path of the validation ({VALIDATION})")
     known = [f"{section}/{name}" for section, names in PATHS.items() for name in names]

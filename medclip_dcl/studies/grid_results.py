@@ -31,6 +31,7 @@ from medclip_dcl.studies.grid import (
     END,
     FACTS,
     STEP_COLUMNS,
+    TRAINING,
     VALIDATION,
     Experiment,
     Outcome,
@@ -150,9 +151,9 @@ def _value(
 ) -> float | None:
     """Mean over an outcome's paths; None where one of them has no number."""
     file = run.folder / RESULTS_FILE
-    if paths[0].startswith(VALIDATION):
+    if (prefix := paths[0].partition("/")[0] + "/") in (VALIDATION, TRAINING):
         file = run.folder / METRICS_FILE
-        metrics = _validation(file, _time_of(file), step)
+        metrics = _of_metrics_file(file, _time_of(file), step, prefix)
     if missing := [path for path in paths if path not in metrics]:
         known = ", ".join(sorted(metrics))
         raise UserError(f"outcomes.{name}: {file} has no metric {missing[0]}; it has {known}")
@@ -161,14 +162,14 @@ def _value(
 
 
 @cache
-def _validation(file: Path, time: int, step: int | None) -> dict[str, float]:
-    """Each metric of the validation after an optimiser step, None for the last; NaN where that has no number."""
+def _of_metrics_file(file: Path, time: int, step: int | None, prefix: str) -> dict[str, float]:
+    """Metrics with a prefix after an optimiser step, None for the last with any; NaN where that has no number."""
     if not time:
         return {}
     table = pd.read_csv(file)
     if step is not None:
         table = table[table["step"] == step - 1]  # Lightning counts from 0
-    rows = table[[name for name in table if str(name).startswith(VALIDATION)]].dropna(how="all")
+    rows = table[[name for name in table if str(name).startswith(prefix)]].dropna(how="all")
     return {str(name): float(value) for name, value in rows.iloc[-1].items()} if len(rows) else {}
 
 

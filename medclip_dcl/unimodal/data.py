@@ -35,6 +35,8 @@ class ViewsRequirements:
 
     n_views: int
     fields: tuple[str, ...] = ()
+    n_members: int = 0
+    """Of the views, the last ones, that are of other training images of the class."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
     A training batch is a dict: images (view, image, channel, side, side) in [0, 1]; index (image,), the position among
     the training images; class_id (image,); rho (image,), the share of the image's class among the training images;
     lowest_rho and highest_rho (image,), the least and the greatest share of any class. The model requires the number
-    of views. They depend on (seed, epoch, index) alone, and the first ones not on the number.
+    of views, and how many of the last ones are of other images of the class (`class_members`). They depend on (seed,
+    epoch, index) alone, and the first ones not on the number.
 
     Batches of validation and test hold images as they are: images (image, channel, side, side), index, class_id,
     is_test. The test serves all labelled training images, then all test images, and index counts through both; the
@@ -134,6 +137,11 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                 raise UserError(
                     f"the objective requires {', '.join(missing)} of an image, {self.source} has "
                     f"{', '.join(there) or 'unlabelled images; name the classes to use in data.classes'}"
+                )
+            if self.requirements.n_members and int(self.chosen.train_labels.bincount().min()) < 2:
+                raise UserError(
+                    f"data.fraction: expected two training images of every class for correction_images: class, found "
+                    f"one of some at {self.fraction}; raise data.init_args.fraction"
                 )
             require_whole_batches(len(self.chosen.train), self.batch_size, rank_and_size()[1], "images")
 
@@ -223,7 +231,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
 
     def train_dataloader(self) -> DataLoader:
         sampler = EpochSampler(len(self.chosen.train), self.batch_size, self.seed)
-        views = _Views(self.chosen.train, _fields(self.chosen), self.requirements.n_views, self.seed)
+        views = _Views(self.chosen.train, _fields(self.chosen), self.requirements, self.seed)
         return self.training_loader(
             views,
             sampler,
@@ -267,8 +275,13 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         images = batch["images"].float() / 255
         if "numbers" in batch:
             numbers = batch.pop("numbers").unbind(1)
+            members = [one.float() / 255 for one in batch.pop("members").unbind(1)]
+            seen = [images] * (len(numbers) - len(members)) + members
             batch["images"] = torch.stack(
-                [self.augmentation(images, of_view, self.side) for of_view in numbers]
+                [
+                    self.augmentation(one, of_view, self.side)
+                    for one, of_view in zip(seen, numbers, strict=True)
+                ]
             )
         elif images.shape[-1] != self.side:
             whole = torch.tensor([[0, 0, *images.shape[-2:]]], device=images.device).expand(len(images), -1)
@@ -298,20 +311,45 @@ class _Images(Dataset):
 
 
 class _Views(_Images):
-    """Training images by (epoch, index), with the uniform numbers of their views."""
+    """Training images by (epoch, index), with other images of their class and the uniform numbers of the views."""
 
-    def __init__(self, images: Tensor, fields: Mapping[str, Tensor], n_views: int, seed: int) -> None:
+    def __init__(
+        self, images: Tensor, fields: Mapping[str, Tensor], requirements: ViewsRequirements, seed: int
+    ) -> None:
         super().__init__(images, fields)
-        self.n_views, self.seed = n_views, seed
-        self._epoch, self._numbers = -1, torch.empty(0)
+        self.requirements, self.seed = requirements, seed
+        self._epoch, self._numbers, self._members = -1, torch.empty(0), torch.empty(0)
 
     def __getitems__(self, keys: Sequence[Any]) -> dict[str, Tensor]:
         epoch = keys[0][0]
         if epoch != self._epoch:
             self._epoch = epoch
-            self._numbers = uniform_numbers(len(self.images), self.n_views, self.seed, epoch)
+            views, members = self.requirements.n_views, self.requirements.n_members
+            self._numbers = uniform_numbers(len(self.images), views, self.seed, epoch)
+            self._members = class_members(self.fields["class_id"], members, self.seed, epoch)
         batch = super().__getitems__([index for _, index in keys])
-        return {**batch, "numbers": self._numbers[batch["index"]]}
+        index = batch["index"]
+        return {**batch, "members": self.images[self._members[index]], "numbers": self._numbers[index]}
+
+
+def class_members(
+    class_id: Int64[Tensor, " image"], count: int, seed: int, epoch: int
+) -> Int64[Tensor, "image {count}"]:
+    """Rows of `count` other images of each image's class, drawn with replacement.
+
+    A function of (seed, epoch, member, image): more members leave the first ones as they are. A class of one image
+    has no other.
+    """
+    labels = class_id.numpy()
+    rows = labels.argsort(kind="stable")
+    first, others = np.searchsorted(labels[rows], labels), np.bincount(labels + 1)[labels + 1] - 1
+    place = rows.argsort() - first  # among the images of the class
+    drawn = np.empty((len(labels), count), dtype=np.int64)
+    for member in range(count):
+        # A stream of its own: not that of any order, view or subset.
+        number = np.random.default_rng([seed, epoch, member, 3]).integers(others)
+        drawn[:, member] = rows[first + number + (number >= place)]
+    return torch.from_numpy(drawn)
 
 
 def _fields(images: ImageArrays) -> dict[str, Tensor]:

@@ -63,7 +63,8 @@ class UnimodalModel(NetworkModel):
 
     def requirements(self) -> ViewsRequirements:
         """Requirements of the datamodule: views of each image, and the fields of the objective."""
-        return ViewsRequirements(self.objective.n_views // self.n_parts, tuple(self.objective.requires))
+        one, parts = self.objective, self.n_parts
+        return ViewsRequirements(one.n_views // parts, tuple(one.requires), one.n_members // parts)
 
     def use_data(self, data: ViewsProvided, stage: str) -> None:
         """Check that the encoder takes the images, and the objective a batch of them."""

@@ -20,11 +20,13 @@ class ViewsObjective(nn.Module):
 
     Attributes:
         n_views: views of each image that `forward` takes.
+        n_members: how many of them, the last ones, are views of other training images of the image's class.
         requires: names of the images' fields, (image,) each, that it takes.
         min_images: images that a batch must have (2: those of others are the negatives).
     """
 
     n_views: int = 2
+    n_members: int = 0
     min_images: int = 2
     requires: tuple[str, ...] = ()
 

@@ -61,7 +61,7 @@ def many_tasks() -> None:
         (data, {"fields": ("rho", "log_p")}, ["requires log_p of an image", "class_id, rho, lowest_rho"]),
         (model, {"learning_rate": 0.0}, ["learning_rate: expected a finite number above 0"]),
         (SimCLR, {"gamma2": 0.0}, ["gamma2 above 0", "found 0.0 and 1"]),
-        (SimCLR, {"n_positives": 2}, ["class_probability for n_positives 2"]),
+        (SimCLR, {"n_positives": 2}, ["class_probability and no loss for n_positives 2"]),
         (KNegatives, {"k": 0}, ["size and k of at least 1, found 1 and 0"]),
         (UnimodalEvaluation, {"label_fractions": [0.5, 0.0]}, ["label_fractions", "(0, 1]", "[0.5, 0.0]"]),
         (UnimodalEvaluation, {"temperature": 0.0}, ["probe_learning_rate and temperature above 0", "0.001 and 0.0"]),

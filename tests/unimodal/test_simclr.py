@@ -9,10 +9,17 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from medclip_dcl.unimodal.simclr import simclr_loss
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.objectives import (
+    ConstantClassProbability,
+    DecoupledLoss,
+    StoppedInfoNCE,
+    WeightedInfoNCE,
+)
+from medclip_dcl.unimodal.simclr import SimCLR, simclr_loss
 
 
-def loop_loss(first, second, gamma2, eta, extra=(), class_id=None):
+def loop_loss(first, second, gamma2, eta, extra=(), class_id=None, own=True):
     """DCL, eq. 7 and 8, or eq. 2 where classes are known, view by view in plain numbers."""
     views, count = [*first, *second], len(first)
     class_id = list(range(count)) if class_id is None else class_id.tolist()
@@ -25,7 +32,10 @@ def loop_loss(first, second, gamma2, eta, extra=(), class_id=None):
             losses.append(0.0)
             continue
         mean = sum(math.exp(s[j]) for j in left) / len(left)
-        of_image = [s[positive], *(gamma2 * cosine_similarity(x, v[i % count], dim=0).item() for v in extra)]
+        of_image = [
+            *([s[positive]] if own else []),
+            *(gamma2 * cosine_similarity(x, v[i % count], dim=0).item() for v in extra),
+        ]
         mean_positive = sum(math.exp(value) for value in of_image) / len(of_image)
         g = max((mean - eta[i] * mean_positive) / (1 - eta[i]), math.exp(-gamma2))
         losses.append(-math.log(math.exp(s[positive]) / (math.exp(s[positive]) + (2 * count - 2) * g)))
@@ -108,3 +118,62 @@ def test_anchors_without_negatives_have_finite_gradients(class_id):
     simclr_loss(views[0], views[1], class_id=class_id.long()).backward()
     assert views.grad is not None and views.grad.isfinite().all()
     assert bool(views.grad.any()) == bool(class_id.any())
+
+
+@pytest.mark.parametrize(("members", "gamma2"), [(1, 2.0), (3, 2.0), (3, 30.0)])
+def test_class_members_equal_the_double_loop(members, gamma2):
+    """v without x+; the objective takes the views after the second for members."""
+    views = torch.randn(2 + members, 5, 3, dtype=torch.float64)
+    first, second, *extra = views
+    expected = loop_loss(first, second, gamma2, [0.2] * 10, extra, own=False)
+    options: dict[str, Any] = {"gamma2": gamma2, "class_probability": 0.2, "extra_views": torch.stack(extra)}
+    found = simclr_loss(first, second, **options, own_positive=False, reduction="none")
+    torch.testing.assert_close(found, expected)
+    one = SimCLR(ConstantClassProbability(0.2), gamma2, members, correction_images="class")
+    assert (one.n_views, one.n_members, one.requires) == (2 + members, members, ("class_id",))
+    loss, figures = one(views, {"class_id": torch.zeros(5)})
+    torch.testing.assert_close(loss, expected.mean())
+    assert figures["class_probability"].item() == pytest.approx(0.2)
+    assert (found - simclr_loss(first, second, **options, reduction="none")).abs().max() > 1e-3
+
+
+def test_weight_and_stop_take_the_debiased_gradient_apart():
+    """The identity for views: above the floor the debiased gradient is the weight arm's up to its mean weight."""
+    views = torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)
+    with torch.no_grad():
+        views[1, :2] = views[0, :2]  # anchors that the stop reaches
+    eta, gamma2 = ConstantClassProbability(0.3), 8.0
+
+    def of(loss: Any, class_probability: Any = eta) -> tuple[Any, Any]:
+        mean, figures = SimCLR(class_probability, gamma2, loss=loss)(views, {})
+        return torch.autograd.grad(mean, views)[0], figures
+
+    losses = simclr_loss(views[0], views[1], gamma2=gamma2, reduction="none")
+    q, b = (-losses.detach()).exp(), 11
+    is_stopped = losses <= math.log1p(0.3 * 10)
+    weight = 1 / (1 - 0.3 * b * q.clamp(max=1 / (1 + 0.3 * 10)))
+    assert 0 < is_stopped.sum() < 12
+    stopped, figures = of(StoppedInfoNCE())
+    torch.testing.assert_close(stopped, torch.autograd.grad(losses[~is_stopped].sum() / 12, views)[0])
+    assert figures["at_floor"].item() == pytest.approx(is_stopped.double().mean().item())
+    assert figures["class_probability"].item() == pytest.approx(0.3)
+    losses = simclr_loss(views[0], views[1], gamma2=gamma2, reduction="none")
+    expected = torch.autograd.grad((losses * weight).mean() / weight.mean(), views)[0]
+    torch.testing.assert_close(of(WeightedInfoNCE())[0], expected)
+    losses = simclr_loss(views[0], views[1], gamma2=gamma2, reduction="none")
+    mean, figures = SimCLR(None, gamma2, loss=DecoupledLoss())(views, {})
+    torch.testing.assert_close(mean, losses.expm1().log().mean())  # exp(l) = 1 + negatives / positive
+    assert figures == {}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"correction_images": "class"}, "class_probability and no loss for n_positives 1 and .* class"),
+        ({"loss": StoppedInfoNCE(), "unbiased": True}, "unbiased: false with a loss"),
+        ({"loss": DecoupledLoss(), "class_probability": ConstantClassProbability(0.1)}, "expected null"),
+    ],
+)
+def test_options_without_a_part_in_the_loss_are_refused(options, words):
+    with pytest.raises(UserError, match=words):
+        SimCLR(**options)
