@@ -12,7 +12,12 @@ from torchvision.transforms.v2 import functional as tv
 
 from medclip_dcl.unimodal.arrays import ImageArrays, read_digits
 from medclip_dcl.unimodal.augmentation import uniform_numbers
-from medclip_dcl.unimodal.data import UnimodalDataModule, ViewsProvided, ViewsRequirements
+from medclip_dcl.unimodal.data import (
+    UnimodalDataModule,
+    ViewsProvided,
+    ViewsRequirements,
+    class_members,
+)
 from tests.unimodal.test_arrays import write_stl10
 
 ALL = ("class_id", "rho", "lowest_rho", "highest_rho")
@@ -31,10 +36,10 @@ def stl10(tmp_path_factory) -> str:
 
 
 def module(
-    n_views: int = 2, fields: tuple[str, ...] = ALL, stage: str = "fit", **options: Any
+    n_views: int = 2, fields: tuple[str, ...] = ALL, stage: str = "fit", members: int = 0, **options: Any
 ) -> UnimodalDataModule:
     found = UnimodalDataModule(**options)
-    found.connect(ViewsRequirements(n_views, fields))
+    found.connect(ViewsRequirements(n_views, fields, members))
     found.load(stage)
     return found
 
@@ -150,6 +155,33 @@ def test_views_are_those_of_seed_epoch_and_index():
             expected = data.augmentation(whole, table[batch["index"], view], 8)
             torch.testing.assert_close(batch["images"][view], expected, rtol=0, atol=1e-6)
     assert not torch.equal(found[0]["images"][0], found[0]["images"][1]), "views differ"
+
+
+def test_members_are_other_images_of_the_class():
+    labels = torch.tensor([2, 0, 2, 1, 0, 2, 1, 2])
+    drawn = torch.cat([class_members(labels, 3, 4, epoch) for epoch in range(300)], 1)
+    rows = torch.arange(8)
+    assert (labels[drawn] == labels[:, None]).all() and (drawn != rows[:, None]).all()
+    for row, label in enumerate(labels):
+        others = rows[(labels == label) & (rows != row)]
+        shares = [(drawn[row] == other).double().mean().item() for other in others]
+        assert sum(shares) == pytest.approx(1) and min(shares) > 0.8 / len(others)
+    more = class_members(labels, 4, 4, 7)
+    assert torch.equal(class_members(labels, 3, 4, 7), more[:, :3]), "more members leave the first ones"
+    for other in (class_members(labels, 4, 4, 8), class_members(labels, 4, 5, 7)):
+        assert not torch.equal(more, other)
+
+
+def test_last_views_are_those_of_class_members():
+    data, own = module(4, members=2, seed=5, fraction=0.1), module(4, seed=5, fraction=0.1)
+    table = uniform_numbers(len(data.chosen.train), 4, seed=5, epoch=2)
+    drawn = class_members(data.chosen.train_labels, 2, 5, 2)
+    for batch, plain in zip(batches(data, epoch=2), batches(own, epoch=2), strict=True):
+        assert torch.equal(batch["images"][:2], plain["images"][:2]) and "members" not in batch
+        for view in (2, 3):
+            images = data.chosen.train[drawn[batch["index"], view - 2]].float() / 255
+            expected = data.augmentation(images, table[batch["index"], view], 8)
+            torch.testing.assert_close(batch["images"][view], expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("processes", [2, 4])

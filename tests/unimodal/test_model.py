@@ -37,8 +37,10 @@ def true_eta() -> SimCLR:
 
 
 def model(**options: Any) -> UnimodalModel:
+    """With two drawn members of the class in the correction, beside the two views of each image."""
     torch.manual_seed(3)
-    return UnimodalModel(SmallConvNet(4), true_eta(), **{"projection_dim": 8, **options})
+    objective = SimCLR(KnownClassProbability(max_eta=0.9), n_positives=2, correction_images="class")
+    return UnimodalModel(SmallConvNet(4), objective, **{"projection_dim": 8, **options})
 
 
 def data(**options: Any) -> UnimodalDataModule:

@@ -29,9 +29,9 @@ from tests.unimodal.test_arrays import write_stl10
 VIEWS = torch.ones(2, 3)
 
 
-def data(fields: tuple[str, ...] = (), **options: Any) -> None:
+def data(fields: tuple[str, ...] = (), members: int = 0, **options: Any) -> None:
     found = UnimodalDataModule(**options)
-    found.connect(ViewsRequirements(2, fields))
+    found.connect(ViewsRequirements(2, fields, members))
     found.load("fit")
 
 
@@ -58,6 +58,7 @@ def many_tasks() -> None:
         (Augmentation, {"crop_scale": 0.0}, ["data.augmentation", "(0, 1]", "crop_scale=0.0"]),
         (Augmentation, {"jitter": [0.4, 0.4, 0.4]}, ["four strengths", "[0.4, 0.4, 0.4]"]),
         (Augmentation, {"jitter": [0.4, -0.4, 0.4, 0.6]}, ["at most 0.5", "-0.4"]),
+        (data, {"fraction": 0.01, "members": 1}, ["data.fraction", "two training images of every class", "0.01"]),
         (data, {"fields": ("rho", "log_p")}, ["requires log_p of an image", "class_id, rho, lowest_rho"]),
         (model, {"learning_rate": 0.0}, ["learning_rate: expected a finite number above 0"]),
         (SimCLR, {"gamma2": 0.0}, ["gamma2 above 0", "found 0.0 and 1"]),
