@@ -34,7 +34,7 @@ CLASSIFIER = "finding_classification"
 REPORTS = "report_retrieval"
 """Section of image-report retrieval; results of images without sentences lack it."""
 PUBLISHED_COUNTS = {"boxes": 1448, "pairs": 1162, "images": 1047}
-"""Boxes, image-phrase pairs and images of MS-CXR in the paper."""
+"""Boxes, image-phrase pairs and images of MS-CXR in the release."""
 
 MEAN = "mean"
 _AUC = re.compile(r"(finding_)?classification/(by_finding/(?P<finding>.+)/)?auc")

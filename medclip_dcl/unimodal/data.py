@@ -76,8 +76,10 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         classes: use these classes alone, in training and test. null for all. Names of digits are quoted: "0" to "9".
         subset_seed: which images the fraction keeps. With the same seed the fewer are among the more.
         batch_size: images per step, of all processes together.
-        image_size: side in pixels of views and evaluated images. null: the images' own. Images of class_folders, which
-            need one, are kept in memory at this side (choice), 3 * side^2 bytes each: their central squares.
+        image_size: side in pixels of the views. null: the images' own. Images of class_folders, which need one, are kept in
+            memory at this side (choice), 3 * side^2 bytes each: their central squares.
+        evaluation_size: side in pixels of evaluated images. null: that of the views (DCL's public code for STL10: crops
+            of 32 in training, whole images of 96 in evaluation).
         augmentation: of the views.
         monitor_images: number of training images of the validation, drawn by `seed`.
         seed: of the order and the views.
@@ -95,6 +97,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         subset_seed: int = 0,
         batch_size: int = 128,
         image_size: int | None = None,
+        evaluation_size: int | None = None,
         augmentation: Augmentation = _AUGMENTATION,
         monitor_images: int = 5000,
         seed: int = 0,
@@ -112,6 +115,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
             {
                 "batch_size": (batch_size, 1),
                 "image_size": (image_size, 3),
+                "evaluation_size": (evaluation_size, 3),
                 "subset_seed": (subset_seed, 0),
                 "monitor_images": (monitor_images, 1),
                 "seed": (seed, 0),
@@ -121,7 +125,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         self.fraction, self.selected, self.classes = fraction, selected, classes
         self.subset_seed, self.batch_size, self.seed = subset_seed, batch_size, seed
         self.monitor_images = monitor_images
-        self.image_size, self.augmentation = image_size, augmentation
+        self.image_size, self.evaluation_size, self.augmentation = image_size, evaluation_size, augmentation
         self._fingerprint = ""
         self._chosen: ImageArrays | None = None
 
@@ -153,8 +157,13 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
 
     @property
     def side(self) -> int:
-        """Side of the views and of evaluated images, in pixels."""
+        """Side of the views, in pixels."""
         return self.chosen.train.shape[-1] if self.image_size is None else self.image_size
+
+    @property
+    def evaluated_side(self) -> int:
+        """Side of evaluated images, in pixels."""
+        return self.side if self.evaluation_size is None else self.evaluation_size
 
     def provided(self) -> ViewsProvided:
         return ViewsProvided(self.chosen.train.shape[1], self.batch_size)
@@ -169,7 +178,8 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
             "selected": list(chosen.selected),
             "classes": list(chosen.classes),
             "subset_seed": self.subset_seed,
-            "image_size": self.side,
+            "image_size": self.evaluated_side,
+            "view_size": self.side,
             "train_images": _by_class(chosen.train_labels, chosen.classes),
             "test_images": _by_class(chosen.test_labels, chosen.classes),
         }
@@ -283,9 +293,9 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                     for one, of_view in zip(seen, numbers, strict=True)
                 ]
             )
-        elif images.shape[-1] != self.side:
+        elif images.shape[-1] != self.evaluated_side:
             whole = torch.tensor([[0, 0, *images.shape[-2:]]], device=images.device).expand(len(images), -1)
-            batch["images"] = resized_crops(images, whole, self.side)
+            batch["images"] = resized_crops(images, whole, self.evaluated_side)
         else:
             batch["images"] = images
         return batch

@@ -144,7 +144,8 @@ class SimCLR(ViewsObjective):
             anchors = _anchors_of_views(first, second, self.gamma2, eta)
             loss = self.loss(anchors).mean()
             with torch.no_grad():
-                return loss, figures | self.loss.figures(anchors)
+                # A loss without such a figure stops no anchor.
+                return loss, figures | {"at_floor": torch.zeros_like(loss)} | self.loss.figures(anchors)
         extra = embeddings[2:] if self.n_views > 2 else None
         class_id = fields["class_id"] if self.unbiased else None
         rows = _rows_of_views(first, second, extra, not self.n_members, class_id, self.gamma2)

@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs/experiments").glob("*.yaml"))
 LONG = (
     *("table1", "table1_whole", "table1_whole_both", "table1_settings"),
-    *("cifar10", "false_negatives", "digits", "digits_m"),
+    *("cifar10", "false_negatives", "digits", "digits_m", "digits_correction", "digits_tau_m"),
+    *("dcl_cifar10", "dcl_stl10", "dcl_cifar10_m", "dcl_stl10_m"),
 )
 """Have the kinds of settings of other grids, and more cells."""
 
@@ -52,7 +53,8 @@ def test_digits_are_the_grid_of_the_study():
 
 
 @pytest.mark.parametrize(
-    ("name", "axis", "least", "most"), [("false_negatives", "share", 360, 360), ("digits_n", "N", 400, 444)]
+    ("name", "axis", "least", "most"),
+    [("false_negatives", "share", 360, 360), ("digits_n", "N", 400, 444), ("digits_tau", "N", 198, 222)],
 )
 def test_levels_train_as_many_steps(name, axis, least, most):
     experiment = read_experiment(ROOT / f"configs/experiments/{name}.yaml")

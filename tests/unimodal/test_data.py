@@ -120,6 +120,7 @@ def test_the_description_counts_what_is_used():
         "classes": ["0", "9"],
         "subset_seed": 3,
         "image_size": 8,
+        "view_size": 8,
         "train_images": {"0": 119, "9": 12},
         "test_images": {"0": 59, "9": 60},
     }
@@ -241,6 +242,10 @@ def test_the_monitor_sees_some_training_images():
 
 def test_large_images_are_seen_small(stl10):
     data = module(source="stl10", files=stl10, batch_size=8, fields=(), image_size=32)
+    large = module(source="stl10", files=stl10, batch_size=8, fields=(), image_size=32, evaluation_size=96)
+    assert torch.equal(batches(large)[0]["images"], batches(data)[0]["images"])
+    assert large.on_after_batch_transfer(next(iter(large.test_dataloader())), 0)["images"].shape[-1] == 96
+    assert (large.dataset()["view_size"], large.dataset()["image_size"]) == (32, 96)
     assert batches(data)[0]["images"].shape == (2, 8, 3, 32, 32)
     images = torch.cat([batch["images"] for batch in batches(data, "test")])
     whole = torch.cat([data.chosen.train[:20], data.chosen.test]).float() / 255
