@@ -76,8 +76,8 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         classes: use these classes alone, in training and test. null for all. Names of digits are quoted: "0" to "9".
         subset_seed: which images the fraction keeps. With the same seed the fewer are among the more.
         batch_size: images per step, of all processes together.
-        image_size: side in pixels of the views. null: the images' own. Images of class_folders, which need one, are kept in
-            memory at this side (choice), 3 * side^2 bytes each: their central squares.
+        image_size: side in pixels of the views. null: the images' own. Images of class_folders, which need one, are
+            kept in memory at this side (choice), 3 * side^2 bytes each: their central squares.
         evaluation_size: side in pixels of evaluated images. null: that of the views (DCL's public code for STL10: crops
             of 32 in training, whole images of 96 in evaluation).
         augmentation: of the views.
