@@ -79,7 +79,7 @@ class Difference:
         self.n = len(self.values)
         self.average = float(self.values.mean()) if self.n else np.nan
         self.deviation = float(self.values.std(ddof=1)) if self.n > 1 else np.nan
-        self.mean, self.size = signed(self.average).removeprefix("+"), f"{abs(self.average):.1f}"
+        self.size = f"{abs(self.average):.1f}"
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -93,7 +93,7 @@ class Difference:
 
     def __str__(self) -> str:
         low, high = map(signed, self.interval)
-        return f"{signed(self.average)}, {100 - 200 * self.tail:g}% interval {low} to {high}"
+        return f"{signed(self.average)} ({100 - 200 * self.tail:g}% interval {low} to {high})"
 
 
 class Rows:
@@ -156,7 +156,7 @@ def p_values(one: Settings, differences: Sequence[np.ndarray]) -> dict[str, np.n
         return {"holds": np.max([p_value(values, "greater") for values in differences], axis=0)}
     difference, margin = differences[0], one["margin"]["part"] * differences[1]
     equal = np.maximum(p_value(difference - margin, "less"), p_value(difference + margin, "greater"))
-    gain, cost = (2 * p_value(difference, alternative) for alternative in ("greater", "less"))
+    gain, cost = (np.minimum(1, 2 * p_value(difference, alternative)) for alternative in ("greater", "less"))
     return {"equal": equal, "gain": gain, "cost": cost}
 
 
@@ -289,27 +289,17 @@ def write_page(reading: Reading, rows: pd.DataFrame, plan: Settings, folder: Pat
         f"{rows['replicate'].nunique()} replicates; planned {planned}. Plan {hashes}, commits {commits}."
     ]
     lines += ["Points are hundredths. Each run has its own best kept step by validate.", ""]
-    tested, described = [], []
+    cells = []
     for name, one in {**plan["hypotheses"], **plan["described"]}.items():
         rule = "fixed end" if one["step"] == "end" else f"best by {one.get('chosen_by', one['outcome'])}"
         p = ", ".join(f"{statement} {x:.2g}" for statement, x in reading.p.get(name, {}).items())
+        decision = reading.decisions.get(name, Decision("described"))
         for difference in reading.differences[name]:
             row = [name, " − ".join(difference.arms), f"{one['similarity']}, {one['outcome']}, {rule}"]
             row += [str(difference.n), str(difference) if difference.n > 1 else "–"]
-            if decision := reading.decisions.get(name):
-                tested.append([*row, p, f"{decision.share:g}" if p else "", decision.state])
-            else:
-                described.append(row)
-    head = ["", "difference", "read", "n", "points"]
-    lines += ["## Hypotheses", "", *table([*head, "p", "share of alpha", "reading"], tested), ""]
-    lines += [
-        *(f"- {one}" for one in reading.said),
-        "",
-        "## Described, without a test",
-        "",
-        *table(head, described),
-        "",
-    ]
+            cells.append([*row, p, f"{decision.share:g}" if p else "", decision.state])
+    head = ["", "difference", "read", "n", "points", "p", "share of alpha", "reading"]
+    lines += ["## Hypotheses", "", *table(head, cells), "", *(f"- {one}" for one in reading.said), ""]
     for setting, of_setting in rows.groupby(SETTING):
         file = f"curves_{'_'.join(map(str, setting))}.png"
         write_figure(_curves(of_setting, plan["curves"]), folder / file)
