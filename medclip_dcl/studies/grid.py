@@ -55,7 +55,10 @@ PATHS = {
         f"{part}/{x}" for part in ("image_report", "image_report/tolerant", "image_sentence") for x in _RANKS
     ),
     "sentences": _OF_SENTENCES,
-    "unimodal": ("knn/accuracy", "mean_classifier/*", "average_k/*", "linear_probe*/*/accuracy"),
+    "unimodal": (
+        *("knn/accuracy", "mean_classifier/*", "average_k/*", "linear_probe*/*/accuracy"),
+        "intraclass_deviation",
+    ),
     "validate": (
         *_CASES,
         *["loss", "retrieval_recall", "medr", "image_to_text_medr", "text_to_image_medr", "knn_accuracy"],

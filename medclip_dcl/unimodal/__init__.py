@@ -16,6 +16,7 @@ from medclip_dcl.unimodal.lightness_colour import LightnessColourResNets as Ligh
 from medclip_dcl.unimodal.lightness_colour import rgb_to_lab as rgb_to_lab
 from medclip_dcl.unimodal.mean_classifier import average_k_metrics as average_k_metrics
 from medclip_dcl.unimodal.mean_classifier import class_means as class_means
+from medclip_dcl.unimodal.mean_classifier import intraclass_deviation as intraclass_deviation
 from medclip_dcl.unimodal.model import UnimodalModel as UnimodalModel
 from medclip_dcl.unimodal.network import UnimodalNetwork as UnimodalNetwork
 from medclip_dcl.unimodal.simclr import SimCLR as SimCLR

@@ -23,6 +23,7 @@ from medclip_dcl.unimodal.mean_classifier import (
     average_k_metrics,
     check_number_of_tasks,
     class_means,
+    intraclass_deviation,
 )
 from medclip_dcl.unimodal.neighbours import neighbour_predictions
 
@@ -37,9 +38,10 @@ class UnimodalEvaluation(Evaluation):
 
     On validation: ``validate/knn_accuracy``, each training image classified by its nearest neighbours among the others.
     On test, trained on features of the training images without augmentation, and measured on the test images: softmax
-    linear probes on all labels and on fractions of them (SSD, figure 2), weighted nearest neighbours, and the mean
-    classifier with its average over tasks of k + 1 classes (CURL). The last two see features of length 1: contrastive
-    losses compare directions, and CURL's theory bounds the norm (choice). Training images without a label are left out.
+    linear probes on all labels and on fractions of them (SSD, figure 2), weighted nearest neighbours, and CURL's mean
+    classifier, its average over tasks of k + 1 classes, and the intraclass deviation. CURL's see features of length 1:
+    contrastive losses compare directions, and its theory bounds the norm (choice). Training images without a label are
+    left out.
 
     Args:
         label_fractions: shares of the training labels on which linear probes are trained, each in (0, 1]; every class
@@ -190,6 +192,7 @@ class UnimodalEvaluation(Evaluation):
             "average_k": {
                 str(k): average_k_metrics(tested, test.class_id, means, k)._asdict() for k in self.average_k
             },
+            "intraclass_deviation": intraclass_deviation(tested, test.class_id),
         }
         result.scalars = {
             "linear_probe_accuracy": result.metrics["linear_probe"][str(self.label_fractions[0])]["accuracy"],

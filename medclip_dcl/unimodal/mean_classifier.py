@@ -1,4 +1,4 @@
-"""The mean classifier, whose weights are the class means, and its average over tasks of k + 1 classes (CURL).
+"""The mean classifier, whose weights are the class means, its average over tasks, and the spread of classes (CURL).
 
 Its scores are inner products, not distances: a class mean of a larger norm attracts more.
 """
@@ -79,6 +79,39 @@ def average_k_metrics(
         losses.append(margin_loss(leads, loss).mean())
         accuracies.append(((leads >= 0).all(2) / (1 + (leads == 0).sum(2)).double()).mean())
     return MeanClassifierMetrics(torch.stack(losses).mean().item(), torch.stack(accuracies).mean().item())
+
+
+def intraclass_deviation(
+    embeddings: Float[Tensor, "case dim"],
+    labels: Int[Tensor, "case"],
+    class_probability: Float[Tensor, "class"] | None = None,
+) -> float:
+    """CURL's s(f): the classes' standard deviation in their widest direction, times the norm of their embeddings.
+
+    Saunshi et al., ICML 2019, eq. 9 (reconstructed: the text at hand has lost the formula; docs/theory.md)::
+
+        s(f) = E_{c ~ nu} [ sqrt( ||Sigma(f, c)||_2 ) E_{x ~ c} ||f(x)|| ],   nu(c) proportional to rho(c)^2
+
+    It bounds what class collisions add to the contrastive loss, and grows with the square of the norm: compare encoders
+    on embeddings of one length. A class of one case adds 0; NaN if a class has none.
+
+    Args:
+        embeddings: f(x) of the labelled cases.
+        labels: class of each case, from 0.
+        class_probability: rho; None: the classes' shares of the cases.
+
+    Example:
+        >>> intraclass_deviation(torch.tensor([[3.0, 4.0], [3.0, -4.0]]), torch.tensor([0, 0]))
+        20.0
+    """
+    rho = torch.bincount(labels) if class_probability is None else class_probability
+    deviations = []
+    for c in range(len(rho)):
+        of_class = embeddings[labels == c].double()
+        widest = torch.linalg.matrix_norm(of_class - of_class.mean(0), ord=2) / math.sqrt(len(of_class))
+        deviations.append(widest * of_class.norm(dim=1).mean())
+    nu = rho.double() ** 2
+    return (torch.stack(deviations) @ (nu / nu.sum())).item()
 
 
 def check_number_of_tasks(n_classes: int, k: int) -> None:

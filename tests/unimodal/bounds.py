@@ -1,6 +1,6 @@
-"""Bounds on the difference of the debiased loss from its asymptotic value: SSD, proposition 2.1, and DCL, theorem 3.
+"""Bounds of the papers: on the debiased loss (SSD, proposition 2.1; DCL, theorem 3), and the terms of those that use it.
 
-Both hold for gamma = 1, logits in [-1, 1], and are loose: SSD's needs thousands of negatives to say anything.
+All hold for gamma = 1, logits in [-1, 1], and are loose: SSD's needs thousands of negatives to say anything.
 docs/theory.md and the tests compare losses with them.
 """
 
@@ -57,3 +57,48 @@ def dcl_error_bound(tau_plus: float, *, n_negatives: int, n_positives: int) -> E
         positives=constant * tau_plus * math.sqrt(math.pi / (2 * n_positives)),
         misspecification=0.0,
     )
+
+
+class GeneralisationTerms(NamedTuple):
+    """What DCL's theorem 5 says of N, M and tau+: two terms, and the factors of two that fall with the training points."""
+
+    negatives: float
+    positives: float
+    complexity: float
+    """lambda, times R_S(F) / T."""
+    range: float
+    """B, times sqrt(log(1/delta) / T)."""
+
+
+def dcl_generalisation_terms(tau_plus: float, *, n_negatives: int, n_positives: int) -> GeneralisationTerms:
+    """Theorem 5 (Chuang et al., NeurIPS 2020, eq. 13), as printed; constants are not given there."""
+    inverse, ratio = 1 / (1 - tau_plus), n_negatives / n_positives
+    return GeneralisationTerms(
+        negatives=inverse / math.sqrt(n_negatives),
+        positives=tau_plus * inverse / math.sqrt(n_positives),
+        complexity=math.sqrt(inverse**2 * (1 / ratio + 1) + tau_plus**2 * (ratio + 1)),
+        range=math.log(n_negatives) * (inverse + tau_plus),
+    )
+
+
+class LipschitzBounds(NamedTuple):
+    """Bounds in SSD's lemma A.4 on derivatives of omega(z) = log(1 + Nz) and psi, the estimate relative to e^s+."""
+
+    omega: float
+    """Eq. 43."""
+    b: float
+    """Second term of eq. 48: the norm of the derivatives in b_m."""
+    d: float
+    """In eta; eq. 46, labelled as the derivative in c."""
+    loss: float
+    """omega times psi, eq. 48: of the loss in all its arguments."""
+
+
+def ssd_lipschitz_bounds(max_eta: float, *, n: int, m: int, as_printed: bool) -> LipschitzBounds:
+    """Lemma A.4 (Wang et al., MLHC 2023), as printed or as its own steps give it."""
+    odds, e = 1 / (1 - max_eta), math.e
+    omega = e**-2 if as_printed else e**2
+    b = max_eta * odds / math.sqrt(m) * (1 if as_printed else e**2)
+    d = odds**2 * (e if as_printed else e**2 - e**-2)
+    psi = math.sqrt((e**2 * odds) ** 2 / n + b**2 + d**2 + 1)
+    return LipschitzBounds(omega, b, d, omega * psi)

@@ -150,6 +150,12 @@ def test_the_mean_classifier_is_a_loop(results, features):
     assert found["mean_classifier"]["accuracy"] == pytest.approx(np.mean(by_class), abs=1e-6)
     # Three rivals of four classes: the task of all.
     assert found["average_k"]["3"] == pytest.approx(found["mean_classifier"], abs=1e-9)
+    deviations, counts = [], test_labels.bincount().double()
+    for c in range(4):
+        covariance = torch.cov(test[test_labels == c].double().T, correction=0)
+        deviations.append(torch.linalg.eigvalsh(covariance)[-1].sqrt())
+    deviation = counts**2 @ torch.stack(deviations) / (counts**2).sum()
+    assert found["intraclass_deviation"] == pytest.approx(deviation.item(), rel=1e-6)
 
 
 def test_predict_names_what_to_use_instead(tested, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import numpy as np
 import pytest
 import torch
 from sklearn.neighbors import NearestCentroid
@@ -12,6 +13,7 @@ from sklearn.neighbors import NearestCentroid
 from medclip_dcl.unimodal.mean_classifier import (
     average_k_metrics,
     class_means,
+    intraclass_deviation,
 )
 
 LOSSES = ["hinge", "logistic"]
@@ -64,3 +66,16 @@ def test_average_over_all_tasks_equals_the_loop(loss, k):
 def test_a_tie_counts_half():
     found = average_k_metrics(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]), torch.ones(2, 3), 1, loss="hinge")
     assert found == (1.0, 0.5)
+
+
+@pytest.mark.parametrize("rho", [None, torch.tensor([0.2, 0.5, 0.1, 0.2])])
+def test_intraclass_deviation_equals_numpys_covariances(rho):
+    embeddings, labels = labelled([5, 1, 9, 3], 3)
+    nu = np.array([5, 1, 9, 3]) ** 2.0 if rho is None else rho.double().numpy() ** 2
+    expected = 0.0
+    for c in range(4):
+        of_class = embeddings[labels == c].numpy()
+        variance = np.linalg.eigvalsh(np.cov(of_class.T, bias=True))[-1] if len(of_class) > 1 else 0.0
+        expected += nu[c] / nu.sum() * np.sqrt(variance) * np.linalg.norm(of_class, axis=1).mean()
+    assert intraclass_deviation(embeddings, labels, rho) == pytest.approx(expected, rel=1e-6)
+    assert intraclass_deviation(2 * embeddings, labels, rho) == pytest.approx(4 * expected, rel=1e-6)
