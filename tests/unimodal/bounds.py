@@ -1,4 +1,4 @@
-"""Bounds of the papers: on the debiased loss (SSD, proposition 2.1; DCL, theorem 3), and the terms of those that use it.
+"""Bounds of the papers: on the debiased loss (SSD, proposition 2.1; DCL, theorem 3), and terms of bounds that use it.
 
 All hold for gamma = 1, logits in [-1, 1], and are loose: SSD's needs thousands of negatives to say anything.
 docs/theory.md and the tests compare losses with them.
@@ -60,7 +60,7 @@ def dcl_error_bound(tau_plus: float, *, n_negatives: int, n_positives: int) -> E
 
 
 class GeneralisationTerms(NamedTuple):
-    """What DCL's theorem 5 says of N, M and tau+: two terms, and the factors of two that fall with the training points."""
+    """N, M and tau+ in DCL's theorem 5: two terms, and the factors of two that fall with the training points."""
 
     negatives: float
     positives: float
