@@ -2,6 +2,8 @@
 # make test       install the test tools, then ruff, mypy and the tests
 # make nih        classifiers and an image-text model on real radiographs: NIH=FOLDER of the release, or of a part of it
 # make study      objectives on phantoms (docs/experiments.md): hours; what is finished is kept
+# make replicates the study of false negatives (tests/benchmarks/false_negatives_study): about ten minutes of a core for
+#                 each of its replicates; what is finished is kept
 # make numbers    measured numbers of README and docs, from the tables in docs/results
 # make docs       these pages and the reference as a site that loads nothing from another host
 # make test-slow  kills, fuzzing, large synthetic releases
@@ -15,7 +17,7 @@ TESTED := $(VENV)/.test_installed
 
 DEMO := runs/demo
 
-.PHONY: install demo nih study numbers docs test test-slow test-gpu clean
+.PHONY: install demo nih study replicates numbers docs test test-slow test-gpu clean
 .DELETE_ON_ERROR:
 
 # Without bytecode files each of the many processes compiles the program again.
@@ -121,6 +123,12 @@ $(STUDY)/%/warm/fit.json: $(STUDY)/%/set/.texts
 
 $(STUDY)/%/set/features/warm/features.json: $(STUDY)/%/warm/fit.json
 	$(RUN) -m medclip_dcl encode $(<D $(STUDY)/$*/set) --name warm
+
+REPLICATES := tests/benchmarks/false_negatives_study
+
+replicates: $(INSTALLED)
+	$(RUN) $(REPLICATES)/replicates.py test --folder runs/false_negatives --workers 2
+	$(RUN) $(REPLICATES)/reading.py $(REPLICATES)/rows/*.csv
 
 docs: $(VENV)/.docs
 	$(RUN) docs/site/build.py

@@ -20,8 +20,6 @@ from yaml.representer import RepresenterError
 from medclip_dcl.common.command_line import take_imports
 from medclip_dcl.common.errors import UserError, needs_extra
 
-_NESTED_NULL = re.compile(r"\A(--[\w.+]+?\.init_args\.\w+)\.init_args\.(\w+)=null\Z")
-
 
 def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
     """Run one command; a mistake of the user ends with one line and status 2.
@@ -32,7 +30,6 @@ def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
     program = " ".join(["medclip-dcl", *args[:1]])
     modules, args = take_imports(args, program)
     try:
-        args = _with_nulls(args)
         lightning_cli().run(args, [*modules, *(_class_paths(args) if are_typed else ())])
         return
     except Exception as error:
@@ -66,16 +63,6 @@ def _class_paths(args: Sequence[str]) -> list[str]:
         word for word, before in zip(args, ["", *args], strict=False) if before not in ("--config", "-c")
     ]
     return re.findall(r"(?<![\w./-])[^\W\d]\w*(?:\.\w+)+(?![\w./-])", "\n".join(values))
-
-
-def _with_nulls(args: Sequence[str]) -> list[str]:
-    """The arguments with null for a setting of a class within a class as JSON: jsonargparse would read it as "None"."""
-    found: list[str] = []
-    for word in args:
-        if word == "null" and found and found[-1].startswith("--"):
-            word = f"{found.pop()}=null"
-        found.append(_NESTED_NULL.sub(r'\1={"init_args": {"\2": null}}', word))
-    return found
 
 
 def _unwrapped(error: Exception) -> BaseException:

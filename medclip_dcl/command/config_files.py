@@ -20,6 +20,7 @@ from medclip_dcl.common.packaged import find_configuration
 KNOWN = ("medclip_dcl", "pytorch_lightning", "lightning_fabric", "torch.nn", "torch.optim")
 """Packages whose classes a configuration may name; others of torch start programs."""
 
+_NESTED_NULL = re.compile(r"\A(--[\w.+]+?\.init_args\.\w+)\.init_args\.(\w+)=null\Z")
 _PREFIXES = tuple(f"{package}." for package in KNOWN)
 
 
@@ -43,6 +44,16 @@ def import_options(config: object) -> str:
     return "".join(f" --import {name}" for name in modules if not f"{name}.".startswith(_PREFIXES))
 
 
+def with_nulls(args: Sequence[str]) -> list[str]:
+    """The arguments with null for a setting of a class within a class as JSON: jsonargparse would read it as "None"."""
+    found: list[str] = []
+    for word in args:
+        if word == "null" and found and found[-1].startswith("--"):
+            word = f"{found.pop()}=null"
+        found.append(_NESTED_NULL.sub(r'\1={"init_args": {"\2": null}}', word))
+    return found
+
+
 def with_packaged_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments with files in place of names of packaged configurations, and the lines that say so.
 
@@ -52,7 +63,7 @@ def with_packaged_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]
         MissingFileError: neither a file nor such a name.
     """
     found, origins, before = list[str](), list[str](), ""
-    for word in arguments:
+    for word in with_nulls(arguments):
         option, separator, value = word.partition("=") if word.startswith("--config=") else ("", "", word)
         if (separator or before in ("--config", "-c")) and isinstance(yaml_value(value), str):
             file = find_configuration(value, "", "--config")

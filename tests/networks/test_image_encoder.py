@@ -10,7 +10,7 @@ import pytest
 import torch
 import torchvision
 
-from medclip_dcl.command.cli import _with_nulls
+from medclip_dcl.command.config_files import with_nulls
 from medclip_dcl.command.config_files import allow_imports
 from medclip_dcl.networks import image_encoder as image
 from medclip_dcl.networks.image_encoder import ResNetRegions
@@ -130,7 +130,7 @@ def test_null_on_the_command_line_means_random_weights():
     parser.add_subclass_arguments(Holder, "model")
     encoder = ["--model.init_args.encoder", f"{ResNetRegions.__module__}.ResNetRegions"]
     options = [*encoder, "--model.init_args.encoder.init_args.weights", "null"]
-    arguments = parser.parse_args(_with_nulls(["--model", f"{__name__}.Holder", *options]))
+    arguments = parser.parse_args(with_nulls(["--model", f"{__name__}.Holder", *options]))
     assert parser.instantiate_classes(arguments).model.encoder.depth == 18
     path = ["--model.init_args.encoder.init_args.weights=null_weights/a.pth"]
-    assert _with_nulls(path) == path
+    assert with_nulls(path) == path

@@ -245,6 +245,19 @@ def test_an_axis_of_numbers_and_null_has_names(tmp_path):
     assert [level.value for level in read_experiment(file).axes["noise"]] == ["0.5", "null"]
 
 
+def test_null_of_a_class_within_a_class_is_checked_as_it_is_run(tmp_path):
+    weights = "model.init_args.negative_weights.init_args."
+    content = {
+        "folder": "x",
+        "configs": ["demo", "objective/ranked_by_text"],
+        "settings": {f"{weights}mean_share": None, f"{weights}c": 1.0},
+        "axes": {"seed": {"set": "seed_everything", "values": 1}},
+        "outcomes": {"auc": "classification/auc"},
+    }
+    (tmp_path / "x.yaml").write_text(yaml.safe_dump(content))
+    check_cells(read_experiment(tmp_path / "x.yaml"))
+
+
 def test_arguments_of_the_command(tmp_path, capsys):
     file = str(write_grid(tmp_path))
     (tmp_path / "a.yaml").write_text("a: [")

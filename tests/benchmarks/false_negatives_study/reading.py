@@ -2,9 +2,10 @@
 
     python tests/benchmarks/false_negatives_study/reading.py ROWS.csv ... [--plan FILE ...] [--size | --output FOLDER]
 
-A row has one number: replicate, similarity, pairs, start, arm, step, split (validate, test), outcome, value (0 to 1),
-commit and plan_hash (of `plan_hash`). Points are hundredths of a value. FOLDER gets the page reading.md and curves over
-steps. --size prints the number of replicates alone, by the deviation among the first 12; it shows no mean.
+A row is an arm at a kept step: replicate, similarity, pairs, start, arm, step, commit, plan_hash (of `plan_hash`), and
+numbers from 0 to 1 in columns such as "validate common" and "test common"; those of training ("train at_floor") are
+read as the test's. Points are hundredths. FOLDER gets the page reading.md and curves over steps. --size prints the
+number of replicates alone, by the deviation among the first 12; it shows no mean.
 
 Differences are paired by replicate. Each run (replicate and arm) has its own step: the best of its validate numbers, of
 equal ones the first. Before the planned number of replicates is there, no hypothesis is read.
@@ -49,10 +50,13 @@ def read_plan(files: Sequence[Path] = PLAN) -> dict[str, Any]:
 
 
 def read_rows(files: Sequence[Path], expected_hash: str) -> pd.DataFrame:
-    """Rows of all files."""
-    rows = pd.concat(
+    """A row for each number of all files: split, outcome and value beside the columns of a run and step."""
+    wide = pd.concat(
         [pd.read_csv(file, dtype={"commit": str, "plan_hash": str}) for file in files], ignore_index=True
     )
+    rows = wide.melt([*SETTING, "replicate", "arm", "step", "commit", "plan_hash"]).dropna(subset="value")
+    rows[["split", "outcome"]] = rows.pop("variable").str.split(" ", n=1, expand=True)
+    rows["split"] = rows["split"].replace("train", "test")
     if (hashes := set(rows["plan_hash"])) != {expected_hash}:
         raise UserError(f"plan_hash: expected {expected_hash} in every row, found {sorted(map(str, hashes))}")
     if len(outside := rows[(rows["value"] < 0) | (rows["value"] > 1)]):

@@ -30,7 +30,7 @@ from medclip_dcl.common.errors import UserError
 STEPS, END = [10, 20, 40], 40
 ARMS = ["infonce", "infonce_gamma4", "oracle", "eta_lm", "stop", "weight", "rho_class8", "constant_class8"]
 ARMS += ["ranked", "ranked_constant", "ranked_random"]
-OUTCOMES = ["common", "all", "chex5", "rare", "p_at_10", "recall_at_10", "corrected_share"]
+OUTCOMES = ["common", "all", "chex5", "rare", "p_at_10", "recall", "at_floor"]
 Truth = dict[tuple[str | int, ...], float]
 
 
@@ -62,6 +62,15 @@ def simulated(truth=None, n=24, deviation=1.0, outcomes=("common", "all", "chex5
     is_test = rows["split"] == "test"
     value = points.where(is_test, 60 - (rows["step"] - 20) ** 2 / 100) / 100
     return rows.assign(value=value, pairs=300, start="heads", commit="c", plan_hash="h")
+
+
+def as_written(rows):
+    """The table as the replicates write it."""
+    key = [x for x in rows if x not in ("split", "outcome", "value")]
+    wide = rows.assign(number=rows["split"] + " " + rows["outcome"]).pivot(
+        index=key, columns="number", values="value"
+    )
+    return wide.reset_index()
 
 
 def states(reading):
@@ -273,7 +282,7 @@ def test_replicates_without_an_arm_are_said(plan):
 )
 def test_refused_rows(change, message, tmp_path):
     file = tmp_path / "rows.csv"
-    change(simulated(n=3)).to_csv(file, index=False)
+    as_written(change(simulated(n=3))).to_csv(file, index=False)
     with pytest.raises(UserError, match=message):
         read_rows([file], "h")
 
@@ -374,10 +383,10 @@ def test_replicates_beyond_the_plan_are_not_read(plan):
 
 
 def test_the_page_and_the_command(plan_files, tmp_path, monkeypatch, capsys):
-    truth: Truth = {("oracle", "common"): 8.0, ("oracle", "rare"): -2.5, ("oracle", "corrected_share"): 20.0}
+    truth: Truth = {("oracle", "common"): 8.0, ("oracle", "rare"): -2.5, ("oracle", "at_floor"): 20.0}
     rows = simulated(truth, outcomes=OUTCOMES)
     file = tmp_path / "rows.csv"
-    rows.assign(plan_hash=plan_hash(plan_files)).to_csv(file, index=False)
+    as_written(rows.assign(plan_hash=plan_hash(plan_files))).to_csv(file, index=False)
     words = ["reading.py", str(file), "--plan", *map(str, plan_files)]
     monkeypatch.setattr("sys.argv", [*words, "--size"])
     main()

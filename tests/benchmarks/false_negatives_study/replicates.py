@@ -1,0 +1,387 @@
+"""Prepare and run the replicates of the study of false negatives.
+
+    python tests/benchmarks/false_negatives_study/replicates.py tune --folder FOLDER [--workers N]
+    python tests/benchmarks/false_negatives_study/replicates.py test --folder FOLDER [--workers N] [--until SEED]
+
+Run by hand, never in CI: some ten minutes of a core for each replicate. A replicate is a phantom with its own language
+model, image encoder and heads (plan.yaml); one process works on it, with one thread. The same command keeps what is
+finished and continues what was killed; several may run on one folder. `test` writes rows/SEED.csv, which reading.py
+describes. `tune` prints the validate numbers of all settings; plan.yaml has the best of each arm as `chosen`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import itertools
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from reading import PLAN, plan_hash, read_plan
+from scipy.optimize import brentq
+
+from medclip_dcl.data.eta import anchors_of_sentences, shuffled_eta, with_eta
+from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.objectives import LanguageModelClassProbability
+
+HERE = Path(__file__).resolve().parent
+ROWS = HERE / "rows"
+MAX_ETA, MAX_RHO = 0.3, 0.8
+# Outcome -> its path in results.json, its number of the validation.
+OUTCOMES = {
+    "common": ("sentences/common/auc", "sentences_common_auc"),
+    "middle": ("sentences/middle/auc", "sentences_middle_auc"),
+    "rare": ("sentences/rare/auc", "sentences_rare_auc"),
+    "all": ("sentences/auc", "sentences_auc"),
+    "p_at_10": ("sentences/precision_at_10", "sentences_precision_at_10"),
+    "chex5": ("classification/auc", "auc"),
+    "recall": (
+        "report_retrieval/image_report/recall",
+        "sentences_common_auc",
+    ),  # the step is chosen by common
+}
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": "33554432",
+    "MALLOC_TRIM_THRESHOLD_": "1073741824",
+}
+
+
+def run(folder: Path, words: str, product: str, is_due: bool = False) -> None:
+    """A command of the program in a folder, unless a file of that pattern is there."""
+    if not is_due and any(folder.glob(product)):
+        return
+    with (folder / "log.txt").open("a") as log:
+        print(f"medclip-dcl {words}", file=log, flush=True)
+        command = [sys.executable, "-m", "medclip_dcl", *shlex.split(words)]
+        path = os.pathsep.join([str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")])
+        environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": path}
+        done = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, check=False)
+    if done.returncode or not any(folder.glob(product)):
+        raise SystemExit(f"{folder}: medclip-dcl {words.split()[0]} failed, see {folder / 'log.txt'}")
+
+
+def split_patients(folder: Path, pairs: int) -> None:
+    """Divide the training patients: pairs_raw, a release with so many pairs; drawn.csv, the classes of the others."""
+    raw, out = folder / "raw", folder / "pairs_raw"
+    tables = {
+        name: pd.read_csv(raw / f"mimic-cxr-2.0.0-{name}.csv.gz", dtype=str)
+        for name in ("split", "metadata", "chexpert", "negbio")
+    }
+    is_frontal = tables["metadata"].set_index("dicom_id")["ViewPosition"].isin(("PA", "AP"))
+    split = tables["split"][tables["split"]["dicom_id"].map(is_frontal)]
+    train = split[split["split"] == "train"]
+    kept, left = set[str](), pairs
+    for patient, images in (
+        train["subject_id"].value_counts(sort=False).sample(frac=1, random_state=0).items()
+    ):
+        if images <= left:
+            kept.add(str(patient))
+            left -= images
+    others = set(tables["split"].loc[tables["split"]["split"] == "train", "subject_id"]) - kept
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    for name, table in tables.items():
+        mine = table[~table["subject_id"].isin(others)]
+        mine.to_csv(out / f"mimic-cxr-2.0.0-{name}.csv.gz", index=False)
+    for name in ("files", "patients.csv.gz", "phantom_truth"):
+        (out / name).symlink_to(Path("../raw") / name)
+    true = pd.read_csv(raw / "phantom_truth/image_classes.csv")
+    names = pd.read_csv(raw / "phantom_truth/classes.csv").set_index("class_id")["name"]
+    drawn = pd.crosstab(true["dicom_id"], "class_" + true["class_id"].map(names)).clip(upper=1)
+    rows = split[split["subject_id"].isin(others) | (split["split"] == "validate")]
+    classes = drawn.reindex(rows["dicom_id"], fill_value=0)
+    share = classes[(rows["split"] == "train").to_numpy()].mean()
+    classes = classes.loc[:, (share > 0.02) & (share < 0.98)]
+    patient, study = rows["subject_id"], rows["study_id"]
+    image = "p" + patient.str[:2] + "/p" + patient + "/s" + study + "/" + rows["dicom_id"] + ".jpg"
+    table = pd.DataFrame({"image": image, "patient": patient, "study": study, "split": rows["split"]})
+    table = pd.concat([table.reset_index(drop=True), classes.reset_index(drop=True)], axis=1)
+    table.to_csv(folder / "drawn.csv", index=False)
+
+
+def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
+    """Everything that heads are trained on; names and numbers that settings of arms refer to."""
+    folder.mkdir(parents=True, exist_ok=True)
+    run(
+        folder,
+        f"phantom --output raw --studies {plan['studies']} --seed {seed} --size 256 --workers 1",
+        "raw/phantom_truth/phantom.json",
+    )
+    if not (folder / "drawn.csv").is_file():
+        split_patients(folder, plan["pairs"])
+    names = pd.read_csv(folder / "drawn.csv", nrows=0).columns[4:].tolist()
+    run(
+        folder,
+        "prepare mimic-cxr --source raw --output reports --size 64 --workers 1",
+        "reports/dataset.json",
+    )
+    run(
+        folder,
+        "prepare mimic-cxr --source pairs_raw --output set --size 160 --workers 1",
+        "set/dataset.json",
+    )
+    run(
+        folder,
+        "prepare folder --table drawn.csv --images raw/files --output drawn --size 160 --workers 1 --label_columns "
+        + " ".join(names),
+        "drawn/dataset.json",
+    )
+    run(
+        folder,
+        f"fit --config language_model_small --run_folder lm --data.init_args.folder reports --seed_everything {seed}",
+        "lm/fit.json",
+    )
+    run(folder, "score set --model lm/language_model", "set/log_p/language_model-*.parquet")
+    run(
+        folder,
+        f"fit --config finetune --config {HERE}/encoder.yaml --run_folder encoder --data.init_args.folder drawn "
+        f"--seed_everything {seed} --model.init_args.findings [{','.join(names)}]",
+        "encoder/fit.json",
+    )
+    run(
+        folder,
+        f"fit --config demo --config heads --config objective/infonce --config {HERE}/heads.yaml --run_folder start "
+        f"--seed_everything {seed} --untrained true --trainer.max_steps 1 --trainer.limit_val_batches 0 "
+        "--trainer.callbacks [] --checkpoint.monitor validate/loss --model.init_args.init_from encoder "
+        "--model.init_args.init_parts [image_encoder.backbone] "
+        "--model.init_args.text_encoder.init_args.pretrained lm/language_model "
+        "--data.init_args.folder set --data.init_args.features null",
+        "start/fit.json",
+    )
+    run(
+        folder,
+        "encode start/checkpoints/untrained.ckpt set --name frozen",
+        "set/features/frozen/features.json",
+    )
+    run(folder, "rank set", "set/ranking/rest_labels-*.parquet")
+    run(folder, "rank set --rest_alone", "set/ranking/rest-*.parquet")
+    prepared = PreparedSet(folder / "set")
+    stem = next((folder / "set/log_p").glob("language_model-*.parquet")).stem
+    sentences = prepared.table("sentences").merge(prepared.log_p(stem), on="sentence_id")
+    sentences = sentences.merge(
+        prepared.table("classes")[["sentence_id", "rho"]], on="sentence_id", how="left"
+    )
+    anchors = anchors_of_sentences(prepared).reindex(sentences["sentence_id"], fill_value=0.0).to_numpy()
+    chances = anchors / anchors.sum()
+    eta = with_eta(sentences, LanguageModelClassProbability(a=0.2, k=0.35, max_eta=MAX_ETA))
+    rho = sentences["rho"].fillna(0).clip(upper=MAX_RHO).to_numpy()
+    mean_rho = float(chances @ rho)
+    probability = np.exp(0.35 * sentences["log_p"].to_numpy())
+    factor = brentq(lambda a: float(chances @ np.minimum(a * probability, MAX_RHO)) - mean_rho, 1e-6, 1e6)
+    scaled = eta.assign(eta=np.minimum(factor * probability, MAX_RHO))[["sentence_id", "eta"]]
+    for name, table in {"eta_shuffled": shuffled_eta(prepared, eta, seed), "eta_scaled": scaled}.items():
+        table.to_parquet(folder / f"{name}.parquet")
+    true = sentences[["sentence_id", "n_tokens"]].assign(
+        log_p=np.log(sentences["rho"].fillna(0).clip(lower=1e-4))
+    )
+    true.to_parquet(folder / "set/log_p/true_rho.parquet")
+    return {
+        "mean_eta": float(chances @ eta["eta"].to_numpy()),
+        "mean_rho": mean_rho,
+        "seed": seed,
+        "log_p": stem,
+        "ranking": next((folder / "set/ranking").glob("rest_labels-*.parquet")).stem,
+        "rest_alone": next((folder / "set/ranking").glob("rest-*.parquet")).stem,
+        "folder": ".",
+    }
+
+
+def filled(value: Any, facts: dict[str, Any]) -> Any:
+    """The settings of an arm with the replicate's numbers and names."""
+    if isinstance(value, dict):
+        return {key: filled(one, facts) for key, one in value.items()}
+    if isinstance(value, str) and value.startswith("{") and value.endswith("}"):
+        return facts[value[1:-1]]
+    return value.format(**facts) if isinstance(value, str) else value
+
+
+def experiment(
+    facts: dict[str, Any], arms: dict[str, Any], steps: Sequence[int], commands: Sequence[str]
+) -> dict[str, Any]:
+    """An experiment of one replicate; with its test it measures retrieval as well, of 200 reports."""
+    test = "test" in commands
+    outcomes = OUTCOMES if test else {name: x for name, x in OUTCOMES.items() if name != "recall"}
+    retrieval: dict[str, Any] = {
+        "trainer.callbacks": [
+            {"class_path": f"medclip_dcl.evaluation.{name}"}
+            for name in ("ZeroShotClassification", "SentenceClassification", "Retrieval")
+        ],
+        "data.init_args.test_reports": 200,
+    }
+    return {
+        "folder": "",
+        "commands": list(commands),
+        "configs": ["demo", "heads", str(HERE / "heads.yaml")],
+        "settings": {
+            "trainer.max_steps": steps[-1],
+            "trainer.val_check_interval": steps[-1],
+            "kept_steps": list(steps),
+            "model.init_args.init_from": "start",
+            "model.init_args.text_encoder.init_args.pretrained": "lm/language_model",
+            "data.init_args.folder": "set",
+            "data.init_args.log_p": facts["log_p"],
+            "data.init_args.ranking": facts["ranking"],
+            **(retrieval if test else {}),
+        },
+        "axes": {
+            "arm": {"levels": arms},
+            "seed": {"set": ["seed_everything", "data.init_args.seed"], "values": [facts["seed"]]},
+        },
+        "checkpoints": "delete",
+        "outcomes": {
+            name: {
+                "path": path if test else f"validate/{validate}",
+                "validate": f"validate/{validate}",
+                "step": "best",
+                "higher_is_better": True,
+            }
+            for name, (path, validate) in outcomes.items()
+        },
+    }
+
+
+def arm_levels(
+    plan: dict[str, Any], facts: dict[str, Any], similarity: str, chosen: dict[str, str] | None, more: bool
+) -> dict[str, Any]:
+    """Levels of the axis arm; for tuning (`chosen` None) each tuned arm with each setting."""
+    levels = {}
+    tuned = plan["tuned"]
+    for name, arm in plan["arms"].items():
+        if arm.get("only", similarity) != similarity or (arm.get("more") and not more):
+            continue
+        at_4 = name == "infonce_gamma4" or "class8" in name
+        if chosen is None:
+            choices = [] if "as" in arm else tuned["at_4" if at_4 else "usual"]
+        else:
+            choices = [chosen[arm.get("as", name)]]
+        for choice in choices:
+            settings = {**arm.get("settings", {}), **tuned["settings"][choice]}
+            own = dict(
+                configs=list(arm["configs"]),
+                settings=filled({**plan["similarities"][similarity], **settings}, facts),
+            )
+            levels[name if chosen is not None else f"{name}-{choice}"] = own
+    return levels
+
+
+def study(folder: Path, name: str, content: dict[str, Any]) -> pd.DataFrame:
+    """Run an experiment in the folder of its replicate; its table."""
+    done = folder / name / "done"
+    if not done.is_file():
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump({**content, "folder": name}, sort_keys=False))
+        run(folder, f"study {name}.yaml --workers 1 --device cpu", f"{name}/results.parquet", is_due=True)
+        done.touch()
+    return pd.read_parquet(folder / name / "results.parquet")
+
+
+def tuning(folder: Path, seed: int, plan: dict[str, Any]) -> None:
+    facts = prepare(folder, seed, plan)
+    for similarity in plan["similarities"]:
+        levels = arm_levels(plan, facts, similarity, None, False)
+        study(folder, f"tune_{similarity}", experiment(facts, levels, plan["tuned"]["steps"], ["fit"]))
+
+
+def choices(folder: Path, plan: dict[str, Any]) -> pd.DataFrame:
+    """Best validate number of common of each similarity, arm and setting, mean of the tuning replicates, in points."""
+    first, last = plan["tuning"]
+    found = []
+    for seed, similarity in itertools.product(range(first, last + 1), plan["similarities"]):
+        table = pd.read_parquet(folder / str(seed) / f"tune_{similarity}" / "results.parquet")
+        best = table[(table["outcome"] == "common") & table["chosen"]]
+        found.append(best[["arm", "value"]].assign(similarity=similarity))
+    table = pd.concat(found)
+    table[["arm", "setting"]] = table["arm"].str.rsplit("-", n=1, expand=True)
+    return 100 * table.groupby(["similarity", "arm", "setting"])["value"].mean().unstack()
+
+
+def at_floor(study: Path, arm: str, seed: int, steps: Sequence[int]) -> pd.DataFrame:
+    """Share of anchors at the floor, or stopped, in the last training step that was logged before each kept one."""
+    logged = pd.read_csv(study / "runs" / f"arm={arm},seed={seed}" / "metrics.csv")
+    logged = logged[["step", "train/at_floor"]].dropna().assign(step=lambda x: x["step"] + 1)
+    kept = pd.DataFrame({"step": steps})
+    found = pd.merge_asof(kept, logged.astype({"step": "int64"}), on="step")
+    return found.rename(columns={"train/at_floor": "train at_floor"}).assign(arm=arm)
+
+
+def testing(folder: Path, seed: int, plan: dict[str, Any], rows: Path) -> None:
+    facts = prepare(folder, seed, plan)
+    is_more = plan["more"][0] <= seed <= plan["more"][1]
+    found = []
+    for similarity in plan["similarities"]:
+        levels = arm_levels(plan, facts, similarity, plan["chosen"][similarity], is_more)
+        table = study(folder, similarity, experiment(facts, levels, plan["kept_steps"], ["fit", "test"]))
+        table = table.drop_duplicates(["arm", "step", "outcome"])
+        wide = table.pivot(index=["arm", "step"], columns="outcome", values=["validate", "value"])
+        wide.columns = [f"{'test' if kind == 'value' else kind} {name}" for kind, name in wide.columns]
+        wide = wide.drop(columns="validate recall").reset_index()
+        floor = pd.concat([at_floor(folder / similarity, arm, seed, plan["kept_steps"]) for arm in levels])
+        found.append(wide.merge(floor, on=["arm", "step"], how="left").assign(similarity=similarity))
+    table = pd.concat(found, ignore_index=True).round(5)
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True
+    )
+    first = {
+        "replicate": seed,
+        "pairs": plan["pairs"],
+        "start": "heads",
+        "commit": commit.stdout.strip()[:8],
+        "plan_hash": plan_hash(PLAN),
+    }
+    table = table.assign(**first)
+    order = ["replicate", "similarity", "pairs", "start", "arm", "step"]
+    table = table[[*order, *sorted(set(table) - {*order, "commit", "plan_hash"}), "commit", "plan_hash"]]
+    rows.mkdir(exist_ok=True)
+    table.to_csv(rows / f"{seed}.csv", index=False)
+    for name in ("raw", "pairs_raw", "reports", "drawn", "set", "encoder"):  # 0.3 GB
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("phase", choices=["tune", "test"])
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--until", type=int, help="last seed (that of the plan)")
+    options = parser.parse_args()
+    plan = read_plan()
+    first, last = plan["tuning" if options.phase == "tune" else "tested"]
+    seeds = range(first, min(last, options.until or last) + 1)
+
+    def work(seed: int) -> None:
+        folder = options.folder.absolute() / str(seed)
+        if options.phase == "test" and (ROWS / f"{seed}.csv").is_file():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            if options.phase == "tune":
+                tuning(folder, seed, plan)
+            else:
+                testing(folder, seed, plan, ROWS)
+        print(f"{time.strftime('%H:%M:%S')} {seed} is done", flush=True)
+
+    with ThreadPoolExecutor(options.workers) as pool:
+        list(pool.map(work, seeds))
+    if options.phase == "tune":
+        print(choices(options.folder, plan).round(2).to_string())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Patients of a replicate, and its arms as an experiment that the program reads."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import yaml
+from reading import read_plan
+from replicates import OUTCOMES, arm_levels, experiment, filled, split_patients
+
+from data_prep.phantom.options import Options
+from data_prep.phantom.release import write_phantom
+from medclip_dcl.studies.grid_plan import check_cells, read_experiment
+
+FACTS = {
+    "mean_eta": 0.08,
+    "mean_rho": 0.4,
+    "seed": 7,
+    "log_p": "lm",
+    "ranking": "both",
+    "rest_alone": "rest",
+    "folder": ".",
+}
+
+
+def test_patients_train_either_the_heads_or_the_encoder(tmp_path):
+    write_phantom(tmp_path / "raw", Options(120, 3, 64))
+    split_patients(tmp_path, 20)
+    whole, pairs = (
+        pd.read_csv(tmp_path / name / "mimic-cxr-2.0.0-split.csv.gz", dtype=str)
+        for name in ("raw", "pairs_raw")
+    )
+    views = pd.read_csv(tmp_path / "raw/mimic-cxr-2.0.0-metadata.csv.gz").set_index("dicom_id")[
+        "ViewPosition"
+    ]
+    frontal = whole[whole["dicom_id"].map(views).isin(["PA", "AP"])]
+    mine = frontal[frontal["dicom_id"].isin(pairs["dicom_id"])]
+    assert (mine["split"] == "train").sum() == 20
+    for use in ("validate", "test"):
+        assert set(whole.loc[whole["split"] == use, "dicom_id"]) <= set(pairs["dicom_id"])
+    drawn = pd.read_csv(tmp_path / "drawn.csv", dtype={"patient": str})
+    others = set(frontal.loc[frontal["split"] == "train", "subject_id"]) - set(mine["subject_id"])
+    assert set(drawn.loc[drawn["split"] == "train", "patient"]) == others
+    assert set(drawn["split"]) == {"train", "validate"}
+    true = (
+        pd.read_csv(tmp_path / "raw/phantom_truth/image_classes.csv")
+        .groupby("dicom_id")["class_id"]
+        .apply(set)
+    )
+    names = pd.read_csv(tmp_path / "raw/phantom_truth/classes.csv").set_index("class_id")["name"]
+    for row in drawn.itertuples():
+        assert (tmp_path / "raw/files" / row.image).is_file()
+        found = {name for name in drawn.columns[4:] if getattr(row, name)}
+        expected = {f"class_{names[one]}" for one in true.get(row.image[-48:-4], set())}
+        assert found == expected & set(drawn.columns[4:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("similarity", "chosen"), [("lse_nl", None), ("lse_nl", "g4"), ("pooled", None), ("pooled", "g14_fast")]
+)
+def test_arms_are_an_experiment(similarity, chosen, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plan = read_plan()
+    choice = chosen and dict.fromkeys(plan["arms"], chosen)
+    levels = arm_levels(plan, FACTS, similarity, choice, more=True)
+    content = experiment(FACTS, levels, plan["kept_steps"], ["fit", "test"] if chosen else ["fit"])
+    (tmp_path / "arms.yaml").write_text(yaml.safe_dump({**content, "folder": "arms"}))
+    read = read_experiment("arms.yaml")
+    check_cells(read)
+    assert set(read.outcomes) == set(OUTCOMES) - ({"recall"} if chosen is None else set())
+    assert len(read.runs()) == len(levels) > 10
+
+
+def test_numbers_of_the_replicate_keep_their_type():
+    assert filled({"eta": "{mean_rho}", "file": "{folder}/x", "n": 3}, FACTS) == {
+        "eta": 0.4,
+        "file": "./x",
+        "n": 3,
+    }
