@@ -10,8 +10,7 @@ import pytest
 import torch
 import torchvision
 
-from medclip_dcl.command.config_files import with_nulls
-from medclip_dcl.command.config_files import allow_imports
+from medclip_dcl.command.config_files import allow_imports, with_nulls
 from medclip_dcl.networks import image_encoder as image
 from medclip_dcl.networks.image_encoder import ResNetRegions
 

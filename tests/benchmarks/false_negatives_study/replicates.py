@@ -31,6 +31,7 @@ import yaml
 from reading import PLAN, plan_hash, read_plan
 from scipy.optimize import brentq
 
+from medclip_dcl.common.files import write_text
 from medclip_dcl.data.eta import anchors_of_sentences, shuffled_eta, with_eta
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.objectives import LanguageModelClassProbability
@@ -104,9 +105,14 @@ def split_patients(folder: Path, pairs: int) -> None:
     classes = drawn.reindex(rows["dicom_id"], fill_value=0)
     share = classes[(rows["split"] == "train").to_numpy()].mean()
     classes = classes.loc[:, (share > 0.02) & (share < 0.98)]
-    patient, study = rows["subject_id"], rows["study_id"]
-    image = "p" + patient.str[:2] + "/p" + patient + "/s" + study + "/" + rows["dicom_id"] + ".jpg"
-    table = pd.DataFrame({"image": image, "patient": patient, "study": study, "split": rows["split"]})
+    table = rows[["subject_id", "study_id", "split"]].set_axis(["patient", "study", "split"], axis=1)
+    parts = [
+        "p" + table["patient"].str[:2],
+        "p" + table["patient"],
+        "s" + table["study"],
+        rows["dicom_id"] + ".jpg",
+    ]
+    table.insert(0, "image", parts[0].str.cat(parts[1:], sep="/"))
     table = pd.concat([table.reset_index(drop=True), classes.reset_index(drop=True)], axis=1)
     table.to_csv(folder / "drawn.csv", index=False)
 
@@ -316,6 +322,9 @@ def at_floor(study: Path, arm: str, seed: int, steps: Sequence[int]) -> pd.DataF
 
 
 def testing(folder: Path, seed: int, plan: dict[str, Any], rows: Path) -> None:
+    commit = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True
+    )
     facts = prepare(folder, seed, plan)
     is_more = plan["more"][0] <= seed <= plan["more"][1]
     found = []
@@ -324,14 +333,14 @@ def testing(folder: Path, seed: int, plan: dict[str, Any], rows: Path) -> None:
         table = study(folder, similarity, experiment(facts, levels, plan["kept_steps"], ["fit", "test"]))
         table = table.drop_duplicates(["arm", "step", "outcome"])
         wide = table.pivot(index=["arm", "step"], columns="outcome", values=["validate", "value"])
-        wide.columns = [f"{'test' if kind == 'value' else kind} {name}" for kind, name in wide.columns]
+        names = [
+            f"{'test' if kind == 'value' else kind} {name}" for kind, name in wide.columns.to_flat_index()
+        ]
+        wide = wide.set_axis(names, axis=1)
         wide = wide.drop(columns="validate recall").reset_index()
         floor = pd.concat([at_floor(folder / similarity, arm, seed, plan["kept_steps"]) for arm in levels])
         found.append(wide.merge(floor, on=["arm", "step"], how="left").assign(similarity=similarity))
     table = pd.concat(found, ignore_index=True).round(5)
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True
-    )
     first = {
         "replicate": seed,
         "pairs": plan["pairs"],
@@ -340,10 +349,10 @@ def testing(folder: Path, seed: int, plan: dict[str, Any], rows: Path) -> None:
         "plan_hash": plan_hash(PLAN),
     }
     table = table.assign(**first)
-    order = ["replicate", "similarity", "pairs", "start", "arm", "step"]
-    table = table[[*order, *sorted(set(table) - {*order, "commit", "plan_hash"}), "commit", "plan_hash"]]
+    order, last = ["replicate", "similarity", "pairs", "start", "arm", "step"], ["commit", "plan_hash"]
+    table = table[[*order, *(name for name in sorted(map(str, table)) if name not in order + last), *last]]
     rows.mkdir(exist_ok=True)
-    table.to_csv(rows / f"{seed}.csv", index=False)
+    write_text(table.to_csv(index=False), rows / f"{seed}.csv")
     for name in ("raw", "pairs_raw", "reports", "drawn", "set", "encoder"):  # 0.3 GB
         shutil.rmtree(folder / name, ignore_errors=True)
 

@@ -48,10 +48,11 @@ def test_patients_train_either_the_heads_or_the_encoder(tmp_path):
         .apply(set)
     )
     names = pd.read_csv(tmp_path / "raw/phantom_truth/classes.csv").set_index("class_id")["name"]
-    for row in drawn.itertuples():
-        assert (tmp_path / "raw/files" / row.image).is_file()
-        found = {name for name in drawn.columns[4:] if getattr(row, name)}
-        expected = {f"class_{names[one]}" for one in true.get(row.image[-48:-4], set())}
+    for row in drawn.to_dict("records"):
+        file = tmp_path / "raw/files" / str(row["image"])
+        assert file.is_file()
+        found = {name for name in drawn.columns[4:] if row[name]}
+        expected = {f"class_{names[one]}" for one in true.get(file.stem, set())}
         assert found == expected & set(drawn.columns[4:])
 
 
@@ -66,7 +67,7 @@ def test_arms_are_an_experiment(similarity, chosen, tmp_path, monkeypatch):
     levels = arm_levels(plan, FACTS, similarity, choice, more=True)
     content = experiment(FACTS, levels, plan["kept_steps"], ["fit", "test"] if chosen else ["fit"])
     (tmp_path / "arms.yaml").write_text(yaml.safe_dump({**content, "folder": "arms"}))
-    read = read_experiment("arms.yaml")
+    read = read_experiment(tmp_path / "arms.yaml")
     check_cells(read)
     assert set(read.outcomes) == set(OUTCOMES) - ({"recall"} if chosen is None else set())
     assert len(read.runs()) == len(levels) > 10
