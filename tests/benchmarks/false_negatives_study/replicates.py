@@ -106,13 +106,8 @@ def split_patients(folder: Path, pairs: int) -> None:
     share = classes[(rows["split"] == "train").to_numpy()].mean()
     classes = classes.loc[:, (share > 0.02) & (share < 0.98)]
     table = rows[["subject_id", "study_id", "split"]].set_axis(["patient", "study", "split"], axis=1)
-    parts = [
-        "p" + table["patient"].str[:2],
-        "p" + table["patient"],
-        "s" + table["study"],
-        rows["dicom_id"] + ".jpg",
-    ]
-    table.insert(0, "image", parts[0].str.cat(parts[1:], sep="/"))
+    ids = zip(table["patient"], table["study"], rows["dicom_id"], strict=True)
+    table.insert(0, "image", [f"p{one[:2]}/p{one}/s{study}/{image}.jpg" for one, study, image in ids])
     table = pd.concat([table.reset_index(drop=True), classes.reset_index(drop=True)], axis=1)
     table.to_csv(folder / "drawn.csv", index=False)
 
@@ -333,10 +328,7 @@ def testing(folder: Path, seed: int, plan: dict[str, Any], rows: Path) -> None:
         table = study(folder, similarity, experiment(facts, levels, plan["kept_steps"], ["fit", "test"]))
         table = table.drop_duplicates(["arm", "step", "outcome"])
         wide = table.pivot(index=["arm", "step"], columns="outcome", values=["validate", "value"])
-        names = [
-            f"{'test' if kind == 'value' else kind} {name}" for kind, name in wide.columns.to_flat_index()
-        ]
-        wide = wide.set_axis(names, axis=1)
+        wide.columns = wide.columns.map(" ".join).str.replace("value ", "test ")
         wide = wide.drop(columns="validate recall").reset_index()
         floor = pd.concat([at_floor(folder / similarity, arm, seed, plan["kept_steps"]) for arm in levels])
         found.append(wide.merge(floor, on=["arm", "step"], how="left").assign(similarity=similarity))
