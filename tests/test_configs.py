@@ -20,9 +20,10 @@ SET_ELSEWHERE = {
     "TransformersSentences": {"architecture", "tokenizer", "pad_token_id"},
     "ImageTextModel": {"class_probability"},
     "UnimodalModel": {"objective"},
+    "GruSentences": {"tokenizer", "has_given_words"},
     "TransformersRegions": {"architecture"},
 }
-UNIMODAL = ("unimodal/digits", "unimodal/cifar10", "unimodal/stl10")
+UNIMODAL = ("unimodal/digits", "unimodal/cifar10", "unimodal/stl10", "unimodal/sentences")
 
 
 def classes(node: Any) -> Iterator[tuple[type, set[str]]]:

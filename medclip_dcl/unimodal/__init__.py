@@ -12,6 +12,7 @@ from medclip_dcl.unimodal.encoders import SmallConvNet as SmallConvNet
 from medclip_dcl.unimodal.encoders import SmallImageEncoder as SmallImageEncoder
 from medclip_dcl.unimodal.encoders import SmallImageResNet as SmallImageResNet
 from medclip_dcl.unimodal.evaluation import UnimodalEvaluation as UnimodalEvaluation
+from medclip_dcl.unimodal.gru import GruSentences as GruSentences
 from medclip_dcl.unimodal.lightness_colour import LightnessColourResNets as LightnessColourResNets
 from medclip_dcl.unimodal.lightness_colour import rgb_to_lab as rgb_to_lab
 from medclip_dcl.unimodal.mean_classifier import average_k_metrics as average_k_metrics
@@ -19,6 +20,10 @@ from medclip_dcl.unimodal.mean_classifier import class_means as class_means
 from medclip_dcl.unimodal.mean_classifier import intraclass_deviation as intraclass_deviation
 from medclip_dcl.unimodal.model import UnimodalModel as UnimodalModel
 from medclip_dcl.unimodal.network import UnimodalNetwork as UnimodalNetwork
+from medclip_dcl.unimodal.quick_thought import QuickThought as QuickThought
+from medclip_dcl.unimodal.quick_thought import quick_thought_loss as quick_thought_loss
+from medclip_dcl.unimodal.sentence_evaluation import SentenceEvaluation as SentenceEvaluation
+from medclip_dcl.unimodal.sentences import SentencesDataModule as SentencesDataModule
 from medclip_dcl.unimodal.simclr import SimCLR as SimCLR
 from medclip_dcl.unimodal.simclr import simclr_loss as simclr_loss
 from medclip_dcl.unimodal.views import ViewsObjective as ViewsObjective

@@ -46,6 +46,7 @@ from tests.models import test_resuming as resuming
 from tests.processes import in_processes
 from tests.small import GlobalPatches, LinearPatches, RegionsAndGlobal
 from tests.unimodal import test_model as unimodal
+from tests.unimodal import test_quick_thought as sentences
 from tests.unimodal import test_views as views
 
 IMAGES, SENTENCES = (3, 2), (4, 5)
@@ -291,6 +292,7 @@ def process(rank: int, folder: Path, small_set: Path, small_bert: Path) -> None:
     unimodal.steps_of_two_processes(rank, folder)
     distributed.gather_in_two_processes(rank, folder)
     views.steps_of_two_processes(rank, folder)
+    sentences.steps_of_two_processes(rank, folder)
     of_two = image_text.validation_loss(folder, small_bert, small_set, devices=2, strategy="ddp")
     if rank == 0:
         (folder / "validation_loss").write_text(repr(of_two))
@@ -328,6 +330,10 @@ def test_a_classifiers_step_equals_one_processs(of_two_processes):
 
 def test_a_step_of_images_equals_one_processs(of_two_processes):
     unimodal.assert_steps_are_those_of_one_process(of_two_processes)
+
+
+def test_a_step_of_sentences_equals_one_processs(of_two_processes):
+    sentences.assert_steps_are_those_of_one_process(of_two_processes)
 
 
 def test_the_validation_loss_is_that_of_one_process(of_two_processes, small_bert, small_set, tmp_path):

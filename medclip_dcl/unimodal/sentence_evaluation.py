@@ -1,0 +1,115 @@
+"""Evaluation of sentence encoders: cross-validated logistic regression on frozen features (DCL, table 2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from jaxtyping import Float
+from pytorch_lightning import LightningModule, Trainer
+from torch import Tensor
+
+from medclip_dcl.common.distributed import gather_with_grad
+from medclip_dcl.common.errors import UserError, check_min, check_options
+from medclip_dcl.data.link import trainer_data
+from medclip_dcl.evaluation.callback import Evaluation, EvaluationResult
+from medclip_dcl.unimodal.sentences import Task
+
+
+class SentenceEvaluation(Evaluation):
+    """Accuracy and AUC of logistic regression on the features of texts, cross-validated, for each task of the data.
+
+    A case of several texts, such as a report, has the mean of their features. Features have mean 0 and deviation 1
+    among a fold's training cases (choice). A class with fewer cases than folds is left out; with fewer than two classes
+    the task is not evaluated, which a note says. Accuracy is the mean over folds, AUC that of the predictions of all
+    folds together, one class against the rest and averaged over classes.
+
+    Args:
+        folds: 10 (DCL); stratified by class, with a group's cases in one fold.
+        c: inverse strength of scikit-learn's L2 penalty (choice; Quick-Thought's code chooses it in each fold).
+        seed: of the folds.
+    """
+
+    section = "sentences"
+
+    def __init__(self, folds: int = 10, c: float = 1.0, seed: int = 0) -> None:
+        super().__init__()
+        check_min("SentenceEvaluation", {"folds": (folds, 2), "seed": (seed, 0)})
+        check_options({"c": c}, {})
+        self.folds, self.c, self.seed = folds, c, seed
+        self._parts: list[tuple[Tensor, Tensor]] = []
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._parts, self.results = [], {}
+
+    def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
+        self._parts.append((outputs["features"].float(), outputs["index"]))
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        features, index = (gather_with_grad(torch.cat(part)) for part in zip(*self._parts, strict=True))
+        if not features.isfinite().all():
+            raise UserError("the features of some texts are not finite: training has diverged")
+        data: Any = trainer_data(trainer)
+        result = EvaluationResult({}, protocol={"folds": self.folds, "c": self.c, "seed": self.seed})
+        by_text = np.zeros((len(data.texts), features.shape[1]), dtype=np.float32)
+        by_text[index.cpu().numpy()] = features.cpu().numpy()
+        tables = []
+        for name, task in data.tasks.items():
+            if len(index.unique()) < len(by_text):
+                result.notes.append(f"{name} was not evaluated: the test was limited to some batches")
+                continue
+            table = self._classified(np.stack([by_text[texts].mean(0) for texts in task.texts]), task)
+            result.counts[name] = {"cases": len(table), "left_out": len(task.label) - len(table)}
+            if table.empty:
+                result.notes.append(
+                    f"{name} was not evaluated: fewer than two classes have {self.folds} cases"
+                )
+                continue
+            result.metrics[name] = _metrics(table)
+            tables.append(table.assign(task=name))
+        if tables:
+            means = pd.DataFrame(result.metrics).T.mean().to_dict()
+            result.metrics["mean"] = means
+            result.scalars = {f"sentences_{number}": value for number, value in means.items()}
+            result.predictions = pd.concat(tables, ignore_index=True)[
+                ["task", "case", "fold", "label", "predicted"]
+            ]
+        self.results = {self.section: result}
+        self.log_results(pl_module, "test", self.results)
+
+    def _classified(self, features: Float[np.ndarray, "case feature"], task: Task) -> pd.DataFrame:
+        """Fold, label, predicted class and a probability for each class of the cases of all folds; empty: none."""
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.model_selection import StratifiedGroupKFold
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+        sizes = pd.Series(task.label).value_counts()
+        classes = sorted(sizes.index[sizes >= self.folds])
+        case = np.flatnonzero(np.isin(task.label, classes))
+        if len(classes) < 2:
+            return pd.DataFrame()
+        features, label, parts = features[case], task.label[case].astype(str), []
+        folds = StratifiedGroupKFold(self.folds, shuffle=True, random_state=self.seed)
+        for fold, (train, test) in enumerate(folds.split(features, label, task.group[case])):
+            model = make_pipeline(StandardScaler(), LogisticRegression(C=self.c, max_iter=1000))
+            found = model.fit(features[train], label[train]).predict_proba(features[test])
+            of_classes = pd.DataFrame(found, columns=model.classes_).reindex(columns=classes, fill_value=0.0)
+            described = pd.DataFrame({"case": case[test], "fold": fold, "label": label[test]})
+            described["predicted"] = model.classes_[found.argmax(1)]
+            parts.append(pd.concat([described, of_classes.add_prefix("p ")], axis=1))
+        return pd.concat(parts, ignore_index=True).sort_values("case")
+
+
+def _metrics(table: pd.DataFrame) -> dict[str, float]:
+    from sklearn.metrics import roc_auc_score
+
+    is_right = table["predicted"] == table["label"]
+    aucs = [
+        roc_auc_score(table["label"] == name.removeprefix("p "), table[name])
+        for name in table.columns
+        if name.startswith("p ")
+    ]
+    return {"accuracy": float(is_right.groupby(table["fold"]).mean().mean()), "auc": float(np.mean(aucs))}
