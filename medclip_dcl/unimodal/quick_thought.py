@@ -165,8 +165,8 @@ class QuickThought(NetworkModel):
                 f"model.n_positives: expected at most {2 * context}, twice the context, found {n_positives}"
             )
         self.network = SentenceNetwork(text_encoder)
-        self.options = {"context": context, "n_positives": n_positives}
-        self.options |= {"class_probability": class_probability, "gamma2": gamma2}
+        self.options: dict[str, Any] = {"context": context, "n_positives": n_positives, "gamma2": gamma2}
+        self.options["class_probability"] = class_probability
         self.learning_rate = learning_rate
 
     def requirements(self) -> SentencesRequirements:

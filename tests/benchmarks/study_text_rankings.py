@@ -1,6 +1,6 @@
 """What tells false negatives on a phantom: scores of pairs of a sentence and a report, between and within anchors.
 
-    python tests/benchmarks/study_text_rankings.py SET --language_model LM --run RUN
+    python tests/benchmarks/study_text_rankings.py SET --language_model LM --text_alone ENCODER --run RUN
 
 Run by hand, never in CI. SET is a prepared phantom, scored by LM (which it embeds here) and ranked; RUN was trained on
 its pairs. Writes docs/results/false_negatives_by_text.csv:
@@ -12,6 +12,8 @@ its pairs. Writes docs/results/false_negatives_by_text.csv:
 - contradictions: the report has a sentence whose class is never true of an image together with the anchor's, although
   ten such images of the set would be expected by chance.
 - ranking_rest_labels, ranking_rest: `medclip-dcl rank` without and with --rest_alone. initial_model: LM's [CLS].
+- text_alone: ENCODER, RUN/text_encoder of `--config unimodal/sentences --config unimodal/sentences_bert` with
+  --model.init_args.context null: from LM, sentences of one report as positives; its [CLS].
 - trained_text_encoder: that of RUN.
 - a cosine is the greatest of the sentence with one of the report's.
 """
@@ -95,6 +97,7 @@ def main() -> None:
     )
     parser.add_argument("data", type=Path, metavar="SET")
     parser.add_argument("--language_model", required=True)
+    parser.add_argument("--text_alone", required=True, metavar="ENCODER")
     parser.add_argument("--run", required=True)
     options = parser.parse_args()
     prepared = PreparedSet(options.data)
@@ -102,8 +105,12 @@ def main() -> None:
     texts = sentences["text"].tolist()
     log_p = prepared.log_p().set_index("sentence_id")["log_p"].loc[sentences["sentence_id"]].to_numpy()
     rho = prepared.table("classes").sort_values("sentence_id")["rho"].to_numpy()
-    file = embed_sentences(Embed(data=options.data, model=options.language_model, device="cpu"))
-    initial = prepared.text_embedding(file.stem).embedding
+    initial, text_alone = (
+        prepared.text_embedding(
+            embed_sentences(Embed(data=options.data, model=model, device="cpu")).stem
+        ).embedding
+        for model in (options.language_model, options.text_alone)
+    )
     train = reports_of(prepared, "train")
     of_train = np.asarray(train.says.sum(0))[0] > 0
     tfidf = TfidfVectorizer(ngram_range=(1, 3), token_pattern=r"\b\w+\b").fit(np.array(texts)[of_train])
@@ -112,6 +119,7 @@ def main() -> None:
         "initial_model_standardised": (initial - initial[of_train].mean(0))
         / initial[of_train].std(0).clip(1e-6),
         "tfidf": tfidf.transform(texts).toarray(),
+        "text_alone": text_alone,
         "trained_text_encoder": np.asarray(load(options.run).embed_texts(texts)),
     }
     rule = RankedByText()

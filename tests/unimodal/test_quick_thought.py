@@ -341,7 +341,9 @@ def step(batch: dict[str, Tensor], world: int = 1) -> dict[str, Tensor]:
         if world > 1 and parameter.grad is not None:
             dist.all_reduce(parameter.grad)
             parameter.grad.div_(world)
-    return {"loss": loss.detach(), **{name: p.grad for name, p in one.named_parameters()}}
+    gradients = {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
+    assert len(gradients) == len([*one.parameters()])
+    return {"loss": loss.detach(), **gradients}
 
 
 def _tokenizer() -> str:
