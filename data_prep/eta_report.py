@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from scipy.stats import spearmanr
 from data_prep.options import Eta
 from medclip_dcl.common.files import write_bytes, write_text
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.pictures.plots import MUTED
 
 SSD = (0.2, 0.35)
 SSD_CONSTANT = 0.05
@@ -23,6 +25,14 @@ _MIN_SPREAD = 2.0
 _SHOWN_SENTENCES = 15
 # Share of the anchors, the least probable, that the figure leaves out on the left.
 _NOT_SHOWN = 0.05
+BATCHES = (64, 512, 4096)
+SHARES = {
+    "same": "reports with the same sentence (a lower bound)",
+    "same_named": "the same, for the sentences of --sentences",
+    "agreeing": "reports whose labels agree, for these sentences",
+    "rho": "images of which it is true (the truth)",
+}
+"""Share of the other images that are false negatives of a sentence, in [0, 1] or NaN: column -> how it is counted."""
 
 
 def write_report(settings: Eta) -> None:
@@ -36,6 +46,8 @@ def write_report(settings: Eta) -> None:
         a, k, chosen = *SSD, "ssd"
     name = prepared.file_of_model("log_p", settings.log_p).stem
     sentences, problem = scored_sentences(prepared, name, a, k)
+    if settings.sentences is not None:
+        sentences = with_labels(prepared, sentences, settings.sentences)
     summary = [
         f"eta = {a:.4g} * exp({k:.4g} * log p) ({chosen}), log p from {name}",
         "",
@@ -58,7 +70,7 @@ def scored_sentences(prepared: PreparedSet, log_p: str, a: float, k: float) -> t
     """Sentences of the training reports with scores and eta, by training's rule, and the problem of their median eta.
 
     Returns:
-        sentence_id, text, train_reports (at least 1), n_tokens, log_p, eta; on a phantom rho.
+        sentence_id, text, train_reports (at least 1), n_tokens, log_p, eta, same of `SHARES`; on a phantom rho.
     """
     from medclip_dcl.data.eta import training_sentences, with_eta
     from medclip_dcl.objectives.class_probability import LanguageModelClassProbability, unusual_median
@@ -75,8 +87,47 @@ def scored_sentences(prepared: PreparedSet, log_p: str, a: float, k: float) -> t
         )
     if prepared.has("classes"):
         table = table.merge(prepared.table("classes")[["sentence_id", "rho"]], on="sentence_id")
+    others = prepared.table("reports")["study_id"].drop_duplicates().isin(prepared.studies("train")).sum() - 1
+    table["same"] = (table["train_reports"] - 1) / max(others, 1)
     table = with_eta(table, LanguageModelClassProbability(a, k, MAX_ETA))
     return table, unusual_median(table["eta"].to_numpy())
+
+
+def with_labels(prepared: PreparedSet, sentences: pd.DataFrame, file: Path) -> pd.DataFrame:
+    """The table with same_named and agreeing of `SHARES`, and sign, of the sentences of `Eta.sentences`, NaN elsewhere.
+
+    Label 1 says that a finding is present, 0 and blank that it is absent, -1 agrees with both; reports without a label
+    do not count. The sign is + where any of a sentence's findings has it.
+    """
+    from medclip_dcl.common.findings import require_labelled
+    from medclip_dcl.evaluation.sentences import read_sentences
+
+    labels = prepared.table("labels").set_index("study_id")
+    labels = labels[labels.index.isin(prepared.studies("train"))].dropna(how="all").dropna(axis=1, how="all")
+    rows = read_sentences(file, "--sentences")
+    require_labelled(rows["finding"].unique(), [*labels], f"--sentences {file}")
+    agrees = pd.concat([labels.isin([1, -1]).add_suffix(" +"), (labels != 1).add_suffix(" -")], axis=1)
+    classes = rows.groupby("text")["class"]
+    named = {
+        "agreeing": classes.agg(lambda names: agrees[[*names]].all(axis=1).mean()),
+        "sign": classes.agg(lambda names: names.str[-1].min()),  # "+" is less than "-"
+    }
+    table = sentences.join(pd.DataFrame(named), on="text")
+    return table.assign(same_named=table["same"].where(table["agreeing"].notna()))
+
+
+def false_negatives(sentences: pd.DataFrame) -> pd.DataFrame:
+    """Expected number of false negatives of an anchor in a batch of so many images (columns), by how it is counted.
+
+    The column anchors is the share of the anchors over which it is the mean.
+    """
+    anchors, rows = sentences["train_reports"], {}
+    for column, counted in SHARES.items():
+        if column in sentences:
+            known = anchors.where(sentences[column].notna(), 0)
+            mean = (sentences[column] * known).sum() / known.sum()
+            rows[counted] = {"anchors": known.sum() / anchors.sum()} | {n: mean * (n - 1) for n in BATCHES}
+    return pd.DataFrame.from_dict(rows, orient="index")
 
 
 def _of_anchors(sentences: pd.DataFrame, column: str) -> np.ndarray:
@@ -89,8 +140,9 @@ def _summary(sentences: pd.DataFrame) -> list[str]:
     from medclip_dcl.data.eta import QUANTILES
 
     lines = [
-        f"{sentences['train_reports'].sum():,} anchors: {len(sentences):,} training sentences, once for each report "
-        f"that contains them; eta is capped at {MAX_ETA}",
+        f"{(reports := sentences['train_reports']).sum():,} anchors: {len(sentences):,} training sentences, once for "
+        f"each report that contains them, {reports.eq(1).sum() / reports.sum():.1%} of the anchors "
+        f"({reports.eq(1).mean():.0%} of the sentences) in no other report; eta is capped at {MAX_ETA}",
         "",
         f"| quantile | {' | '.join(f'{share:.0%}' for share in QUANTILES)} |",
         "|---" * (len(QUANTILES) + 1) + "|",
@@ -109,6 +161,15 @@ def _summary(sentences: pd.DataFrame) -> list[str]:
         for meaning, column in columns.items()
         if column in sentences
     ]
+    for meaning, signs in {"": "+-", ", sentences with a +": "+", ", with - alone": "-"}.items():
+        if "sign" in sentences:
+            some = sentences[sentences["sign"].isin([*signs])]
+            found = _spearman(some["log_p"], some["agreeing"])
+            lines.append(f"- share of reports whose labels agree{meaning} ({len(some):,} sentences): {found}")
+    heads = ["false negatives in a batch of", "anchors", *(f"{batch:,}" for batch in BATCHES)]
+    lines += ["", f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for counted, anchors, *numbers in false_negatives(sentences).itertuples():
+        lines.append(f"| {counted} | {anchors:.0%} | {' | '.join(f'{number:,.1f}' for number in numbers)} |")
     return [*lines, ""]
 
 
@@ -150,20 +211,28 @@ def _examples(sentences: pd.DataFrame) -> list[str]:
 
 
 def _figure(sentences: pd.DataFrame) -> Figure:
-    from medclip_dcl.report.charts import draw_eta, draw_truth
+    """Four plots: log p, eta, false negatives by batch, and log p against the truth, or what labels say of it."""
+    from medclip_dcl.report.charts import draw_eta
 
-    figure = Figure(figsize=(13.5 if "rho" in sentences else 9, 3.8), layout="constrained")
-    first, *others = figure.subplots(1, 3 if "rho" in sentences else 2)
+    figure = Figure(figsize=(10, 7.4), layout="constrained")
+    first, second, third, fourth = figure.subplots(2, 2).flat
     log_p, reports = sentences["log_p"], sentences["train_reports"]
     # A few very improbable sentences would squeeze all others into a corner.
     left = float(np.quantile(_of_anchors(sentences, "log_p"), _NOT_SHOWN))
     for weights, label in ((reports**0, "distinct sentences"), (reports, "as often as they occur")):
         first.hist(log_p.clip(lower=left), 40, weights=weights / weights.sum(), alpha=0.6, label=label)
     first.set(xlabel="log p (the first bar holds all further left)", ylabel="share")
-    first.legend(fontsize=8)
-    draw_eta(others[0], sentences["eta"])
-    if "rho" in sentences:
-        draw_truth(others[1], sentences)
+    draw_eta(second, sentences["eta"])
+    numbers = false_negatives(sentences)[[*BATCHES]]
+    third.loglog(BATCHES, numbers.T, marker="o", label=numbers.index)
+    third.set(xlabel="images in a batch", ylabel="false negatives of an anchor")
+    third.set_xticks(BATCHES, map("{:,}".format, BATCHES))
+    for column in sentences.columns.intersection(["rho", "agreeing"]):
+        fourth.scatter(log_p, sentences[column], s=4 * np.sqrt(reports), alpha=0.4, label=SHARES[column])
+    fourth.plot(*np.sort(sentences[["log_p", "eta"]].to_numpy().T), color=MUTED, label="eta")
+    fourth.set(xlabel="log p", ylabel="share of reports or images", xlim=(left, 0), ylim=(-0.02, 1.02))
+    for axes in (first, third, fourth):
+        axes.legend(fontsize=8)
     return figure
 
 

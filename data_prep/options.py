@@ -474,8 +474,8 @@ class Eta:
 
     Into SET/eta/ (or --output FOLDER) go
 
-    - report.md and eta.png: quantiles, correlations, histograms, and the most and least probable sentences. It holds
-      report texts: it is patient data where the reports are;
+    - report.md and eta.png: quantiles, correlations, histograms, the number of false negatives in a batch, and the
+      most and least probable sentences. report.md holds report texts: it is patient data where the reports are;
     - class_probability.yaml, the configuration to train with:
       medclip-dcl fit --config mimic_cxr --config objective/dcl_lm \\
           --config SET/eta/class_probability.yaml
@@ -487,6 +487,10 @@ class Eta:
     output: Path | None = option("folder of the report (SET/eta)", None, metavar="FOLDER")
     a: float | None = option("use this a, with --k, instead of SSD's", None)
     k: float | None = option("use this k, with --a, instead of SSD's", None)
+    sentences: Path | None = _file(
+        "CSV file of sentences with finding and sign (+ present, - absent), of several rows of a sentence all: the "
+        "reports' labels then say of how many reports it may be true"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

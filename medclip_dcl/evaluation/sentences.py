@@ -46,7 +46,7 @@ class SentenceClassification(EvaluationCallback):
         super().__init__()
         check_min("SentenceClassification", {"min_cases": (min_cases, 1)})
         self.file, self.min_cases = file, min_cases
-        self._given = None if file is None else _read_sentences(Path(file))
+        self._given = None if file is None else read_sentences(Path(file), "SentenceClassification.file")
         self._embedded: Tensor | None = None
 
     def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
@@ -145,17 +145,15 @@ def _is_true(image_classes: pd.DataFrame, images: pd.Index, classes: pd.Index) -
     return found.reindex(index=images, columns=classes, fill_value=0).clip(upper=1)
 
 
-def _read_sentences(file: Path) -> pd.DataFrame:
-    """sentence_id, text, finding, class and rho (NaN) of the sentences in a CSV file."""
+def read_sentences(file: Path, owner: str) -> pd.DataFrame:
+    """sentence_id, text, finding, class and rho (NaN) of the sentences in a CSV file; `owner` names it in an error."""
     columns = ["sentence", "finding", "sign"]
     try:
         table = pd.read_csv(file, usecols=columns, dtype=str, keep_default_na=False)[columns]
     except (OSError, ValueError) as error:
-        raise UserError(f"SentenceClassification.file: {file}: {error}") from error
+        raise UserError(f"{owner}: {file}: {error}") from error
     for row, sign in enumerate(table["sign"], 1):
         if sign not in ("+", "-"):
-            raise UserError(
-                f"SentenceClassification.file: {file}: expected the sign + or -, found {sign!r} in row {row}"
-            )
+            raise UserError(f"{owner}: {file}: expected the sign + or -, found {sign!r} in row {row}")
     table["class"] = table["finding"] + " " + table.pop("sign")
     return table.rename(columns={"sentence": "text"}).assign(sentence_id=range(len(table)), rho=np.nan)

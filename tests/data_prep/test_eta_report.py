@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from data_prep import eta_report
 from data_prep.eta_report import scored_sentences
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json
+from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.data.eta import training_sentences
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, write_table
 from medclip_dcl.objectives import LanguageModelClassProbability
 from medclip_dcl.training.class_probability import _report_quantiles
@@ -116,6 +119,80 @@ def test_command_writes_report_figure_and_configuration(
     main([str(folder), "--output", str(again)])
     for name in ("report.md", "class_probability.yaml", "eta.png"):
         assert (folder / "eta" / name).read_bytes() == (again / name).read_bytes()
+
+
+def table_of(printed: str) -> dict[str, list[str]]:
+    """Cells of each row of the table of false negatives, by how they are counted."""
+    rows = [line.strip("| ").split(" | ") for line in printed.splitlines() if line.startswith("|")]
+    place = next(i for i, row in enumerate(rows) if row[0] == "false negatives in a batch of")
+    return {row[0]: row[1:] for row in rows[place + 2 :]}
+
+
+@pytest.mark.usefixtures("no_figure")
+def test_false_negatives_by_sentence_labels_and_truth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_set(tmp_path / "set", with_truth=True)
+    images = pd.read_parquet(folder / "images.parquet").drop_duplicates("study_id")
+    # Of the 500 training reports 100 have edema, 20 perhaps, 50 of these a fracture; 80 have no label at all.
+    edema = np.select([images.index < 100, images.index < 120], [1.0, -1.0], np.nan)
+    labels = pd.DataFrame(np.nan, index=images.index, columns=list(CHEXPERT)).assign(Edema=edema)
+    labels.loc[images.index < 420, "Fracture"] = (images.index[:420] < 50).astype(float)
+    labels.insert(0, "study_id", images["study_id"])
+    write_table(labels, folder / "labels.parquet", "labels")
+    table = pd.read_parquet(folder / "sentences.parquet")
+    table.loc[[0, 1, 2], "text"] = ["Edema.", "No edema.", "Edema, no fracture."]
+    write_table(table, folder / "sentences.parquet", "sentences")
+    rows = ["Edema.,Edema,+", "No edema.,Edema,-", '"Edema, no fracture.",Edema,+']
+    rows += ['"Edema, no fracture.",Fracture,-', "Not of the set.,Edema,+"]
+    (tmp_path / "rows.csv").write_text("\n".join(["sentence,finding,sign", *rows]))
+    main([str(folder), "--sentences", str(tmp_path / "rows.csv")])
+    printed = capsys.readouterr().out
+    said = training_sentences(PreparedSet(folder)).merge(pd.read_parquet(folder / "classes.parquet"))
+    n, share = said["train_reports"].to_numpy(), np.array([120, 320, 70]) / 420
+    others = len({*pd.read_parquet(folder / "reports.parquet").query("study_id < 500")["study_id"]}) - 1
+    expected = {
+        "reports with the same sentence (a lower bound)": (n * (n - 1)).sum() / n.sum() / others,
+        "the same, for the sentences of --sentences": (n * (n - 1))[:3].sum() / n[:3].sum() / others,
+        "reports whose labels agree, for these sentences": (n[:3] * share).sum() / n[:3].sum(),
+        "images of which it is true (the truth)": (n * said["rho"]).sum() / n.sum(),
+    }
+    named = f"{n[:3].sum() / n.sum():.0%}"
+    assert table_of(printed) == {
+        counted: [part, *(f"{mean * b:,.1f}" for b in (63, 511, 4095))]
+        for (counted, mean), part in zip(expected.items(), ["100%", named, named, "100%"], strict=True)
+    }
+    assert "labels agree, sentences with a + (2 sentences): 1.000" in printed
+    assert "labels agree (3 sentences): 0.500" in printed
+
+
+def test_singletons_are_counted_by_anchors(tmp_path: Path) -> None:
+    folder = write_set(tmp_path / "set")
+    reports = pd.read_parquet(folder / "reports.parquet")
+    # Sentences 30 to 39 keep one training report.
+    is_kept = (reports["sentence_id"] < 30) | (reports["study_id"] >= 500) | (reports["study_id"] == 7)
+    single = pd.DataFrame({"study_id": 7, "section": "findings", "position": 0, "sentence_id": range(30, 40)})
+    write_table(pd.concat([reports[is_kept], single]), folder / "reports.parquet", "reports")
+    anchors = training_sentences(PreparedSet(folder))["train_reports"]
+    summary = "\n".join(eta_report._summary(scored_sentences(PreparedSet(folder), NAME, 0.2, 0.35)[0]))
+    assert f"{10 / anchors.sum():.1%} of the anchors (25% of the sentences) in no other report" in summary
+
+
+@pytest.mark.usefixtures("no_figure")
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("Edema.,Edema,?", r"--sentences: .*expected the sign \+ or -, found '\?' in row 1"),
+        ("Edema.,Oedema,+", "--sentences .*does not label 'Oedema'"),
+    ],
+)
+def test_wrong_sentences_are_named(tmp_path: Path, plain_set: Path, row: str, message: str) -> None:
+    folder = shutil.copytree(plain_set, tmp_path / "set")
+    labels = pd.DataFrame({"study_id": range(500), **dict.fromkeys(CHEXPERT, np.nan), "Edema": 1.0})
+    write_table(labels, folder / "labels.parquet", "labels")
+    (tmp_path / "rows.csv").write_text(f"sentence,finding,sign\n{row}\n")
+    with pytest.raises(UserError, match=message):
+        main([str(folder), "--sentences", str(tmp_path / "rows.csv")])
 
 
 @pytest.mark.usefixtures("no_figure")
