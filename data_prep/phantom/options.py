@@ -52,6 +52,14 @@ class Options:
         metavar="SHARE",
     )
 
+    singletons: float | None = option(
+        "share of the training reports' sentences, each once a report, that stand in no other training report, by "
+        "asides with day and time that change no class (no change: 0.01 with 2,600 studies)",
+        None,
+        type=number(0.95),
+        metavar="SHARE",
+    )
+
     def named(self) -> dict[str, object]:
         """Options that are asked for, by name."""
         # Of `Options` alone: a subclass has options that change nothing in the files.

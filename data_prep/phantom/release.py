@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import functools
 import io
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+from scipy.optimize import brentq
 
 from data_prep.command import progress, worker_processes
 from data_prep.phantom.catalogue import catalogue
@@ -63,21 +65,20 @@ _SHAPES = ((1.0, 0.30), (1.21, 0.36), (0.82, 0.26), (1.1, 0.08))
 _QUALITY = 88
 
 # Streams of random numbers of a study: (seed, study, stream); drawing has its own, see `drawing`.
-_STATE, _REPORT, _IMAGES, _LABELS, _PHRASES, _DEGRADED = 10, 11, 12, 13, 14, 16
+_STATE, _REPORT, _IMAGES, _LABELS, _PHRASES, _DEGRADED, _ASIDES = 10, 11, 12, 13, 14, 16, 17
 
 
 def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
     """Write a phantom, or what is missing of it, always the same bytes; False for a finished one with these options."""
     if _is_finished(folder, options):
         return False
-    rates = dialled_rates(catalogue(), options)
+    rates, planned = dialled_rates(catalogue(), options), plan_studies(options.studies, options.seed)
+    write = functools.partial(write_study, folder, options, rates, aside_chance(options, rates, planned))
     for leftover in list(folder.rglob(".*.tmp")):
         leftover.unlink()
     truth = folder / TRUTH
     truth.mkdir(parents=True, exist_ok=True)
     write_json(truth / _STARTED, _described(options))
-    planned = plan_studies(options.studies, options.seed)
-    write = functools.partial(write_study, folder, options, rates)
     with worker_processes(workers) as pool:
         written = pool.map(write, planned, chunksize=8) if pool else map(write, planned)
         records = list(progress(written, len(planned), "phantom", "studies"))
@@ -113,8 +114,25 @@ def _is_finished(folder: Path, options: Options) -> bool:
     return False
 
 
-def write_study(folder: Path, options: Options, rates: Rates | None, planned: PlannedStudy) -> StudyRecord:
-    """Write the pictures and the report of one study and return its rows for the tables."""
+def aside_chance(options: Options, rates: Rates | None, planned: list[PlannedStudy]) -> float:
+    """Chance of an aside that gives the asked share of singletons among the sentences of training reports."""
+    if (asked := options.singletons) is None:
+        return 0.0
+    reports = (_reported(options, rates, 0.0, study)[2] for study in planned if study.split == "train")
+    texts = (text for report in reports for text in {s.wording.text for s in report.statements})
+    counts = np.array([*Counter(texts).values()])
+
+    def share(chance: float) -> float:
+        return float(chance + (1 - chance) * np.average(chance ** (counts - 1.0), weights=counts))
+
+    if share(0) > asked:
+        raise UserError(f"--singletons: expected {share(0):.3f} or more with these options, found {asked:g}")
+    return float(brentq(lambda chance: share(chance) - asked, 0, 1))
+
+
+def _reported(
+    options: Options, rates: Rates | None, asides: float, planned: PlannedStudy
+) -> tuple[StudyState, tuple[ImageRecord, ...], Report]:
     classes, seed = catalogue(), (options.seed, planned.index)
     state = draw_state(classes, _stream(seed, _STATE), planned.test_number, rates)
     images = _plan_images(options, planned, state)
@@ -126,7 +144,17 @@ def write_study(folder: Path, options: Options, rates: Rates | None, planned: Pl
         planned.split == "test",
         _stream(seed, _REPORT),
         None if rates is None or planned.split == "test" else rates.normal,
+        None if planned.split == "test" else (asides, _stream(seed, _ASIDES)),
     )
+    return state, images, report
+
+
+def write_study(
+    folder: Path, options: Options, rates: Rates | None, asides: float, planned: PlannedStudy
+) -> StudyRecord:
+    """Write the pictures and the report of one study and return its rows for the tables; `asides`: `aside_chance`."""
+    classes, seed = catalogue(), (options.seed, planned.index)
+    state, images, report = _reported(options, rates, asides, planned)
     study_folder = Path(images[0].path).parent
     write_bytes(report.text.encode(), folder / f"{study_folder}.txt", durable=False)
     boxes = [box for image in images for box in _write_image(folder, options, planned, state, report, image)]
@@ -142,7 +170,7 @@ def write_study(folder: Path, options: Options, rates: Rates | None, planned: Pl
         chexpert=chexpert,
         negbio=negbio_labels(chexpert, _stream(seed, _LABELS)),
         holding=tuple(c.class_id for c in holding),
-        said=tuple(s.finding.class_id for s in report.statements),
+        said=tuple((s.wording.text, s.finding.class_id) for s in report.statements),
         boxes=boxes,
     )
 

@@ -57,7 +57,7 @@ class BoxRecord(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """The data of a study for the tables; `holding` are classes that hold, `said` those of the report's sentences."""
+    """The data of a study for the tables; `holding` are classes that hold, `said` sentences with their class."""
 
     planned: PlannedStudy
     date: str
@@ -66,7 +66,7 @@ class StudyRecord:
     chexpert: dict[str, float]
     negbio: dict[str, float]
     holding: tuple[int, ...]
-    said: tuple[int, ...]
+    said: tuple[tuple[str, int], ...]
     boxes: list[BoxRecord]
 
 
@@ -143,10 +143,10 @@ def _write_boxes(folder: Path, boxes: Sequence[BoxRecord]) -> None:
 
 
 def write_truth(truth: Path, records: Sequence[StudyRecord]) -> None:
-    classes = catalogue()
+    classes, said = catalogue(), (sentence for record in records for sentence in record.said)
     tables: dict[str, tuple[Sequence[str], Iterable[Sequence[object]]]] = {
         "classes": (CLASS_COLUMNS, _class_rows(classes, records)),
-        "sentences": (("text", "class_id"), classes.sentences()),
+        "sentences": (("text", "class_id"), dict.fromkeys([*classes.sentences(), *said])),
         "image_classes": (
             ("dicom_id", "class_id"),
             ((i.dicom_id, c) for r in records for i in r.images for c in r.holding),
@@ -169,9 +169,10 @@ def _class_rows(classes: Catalogue, records: Sequence[StudyRecord]) -> list[list
             continue
         frontal = sum(image.is_frontal for image in record.images)
         images += frontal
-        sentences.update(record.said)
+        said = [class_id for _, class_id in record.said]
+        sentences.update(said)
         holds.update({c: frontal for c in record.holding})
-        mentioned.update({c: frontal for c in set(record.said)})
+        mentioned.update({c: frontal for c in set(said)})
     total = sum(sentences.values())
     return [
         [c.class_id, c.name, holds[c.class_id] / images]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from data_prep.phantom.catalogue import Catalogue
 from data_prep.phantom.findings import PARTS, FindingClass, StudyState
 from data_prep.phantom.language import Wording
 from medclip_dcl.common.findings import CHEXPERT
+
+Asides: TypeAlias = tuple[float, np.random.Generator] | None
+"""Chance that a sentence gets an aside that no other has, and the random numbers of it."""
 
 LINE_WIDTH = 79
 SUMMARY = PARTS.index("summary")
@@ -42,11 +46,18 @@ class Report:
     statements: tuple[Statement, ...]
 
 
-def choose_wording(finding: FindingClass, rng: np.random.Generator, unseen: bool) -> Wording:
+def choose_wording(
+    finding: FindingClass, rng: np.random.Generator, unseen: bool, asides: Asides = None
+) -> Wording:
     """One wording of a class by weight; `unseen` allows those kept out of training."""
     wordings = [w for w in finding.wordings if unseen or not w.held_out]
     weights = np.array([w.weight for w in wordings])
-    return wordings[int(rng.choice(len(wordings), p=weights / weights.sum()))]
+    wording = wordings[int(rng.choice(len(wordings), p=weights / weights.sum()))]
+    if asides is None or asides[1].random() >= asides[0]:
+        return wording
+    day, hour, minute = asides[1].integers((1, 0, 0), (366, 24, 60))
+    aside = f"as told the ward on day {day} at {hour}:{minute:02d}"
+    return replace(wording, text=f"{wording.text.removesuffix('.')}, {aside}.")
 
 
 def write_report(
@@ -57,6 +68,7 @@ def write_report(
     unseen: bool,
     rng: np.random.Generator,
     normal: float | None = None,
+    asides: Asides = None,
 ) -> Report:
     """Write the report of a study: only what is true of it, and not all of it.
 
@@ -64,7 +76,7 @@ def write_report(
     `Rates`.
     """
     said = _choose_classes(catalogue, state, rng, normal)
-    statements = [Statement(c, choose_wording(c, rng, unseen)) for c in said]
+    statements = [Statement(c, choose_wording(c, rng, unseen, asides)) for c in said]
     body = sorted((s for s in statements if s.finding.part < SUMMARY), key=lambda s: s.finding.part)
     summary = [s for s in statements if s.finding.part == SUMMARY]
     layout = rng.choice(4, p=_LAYOUTS)
@@ -73,7 +85,7 @@ def write_report(
         # Findings that the impression repeats, perhaps in other words.
         positive = [s.finding for s in body if not s.finding.is_derived]
         repeated = (f for f in positive if rng.random() < _REPEATED)
-        summary += [Statement(f, choose_wording(f, rng, unseen)) for f in repeated]
+        summary += [Statement(f, choose_wording(f, rng, unseen, asides)) for f in repeated]
         pieces = [*head, _section("FINDINGS", [_prose(body, rng)], rng)]
         if summary:
             pieces.append(_section("IMPRESSION", _impression(summary, rng), rng))

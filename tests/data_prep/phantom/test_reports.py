@@ -117,7 +117,7 @@ def test_phantoms_of_thirty_seeds_are_read_exactly(tmp_path: Path, monkeypatch: 
     for seed in range(30):
         options = Options(1400 if seed == 9 else 100, seed)
         for planned in plan_studies(options.studies, seed):
-            study = release.write_study(tmp_path, options, None, planned)
+            study = release.write_study(tmp_path, options, None, 0.0, planned)
             file = (tmp_path / study.images[0].path).parent.with_suffix(".txt")
             found = texts.read_passages(texts.Report(1, files=(file,)), ("findings", "impression")).found
             assert found and {sentence for _, passage in found for sentence in cut(passage)} <= known
