@@ -44,8 +44,11 @@ def read_plan(files: Sequence[Path] = PLAN) -> dict[str, Any]:
     plan = {key: value for file in files for key, value in read_yaml(file).items()}
     if (total := sum(one.get("share", 0) for one in plan["hypotheses"].values())) > 0.05 + 1e-9:
         raise UserError(f"hypotheses: expected shares of alpha with a sum of at most 0.05, found {total:g}")
-    if plan["kept_steps"] != sorted(set(plan["kept_steps"])) or plan["fixed_end"] not in plan["kept_steps"]:
-        raise UserError("kept_steps: expected ascending steps with fixed_end among them; change plan.yaml")
+    steps = [*plan["kept_steps"], *plan["late_steps"]]
+    if steps != sorted(set(steps)) or steps[-1] != plan["fixed_end"]:
+        raise UserError(
+            "kept_steps, late_steps: expected ascending steps, the last fixed_end; change plan.yaml"
+        )
     return plan
 
 
@@ -107,7 +110,7 @@ class Rows:
         self.plan, self.replicates, self.said = plan, np.unique(rows["replicate"]), list[str]()
         key = [*SETTING, "arm", "outcome", "split"]
         table = rows.pivot(index=[*key, "replicate"], columns="step", values="value")
-        groups = table.reindex(columns=plan["kept_steps"]).groupby(level=key)
+        groups = table.reindex(columns=[*plan["kept_steps"], plan["fixed_end"]]).groupby(level=key)
         self.by_arm = {name: x.droplevel([*key]).reindex(self.replicates).to_numpy() for name, x in groups}
 
     def arm(self, key: tuple[Any, ...], outcome: str, chosen_by: str | None) -> tuple[np.ndarray, np.ndarray]:
@@ -115,14 +118,14 @@ class Rows:
 
         Args:
             key: similarity, pairs, start and arm.
-            chosen_by: outcome of validate, which needs all kept steps; None: fixed_end.
+            chosen_by: outcome of validate, which needs all of kept_steps; None: fixed_end, which some arms reach.
         """
-        steps = self.plan["kept_steps"]
-        nothing = np.full((len(self.replicates), len(steps)), np.nan)
+        count = len(self.plan["kept_steps"])
+        nothing = np.full((len(self.replicates), count + 1), np.nan)
         test = self.by_arm.get((*key, outcome, "test"), nothing)
-        validate = self.by_arm.get((*key, chosen_by, "validate"), nothing)
         if chosen_by is None:
-            validate = np.tile(np.equal(steps, self.plan["fixed_end"]), (len(self.replicates), 1))
+            return np.full(len(self.replicates), count), 100 * test[:, -1]
+        validate = self.by_arm.get((*key, chosen_by, "validate"), nothing)[:, :count]
         place = np.nan_to_num(validate, nan=-1).argmax(axis=1)
         points = 100 * np.take_along_axis(test, place[:, None], axis=1)[:, 0]
         return place, np.where(np.isnan(validate).any(axis=1), np.nan, points)

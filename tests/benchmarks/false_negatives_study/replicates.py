@@ -226,9 +226,7 @@ def experiment(
         "commands": list(commands),
         "configs": ["demo", "heads", str(HERE / "heads.yaml")],
         "settings": {
-            "trainer.max_steps": steps[-1],
-            "trainer.val_check_interval": steps[-1],
-            "kept_steps": list(steps),
+            **steps_of(steps),
             "model.init_args.init_from": "start",
             "model.init_args.text_encoder.init_args.pretrained": "lm/language_model",
             "data.init_args.folder": "set",
@@ -253,27 +251,49 @@ def experiment(
     }
 
 
-def arm_levels(
-    plan: dict[str, Any], facts: dict[str, Any], similarity: str, chosen: dict[str, str] | None, more: bool
+def steps_of(steps: Sequence[int]) -> dict[str, Any]:
+    return {
+        "trainer.max_steps": steps[-1],
+        "trainer.val_check_interval": steps[-1],
+        "kept_steps": list(steps),
+    }
+
+
+def level(
+    plan: dict[str, Any], facts: dict[str, Any], similarity: str, name: str, *more: dict[str, Any]
 ) -> dict[str, Any]:
-    """Levels of the axis arm; for tuning (`chosen` None) each tuned arm with each setting."""
-    levels = {}
-    tuned = plan["tuned"]
-    for name, arm in plan["arms"].items():
-        if arm.get("only", similarity) != similarity or (arm.get("more") and not more):
-            continue
+    """Files and settings of an arm, `more` over its own."""
+    arm, settings = plan["arms"][name], dict(plan["similarities"][similarity])
+    for own in (arm.get("settings", {}), *more):
+        settings |= own
+    return {"configs": list(arm["configs"]), "settings": filled(settings, facts)}
+
+
+def arms_of(plan: dict[str, Any], similarity: str, more: bool) -> list[str]:
+    arms = plan["arms"].items()
+    return [
+        x for x, arm in arms if arm.get("only", similarity) == similarity and (more or not arm.get("more"))
+    ]
+
+
+def tuned_levels(plan: dict[str, Any], facts: dict[str, Any], similarity: str) -> dict[str, Any]:
+    """Each arm that is tuned for itself, with each setting."""
+    tuned, levels = plan["tuned"], {}
+    for name in arms_of(plan, similarity, more=False):
         at_4 = name == "infonce_gamma4" or "class8" in name
-        if chosen is None:
-            choices = [] if "as" in arm else tuned["at_4" if at_4 else "usual"]
-        else:
-            choices = [chosen[arm.get("as", name)]]
-        for choice in choices:
-            settings = {**arm.get("settings", {}), **tuned["settings"][choice]}
-            own = dict(
-                configs=list(arm["configs"]),
-                settings=filled({**plan["similarities"][similarity], **settings}, facts),
-            )
-            levels[name if chosen is not None else f"{name}-{choice}"] = own
+        for choice in [] if "as" in plan["arms"][name] else tuned["at_4" if at_4 else "usual"]:
+            levels[f"{name}-{choice}"] = level(plan, facts, similarity, name, tuned["settings"][choice])
+    return levels
+
+
+def chosen_levels(plan: dict[str, Any], facts: dict[str, Any], similarity: str, more: bool) -> dict[str, Any]:
+    """The arms with their chosen settings; some of them to the fixed end."""
+    levels, chosen = {}, plan["chosen"][similarity]
+    for name in arms_of(plan, similarity, more):
+        settings = [plan["tuned"]["settings"][chosen[plan["arms"][name].get("as", name)]]]
+        if name in plan["late"].get(similarity, []):
+            settings.append(steps_of([*plan["kept_steps"], *plan["late_steps"]]))
+        levels[name] = level(plan, facts, similarity, name, *settings)
     return levels
 
 
@@ -288,23 +308,34 @@ def study(folder: Path, name: str, content: dict[str, Any]) -> pd.DataFrame:
 
 
 def tuning(folder: Path, seed: int, plan: dict[str, Any]) -> None:
-    facts = prepare(folder, seed, plan)
+    """Runs of a tuning replicate: settings of each arm, the end; once these are chosen, shares of the ranked arm."""
+    facts, tuned = prepare(folder, seed, plan), plan["tuned"]
     for similarity in plan["similarities"]:
-        levels = arm_levels(plan, facts, similarity, None, False)
-        study(folder, f"tune_{similarity}", experiment(facts, levels, plan["tuned"]["steps"], ["fit"]))
+        levels = tuned_levels(plan, facts, similarity)
+        study(folder, f"tune_{similarity}", experiment(facts, levels, tuned["steps"], ["fit"]))
+    end = tuned["end"]
+    own = level(plan, facts, end["similarity"], end["arm"], tuned["settings"][end["setting"]])
+    study(folder, "tune_end", experiment(facts, {end["arm"]: own}, end["steps"], ["fit"]))
+    for similarity, chosen in plan.get("chosen", {}).items():
+        weights = "model.init_args.negative_weights.init_args."
+        levels = {
+            f"ranked-{share}_{k}": level(
+                *(plan, facts, similarity, "ranked", tuned["settings"][chosen["ranked"]]),
+                {f"{weights}mean_share": share, f"{weights}k": k},
+            )
+            for share, k in itertools.product(tuned["mean_share"], tuned["k"])
+        }
+        study(folder, f"tune_share_{similarity}", experiment(facts, levels, tuned["steps"], ["fit"]))
 
 
-def choices(folder: Path, plan: dict[str, Any]) -> pd.DataFrame:
-    """Best validate number of common of each similarity, arm and setting, mean of the tuning replicates, in points."""
+def choices(folder: Path, plan: dict[str, Any], name: str) -> pd.DataFrame:
+    """Best validate number of common of each arm and setting, mean of the tuning replicates, in points."""
     first, last = plan["tuning"]
-    found = []
-    for seed, similarity in itertools.product(range(first, last + 1), plan["similarities"]):
-        table = pd.read_parquet(folder / str(seed) / f"tune_{similarity}" / "results.parquet")
-        best = table[(table["outcome"] == "common") & table["chosen"]]
-        found.append(best[["arm", "value"]].assign(similarity=similarity))
-    table = pd.concat(found)
-    table[["arm", "setting"]] = table["arm"].str.rsplit("-", n=1, expand=True)
-    return 100 * table.groupby(["similarity", "arm", "setting"])["value"].mean().unstack()
+    files = [folder / str(seed) / name / "results.parquet" for seed in range(first, last + 1)]
+    table = pd.concat([pd.read_parquet(file) for file in files])
+    best = table[(table["outcome"] == "common") & table["chosen"]].reset_index()
+    best[["arm", "setting"]] = best["arm"].str.rsplit("-", n=1, expand=True)
+    return 100 * best.groupby(["arm", "setting"])["value"].mean().unstack()
 
 
 def at_floor(study: Path, arm: str, seed: int, steps: Sequence[int]) -> pd.DataFrame:
@@ -324,13 +355,18 @@ def testing(folder: Path, seed: int, plan: dict[str, Any], rows: Path) -> None:
     is_more = plan["more"][0] <= seed <= plan["more"][1]
     found = []
     for similarity in plan["similarities"]:
-        levels = arm_levels(plan, facts, similarity, plan["chosen"][similarity], is_more)
+        levels = chosen_levels(plan, facts, similarity, is_more)
         table = study(folder, similarity, experiment(facts, levels, plan["kept_steps"], ["fit", "test"]))
         table = table.drop_duplicates(["arm", "step", "outcome"])
         wide = table.pivot(index=["arm", "step"], columns="outcome", values=["validate", "value"])
         wide.columns = wide.columns.map(" ".join).str.replace("value ", "test ")
         wide = wide.drop(columns="validate recall").reset_index()
-        floor = pd.concat([at_floor(folder / similarity, arm, seed, plan["kept_steps"]) for arm in levels])
+        floor = pd.concat(
+            [
+                at_floor(folder / similarity, arm, seed, [*plan["kept_steps"], *plan["late_steps"]])
+                for arm in levels
+            ]
+        )
         found.append(wide.merge(floor, on=["arm", "step"], how="left").assign(similarity=similarity))
     table = pd.concat(found, ignore_index=True).round(5)
     first = {
@@ -381,7 +417,14 @@ def main() -> None:
     with ThreadPoolExecutor(options.workers) as pool:
         list(pool.map(work, seeds))
     if options.phase == "tune":
-        print(choices(options.folder, plan).round(2).to_string())
+        names = [f"tune_{x}" for x in plan["similarities"]] + [
+            f"tune_share_{x}" for x in plan.get("chosen", {})
+        ]
+        for name in names:
+            print(name, choices(options.folder, plan, name).round(2).to_string(), sep="\n")
+        files = [options.folder / str(seed) / "tune_end" / "results.parquet" for seed in seeds]
+        curve = pd.concat([pd.read_parquet(file) for file in files])
+        print(curve[curve["outcome"] == "all"].groupby("step")["value"].mean().round(4).to_string())
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from reading import (
 
 from medclip_dcl.common.errors import UserError
 
-STEPS, END = [10, 20, 40], 40
+STEPS, END = [10, 20, 40], 80
 ARMS = ["infonce", "infonce_gamma4", "oracle", "eta_lm", "stop", "weight", "rho_class8", "constant_class8"]
 ARMS += ["ranked", "ranked_constant", "ranked_random"]
 OUTCOMES = ["common", "all", "chex5", "rare", "p_at_10", "recall", "at_floor"]
@@ -37,7 +37,9 @@ Truth = dict[tuple[str | int, ...], float]
 @pytest.fixture
 def plan_files(tmp_path):
     file = tmp_path / "plan.yaml"
-    file.write_text(f"kept_steps: {STEPS}\nfixed_end: {END}\noracle: {{lse_nl: 4.8, pooled: 8.0}}\n")
+    file.write_text(
+        f"kept_steps: {STEPS}\nlate_steps: [{END}]\nfixed_end: {END}\noracle: {{lse_nl: 4.8, pooled: 8.0}}\n"
+    )
     return [file, PLAN[1]]
 
 
@@ -52,11 +54,11 @@ def simulated(truth=None, n=24, deviation=1.0, outcomes=("common", "all", "chex5
     Validate is best at step 20.
     """
     axes: dict[str, Any] = {"similarity": ["lse_nl", "pooled"], "arm": ARMS, "outcome": outcomes}
-    axes |= {"step": STEPS, "split": ["test", "validate"], "replicate": range(n)}
+    axes |= {"step": [*STEPS, END], "split": ["test", "validate"], "replicate": range(n)}
     rows = pd.MultiIndex.from_product([*axes.values()], names=[*axes]).to_frame(index=False)
     noise = np.random.default_rng(0).standard_normal((2 * len(ARMS) * len(outcomes), 1, n))
     noise = deviation * (noise - noise.mean(-1, keepdims=True)) / noise.std(-1, ddof=1, keepdims=True)
-    points = pd.Series(60 + np.repeat(noise, 2 * len(STEPS), axis=1).ravel())
+    points = pd.Series(60 + np.repeat(noise, 2 * len(STEPS) + 2, axis=1).ravel())
     for key, difference in (truth or {}).items():
         points += difference * np.all([(rows[list(axes)[:4]] == part).any(axis=1) for part in key], axis=0)
     is_test = rows["split"] == "test"
@@ -252,7 +254,7 @@ def test_each_run_has_its_own_step(plan):
     rows.loc[is_first & (rows["step"] == 20) & (rows["split"] == "validate"), "value"] = 0.61
     numbers = Rows(rows, plan)
     chosen_by = {name: numbers.arm(key, "common", name)[0][3] for name in ("common", "chex5", None)}
-    assert chosen_by == {"common": 0, "chex5": 1, None: 2}
+    assert chosen_by == {"common": 0, "chex5": 1, None: 3}
 
 
 def test_replicates_without_an_arm_are_said(plan):
@@ -291,7 +293,7 @@ def test_refused_plans(plan_files):
     text = plan_files[0].read_text()
     before = plan_hash(plan_files)
     for changed, message in (
-        (text.replace("40]", "80]"), "fixed_end"),
+        (text.replace("[80]", "[90]"), "fixed_end"),
         (text + "hypotheses: {H1: {share: 0.06}}", "0.05"),
     ):
         plan_files[0].write_text(changed)
@@ -334,7 +336,9 @@ SCENARIOS: dict[str, tuple[Truth, dict[str, str]]] = {
 @pytest.fixture(scope="module")
 def readings(tmp_path_factory):
     file = tmp_path_factory.mktemp("plan") / "plan.yaml"
-    file.write_text(f"kept_steps: {STEPS}\nfixed_end: {END}\noracle: {{lse_nl: 8.0, pooled: 8.0}}\n")
+    file.write_text(
+        f"kept_steps: {STEPS}\nlate_steps: [{END}]\nfixed_end: {END}\noracle: {{lse_nl: 8.0, pooled: 8.0}}\n"
+    )
     plan = read_plan([file, PLAN[1]])
     return plan, {name: read(simulated(truth, deviation=0.8), plan) for name, (truth, _) in SCENARIOS.items()}
 

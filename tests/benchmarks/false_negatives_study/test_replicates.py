@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import yaml
 from reading import read_plan
-from replicates import OUTCOMES, arm_levels, experiment, filled, split_patients
+from replicates import OUTCOMES, chosen_levels, experiment, filled, split_patients, tuned_levels
 
 from data_prep.phantom.options import Options
 from data_prep.phantom.release import write_phantom
@@ -57,19 +57,21 @@ def test_patients_train_either_the_heads_or_the_encoder(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("similarity", "chosen"), [("lse_nl", None), ("lse_nl", "g4"), ("pooled", None), ("pooled", "g14_fast")]
-)
-def test_arms_are_an_experiment(similarity, chosen, tmp_path, monkeypatch):
+@pytest.mark.parametrize("similarity", ["lse_nl", "pooled"])
+@pytest.mark.parametrize("is_tuned", [False, True])
+def test_arms_are_an_experiment(similarity, is_tuned, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plan = read_plan()
-    choice = chosen and dict.fromkeys(plan["arms"], chosen)
-    levels = arm_levels(plan, FACTS, similarity, choice, more=True)
-    content = experiment(FACTS, levels, plan["kept_steps"], ["fit", "test"] if chosen else ["fit"])
+    if is_tuned:
+        plan["chosen"] = {similarity: dict.fromkeys(plan["arms"], "g4_fast")}
+        levels = chosen_levels(plan, FACTS, similarity, more=True)
+    else:
+        levels = tuned_levels(plan, FACTS, similarity)
+    content = experiment(FACTS, levels, plan["kept_steps"], ["fit", "test"] if is_tuned else ["fit"])
     (tmp_path / "arms.yaml").write_text(yaml.safe_dump({**content, "folder": "arms"}))
     read = read_experiment(tmp_path / "arms.yaml")
     check_cells(read)
-    assert set(read.outcomes) == set(OUTCOMES) - ({"recall"} if chosen is None else set())
+    assert set(read.outcomes) == set(OUTCOMES) - (set() if is_tuned else {"recall"})
     assert len(read.runs()) == len(levels) > 10
 
 
