@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,104 +18,122 @@ import pyarrow as pa
 from medclip_dcl.common.files import digest, replacing
 from medclip_dcl.runs.run_folder import ARRAYS_FOLDER
 
-_FORMAT = 1
+_FORMAT = 2
 """Changes with the meaning of any of the arrays."""
-
-_SHAPES = b"shapes"
 
 
 class Arrays(Mapping[str, Any]):
-    """Named arrays of any lengths: numbers (row, ...) as numpy arrays that cannot be written, texts as `Texts`.
+    """Named arrays of any lengths: (row,) or (row, dim) numbers of numpy that cannot be written; others as `Rows`.
 
     Those of a file are mapped into memory, so that the processes of a machine share them. The file's name is all that
     is pickled of them; without a file they are pickled whole.
 
     Args:
-        source: a file that `write_arrays` wrote, or the arrays.
+        source: a file that `write_arrays` wrote, or the arrays, of Arrow or numpy.
     """
 
-    def __init__(self, source: Path | Mapping[str, np.ndarray | pa.LargeStringArray]) -> None:
+    def __init__(self, source: Path | Mapping[str, Any]) -> None:
         self.source = source if isinstance(source, Path) else _as_table(source)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"source": self.source}
 
     @cached_property
-    def _found(self) -> dict[str, Any]:
+    def arrow(self) -> dict[str, pa.Array]:
+        """The arrays as Arrow has them."""
         table = self.source
         if isinstance(table, Path):
             with pa.memory_map(str(table)) as stream:
                 table = pa.ipc.open_file(stream).read_all()
-        shapes = json.loads((table.schema.metadata or {})[_SHAPES])
-        found = {name: table[name].chunk(0).values for name in table.column_names}
-        return {
-            name: values if shapes[name] is None else values.to_numpy().reshape(shapes[name])
-            for name, values in found.items()
-        }
+        return {name: table[name].chunk(0).values for name in table.column_names}
 
     def __getitem__(self, name: str) -> Any:
-        found = self._found[name]
-        return Texts(self, name) if isinstance(found, pa.Array) else found
+        array = self.arrow[name]
+        if pa.types.is_primitive(array.type):
+            return array.to_numpy()
+        if pa.types.is_fixed_size_list(array.type):
+            return array.values.to_numpy().reshape(len(array), array.type.list_size)
+        return Rows(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._found)
+        return iter(self.arrow)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self.arrow)
 
 
-class Texts(Sequence[str]):
-    """Texts of `Arrays` by position; pickled with them."""
+class Rows(Sequence[Any]):
+    """Texts, or lists of whole numbers as (number,) int64, of `Arrays` by position; pickled with them."""
 
     def __init__(self, arrays: Arrays, name: str) -> None:
         self._arrays, self._name = arrays, name
 
     @property
-    def values(self) -> pa.LargeStringArray:
-        return self._arrays._found[self._name]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, index: Any) -> Any:
-        """The text at a place; the list of those of a slice."""
-        found = self.values[index]
-        return found.to_pylist() if isinstance(index, slice) else found.as_py()
+    def arrow(self) -> pa.Array:
+        return self._arrays.arrow[self._name]
 
     def __arrow_array__(self, type: pa.DataType | None = None) -> pa.Array:
-        return self.values if type is None else self.values.cast(type)
+        return self.arrow if type is None else self.arrow.cast(type)
 
-    def tolist(self) -> list[str]:
-        return self.values.to_pylist()
+    def __len__(self) -> int:
+        return len(self.arrow)
 
-    def where(self, is_chosen: np.ndarray) -> Texts:
-        """The texts at which (text,) is True."""
-        return self if is_chosen.all() else Arrays({"text": self.values.filter(pa.array(is_chosen))})["text"]
+    def __getitem__(self, index: Any) -> Any:
+        """The row at a place; the list of those of a slice, or at several places."""
+        if isinstance(index, slice):
+            return self.arrow[index].to_pylist()
+        if np.ndim(index):
+            return [self[place] for place in index]
+        row = self.arrow[int(index)]
+        return row.values.to_numpy().astype(np.int64) if isinstance(row, pa.ListScalar) else row.as_py()
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """(row,) numbers of each list."""
+        return self.arrow.value_lengths().to_numpy()
+
+    @property
+    def flat(self) -> np.ndarray:
+        """The numbers of all lists, one after the other."""
+        return self.arrow.values.to_numpy()
+
+    def take(self, places: np.ndarray) -> Rows:
+        """The rows at some places, in memory."""
+        return Arrays({"rows": self.arrow.take(pa.array(places))})["rows"]
 
 
-def write_arrays(arrays: Mapping[str, np.ndarray | pa.LargeStringArray], file: Path) -> None:
+def as_lists(values: np.ndarray, lengths: np.ndarray) -> pa.ListArray:
+    """Lists of these lengths one after the other, for `Rows`; the values in the narrowest type that holds them."""
+    ends = values.min(initial=0), values.max(initial=0)
+    offsets = pa.array(np.append(0, np.cumsum(lengths))).cast(pa.int32())
+    narrow = values.astype(np.promote_types(*map(np.min_scalar_type, ends)))
+    return pa.ListArray.from_arrays(offsets, narrow)
+
+
+def as_arrow(array: np.ndarray) -> pa.Array:
+    """(row,) numbers, or (row, dim) as lists of a fixed size."""
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+    return flat if array.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
+
+
+def write_arrays(arrays: Mapping[str, Any], file: Path) -> None:
     """Write arrays for `Arrays`, atomically."""
     table = _as_table(arrays)
     with replacing(file, durable=False) as stream, pa.ipc.new_file(stream, table.schema) as writer:
         writer.write_table(table)
 
 
-def _as_table(arrays: Mapping[str, np.ndarray | pa.LargeStringArray]) -> pa.Table:
+def _as_table(arrays: Mapping[str, Any]) -> pa.Table:
     """One row, whose columns are lists: arrays of several lengths in one file."""
-    columns, shapes = {}, {}
-    for name, array in arrays.items():
-        is_text = isinstance(array, pa.Array)
-        flat = array if is_text else pa.array(np.ascontiguousarray(array).reshape(-1))
-        columns[name] = pa.LargeListArray.from_arrays(pa.array([0, len(flat)], pa.int64()), flat)
-        shapes[name] = None if is_text else array.shape
-    return pa.table(columns).replace_schema_metadata({_SHAPES: json.dumps(shapes)})
+    found = {name: x if isinstance(x, pa.Array) else as_arrow(x) for name, x in arrays.items()}
+    return pa.table({name: pa.LargeListArray.from_arrays([0, len(x)], x) for name, x in found.items()})
 
 
 def kept_arrays(
     folders: Sequence[Path],
     fingerprint: str,
     what: Mapping[str, Any],
-    make: Callable[[], Mapping[str, np.ndarray | pa.LargeStringArray]],
+    make: Callable[[], Mapping[str, Any]],
 ) -> Arrays:
     """Arrays that an earlier call kept, or else those of `make`, kept in the first folder that can be written.
 
@@ -129,12 +147,11 @@ def kept_arrays(
 
     name = digest(json.dumps([_FORMAT, what], sort_keys=True).encode())
     files = [folder / ARRAYS_FOLDER / fingerprint / f"{name}.arrow" for folder in folders]
-    made, problem = None, ""
+    make, problem = cache(make), ""
     for file in sorted(files, key=lambda file: not file.is_file()):
         try:
             if (kept := _mapped(file)) is None:
-                made = make() if made is None else made
-                contents, is_new = file.parent.parent, not file.parent.exists()
+                made, contents, is_new = make(), file.parent.parent, not file.parent.exists()
                 if _mapped(file) is None:  # else another machine has made and mapped it meanwhile
                     write_arrays(made, file)
                 earlier = sorted(folder.name for folder in contents.iterdir() if folder != file.parent)
@@ -154,7 +171,7 @@ def kept_arrays(
     rank_zero_warn(
         f"data: {problem or 'no folder'}: each process keeps the arrays of the tables in its own memory"
     )
-    return Arrays(make() if made is None else made)
+    return Arrays(make())
 
 
 def _mapped(file: Path) -> Arrays | None:
@@ -165,29 +182,3 @@ def _mapped(file: Path) -> Arrays | None:
     except (FileNotFoundError, pa.ArrowInvalid):
         return None
     return arrays
-
-
-class Lists:
-    """Lists of whole numbers of several lengths: one array of values, and where each list begins.
-
-    Args:
-        arrays: NAME, the values of all lists, and NAME_offsets (list + 1,).
-    """
-
-    def __init__(self, arrays: Arrays, name: str) -> None:
-        self._arrays, self._name = arrays, name
-
-    def __len__(self) -> int:
-        return len(self._arrays[f"{self._name}_offsets"]) - 1
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        start, stop = self._arrays[f"{self._name}_offsets"][index : index + 2]
-        return self._arrays[self._name][start:stop].astype(np.int64)
-
-
-def as_lists(name: str, values: np.ndarray, lengths: np.ndarray) -> dict[str, np.ndarray]:
-    """Arrays of `Lists`, of these lengths one after the other; the values in the narrowest type that holds them."""
-    least, most = (values.min(), values.max()) if len(values) else (0, 0)
-    kinds = (kind for kind in (np.uint16, np.int32, np.int64) if np.iinfo(kind).min <= least)
-    narrow = next(kind for kind in kinds if most <= np.iinfo(kind).max)
-    return {name: values.astype(narrow), f"{name}_offsets": np.concatenate([[0], np.cumsum(lengths)])}

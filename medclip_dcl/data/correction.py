@@ -51,16 +51,14 @@ def correction_arrays(prepared: PreparedSet, kind: str, training: Arrays) -> dic
     """
     if kind == "class":
         group_of = prepared.table("classes").sort_values("sentence_id").set_index("sentence_id")["class_id"]
-        row_of = pd.Series(range(len(training["study_id"])), index=training["dicom_id"].tolist())
+        row_of = pd.Series(range(len(training["study_id"])), index=training["dicom_id"][:])
         pairs = prepared.table("image_classes").rename(columns={"class_id": "group"})
         pairs = pairs[pairs["dicom_id"].isin(row_of.index)]
         pairs = pairs.assign(image=pairs["dicom_id"].map(row_of))
     else:
-        sizes = np.diff(training["sentences_offsets"])
-        said = pd.DataFrame({"study": np.arange(len(sizes)).repeat(sizes), "group": training["sentences"]})
-        pairs = said.merge(
-            pd.DataFrame({"study": training["study"], "image": range(len(training["study"]))}), on="study"
-        )
+        sentences = training["sentences"]
+        rows = np.arange(len(sentences)).repeat(sentences.lengths)
+        pairs = pd.DataFrame({"group": sentences.flat, "image": rows})
         group_of = pd.Series(ids := np.unique(pairs["group"]), index=ids)
     pairs = pairs.sort_values(["group", "image"])
     return {

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 from medclip_dcl.data.arrays import Arrays
-from medclip_dcl.data.examples import Reported, reported_arrays
+from medclip_dcl.data.examples import expected_anchors, reported_arrays
 from medclip_dcl.data.fields import FieldRows
 from medclip_dcl.data.prepared import PreparedSet
 
@@ -29,7 +29,8 @@ def with_eta(sentences: pd.DataFrame, rule: Any) -> pd.DataFrame:
     """The table with the column eta, by a `ClassProbability`, which reads its fields from the other columns."""
     every = range(len(sentences))
     fields = {
-        name: FieldRows({"value": np.array(sentences[name].to_list())})[every] for name in rule.requires
+        name: FieldRows(Arrays({"value": np.array(sentences[name].to_list())}))[every]
+        for name in rule.requires
     }
     with torch.no_grad():
         # A copy: a rule with parameters stays where it is trained.
@@ -44,7 +45,7 @@ def with_eta(sentences: pd.DataFrame, rule: Any) -> pd.DataFrame:
 
 def anchors_of_sentences(prepared: PreparedSet) -> pd.Series:
     """Expected number of anchors of an epoch by sentence_id: training images, each with one sentence of its report."""
-    sentences, anchors = Reported(Arrays(reported_arrays(prepared, "train"))).anchors(draws_one=True)
+    sentences, anchors = expected_anchors(Arrays(reported_arrays(prepared, "train")), draws_one=True)
     return pd.Series(anchors.numpy(), index=sentences)
 
 

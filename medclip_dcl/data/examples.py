@@ -12,11 +12,11 @@ import pyarrow as pa
 import torch
 from torch.utils.data import Dataset
 
-from medclip_dcl.data.arrays import Arrays, Lists, Texts, as_lists
+from medclip_dcl.data.arrays import Arrays, as_lists
 from medclip_dcl.data.by_length import pieces_by_length, rows_of
 from medclip_dcl.data.correction import CorrectionImages
 from medclip_dcl.data.features import Features
-from medclip_dcl.data.fields import FieldRows, rows_of_keys
+from medclip_dcl.data.fields import FieldRows
 from medclip_dcl.data.images import Crop, Images
 from medclip_dcl.data.link import ImageTextRequirements
 from medclip_dcl.data.masking import Masking
@@ -31,68 +31,11 @@ _CORRECTION_STREAM = 2
 _TOKENISED_AT_ONCE = 65_536
 
 
-class Reported:
-    """Images of one use, by dicom_id, with the distinct sentences of their reports in the order of each report.
-
-    Args:
-        arrays: those of `reported_arrays`.
-    """
-
-    def __init__(self, arrays: Arrays) -> None:
-        self.arrays = arrays
-        self._sentences, self._images = Lists(arrays, "sentences"), Lists(arrays, "images")
-
-    def __len__(self) -> int:
-        return len(self.arrays["study"])
-
-    @property
-    def dicom_ids(self) -> Texts:
-        return self.arrays["dicom_id"]
-
-    def study_ids(self, indices: list[int]) -> np.ndarray:
-        return self.arrays["study_id"][indices]
-
-    def sentence_ids(self, index: int) -> list[int]:
-        """Sentences of the report of an image."""
-        return self._sentences[self.arrays["study"][index]].tolist()
-
-    def images_of_study(self, index: int) -> list[int]:
-        """Places of the images of an image's study, itself among them."""
-        return self._images[self.arrays["study"][index]].tolist()
-
-    @property
-    def has_several(self) -> bool:
-        """True if a study has several images."""
-        return len(self._images) < len(self)
-
-    def anchors(self, draws_one: bool) -> tuple[np.ndarray, torch.Tensor]:
-        """Sentences, and the expected number of anchors of an epoch that each is; float64.
-
-        An image has one sentence of its report, drawn, or all of them.
-        """
-        lengths = np.diff(self.arrays["sentences_offsets"])
-        of_study = np.bincount(self.arrays["study"], minlength=len(lengths))
-        sentences, row = np.unique(self.arrays["sentences"], return_inverse=True)
-        counts = np.repeat(of_study / lengths if draws_one else of_study, lengths)
-        return sentences, torch.from_numpy(np.bincount(row, counts))
-
-    def sample(self, count: int) -> list[int]:
-        """So many sentences, drawn from those of all images with replacement; all images' if they are fewer."""
-        of_study = np.diff(self.arrays["sentences_offsets"])[self.arrays["study"]]
-        ends = np.cumsum(of_study)
-        drawn = np.random.default_rng(0).choice(int(ends[-1]), min(int(ends[-1]), count))
-        images = np.searchsorted(ends, drawn, side="right")
-        places = (
-            drawn - (ends - of_study)[images] + self.arrays["sentences_offsets"][self.arrays["study"][images]]
-        )
-        return self.arrays["sentences"][places].tolist()
-
-
 def reported_arrays(prepared: PreparedSet, use: str) -> dict[str, Any]:
-    """Arrays of `Reported`; images whose report has no sentence are left out.
+    """Images of one use, by dicom_id, with the distinct sentences of their reports; those without any are left out.
 
-    dicom_id, path: texts of the images; place, study_id, study (image,): the row in images.parquet, the study and its
-    row among these studies; sentences: `Lists` of the studies' sentence_ids; images: `Lists` of their images.
+    dicom_id, path: texts; place: the row in images.parquet; study_id; sentences: lists of sentence_ids in the order of
+    the report; images: lists of the rows here of the images of the study.
     """
     images = prepared.table("images")
     images = images[images["use"] == use]
@@ -100,48 +43,45 @@ def reported_arrays(prepared: PreparedSet, use: str) -> dict[str, Any]:
     said = said[said["study_id"].isin(images["study_id"])].drop_duplicates()
     studies, of_study = np.unique(said["study_id"].to_numpy(), return_inverse=True)
     images = images[images["study_id"].isin(studies)].sort_values("dicom_id")
-    study = np.searchsorted(studies, images["study_id"].to_numpy()).astype(np.int32)
+    study = np.searchsorted(studies, images["study_id"].to_numpy())
     sentences = said["sentence_id"].to_numpy()[np.argsort(of_study, kind="stable")]
     return {
         **{name: pa.array(images[name], pa.large_string()) for name in ("dicom_id", "path")},
         "place": images.index.to_numpy(np.int32),
         "study_id": images["study_id"].to_numpy(),
-        "study": study,
-        **as_lists("sentences", sentences, np.bincount(of_study, minlength=len(studies))),
-        **as_lists("images", np.argsort(study, kind="stable"), np.bincount(study, minlength=len(studies))),
+        "sentences": as_lists(sentences, np.bincount(of_study)).take(study),
+        "images": as_lists(np.argsort(study, kind="stable"), np.bincount(study)).take(study),
     }
 
 
-class Tokens:
-    """Tokens of sentences by sentence_id.
+def expected_anchors(reported: Mapping[str, Any], draws_one: bool) -> tuple[np.ndarray, torch.Tensor]:
+    """Sentences, and the expected number of anchors of an epoch that each is; float64.
 
-    Args:
-        arrays: those of `token_arrays`.
+    An image has one sentence of its report, drawn, or all of them. `reported` are the arrays of `reported_arrays`.
     """
-
-    def __init__(self, arrays: Arrays) -> None:
-        self.arrays, self._tokens = arrays, Lists(arrays, "tokens")
-
-    def __getitem__(self, sentence: int) -> np.ndarray:
-        return self._tokens[rows_of_keys(self.arrays["key"], np.array([sentence]))[0]]
+    _, first, images = np.unique(reported["study_id"], return_index=True, return_counts=True)
+    of_studies = reported["sentences"].take(first)
+    sentences, row = np.unique(of_studies.flat, return_inverse=True)
+    counts = np.repeat(images / of_studies.lengths if draws_one else images, of_studies.lengths)
+    return sentences, torch.from_numpy(np.bincount(row, counts))
 
 
 def token_arrays(prepared: PreparedSet, requirements: ImageTextRequirements) -> dict[str, Any]:
-    """Arrays of `Tokens`: key, the sentence_ids; tokens: `Lists`; truncated: number of sentences that were cut."""
+    """Arrays of `FieldRows`: the tokens of sentences; truncated: number of sentences that were cut."""
     sentences = prepared.table("sentences").sort_values("sentence_id")
     lengths, tokens, truncated = [np.zeros(0, int)], [np.zeros(0, int)], 0
     for start in range(0, len(sentences), _TOKENISED_AT_ONCE):
         texts = sentences["text"].iloc[start : start + _TOKENISED_AT_ONCE].tolist()
         ids = requirements.tokenize(texts)
         lengths.append(np.array([len(row) for row in ids]))
-        tokens.append(np.fromiter(itertools.chain.from_iterable(ids), np.int64, int(lengths[-1].sum())))
+        tokens.append(np.fromiter(itertools.chain.from_iterable(ids), np.int32, int(lengths[-1].sum())))
         if requirements.are_truncated is not None:
             # A cut sentence is as long as any may be.
             longest = np.flatnonzero(lengths[-1] == lengths[-1].max())
             truncated += sum(requirements.are_truncated([texts[place] for place in longest]))
     return {
         "key": sentences["sentence_id"].to_numpy(),
-        **as_lists("tokens", np.concatenate(tokens), np.concatenate(lengths)),
+        "value": as_lists(np.concatenate(tokens), np.concatenate(lengths)),
         "truncated": np.array([truncated]),
     }
 
@@ -151,7 +91,7 @@ class ReportedExamples(Dataset):
     """Images with sentences of their reports; what is random in an example is a function of (seed, epoch, index).
 
     Attributes:
-        reported: the images and their sentences.
+        reported: the images and their sentences (`reported_arrays`).
         images: their grey levels; or features of images and sentences, in place of both.
         tokens: of every sentence; None where features stand in their place.
         views: of each image in training: the image itself, then other images of its study, then itself again.
@@ -165,9 +105,9 @@ class ReportedExamples(Dataset):
         training, training_images: the images that it draws from.
     """
 
-    reported: Reported
+    reported: Arrays
     images: Images | Features
-    tokens: Tokens | None
+    tokens: FieldRows | None
     views: int
     crop: Crop | None
     seen: int
@@ -178,34 +118,34 @@ class ReportedExamples(Dataset):
     masking: Masking | None
     extra: Mapping[str, Any]
     correction: CorrectionImages | None = None
-    training: Reported | None = None
+    training: Arrays | None = None
     training_images: Images | Features | None = None
 
     def __len__(self) -> int:
-        return len(self.reported)
+        return len(self.reported["place"])
 
     def __getitem__(self, key: tuple[int, int] | int) -> dict[str, Any]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
         generator = np.random.default_rng([self.seed, epoch, index])
-        sentences = self.reported.sentence_ids(index)
+        sentences = self.reported["sentences"][index].tolist()
         if self.draws_one:
             sentences = [sentences[int(generator.integers(len(sentences)))]]
         shown = self._shown(index, generator)
         example = {"views": shown, "sentence_ids": sentences, "index": index}
         if self.correction is not None:
             draws = np.random.default_rng([self.seed, epoch, index, _CORRECTION_STREAM])
-            study = int(self.reported.arrays["study_id"][index])
+            study = int(self.reported["study_id"][index])
             rows = self.correction.draw(sentences[0], study, draws).tolist()
             source, images = (self.training, self.training_images) if rows else (self.reported, self.images)
             assert source is not None and images is not None
             example["has_others"], rows = bool(rows), rows or [index] * self.correction.count
-            example["drawn"] = source.arrays["place"][rows].tolist()
+            example["drawn"] = source["place"][rows].tolist()
             if not isinstance(images, Features):
                 example["views"] = [*shown, *(self._seen(images[row], draws) for row in rows)]
         if self.masking is not None:
             masks = np.random.default_rng([self.seed, epoch, index, _MASKING_STREAM])
             assert self.tokens is not None
-            example["masked"] = [self.masking(self.tokens[sentence], masks) for sentence in sentences]
+            example["masked"] = [self.masking(tokens, masks) for tokens in self.tokens.exact(sentences)]
         return example
 
     def _shown(self, index: int, generator: np.random.Generator) -> list[GreyCrop]:
@@ -215,7 +155,7 @@ class ReportedExamples(Dataset):
         if self.crop is None:
             return shown
         if self.views > 1:
-            others = [other for other in self.reported.images_of_study(index) if other != index]
+            others = [other for other in self.reported["images"][index].tolist() if other != index]
             sources = [*generator.permutation(others).astype(int).tolist(), index]
             for view in range(self.views - 1):
                 shown.append(self.crop(self.images[sources[view % len(sources)]], generator))
@@ -234,8 +174,8 @@ class ReportedExamples(Dataset):
         batch = {
             **self._inputs(examples, indices, sentence_ids),
             "image_index": torch.tensor(positions),
-            "dicom_id": [self.reported.dicom_ids[index] for index in indices],
-            "study_id": torch.from_numpy(self.reported.study_ids(indices)),
+            "dicom_id": self.reported["dicom_id"][indices],
+            "study_id": torch.from_numpy(self.reported["study_id"][indices]),
             "sentence_id": torch.tensor(sentence_ids),
             "image_key": torch.tensor(indices),
             "anchor": {name: rows[sentence_ids] for name, rows in self.anchor.items()},
@@ -265,7 +205,7 @@ class ReportedExamples(Dataset):
         if isinstance(self.images, Features):
             row = {sentence: row for row, sentence in enumerate(first)}
             drawn = zip(*(example.get("drawn", ()) for example in examples), strict=True)
-            of_images = [*self.reported.arrays["place"][indices], *itertools.chain(*drawn)]
+            of_images = [*self.reported["place"][indices], *itertools.chain(*drawn)]
             return {
                 "features": self.images.of_images(np.array(of_images)),
                 "view_of": torch.arange(len(examples)),
@@ -274,7 +214,7 @@ class ReportedExamples(Dataset):
             }
         assert self.tokens is not None
         by_view = list(zip(*(example["views"] for example in examples), strict=True))
-        tokens, lengths = pad_tokens([self.tokens[sentence].tolist() for sentence in sentence_ids])
+        tokens, lengths = pad_tokens([row.tolist() for row in self.tokens.exact(sentence_ids)])
         places = torch.tensor(sorted(first.values()))
         most = self._most(examples, sentence_ids)
         pieces = [

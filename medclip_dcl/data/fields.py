@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -63,21 +63,21 @@ class FieldRows:
     """A field by key: one array and the row of each key in it, which the processes of a loader share.
 
     Args:
-        arrays: "value" (row,) or (row, dim), numbers, such as vectors of float16; "key" (row,), int64, ascending: the
-            sentence_id of each row. Without "key" the keys are rows, as the places of images; with "row" (key,) too,
-            places whose rows these are: images of one study share its row.
+        arrays: "value" (row,) or (row, dim), numbers, such as vectors of float16, or `Rows`, such as tokens; "key"
+            (row,), int64, ascending: the sentence_id of each row. Without "key" the keys are rows, as the places of
+            images; with "row" (key,) too, places whose rows these are: images of one study share its row.
     """
 
-    def __init__(self, arrays: Arrays | Mapping[str, np.ndarray]) -> None:
-        self.arrays = arrays if isinstance(arrays, Arrays) else Arrays(arrays)
+    def __init__(self, arrays: Arrays) -> None:
+        self.arrays = arrays
 
     def __getitem__(self, keys: Sequence[int] | np.ndarray) -> Tensor:
         """(key, ...) values of these keys; floating point as float32."""
         found = torch.from_numpy(self.exact(keys))
         return found.float() if found.is_floating_point() else found
 
-    def exact(self, keys: Sequence[int] | np.ndarray) -> np.ndarray:
-        """(key, ...) values of these keys as they stand in the array."""
+    def exact(self, keys: Sequence[int] | np.ndarray) -> Any:
+        """(key, ...) values of these keys as they stand in the array; a list of `Rows`."""
         rows = np.asarray(keys, dtype=np.int64)
         if "key" in self.arrays:
             rows = rows_of_keys(self.arrays["key"], rows)

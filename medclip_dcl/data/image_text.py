@@ -18,7 +18,7 @@ from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.arrays import Arrays
 from medclip_dcl.data.correction import CorrectionImages, correction_arrays
-from medclip_dcl.data.examples import Reported, ReportedExamples, Tokens, reported_arrays, token_arrays
+from medclip_dcl.data.examples import ReportedExamples, expected_anchors, reported_arrays, token_arrays
 from medclip_dcl.data.features import EncodedImages, Features, FeaturesInfo
 from medclip_dcl.data.fields import (
     IMAGE_FIELDS,
@@ -218,12 +218,12 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self.of_machine(self._require_images_to_fit)
         self.of_machine(lambda: self._own_fields is None)  # what one machine cannot read is an error on all
         reported = self._reported("train")
-        if not len(reported):
+        if not len(reported["place"]):
             raise PreparedDataError(
                 f"{self.folder} has no reports of its training images: an image-text model learns from images and "
                 "sentences; train a classifier (--config finetune), or prepare a set with reports"
             )
-        if self.views > 1 and not self.varies and not reported.has_several:
+        if self.views > 1 and not self.varies and reported["images"].lengths.max() == 1:
             raise PreparedDataError(
                 f"data.views {self.views}: all views of an image would be equal, because nothing is augmented "
                 f"(crop_size = image_size, brightness = contrast = 0) and no study of {self.folder} has several "
@@ -232,7 +232,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self._train = self._examples(reported, augmented=True)
         require_whole_batches(len(self._train), self.batch_size, rank_and_size()[1], "images")
         validate = self._reported("validate")
-        if not len(validate):
+        if not len(validate["place"]):
             raise PreparedDataError(f"{self.folder} has no validate images with a sentence of a report")
         self._validate = self._examples(validate, augmented=False)
         self.prepared.forget_tables()
@@ -254,28 +254,24 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
                 "options to these, or encode anew: medclip-dcl encode"
             )
 
-    def _reported(self, use: str) -> Reported:
-        """Images of one use with the distinct sentences of their reports; images without any are left out."""
-        return Reported(
-            self.arrays({"of": "images", "use": use}, lambda: reported_arrays(self.prepared, use))
-        )
+    def _reported(self, use: str) -> Arrays:
+        return self.arrays({"of": "images", "use": use}, lambda: reported_arrays(self.prepared, use))
 
-    def _tokens(self) -> Tokens:
+    def _tokens(self) -> FieldRows:
         required = self.requirements
-        what = {"of": "tokens", "tokenizer": required.tokenizer}
-        own = None if required.tokenizer else Arrays(token_arrays(self.prepared, required))
-        tokens = Tokens(own or self.arrays(what, lambda: token_arrays(self.prepared, required)))
-        if cut := share_of_truncated(int(tokens.arrays["truncated"][0]), len(tokens.arrays["key"])):
+        what, make = {"of": "tokens", "tokenizer": required.tokenizer}, partial(token_arrays, self.prepared)
+        tokens = self.arrays(what, lambda: make(required)) if required.tokenizer else Arrays(make(required))
+        if cut := share_of_truncated(int(tokens["truncated"][0]), len(tokens["key"])):
             rank_zero_warn(f"{cut} (model.init_args.text_encoder.init_args.max_tokens)")
-        return tokens
+        return FieldRows(tokens)
 
     def sentence_fields(self, names: Sequence[str], is_alone: bool = False) -> dict[str, FieldRows]:
         """Fields of sentences by name and sentence_id, as the objective gets them; `is_alone`: see `arrays`."""
         return {name: self._field("sentences", name, sentence_field, is_alone) for name in names}
 
-    def _image_fields(self, names: Sequence[str], use: str, reported: Reported) -> dict[str, FieldRows]:
+    def _image_fields(self, names: Sequence[str], use: str, reported: Arrays) -> dict[str, FieldRows]:
         def of_images(prepared: PreparedSet, name: str, files: FieldFiles) -> dict[str, np.ndarray]:
-            images = prepared.table("images").iloc[reported.arrays["place"]]
+            images = prepared.table("images").iloc[reported["place"]]
             return image_field(prepared, name, files, images)
 
         return {name: self._field(f"images of {use}", name, of_images) for name in names}
@@ -293,7 +289,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def _own_fields(self) -> OwnFields | None:
         return None if self.fields_file is None else read_own_fields(self.fields_file)
 
-    def _examples(self, reported: Reported, augmented: bool) -> ReportedExamples:
+    def _examples(self, reported: Arrays, augmented: bool) -> ReportedExamples:
         required = self.requirements
         of_sentences, of_images = required.sentence_fields, required.image_fields
         findings = self.prepared.findings if of_images else []
@@ -301,13 +297,15 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         anchor = self.sentence_fields(of_sentences)
         candidate = self._image_fields(of_images, "train" if augmented else "validate", reported)
         if augmented and required.check_image_fields is not None:
-            every = range(len(reported))
+            every = range(len(reported["place"]))
             required.check_image_fields({name: rows[every] for name, rows in candidate.items()})
         if augmented and required.check_sentence_fields is not None:
-            sample = reported.sample(_CHECKED_SENTENCES)
+            every_sentence = reported["sentences"].flat
+            number = min(len(every_sentence), _CHECKED_SENTENCES)
+            sample = every_sentence[np.random.default_rng(0).choice(len(every_sentence), number)]
             required.check_sentence_fields({name: rows[sample] for name, rows in anchor.items()})
         if augmented and required.prepare is not None:
-            sentences, anchors = reported.anchors(self.sentences == "one")
+            sentences, anchors = expected_anchors(reported, self.sentences == "one")
             required.prepare(anchors, {name: anchor[name][sentences] for name in required.prepared_fields})
         masking, extra = None, {}
         if required.masked_vocabulary is not None:
@@ -316,7 +314,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             extra = {"encode_at_once": self.batch_size // rank_and_size()[1]}
         return ReportedExamples(
             reported,
-            self.features or self._scaled(reported.arrays["path"]),
+            self.features or self._scaled(reported["path"]),
             None
             if self.features
             else self._tokens()
@@ -360,11 +358,11 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             )
         training = self._reported("train")
         what = {"of": "correction", "kind": kind}
-        arrays = self.arrays(what, lambda: correction_arrays(self.prepared, kind, training.arrays))
+        arrays = self.arrays(what, lambda: correction_arrays(self.prepared, kind, training))
         return {
-            "correction": CorrectionImages(arrays, training.arrays["study_id"], count),
+            "correction": CorrectionImages(arrays, training["study_id"], count),
             "training": training,
-            "training_images": self.features or self._scaled(training.arrays["path"]),
+            "training_images": self.features or self._scaled(training["path"]),
         }
 
     # Loaders

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from medclip_dcl.common.distributed import rank_and_size
 from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.common.findings import require_labelled
-from medclip_dcl.data.arrays import Arrays, Texts
+from medclip_dcl.data.arrays import Arrays, Rows
 from medclip_dcl.data.images import EvaluatedImages, ImageExamples, ImagesDataModule
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
 from medclip_dcl.data.prepared import PreparedDataError
@@ -268,13 +268,16 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
 class Targets:
     """Images, patients (image,) and targets (image, finding): 1, 0, or NaN for an entry that is left out."""
 
-    dicom_ids: Texts
-    paths: Texts
+    dicom_ids: Rows
+    paths: Rows
     subject_ids: np.ndarray
     labels: Tensor
 
     def rows(self, chosen: np.ndarray) -> Targets:
-        texts = self.dicom_ids.where(chosen), self.paths.where(chosen)
+        """The images at which (image,) is True."""
+        if chosen.all():
+            return self  # whose arrays the processes share
+        texts = (texts.take(np.flatnonzero(chosen)) for texts in (self.dicom_ids, self.paths))
         return Targets(*texts, self.subject_ids[chosen], self.labels[torch.from_numpy(chosen)])
 
 

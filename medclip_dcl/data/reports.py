@@ -21,7 +21,7 @@ from transformers import BertTokenizer, PreTrainedTokenizerFast
 from medclip_dcl.common.distributed import gather_objects
 from medclip_dcl.common.errors import UserError, check_choice, check_min
 from medclip_dcl.common.files import digest, digest_of_file, read_text
-from medclip_dcl.data.arrays import Arrays, Lists, as_lists
+from medclip_dcl.data.arrays import Arrays, as_lists
 from medclip_dcl.data.link import PreparedDataModule, ReportsRequirements, TokenizedSentences
 from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
 from medclip_dcl.data.prepared import PreparedDataError
@@ -174,7 +174,7 @@ class ReportsDataModule(PreparedDataModule[ReportsRequirements], EpochDataModule
             "tokens": [self.max_tokens, before, after],
         }
         arrays = self.arrays(what, lambda: self._arrays_of(use))
-        if cut := share_of_truncated(int(arrays["truncated"][0]), len(Lists(arrays, "tokens"))):
+        if cut := share_of_truncated(int(arrays["truncated"][0]), len(arrays["tokens"])):
             rank_zero_warn(f"data: {use}: {cut}")
         special, around = tokenizer.all_special_tokens, (len(before), len(after))
         masking = Masking(
@@ -183,7 +183,7 @@ class ReportsDataModule(PreparedDataModule[ReportsRequirements], EpochDataModule
         stream = [self.seed] if use == "train" else [self.seed, 1]
         return _MaskedSentences(arrays, masking, stream, int(tokenizer.pad_token_id))
 
-    def _arrays_of(self, use: str) -> dict[str, np.ndarray]:
+    def _arrays_of(self, use: str) -> dict[str, Any]:
         """Arrays of `_MaskedSentences`; truncated: number of sentences that were cut."""
         tokenizer, sentences = self.tokenizer, self._sentences(use)
         number = {text: index for index, text in enumerate(dict.fromkeys(text for _, text in sentences))}
@@ -196,7 +196,7 @@ class ReportsDataModule(PreparedDataModule[ReportsRequirements], EpochDataModule
         shown = [(number[text], sentence) for sentence, text in sentences if pieces[number[text]]]
         mentions, sentence_ids = np.array(shown, dtype=np.int64).reshape(-1, 2).T
         return {
-            **as_lists("tokens", values, lengths),
+            "tokens": as_lists(values, lengths),
             **{"mentions": mentions.astype(np.int32), "sentence_ids": sentence_ids},
             "truncated": np.array([sum(len(ids) > longest for ids in pieces)]),
         }
@@ -237,7 +237,7 @@ class LengthSampler(TrainingOrder):
 class _MaskedSentences(Dataset):
     """Batches of masked sentences by (epoch, indices); an index is a mention of a sentence.
 
-    arrays: tokens, `Lists` of distinct sentences; mentions, sentence_ids (mention,): which of these, and its number.
+    arrays: tokens of distinct sentences; mentions, sentence_ids (mention,): which of these, and its number.
     """
 
     arrays: Arrays
@@ -245,17 +245,14 @@ class _MaskedSentences(Dataset):
     stream: list[int]
     pad_id: int
 
-    def __post_init__(self) -> None:
-        self.tokens = Lists(self.arrays, "tokens")
-
     @property
     def lengths(self) -> np.ndarray:
         """Tokens of each mention."""
-        return np.diff(self.arrays["tokens_offsets"])[self.arrays["mentions"]]
+        return self.arrays["tokens"].lengths[self.arrays["mentions"]]
 
     def __getitem__(self, key: tuple[int, list[int]]) -> dict[str, Tensor]:
         epoch, indices = key
-        rows = [self.tokens[mention] for mention in self.arrays["mentions"][indices]]
+        rows = self.arrays["tokens"][self.arrays["mentions"][indices]]
         lengths = np.array([len(row) for row in rows])
         tokens = np.full((len(indices), lengths.max()), self.pad_id)
         labels = np.full_like(tokens, IGNORED)

@@ -47,11 +47,11 @@ def left_out_negatives(rule: RankedByText, data: ImageTextDataModule) -> dict[st
     examples = data.training_examples
     draws = np.random.default_rng(0)
     images = draws.permutation(len(examples))[:_IMAGES].tolist()
-    sentences = [draws.choice(examples.reported.sentence_ids(image)) for image in images]
+    sentences = [draws.choice(examples.reported["sentences"][image]) for image in images]
     device = rule.log_c.device
     anchor = {name: rows[sentences].to(device) for name, rows in examples.anchor.items()}
     candidate = {name: rows[images].to(device) for name, rows in examples.candidate.items()}
-    study = examples.reported.study_ids(images)
+    study = examples.reported["study_id"][images]
     is_other = study[:, None] != study
     is_left_out = (rule.pair_weights(anchor, candidate, None) == 0).cpu().numpy() & is_other
     found = {
@@ -62,7 +62,7 @@ def left_out_negatives(rule: RankedByText, data: ImageTextDataModule) -> dict[st
     }
     if data.prepared.has("image_classes"):
         class_id = data.sentence_fields(["class_id"], is_alone=True)["class_id"][sentences].tolist()
-        rows = data.prepared.table("images").iloc[examples.reported.arrays["place"][images]]
+        rows = data.prepared.table("images").iloc[examples.reported["place"][images]]
         fits = image_field(data.prepared, "image_classes", FieldFiles(), rows)["value"][:, class_id].T == 1
         is_false = fits & is_other
         found["false_negatives"] = is_false.sum() / max(is_other.sum(), 1)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from medclip_dcl.data.arrays import Arrays, kept_arrays, write_arrays
+from medclip_dcl.data.arrays import Arrays, as_lists, kept_arrays, write_arrays
 from medclip_dcl.data.fields import FieldRows
 
 VECTORS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float16)
@@ -20,12 +20,17 @@ def test_arrays_of_a_file_are_pickled_as_its_name(tmp_path):
         "value": np.arange(100_000),
         "text": pa.array(["a", "", "é"], pa.large_string()),
         "none": np.zeros((0, 3)),
+        "lists": as_lists(np.array([1, -2, 70_000]), np.array([2, 0, 1])),
     }
     write_arrays(some, tmp_path / "a.arrow")
     mapped, own = Arrays(tmp_path / "a.arrow"), Arrays(some)
     for arrays in (mapped, own, pickle.loads(pickle.dumps(mapped)), pickle.loads(pickle.dumps(own))):
         assert np.array_equal(arrays["value"], some["value"]) and arrays["none"].shape == (0, 3)
-        assert (arrays["text"].tolist(), arrays["text"][2], len(arrays["text"])) == (["a", "", "é"], "é", 3)
+        assert (arrays["text"][:], arrays["text"][2], len(arrays["text"])) == (["a", "", "é"], "é", 3)
+        lists = arrays["lists"]
+        assert [row.tolist() for row in lists[[2, 0]]] == [[70_000], [1, -2]] and len(lists[1]) == 0
+        assert lists.flat.tolist() == [1, -2, 70_000] and lists.lengths.tolist() == [2, 0, 1]
+        assert lists.take(np.array([2, 1])).lengths.tolist() == [1, 0]
     assert len(pickle.dumps(mapped)) < 1000 < len(pickle.dumps(own))
     texts = pickle.dumps(mapped["text"])
     assert len(texts) < 1000 and pickle.loads(texts)[2] == "é"
@@ -98,7 +103,7 @@ def test_arrays_of_a_set_that_cannot_be_written_stand_in_the_run(tmp_path, monke
 def test_field_by_key_and_by_shared_row(tmp_path, is_file):
     def rows(**arrays: np.ndarray) -> FieldRows:
         write_arrays(arrays, tmp_path / "a.arrow")
-        return pickle.loads(pickle.dumps(FieldRows(Arrays(tmp_path / "a.arrow") if is_file else arrays)))
+        return pickle.loads(pickle.dumps(FieldRows(Arrays(tmp_path / "a.arrow" if is_file else arrays))))
 
     of_sentences = rows(key=np.array([2, 3, 5, 8, 2**60]), value=VECTORS)
     found = of_sentences[[2**60, 2, 2]]

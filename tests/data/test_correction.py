@@ -54,7 +54,7 @@ def test_drawn_images_carry_the_class_or_the_sentence(kind, small_set, small_ber
     for epoch in range(60):
         for index in range(len(examples)):
             example = examples[epoch, index]
-            (sentence,), own = example["sentence_ids"], examples.reported.dicom_ids[index]
+            (sentence,), own = example["sentence_ids"], examples.reported["dicom_id"][index]
             found = [names[place] for place in example["drawn"]]
             fitting = {
                 dicom_id
