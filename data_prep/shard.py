@@ -12,7 +12,7 @@ import shutil
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -45,23 +45,20 @@ def run(options: Shard) -> None:
     prepared = PreparedSet(options.data)
     if prepared.table(IMAGE_FILES).empty:
         raise PreparedDataError(f"{options.data} has no images")
-
-    def move(target: Path) -> None:
+    with ExitStack() as stack:
+        target = options.data
+        if options.output is not None:
+            form = "files" if options.undo else "texts" if options.texts else "shards"
+            copy = new_folder(options.output, "--output", f"{prepared.fingerprint}.{form}")
+            target = stack.enter_context(copy)
+        stack.enter_context(one_process_in(target))
+        if options.output is not None:
+            skipped = shutil.ignore_patterns("images", FOLDER, INDEX, ".lock", ".*.tmp")
+            shutil.copytree(options.data, target, ignore=skipped, dirs_exist_ok=True)
         if options.undo:
             to_files(prepared, target)
         else:
             to_shards(prepared, target, options.texts, options.keep_files)
-
-    if options.output is None:
-        with one_process_in(options.data):
-            move(options.data)
-        return
-    form = "files" if options.undo else "texts" if options.texts else "shards"
-    content = f"{prepared.fingerprint}.{form}"
-    with new_folder(options.output, "--output", content) as target, one_process_in(target):
-        skipped = shutil.ignore_patterns("images", FOLDER, INDEX, ".lock", ".*.tmp")
-        shutil.copytree(options.data, target, ignore=skipped, dirs_exist_ok=True)
-        move(target)
 
 
 def to_shards(prepared: PreparedSet, target: Path, texts: bool, keep_files: bool = False) -> None:
@@ -71,13 +68,13 @@ def to_shards(prepared: PreparedSet, target: Path, texts: bool, keep_files: bool
         texts: write the report of an image, a sentence a line, after it.
         keep_files: leave the files.
     """
-    files, index = prepared.table(IMAGE_FILES), ShardIndex.read(target)
+    files, index, images = prepared.table(IMAGE_FILES), ShardIndex.read(target), target / "images"
     if index is not None and index.texts != texts:
         raise UserError(
             f"--texts: the shards of {target} were made {'with' if index.texts else 'without'} it; first go back to "
             f"files: medclip-dcl shard {target} --undo"
         )
-    if index is not None and (keep_files or not (target / "images").is_dir()):
+    if index is not None and (keep_files or not images.is_dir()):
         print(f"{target}: the images are in shards: nothing to do")
         return
     reports = _reports(prepared) if texts else {}
@@ -87,8 +84,7 @@ def to_shards(prepared: PreparedSet, target: Path, texts: bool, keep_files: bool
     by_size = np.unique((sizes.cumsum() - sizes) // SHARD_BYTES, return_inverse=True)[1]
     shard_of = by_size if index is None else index.rows["shard"].to_numpy()
     tars = [shard_file(target, shard) for shard in range(int(shard_of.max()) + 1)]
-    there = sum(tar.stat().st_size for tar in tars if tar.is_file())
-    _require_room(target, int(sizes.sum()) - there)
+    _require_room(target, int(sizes.sum()) - sum(tar.stat().st_size for tar in tars if tar.is_file()))
     places, shards = [], []
     for shard, tar in enumerate(progress(tars, len(tars), "shards", "shards")):
         rows = np.flatnonzero(shard_of == shard)
@@ -109,31 +105,31 @@ def to_shards(prepared: PreparedSet, target: Path, texts: bool, keep_files: bool
         stale.unlink()
     if not keep_files:
         for path in files["path"]:
-            (target / "images" / path).unlink(missing_ok=True)
-        for folder, _, _ in os.walk(target / "images", topdown=False):
+            (images / path).unlink(missing_ok=True)
+        for folder, _, _ in os.walk(images, topdown=False):
             with suppress(OSError):  # other files are in it
                 os.rmdir(folder)
-    still = "; files stay in images/" if any((target / "images").glob("*")) else ""
+    still = "; files stay in images/" if any(images.glob("*")) else ""
     print(f"{len(files):,} images, number of shards {len(tars):,}; all digests are equal{still}")
 
 
 def to_files(prepared: PreparedSet, target: Path) -> None:
     """Write the images of a set into files of `target`, its own folder or that of a copy; remove the shards there."""
-    files, images = prepared.table(IMAGE_FILES), target / "images"
+    files = prepared.table(IMAGE_FILES)
+    paths = [target / "images" / path for path in files["path"]]
 
-    def others(rows: np.ndarray) -> np.ndarray:
+    def others() -> np.ndarray:
         with ThreadPoolExecutor(_THREADS) as pool:
-            found = list(pool.map(digest_of_file, (images / path for path in files["path"].iloc[rows])))
-        return rows[(files["digest"].iloc[rows] != found).to_numpy()]
+            return np.flatnonzero(files["digest"] != list(pool.map(digest_of_file, paths)))
 
-    left = others(np.arange(len(files)))
+    left = others()
     _require_room(target, int(files["bytes"].iloc[left].sum()))
     contents = progress(_contents(prepared, files, left), len(left), "images", "images")
-    for path, content in zip(files["path"].iloc[left], contents, strict=True):
-        write_bytes(content, images / path, durable=False)
+    for row, content in zip(left, contents, strict=True):
+        write_bytes(content, paths[row], durable=False)
     os.sync()
-    if len(again := others(left)):
-        raise UserError(f"{images / files['path'][again[0]]} is not as it was written; is the disk damaged?")
+    if len(left := others()):
+        raise UserError(f"{paths[left[0]]} is not as it was written; is the disk damaged?")
     (target / INDEX).unlink(missing_ok=True)
     sync_folder(target)
     shutil.rmtree(target / FOLDER, ignore_errors=True)

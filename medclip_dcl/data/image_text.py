@@ -265,9 +265,11 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             rank_zero_warn(f"{cut} (model.init_args.text_encoder.init_args.max_tokens)")
         return FieldRows(tokens)
 
-    def sentence_fields(self, names: Sequence[str], is_alone: bool = False) -> dict[str, FieldRows]:
-        """Fields of sentences by name and sentence_id, as the objective gets them; `is_alone`: see `arrays`."""
-        return {name: self._field("sentences", name, sentence_field, is_alone) for name in names}
+    def sentence_fields(self, names: Sequence[str]) -> dict[str, FieldRows]:
+        """Fields of sentences by name and sentence_id: of training as the objective gets them, others from the set."""
+        there = {} if self._train is None else self._train.anchor
+        others = {name: sentence_field(self.prepared, name, self._files) for name in {*names} - {*there}}
+        return {name: there[name] if name in there else FieldRows(Arrays(others[name])) for name in names}
 
     def _image_fields(self, names: Sequence[str], use: str, reported: Arrays) -> dict[str, FieldRows]:
         def of_images(prepared: PreparedSet, name: str, files: FieldFiles) -> dict[str, np.ndarray]:
@@ -276,14 +278,16 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
         return {name: self._field(f"images of {use}", name, of_images) for name in names}
 
-    def _field(self, of: str, name: str, make: Callable[..., Any], is_alone: bool = False) -> FieldRows:
-        files = FieldFiles(self.log_p_name, self.text_embedding_name, self.ranking_name, self._own_fields)
+    def _field(self, of: str, name: str, make: Callable[..., Any]) -> FieldRows:
         fields = SENTENCE_FIELDS if of == "sentences" else IMAGE_FIELDS
-        made = partial(made_of, self.prepared, fields, name, files)
-        what = {"of": of, "field": name, "file": made() if is_alone else self.of_machine(made)}
-        if not is_alone:
-            self._require_same(f"{name} digest", what["file"])
-        return FieldRows(self.arrays(what, partial(make, self.prepared, name, files), is_alone))
+        file = self.of_machine(partial(made_of, self.prepared, fields, name, self._files))
+        self._require_same(f"{name} digest", file)
+        what = {"of": of, "field": name, "file": file}
+        return FieldRows(self.arrays(what, partial(make, self.prepared, name, self._files)))
+
+    @property
+    def _files(self) -> FieldFiles:
+        return FieldFiles(self.log_p_name, self.text_embedding_name, self.ranking_name, self._own_fields)
 
     @cached_property
     def _own_fields(self) -> OwnFields | None:
@@ -294,7 +298,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         of_sentences, of_images = required.sentence_fields, required.image_fields
         findings = self.prepared.findings if of_images else []
         check_fields(of_sentences, of_images, self._own_fields, findings)
-        anchor = self.sentence_fields(of_sentences)
+        anchor = {name: self._field("sentences", name, sentence_field) for name in of_sentences}
         candidate = self._image_fields(of_images, "train" if augmented else "validate", reported)
         if augmented and required.check_image_fields is not None:
             every = range(len(reported["place"]))

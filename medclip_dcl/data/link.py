@@ -128,17 +128,11 @@ class PreparedDataModule(LinkedDataModule[Requirements], Generic[Requirements]):
                 raise error
         return next(made for is_first, made, _ in reversed(every[: rank + 1]) if is_first)
 
-    def arrays(
-        self, what: Mapping[str, Any], make: Callable[[], Mapping[str, Any]], is_alone: bool = False
-    ) -> Arrays:
-        """Arrays of the set for all processes of a machine; see `kept_arrays`.
-
-        `is_alone`: this process alone calls, and makes what is not kept yet.
-        """
+    def arrays(self, what: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]) -> Arrays:
+        """Arrays of the set for all processes of a machine; see `kept_arrays`."""
         run = [] if self.trainer is None else [Path(self.trainer.default_root_dir)]
         folders, fingerprint = [self.prepared.folder, *run], self.prepared.fingerprint
-        found = partial(kept_arrays, folders, fingerprint, what, make)
-        return found() if is_alone else self.of_machine(found)
+        return self.of_machine(partial(kept_arrays, folders, fingerprint, what, make))
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ def load_grey(encoded: bytes, size: int) -> UInt8[np.ndarray, "height width"]:
         # JPEG decodes directly to 1/2, 1/4 or 1/8 of its size, but not below the target.
         target = _scaled_size(image, size)
         drafted = image.draft("L", target)
-        grey = image.convert("L")
+        image.load()
+        grey = image if image.mode == "L" else image.convert("L")  # which copies
     if grey.size != target:
         # If a side was odd, the last decoded pixel is half empty.
         box = None if drafted is None else drafted[1]

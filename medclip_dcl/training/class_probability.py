@@ -42,7 +42,7 @@ def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) ->
     table = training_sentences(data.prepared).drop(columns="train_reports")
     rule = model.class_probability
     names = {*rule.requires} | ({"rho", "sentence_share"} if data.prepared.has("classes") else set())
-    for name, rows in data.sentence_fields(sorted(names), is_alone=True).items():
+    for name, rows in data.sentence_fields(sorted(names)).items():
         values = rows.exact(table["sentence_id"].to_numpy())
         table[name] = list(values) if values.ndim > 1 else values
     data.prepared.forget_tables()

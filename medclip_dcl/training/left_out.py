@@ -61,7 +61,7 @@ def left_out_negatives(rule: RankedByText, data: ImageTextDataModule) -> dict[st
         "images": len(images),
     }
     if data.prepared.has("image_classes"):
-        class_id = data.sentence_fields(["class_id"], is_alone=True)["class_id"][sentences].tolist()
+        class_id = data.sentence_fields(["class_id"])["class_id"][sentences].tolist()
         rows = data.prepared.table("images").iloc[examples.reported["place"][images]]
         fits = image_field(data.prepared, "image_classes", FieldFiles(), rows)["value"][:, class_id].T == 1
         is_false = fits & is_other
