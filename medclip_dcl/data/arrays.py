@@ -7,7 +7,7 @@ set's, the digest covers all else that they depend on. They hold what the tables
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ _FORMAT = 2
 """Changes with the meaning of any of the arrays."""
 
 
-class Arrays(Mapping[str, Any]):
+class Arrays:
     """Named arrays of any lengths: (row,) or (row, dim) numbers of numpy that cannot be written; others as `Rows`.
 
     Those of a file are mapped into memory, so that the processes of a machine share them. The file's name is all that
@@ -55,11 +55,8 @@ class Arrays(Mapping[str, Any]):
             return array.values.to_numpy().reshape(len(array), array.type.list_size)
         return Rows(self, name)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.arrow)
-
-    def __len__(self) -> int:
-        return len(self.arrow)
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrow
 
 
 class Rows(Sequence[Any]):
@@ -178,7 +175,7 @@ def _mapped(file: Path) -> Arrays | None:
     """The arrays of a file; None where there is none, or a damaged one. An OSError says that it cannot be mapped."""
     arrays = Arrays(file)
     try:
-        len(arrays)
+        _ = arrays.arrow
     except (FileNotFoundError, pa.ArrowInvalid):
         return None
     return arrays

@@ -39,7 +39,7 @@ def reported_arrays(prepared: PreparedSet, use: str) -> dict[str, Any]:
     """
     images = prepared.table("images")
     images = images[images["use"] == use]
-    said = prepared.table("reports")[["study_id", "sentence_id"]]
+    said = prepared.rows("reports", ["study_id", "sentence_id"])
     said = said[said["study_id"].isin(images["study_id"])].drop_duplicates()
     studies, of_study = np.unique(said["study_id"].to_numpy(), return_inverse=True)
     images = images[images["study_id"].isin(studies)].sort_values("dicom_id")
@@ -54,7 +54,7 @@ def reported_arrays(prepared: PreparedSet, use: str) -> dict[str, Any]:
     }
 
 
-def expected_anchors(reported: Mapping[str, Any], draws_one: bool) -> tuple[np.ndarray, torch.Tensor]:
+def expected_anchors(reported: Arrays, draws_one: bool) -> tuple[np.ndarray, torch.Tensor]:
     """Sentences, and the expected number of anchors of an epoch that each is; float64.
 
     An image has one sentence of its report, drawn, or all of them. `reported` are the arrays of `reported_arrays`.

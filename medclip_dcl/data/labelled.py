@@ -277,8 +277,8 @@ class Targets:
         """The images at which (image,) is True."""
         if chosen.all():
             return self  # whose arrays the processes share
-        texts = (texts.take(np.flatnonzero(chosen)) for texts in (self.dicom_ids, self.paths))
-        return Targets(*texts, self.subject_ids[chosen], self.labels[torch.from_numpy(chosen)])
+        dicom_ids, paths = (texts.take(np.flatnonzero(chosen)) for texts in (self.dicom_ids, self.paths))
+        return Targets(dicom_ids, paths, self.subject_ids[chosen], self.labels[torch.from_numpy(chosen)])
 
 
 @dataclass(eq=False)
