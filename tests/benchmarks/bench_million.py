@@ -247,7 +247,10 @@ def measure(folder: Path, language_model: Path, workers: int, tokenises: bool) -
     data.prepared = prepared  # as the program does since it shares one
     required = model.requirements()
     if not tokenises:
-        fixed = {"tokenize": lambda texts: [[2, *range(5, 25), 3]] * len(texts), "are_truncated": None}
+        fixed: dict[str, Any] = {
+            "tokenize": lambda texts: [[2, *range(5, 25), 3]] * len(texts),
+            "are_truncated": None,
+        }
         required = replace(required, tokenizer="fixed", **fixed)
     data.connect(required)
     start = cpu_seconds()
