@@ -267,9 +267,12 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     def sentence_fields(self, names: Sequence[str]) -> dict[str, FieldRows]:
         """Fields of sentences by name and sentence_id: of training as the objective gets them, others from the set."""
+
+        def of_set(name: str) -> FieldRows:
+            return FieldRows(Arrays(sentence_field(self.prepared, name, self._files)))
+
         there = {} if self._train is None else self._train.anchor
-        others = {name: sentence_field(self.prepared, name, self._files) for name in {*names} - {*there}}
-        return {name: there[name] if name in there else FieldRows(Arrays(others[name])) for name in names}
+        return {name: there.get(name) or of_set(name) for name in names}
 
     def _image_fields(self, names: Sequence[str], use: str, reported: Arrays) -> dict[str, FieldRows]:
         def of_images(prepared: PreparedSet, name: str, files: FieldFiles) -> dict[str, np.ndarray]:

@@ -45,7 +45,7 @@ def tables(folder):
 @pytest.mark.parametrize("kind", ["class", "sentence"])
 @pytest.mark.filterwarnings("ignore:model.correction_count")
 def test_drawn_images_carry_the_class_or_the_sentence(kind, small_set, small_bert):
-    data = module(small_set, small_bert, kind)
+    data = module(small_set, small_bert, kind, cache_images=True)
     data.setup("fit")
     examples, (images, said, carried, class_of) = data._train, tables(small_set)
     assert examples is not None
