@@ -62,10 +62,9 @@ def test_an_equal_share_of_each_sentence_is_a_permutation():
 
     class Equal:
         def table(self, name):
-            if name == "images":
-                return pd.DataFrame(
-                    {"dicom_id": [*"abcdef"], "path": "", "study_id": range(6), "use": "train"}
-                )
+            return pd.DataFrame({"dicom_id": [*"abcdef"], "path": "", "study_id": range(6), "use": "train"})
+
+        def rows(self, name, columns):
             return pd.DataFrame({"study_id": range(6), "sentence_id": range(6)})
 
     table = pd.DataFrame({"sentence_id": range(6), "eta": [0.3, 0.1, 0.02, 0.15, 0.2, 0.25]})
