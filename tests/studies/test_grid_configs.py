@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pandas as pd
 import pytest
+import yaml
 
 from medclip_dcl.studies.grid import merged
 from medclip_dcl.studies.grid_plan import check_cells, read_experiment
 from medclip_dcl.unimodal.data import UnimodalDataModule
+from tests.program import shell
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "configs/experiments").glob("*.yaml"))
@@ -65,3 +68,43 @@ def test_levels_train_as_many_steps(name, axis, least, most):
         data.load("test")
         steps = len(data.chosen.train) // data.batch_size * settings["trainer"]["max_epochs"]
         assert least <= steps <= most, level.name
+
+
+@pytest.mark.slow
+def test_corrections_on_mimic_cxr_run_small(embedded_set, small_bert, tmp_path, monkeypatch):
+    """The experiment file itself, with another set, smaller encoders, three kept steps and a seed."""
+    monkeypatch.chdir(tmp_path)
+    image, text = (
+        f"model.init_args.{name}" for name in ("image_encoder", "text_encoder.init_args.pretrained")
+    )
+    small = {
+        "trainer.accelerator": "cpu",
+        "trainer.precision": "32-true",
+        "trainer.max_steps": 6,
+        "trainer.log_every_n_steps": 1,
+        "trainer.callbacks": [
+            {"class_path": "medclip_dcl.evaluation.ZeroShotClassification", "init_args": {"min_cases": 1}},
+            {"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"examples": 0}},
+            {"class_path": "medclip_dcl.evaluation.Retrieval"},
+        ],
+        "kept_steps": [2, 4, 6],
+        image: {"class_path": "tests.small.PatchRegions", "init_args": {"dim": 128}},
+        text: str(small_bert),
+        "data.init_args.folder": str(embedded_set),
+        "data.init_args.image_size": 48,
+        "data.init_args.crop_size": 32,
+        "data.init_args.batch_size": 8,
+        "data.init_args.num_workers": 0,
+    }
+    seed = {"set": ["seed_everything", "data.init_args.seed"], "values": 1}
+    experiment = {"base": "mimic_cxr_corrections_3000", "folder": "small", "settings": small}
+    Path("small.yaml").write_text(yaml.safe_dump({**experiment, "axes": {"objective": "base", "seed": seed}}))
+    shell("study")(["small.yaml", "--workers", "1", "--import", "tests.small"])
+    table = pd.read_parquet("small/results.parquet")
+    assert table["value"].notna().all()
+    of_arms = table.groupby("objective")
+    assert len(of_arms) == 5 and (of_arms["outcome"].nunique() == 8).all()
+    curve = table[table["outcome"] == "AUC"]
+    assert [*curve.groupby("objective")["step"].agg(list)] == 5 * [[2, 4, 6]]
+    assert (curve.groupby("objective")["chosen"].sum() == 1).all()
+    assert "ranked against a constant share" in Path("small/report.html").read_text(encoding="utf-8")
