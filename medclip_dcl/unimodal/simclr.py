@@ -134,7 +134,8 @@ class SimCLR(ViewsObjective):
         """Loss; share of anchors at the floor, mean eta and corrected share, share of capped etas; or a loss's own."""
         first, second, *_ = embeddings
         eta: float | Tensor = 0.0
-        figures: dict[str, Tensor] = {}
+        # Without a correction, or a loss that stops, no anchor is at a floor.
+        figures: dict[str, Tensor] = {"at_floor": embeddings.new_zeros(())}
         if self.class_probability is not None:
             known = {name: fields[name] for name in self.class_probability.requires}
             eta = _of_views(self.class_probability(**known), len(first))
@@ -144,12 +145,11 @@ class SimCLR(ViewsObjective):
             anchors = _anchors_of_views(first, second, self.gamma2, eta)
             loss = self.loss(anchors).mean()
             with torch.no_grad():
-                # A loss without such a figure stops no anchor.
-                return loss, figures | {"at_floor": torch.zeros_like(loss)} | self.loss.figures(anchors)
+                return loss, figures | self.loss.figures(anchors)
         extra = embeddings[2:] if self.n_views > 2 else None
         class_id = fields["class_id"] if self.unbiased else None
         rows = _rows_of_views(first, second, extra, not self.n_members, class_id, self.gamma2)
-        if figures:
+        if self.class_probability is not None:
             figures |= statistics_of_rows(rows, eta, -self.gamma2)._asdict()
         return losses_of_rows(rows, eta, -self.gamma2).mean(), figures
 

@@ -101,12 +101,12 @@ def test_simclr_is_its_loss_with_each_images_eta(share, eta, m, gamma2):
 def test_simclr_without_a_class_probability_and_unbiased():
     views = torch.randn(2, 7, 4)
     loss, figures = SimCLR()(views, {})
-    assert loss.item() == simclr_loss(*views).item() and figures == {}
+    assert loss.item() == simclr_loss(*views).item() and figures == {"at_floor": 0}
     of_zero, _ = SimCLR(ConstantClassProbability(0.0))(views, {})
     assert of_zero.item() == loss.item()
     objective = SimCLR(unbiased=True, gamma2=5.0)
     loss, figures = objective(views, fields(7))
-    assert (objective.n_views, objective.requires, figures) == (2, ("class_id",), {})
+    assert (objective.n_views, objective.requires, figures) == (2, ("class_id",), {"at_floor": 0})
     assert loss.item() == simclr_loss(*views, gamma2=5.0, class_id=fields(7)["class_id"]).item()
     objective = SimCLR(known(), unbiased=True)
     loss, _ = objective(views, fields(7))
