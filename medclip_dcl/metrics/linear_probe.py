@@ -18,9 +18,9 @@ class LinearProbe:
     weight: Float[Tensor, "draw feature class"]
     bias: Float[Tensor, "draw 1 class"]
 
-    def predictions(self, features: Float[Tensor, "image feature"]) -> Int[Tensor, "draw image"]:
-        """Class with the highest logit; the first of those that tie."""
-        return (features @ self.weight + self.bias).argmax(2)
+    def logits(self, features: Float[Tensor, "image feature"]) -> Float[Tensor, "draw image class"]:
+        """Logits of each draw's classifier."""
+        return features @ self.weight + self.bias
 
 
 def fit_linear_probes(

@@ -14,7 +14,6 @@ from medclip_dcl.unimodal.encoders import SmallImageResNet as SmallImageResNet
 from medclip_dcl.unimodal.evaluation import UnimodalEvaluation as UnimodalEvaluation
 from medclip_dcl.unimodal.gru import GruSentences as GruSentences
 from medclip_dcl.unimodal.lightness_colour import LightnessColourResNets as LightnessColourResNets
-from medclip_dcl.unimodal.lightness_colour import rgb_to_lab as rgb_to_lab
 from medclip_dcl.unimodal.mean_classifier import average_k_metrics as average_k_metrics
 from medclip_dcl.unimodal.mean_classifier import class_means as class_means
 from medclip_dcl.unimodal.mean_classifier import intraclass_deviation as intraclass_deviation

@@ -206,36 +206,31 @@ def read_class_folders(folder: Path, side: int) -> ImageArrays:
         raise MissingFileError(
             f"data.files: expected train and val in {folder}, each with a folder of images for each class; {error}"
         ) from error
-    if train.classes != test.classes:
-        differing = sorted({*train.classes} ^ {*test.classes})
+    if (classes := train.classes) != test.classes:
+        differing = ", ".join(sorted({*classes} ^ {*test.classes}))
         raise UserError(
-            f"data.files: expected the same classes in {folder}/train and {folder}/val, found "
-            f"{', '.join(differing[:5])} in one of them ({len(differing)} such classes)"
+            f"data.files: expected the same classes in train and val of {folder}, found {differing} in one"
         )
-    return ImageArrays(
-        tuple(train.classes),
-        _central_squares([file for file, _ in train.samples], side),
-        torch.tensor(train.targets),
-        _central_squares([file for file, _ in test.samples], side),
-        torch.tensor(test.targets),
-        selected=tuple(train.classes[len(train.classes) // 2 :]),
-    )
+    selected = tuple(classes[len(classes) // 2 :])
+    return ImageArrays(tuple(classes), *_squares(train, side), *_squares(test, side), selected)
 
 
-def _central_squares(files: Sequence[str], side: int) -> UInt8[Tensor, "image 3 {side} {side}"]:
-    images = np.empty((len(files), 3, side, side), dtype=np.uint8)
+def _squares(folder: Any, side: int) -> tuple[Tensor, Tensor]:
+    """Central squares of the images of an ImageFolder, and their labels."""
+    images = np.empty((len(folder), 3, side, side), dtype=np.uint8)
 
     def read(row: int) -> None:
+        file, _ = folder.samples[row]
         try:
-            with Image.open(files[row]) as image:
+            with Image.open(file) as image:
                 square = ImageOps.fit(image.convert("RGB"), (side, side), Image.Resampling.BILINEAR)
         except OSError as error:
-            raise UserError(f"{files[row]}: expected an image file, found {error!r}") from error
+            raise UserError(f"{file}: expected an image file, found {error!r}") from error
         images[row] = np.asarray(square).transpose(2, 0, 1)
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(read, range(len(files))))  # raises the error of a file
-    return torch.from_numpy(images)
+        list(pool.map(read, range(len(images))))  # raises the error of a file
+    return torch.from_numpy(images), torch.tensor(folder.targets)
 
 
 def read_images(source: str, folder: str | None, side: int | None = None) -> ImageArrays:

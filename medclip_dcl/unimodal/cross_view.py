@@ -42,15 +42,13 @@ class CrossView(ViewsObjective):
     ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
         """Loss; share of anchors at the floor, mean eta, mean corrected share, share of capped etas."""
         first, second = normalize(embeddings, dim=2)
-        logits = self.gamma2 * first @ second.T
-        own = torch.arange(len(logits), device=logits.device)
-        rule = self.class_probability
+        logits, rule = self.gamma2 * first @ second.T, self.class_probability
+        both, own = torch.cat([logits, logits.T]), torch.arange(len(logits), device=logits.device)
         eta = 0.0 if rule is None else rule(**{name: fields[name] for name in rule.requires})
-        both = [(x, own) for x in (logits, logits.T)]
-        options: dict[str, Any] = {"class_probability": eta, "floor": -self.gamma2}
-        loss = torch.stack([contrastive_loss(*one, **options) for one in both]).mean()
+        etas = torch.as_tensor(eta, device=logits.device).expand(len(logits)).repeat(2)
+        options: dict[str, Any] = {"class_probability": etas, "floor": -self.gamma2}
+        loss = contrastive_loss(both, own.repeat(2), **options)
         if rule is None:
             return loss, {}
-        each = [contrastive_statistics(*one, **options)._asdict() for one in both]
-        figures = {name: (each[0][name] + each[1][name]) / 2 for name in each[0]}
+        figures = contrastive_statistics(both, own.repeat(2), **options)._asdict()
         return loss, {**figures, "capped": torch.as_tensor(rule.share_capped)}

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Int64, UInt8
+from jaxtyping import Int64
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -66,9 +66,8 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
     Args:
         source: "digits", 1,797 images of 8 x 8 pixels that come with scikit-learn; "cifar10"; "stl10"; or
             "class_folders", image files such as ImageNet's.
-        files: folder of CIFAR-10 (the official Python batches, or the Parquet files of the Hugging
-            Face data set), STL10 (the official binary files), or the folders train and val with a folder of image files
-            for each class, which are read when a command starts. null for digits.
+        files: folder of CIFAR-10 (the official Python batches, or the Parquet files of the Hugging Face data set),
+            STL10 (the official binary files), or train/CLASS and val/CLASS with image files. null for digits.
         fraction: share r of the training images of each selected class that is kept, in (0, 1]. Other classes and the
             test images stay whole (SSD describes 6,000 images of a class, training and test together: choice).
         selected: the classes of which the fraction is kept. null: SSD's dog, frog, horse, ship and truck of CIFAR-10;
@@ -77,7 +76,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         subset_seed: which images the fraction keeps. With the same seed the fewer are among the more.
         batch_size: images per step, of all processes together.
         image_size: side in pixels of the views. null: the images' own. Images of class_folders, which need one, are
-            kept in memory at this side (choice), 3 * side^2 bytes each: their central squares.
+            central squares of this side in memory (choice), read anew by each command.
         evaluation_size: side in pixels of evaluated images. null: that of the views (DCL's public code for STL10: crops
             of 32 in training, whole images of 96 in evaluation).
         augmentation: of the views.
@@ -304,9 +303,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
 class _Images(Dataset):
     """Images with their fields; serves whole batches."""
 
-    def __init__(
-        self, images: UInt8[Tensor, "image ..."] | list[Tensor], fields: Mapping[str, Tensor]
-    ) -> None:
+    def __init__(self, images: Tensor | list[Tensor], fields: Mapping[str, Tensor]) -> None:
         self.images, self.fields = images, fields
 
     def __len__(self) -> int:
@@ -315,9 +312,7 @@ class _Images(Dataset):
     def __getitems__(self, keys: Sequence[Any]) -> dict[str, Tensor]:
         index = torch.tensor(keys)
         fields = {name: values[index] for name, values in self.fields.items()}
-        rows = self.images
-        images = rows[index] if isinstance(rows, Tensor) else torch.stack([rows[key] for key in keys])
-        return {"images": images, "index": index, **fields}
+        return {"images": torch.stack([self.images[key] for key in keys]), "index": index, **fields}
 
 
 class _Views(_Images):

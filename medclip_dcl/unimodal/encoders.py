@@ -22,12 +22,12 @@ class SmallImageEncoder(Described):
     Attributes:
         feature_dim: size of the features.
         channels: of the images.
-        part_dims: sizes of the parts that the features join, each with a projection of its own; empty: one part.
+        n_parts: parts of one size that the features join, each of which gets a projection of its own.
     """
 
     feature_dim: int
     channels: int
-    part_dims: tuple[int, ...] = ()
+    n_parts: int = 1
 
     def forward(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "image feature"]:
         """Features on which linear probes are trained, not normalised."""

@@ -247,13 +247,19 @@ class UnimodalEvaluation(Evaluation):
                 seed=self.label_seed,
                 **self.probe,
             )
-            predicted = probes.predictions(tested)
+            logits = probes.logits(tested)
+            predicted = logits.argmax(2)
             first = predicted[0] if first is None else first
             is_right = predicted == test.class_id
             for name, of_group in groups.items():
                 by_draw = is_right[:, of_group].double().mean(1).tolist() if of_group.any() else []
                 accuracy = float(np.mean(by_draw)) if by_draw else None
                 result.metrics[name][str(fraction)] = {"accuracy": accuracy, "by_draw": by_draw}
+            if n_classes > 10:  # of fewer, five are many (choice)
+                is_among = (logits.topk(5).indices == test.class_id[:, None]).any(2)
+                result.metrics["linear_probe"][str(fraction)]["top_5_accuracy"] = float(
+                    is_among.double().mean()
+                )
             result.counts["labels"][str(fraction)] = drawn.shape[1]
         assert first is not None
         return first

@@ -10,10 +10,9 @@ from torch import Tensor
 
 from medclip_dcl.unimodal.encoders import SmallImageEncoder, SmallImageResNet
 
+# CIE XYZ from linear sRGB, and that of white: illuminant D65, observer of 2 degrees.
 _XYZ = ((0.412453, 0.35758, 0.180423), (0.212671, 0.71516, 0.072169), (0.019334, 0.119193, 0.950227))
-"""CIE XYZ from linear sRGB, as scikit-image has it."""
 _WHITE = (0.95047, 1.0, 1.08883)
-"""Illuminant D65, observer of 2 degrees."""
 
 
 def rgb_to_lab(images: Float[Tensor, "image 3 row column"]) -> Float[Tensor, "image 3 row column"]:
@@ -22,7 +21,7 @@ def rgb_to_lab(images: Float[Tensor, "image 3 row column"]) -> Float[Tensor, "im
     # Sums of products and not a matrix product: autocast leaves them in float32.
     red, green, blue = linear.unbind(1)
     x, y, z = (
-        torch.where(share > 0.008856, share.clamp(min=0.008856) ** (1 / 3), 7.787 * share + 16 / 116)
+        torch.where(share > 0.008856, share ** (1 / 3), 7.787 * share + 16 / 116)
         for (of_red, of_green, of_blue), white in zip(_XYZ, _WHITE, strict=True)
         for share in [(of_red * red + of_green * green + of_blue * blue) / white]
     )
@@ -41,15 +40,14 @@ class LightnessColourResNets(SmallImageEncoder):
         large_stem: of both.
     """
 
-    channels = 3
+    channels, n_parts = 3, 2
 
     def __init__(self, depth: Literal[18, 50] = 50, width: int = 64, large_stem: bool = False) -> None:
         super().__init__()
         self.depth, self.width, self.large_stem = depth, width, large_stem
         self.lightness = SmallImageResNet(depth, width, 1, large_stem)
         self.colour = SmallImageResNet(depth, width, 2, large_stem)
-        self.part_dims = (self.lightness.feature_dim, self.colour.feature_dim)
-        self.feature_dim = sum(self.part_dims)
+        self.feature_dim = 2 * self.lightness.feature_dim
 
     def forward(self, images: Float[Tensor, "image 3 height width"]) -> Float[Tensor, "image feature"]:
         lightness, colour = (rgb_to_lab(images) / 100).split([1, 2], 1)

@@ -52,18 +52,11 @@ class UnimodalModel(NetworkModel):
         check_options({"learning_rate": learning_rate}, {"weight_decay": weight_decay})
         self.network = UnimodalNetwork(image_encoder, projection_dim, hidden, batch_norm)
         self.objective = objective
-        # Views of an image for which it is encoded once.
-        self.n_parts = len(image_encoder.part_dims) or 1
-        if objective.n_views % self.n_parts:
-            raise UserError(
-                f"model.objective: expected a multiple of the {self.n_parts} views that {type(image_encoder).__name__} "
-                f"makes of an image, found {objective.n_views}"
-            )
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
 
     def requirements(self) -> ViewsRequirements:
         """Requirements of the datamodule: views of each image, and the fields of the objective."""
-        one, parts = self.objective, self.n_parts
+        one, parts = self.objective, self.network.image_encoder.n_parts
         return ViewsRequirements(one.n_views // parts, tuple(one.requires), one.n_members // parts)
 
     def use_data(self, data: ViewsProvided, stage: str) -> None:

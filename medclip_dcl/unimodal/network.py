@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medclip_dcl.common.errors import check_min
+from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import UNIMODAL, require_kind
 from medclip_dcl.networks.described import DescribedNetwork
@@ -36,12 +36,13 @@ class UnimodalNetwork(DescribedNetwork):
     ) -> None:
         super().__init__()
         check_min("model", {"projection_dim": (projection_dim, 1), "hidden": (hidden, 0)})
+        if hidden == 0 and batch_norm:
+            raise UserError("model.batch_norm: expected false for a linear projection (hidden 0), found true")
         self.image_encoder = image_encoder
         self.projection_dim, self.hidden, self.batch_norm = projection_dim, hidden, batch_norm
-        first, *others = (
-            self._projection(dim) for dim in image_encoder.part_dims or (image_encoder.feature_dim,)
-        )
-        self.projection, self.other_projections = first, nn.ModuleList(others)
+        dims = [image_encoder.feature_dim // image_encoder.n_parts] * image_encoder.n_parts
+        self.projection, *others = map(self._projection, dims)
+        self.other_projections = nn.ModuleList(others)
 
     def _projection(self, features: int) -> nn.Module:
         if self.projection_dim is None:
@@ -63,8 +64,7 @@ class UnimodalNetwork(DescribedNetwork):
 
     def forward(self, images: Float[Tensor, "image channel height width"]) -> Float[Tensor, "part image dim"]:
         """Embeddings, not normalised to length 1, of each part of the features; most encoders have one part."""
-        features = self.features(images)
-        parts = features.split(self.image_encoder.part_dims or features.shape[1], dim=1)
+        parts = self.features(images).chunk(self.image_encoder.n_parts, dim=1)
         projections = (self.projection, *self.other_projections)
         return torch.stack([project(part) for project, part in zip(projections, parts, strict=True)])
 

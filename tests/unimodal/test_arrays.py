@@ -201,9 +201,7 @@ def test_class_folders_are_central_squares(tmp_path):
 def test_class_folders_of_other_classes_are_refused(tmp_path):
     folder = write_class_folders(tmp_path)
     (folder / "val" / "owl").rename(folder / "val" / "wolf")
-    with pytest.raises(
-        UserError, match=r"same classes in .*train and .*val, found owl, wolf in one .*\(2 such"
-    ):
+    with pytest.raises(UserError, match=r"same classes in train and val of .*, found owl, wolf in one"):
         read_images("class_folders", str(folder), 8)
     (folder / "val" / "wolf").rename(folder / "val" / "owl")
     (folder / "train" / "fox" / "03.png").write_bytes(b"?")

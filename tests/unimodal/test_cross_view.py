@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.objectives import ConstantClassProbability, KnownClassProbability
 from medclip_dcl.unimodal.cross_view import CrossView
 from medclip_dcl.unimodal.encoders import SmallImageResNet
@@ -149,9 +148,7 @@ def test_an_augmented_image_is_two_views():
     model = UnimodalModel(LightnessColourResNets(18, width=2), simclr, 3).double().eval()
     of_crops = [model.network(crop) for crop in both]
     assert model._loss({"images": both})[0].item() == pytest.approx(simclr(torch.cat(of_crops), {})[0].item())
-    with pytest.raises(
-        UserError, match="multiple of the 2 views that LightnessColourResNets makes .*, found 3"
-    ):
-        UnimodalModel(
-            LightnessColourResNets(18, width=2), SimCLR(ConstantClassProbability(0.1), n_positives=2)
-        )
+    of_three = SimCLR(ConstantClassProbability(0.1), n_positives=2)
+    model = UnimodalModel(LightnessColourResNets(18, width=2), of_three, 3).double()
+    with pytest.raises(ValueError, match="SimCLR: expected 3 views .*, found 2 of 6"):
+        model._loss({"images": both[:1]})

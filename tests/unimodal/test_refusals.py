@@ -10,6 +10,7 @@ import torch
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.unimodal import (
     Blocks,
+    CrossView,
     KNegatives,
     SimCLR,
     SmallConvNet,
@@ -61,6 +62,8 @@ def many_tasks() -> None:
         (data, {"fraction": 0.01, "members": 1}, ["data.fraction", "two training images of every class", "0.01"]),
         (data, {"fields": ("rho", "log_p")}, ["requires log_p of an image", "class_id, rho, lowest_rho"]),
         (model, {"learning_rate": 0.0}, ["learning_rate: expected a finite number above 0"]),
+        (model, {"hidden": 0, "batch_norm": True}, ["model.batch_norm: expected false", "(hidden 0), found true"]),
+        (CrossView, {"gamma2": 0.0}, ["CrossView: expected gamma2 above 0, found 0.0"]),
         (SimCLR, {"gamma2": 0.0}, ["gamma2 above 0", "found 0.0 and 1"]),
         (SimCLR, {"n_positives": 2}, ["class_probability and no loss for n_positives 2"]),
         (KNegatives, {"k": 0}, ["size and k of at least 1, found 1 and 0"]),
