@@ -23,7 +23,7 @@ SET_ELSEWHERE = {
     "GruSentences": {"tokenizer", "has_given_words"},
     "TransformersRegions": {"architecture"},
 }
-UNIMODAL = ("unimodal/digits", "unimodal/cifar10", "unimodal/stl10", "unimodal/sentences")
+UNIMODAL = ("unimodal/digits", "unimodal/cifar10", "unimodal/stl10", "unimodal/cmc", "unimodal/sentences")
 
 
 def classes(node: Any) -> Iterator[tuple[type, set[str]]]:
