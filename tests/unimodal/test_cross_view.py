@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from medclip_dcl.command.cli import main
+from medclip_dcl.metrics.linear_probe import fit_linear_probes, standardisation
 from medclip_dcl.objectives import ConstantClassProbability, KnownClassProbability
 from medclip_dcl.unimodal.cross_view import CrossView
+from medclip_dcl.unimodal.data import UnimodalDataModule
 from medclip_dcl.unimodal.encoders import SmallImageResNet
+from medclip_dcl.unimodal.evaluation import UnimodalEvaluation, _Images
 from medclip_dcl.unimodal.lightness_colour import LightnessColourResNets, rgb_to_lab
 from medclip_dcl.unimodal.model import UnimodalModel
 from medclip_dcl.unimodal.network import UnimodalNetwork
 from medclip_dcl.unimodal.simclr import SimCLR
+from tests.models.test_resuming import Kill, Killed, assert_same
+from tests.unimodal.test_arrays import write_class_folders
+from tests.unimodal.test_model import train
 
 IMAGES = torch.rand(4, 3, 12, 12)
 
@@ -152,3 +161,88 @@ def test_an_augmented_image_is_two_views():
     model = UnimodalModel(LightnessColourResNets(18, width=2), of_three, 3).double()
     with pytest.raises(ValueError, match="SimCLR: expected 3 views .*, found 2 of 6"):
         model._loss({"images": both[:1]})
+
+
+# Runs
+
+
+def two_views() -> UnimodalModel:
+    torch.manual_seed(3)
+    objective = CrossView(KnownClassProbability(max_eta=0.9))
+    return UnimodalModel(LightnessColourResNets(18, 2, large_stem=True), objective, 4, hidden=0)
+
+
+def test_a_killed_run_of_two_views_ends_as_the_whole_one(tmp_path):
+    images = str(write_class_folders(tmp_path / "images"))
+
+    def data() -> UnimodalDataModule:
+        return UnimodalDataModule("class_folders", images, batch_size=8, image_size=16, monitor_images=12)
+
+    train(tmp_path / "whole", two_views(), data())
+    for stop in (Kill("on_train_batch_end", 0, 1), Kill("on_train_batch_start", 2, 2, saved_until=0)):
+        with pytest.raises(Killed):
+            train(tmp_path / "killed", two_views(), data(), stop)
+        torch.rand(5)  # another process has other random numbers
+    train(tmp_path / "killed", two_views(), data())
+    whole, killed = (
+        torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True)
+        for name in ("whole", "killed")
+    )
+    for part in ("state_dict", "optimizer_states", "epoch", "global_step"):
+        assert_same(whole[part], killed[part], part)
+    assert whole["global_step"] == 9
+
+
+def test_five_highest_logits_of_more_than_ten_classes():
+    generator = torch.Generator().manual_seed(2)
+    class_id = torch.arange(12).repeat(6)
+    features = torch.randn(12, 5, generator=generator)[class_id] + torch.randn(72, 5, generator=generator)
+    is_test = torch.arange(72) >= 48
+    names = [f"class {n}" for n in range(12)]
+    counts = {"train_images": dict.fromkeys(names, 4), "test_images": dict.fromkeys(names, 2)}
+    callback = UnimodalEvaluation(k=3, probe_epochs=20, probe_learning_rate=0.05)
+    found = callback._evaluated(
+        _Images(features, torch.arange(72), class_id, is_test), {"classes": names, "selected": [], **counts}
+    )["unimodal"].metrics["linear_probe"]["1.0"]
+    shift, scale = standardisation(features[:48])
+    whole = torch.arange(48)[None]
+    probe = fit_linear_probes(
+        (features[:48] - shift) / scale, class_id[:48], whole, 12, seed=0, **callback.probe
+    )
+    logits = (features[48:] - shift) / scale @ probe.weight[0] + probe.bias[0]
+    ranks = [(row > row[label]).sum().item() for row, label in zip(logits, class_id[48:], strict=True)]
+    assert found["top_5_accuracy"] == pytest.approx(sum(rank < 5 for rank in ranks) / 24)
+    assert found["accuracy"] == pytest.approx(sum(rank < 1 for rank in ranks) / 24) and found["accuracy"] < 1
+
+
+@pytest.mark.slow
+def test_two_views_of_the_real_cifar10_by_the_command_line(real_data, tmp_path):
+    """A tenth of the training images of three classes: the commands of the page, end to end."""
+    if not (real_data / "cifar10").is_dir():
+        pytest.skip(f"no {real_data / 'cifar10'}")
+    names = ["airplane", "frog", "ship"]
+    words = [
+        *("--config", "unimodal/cmc", "--config", "unimodal/objective/cross_view"),
+        *("--run_folder", str(tmp_path / "run"), "--untrained", "false", "--trainer.max_epochs", "3"),
+        *(
+            "--trainer.accelerator",
+            "cpu",
+            "--trainer.precision",
+            "32-true",
+            "--trainer.log_every_n_steps",
+            "1",
+        ),
+        *("--data.init_args.source", "cifar10", "--data.init_args.files", str(real_data / "cifar10")),
+        *("--data.init_args.classes", json.dumps(names), "--data.init_args.selected", json.dumps(names)),
+        *("--data.init_args.fraction", "0.1", "--data.init_args.image_size", "32"),
+        *("--model.init_args.image_encoder.init_args.depth", "18"),
+        *("--model.init_args.image_encoder.init_args.width", "8"),
+    ]
+    main(["fit", *words])
+    main(["test", "--config", str(tmp_path / "run/config.yaml")])
+    results = json.loads((tmp_path / "run/results.json").read_text(encoding="utf-8"))
+    assert results["counts"]["unimodal"]["training_images"] == 1500
+    assert results["metrics"]["unimodal"]["linear_probe"]["1.0"]["accuracy"] > 0.5
+    rows = pd.read_csv(tmp_path / "run/metrics.csv")
+    assert rows["train/class_probability"].dropna().eq(0.01).all()
+    assert rows["train/loss"].dropna().iloc[-5:].mean() < rows["train/loss"].dropna().iloc[:5].mean()
