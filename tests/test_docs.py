@@ -129,6 +129,7 @@ def workplace(small_set, tmp_path_factory) -> Path:
         "probe": ("finetune.yaml", "linear_probe.yaml"),
         "rad_dino": ("mimic_cxr.yaml", "objective/dcl_lm.yaml"),
         "digits": ("unimodal/digits.yaml", "unimodal/objective/dcl_true.yaml"),
+        "cmc": ("unimodal/cmc.yaml", "unimodal/objective/cross_view.yaml"),
         "sentences": ("unimodal/sentences.yaml",),
     }
     for name, files in runs.items():
