@@ -57,7 +57,7 @@ PATHS = {
     "sentences": _OF_SENTENCES,
     "unimodal": (
         *("knn/accuracy", "mean_classifier/*", "average_k/*", "linear_probe*/*/accuracy"),
-        "intraclass_deviation",
+        *("intraclass_deviation", "classifiers/*/*"),
     ),
     "validate": (
         *_CASES,

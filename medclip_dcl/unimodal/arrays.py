@@ -196,6 +196,26 @@ def _check_labels(file: Path, labels: np.ndarray, least: int, greatest: int) -> 
         raise UserError(f"{file}: expected labels from {least} to {greatest}, found {found}")
 
 
+def read_cifar100(folder: Path) -> ImageArrays:
+    """CIFAR-100 from its official Python batches (cifar-100-python), whose checksums torchvision verifies."""
+    from torchvision.datasets import CIFAR100
+
+    try:
+        train, test = (CIFAR100(folder, train=use) for use in (True, False))
+    except RuntimeError as error:
+        raise MissingFileError(
+            f"data.files: expected the unpacked folder cifar-100-python in {folder}; {error}"
+        ) from error
+    return ImageArrays(
+        tuple(train.classes),
+        torch.from_numpy(train.data.transpose(0, 3, 1, 2).copy()),
+        torch.tensor(train.targets),
+        torch.from_numpy(test.data.transpose(0, 3, 1, 2).copy()),
+        torch.tensor(test.targets),
+        selected=tuple(train.classes[50:]),
+    )
+
+
 def read_class_folders(folder: Path, side: int) -> ImageArrays:
     """Image files in train/CLASS and val/CLASS, as ImageNet's are kept; each is the central square at `side` pixels."""
     from torchvision.datasets import ImageFolder
@@ -234,7 +254,7 @@ def _squares(folder: Any, side: int) -> tuple[Tensor, Tensor]:
 
 
 def read_images(source: str, folder: str | None, side: int | None = None) -> ImageArrays:
-    """Images of "digits", or of "cifar10", "stl10" or "class_folders" from their folder; the last at `side` pixels."""
+    """Images of "digits", or of another source from its folder; those of "class_folders" at `side` pixels."""
     if folder is None:
         return read_digits()
     if not Path(folder).is_dir():
@@ -243,4 +263,5 @@ def read_images(source: str, folder: str | None, side: int | None = None) -> Ima
         if side is None:
             raise UserError("data.image_size: expected the side in pixels for class_folders, found null")
         return read_class_folders(Path(folder), side)
-    return {"cifar10": read_cifar10, "stl10": read_stl10}[source](Path(folder))
+    readers = {"cifar10": read_cifar10, "cifar100": read_cifar100, "stl10": read_stl10}
+    return readers[source](Path(folder))

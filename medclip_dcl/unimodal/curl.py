@@ -1,4 +1,7 @@
-"""CURL's hinge and logistic losses on margins between inner products, for pairs and for blocks of similar points."""
+"""CURL's hinge and logistic losses on margins between inner products, for pairs and for blocks of similar points.
+
+And cross entropy with labels, the supervised training beside which CURL puts them.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.objectives.contrastive import at_least_float32, reduce_losses
 from medclip_dcl.unimodal.views import ViewsObjective
 
@@ -107,21 +111,31 @@ class Blocks(ViewsObjective):
 
     Each view is an anchor. Its positive block are the b other views of its image; its negative blocks are as many
     views of each of the k images that follow in the batch, cyclically: a batch is shuffled, so that they are drawn
-    from the marginal, the anchor's class included. Embeddings are taken as they are, not normalised. That views
-    stand for points of a class, that every view is an anchor, and that blocks serve several anchors are choices.
+    from the marginal, the anchor's class included. Embeddings are taken as they are, not normalised. That every view
+    is an anchor, and that blocks serve several anchors, are choices.
 
     Args:
         size: b, at least 1 (2: as the paper has it for CIFAR-100).
         k: negative blocks of an anchor, at least 1.
         loss: "hinge" or "logistic".
+        similar: "views" of one image stand for points of a class (choice); with "class" all views but the first are of
+            other training images of the image's class, as in the paper: supervised.
     """
 
-    def __init__(self, size: int = 2, k: int = 1, loss: Literal["hinge", "logistic"] = "logistic") -> None:
+    def __init__(
+        self,
+        size: int = 2,
+        k: int = 1,
+        loss: Literal["hinge", "logistic"] = "logistic",
+        similar: Literal["views", "class"] = "views",
+    ) -> None:
         super().__init__()
         if size < 1 or k < 1:
             raise UserError(f"objective: expected size and k of at least 1, found {size} and {k}")
         self.size, self.k, self.loss = size, k, loss
         self.n_views, self.min_images = size + 1, k + 1
+        if similar == "class":
+            self.n_members, self.requires = size, ("class_id",)
 
     def loss_of_batch(
         self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
@@ -148,7 +162,41 @@ class KNegatives(Blocks):
     Args:
         k: negatives of an anchor, at least 1.
         loss: "hinge" or "logistic".
+        similar: "views", or "class" for a view of another training image of the class as the second one.
     """
 
-    def __init__(self, k: int = 1, loss: Literal["hinge", "logistic"] = "logistic") -> None:
-        super().__init__(1, k, loss)
+    def __init__(
+        self,
+        k: int = 1,
+        loss: Literal["hinge", "logistic"] = "logistic",
+        similar: Literal["views", "class"] = "views",
+    ) -> None:
+        super().__init__(1, k, loss, similar)
+
+
+class Supervised(ViewsObjective):
+    """Cross entropy of a linear classifier of the embeddings of one view, trained with the encoder.
+
+    Its weights start at 0, so that no random number is drawn.
+
+    Args:
+        embedding_dim: size of the embeddings; without a projection that of the features.
+        n_classes: of the training images, at least 2.
+    """
+
+    n_views, min_images, requires = 1, 1, ("class_id",)
+
+    def __init__(self, embedding_dim: int, n_classes: int) -> None:
+        super().__init__()
+        check_min("objective", {"embedding_dim": (embedding_dim, 1), "n_classes": (n_classes, 2)})
+        self.embedding_dim, self.n_classes = embedding_dim, n_classes
+        self.weight = nn.Parameter(torch.zeros(n_classes, embedding_dim))
+        self.bias = nn.Parameter(torch.zeros(n_classes))
+
+    def loss_of_batch(
+        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
+    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+        """Mean cross entropy, and the share of images whose class has the highest logit."""
+        logits = embeddings[0] @ self.weight.T + self.bias
+        labels = fields["class_id"]
+        return cross_entropy(logits, labels), {"accuracy": (logits.argmax(1) == labels).float().mean()}

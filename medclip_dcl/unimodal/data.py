@@ -64,10 +64,11 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
     objectives that require these are refused.
 
     Args:
-        source: "digits", 1,797 images of 8 x 8 pixels that come with scikit-learn; "cifar10"; "stl10"; or
+        source: "digits", 1,797 images of 8 x 8 pixels that come with scikit-learn; "cifar10"; "cifar100"; "stl10"; or
             "class_folders", image files such as ImageNet's.
         files: folder of CIFAR-10 (the official Python batches, or the Parquet files of the Hugging Face data set),
-            STL10 (the official binary files), or train/CLASS and val/CLASS with image files. null for digits.
+            CIFAR-100 (it holds cifar-100-python), STL10 (the official binary files), or train/CLASS and val/CLASS with
+            image files. null for digits.
         fraction: share r of the training images of each selected class that is kept, in (0, 1]. Other classes and the
             test images stay whole (SSD describes 6,000 images of a class, training and test together: choice).
         selected: the classes of which the fraction is kept. null: SSD's dog, frog, horse, ship and truck of CIFAR-10;
@@ -88,7 +89,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
 
     def __init__(
         self,
-        source: Literal["digits", "cifar10", "stl10", "class_folders"] = "digits",
+        source: Literal["digits", "cifar10", "cifar100", "stl10", "class_folders"] = "digits",
         files: str | None = None,
         fraction: float = 1.0,
         selected: list[str] | None = None,
@@ -143,8 +144,8 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                 )
             if self.requirements.n_members and int(self.chosen.train_labels.bincount().min()) < 2:
                 raise UserError(
-                    f"data.fraction: expected two training images of every class for correction_images: class, found "
-                    f"one of some at {self.fraction}; raise data.init_args.fraction"
+                    "data.fraction: expected two training images of every class, since the objective draws others of "
+                    f"the class, found one of some at {self.fraction}; raise data.init_args.fraction"
                 )
             require_whole_batches(len(self.chosen.train), self.batch_size, rank_and_size()[1], "images")
 

@@ -21,6 +21,7 @@ from medclip_dcl.evaluation.embedding_map import embedding_map
 from medclip_dcl.metrics.linear_probe import draw_labelled, fit_linear_probes, standardisation
 from medclip_dcl.unimodal.mean_classifier import (
     average_k_metrics,
+    average_k_of_scores,
     check_number_of_tasks,
     class_means,
     intraclass_deviation,
@@ -55,6 +56,10 @@ class UnimodalEvaluation(Evaluation):
         k: nearest neighbours (DCL's public code: 200); all where there are fewer.
         temperature: of the neighbours' weights.
         average_k: rivals k of the average supervised loss, over all tasks of k + 1 classes.
+        mean_labels: labels of each class for a further mean classifier, in `label_draws` draws (CURL: 5). With it
+            ``classifiers`` has CURL's table 1: accuracies avg_K of tasks of K classes, for K - 1 in `average_k`, and
+            top_K of all classes, for K in `top_k`, by the linear probe and both mean classifiers.
+        top_k: classes with the highest scores among which a case's own counts as correct.
         embedding_map: true: t-SNE of test images, at most 2,000 (choice), into predictions/embedding_map.parquet (SSD,
             figure 4).
     """
@@ -72,6 +77,8 @@ class UnimodalEvaluation(Evaluation):
         k: int = 200,
         temperature: float = 0.5,
         average_k: Sequence[int] = (1,),
+        mean_labels: int | None = None,
+        top_k: Sequence[int] = (1,),
         embedding_map: bool = False,
     ) -> None:
         super().__init__()
@@ -82,6 +89,8 @@ class UnimodalEvaluation(Evaluation):
                 "label_seed": (label_seed, 0),
                 "probe_epochs": (probe_epochs, 1),
                 "k": (k, 1),
+                "mean_labels": (mean_labels, 1),
+                "top_k": (min(top_k, default=1), 1),
             },
         )
         if not label_fractions or not all(0 < fraction <= 1 for fraction in label_fractions):
@@ -98,6 +107,7 @@ class UnimodalEvaluation(Evaluation):
         self.probe: dict[str, Any] = {"epochs": probe_epochs, "learning_rate": probe_learning_rate, **_PROBE}
         self.standardise = standardise
         self.k, self.temperature, self.average_k = k, temperature, sorted(set(average_k))
+        self.mean_labels, self.top_k = mean_labels, sorted(set(top_k))
         self.embedding_map = embedding_map
         self._parts: list[_Images] = []
 
@@ -180,7 +190,8 @@ class UnimodalEvaluation(Evaluation):
         is_selected = torch.isin(
             test.class_id, test.class_id.new_tensor([classes.index(x) for x in dataset["selected"]])
         )
-        probed = self._probe(train, test, is_selected, len(classes), result)
+        logits = self._probe(train, test, is_selected, len(classes), result)
+        probed = logits.argmax(1)
         neighbours = self._neighbours(train, test)
         directions, tested = (normalize(part.features, dim=1) for part in (train, test))
         means = class_means(directions, train.class_id, len(classes))
@@ -194,6 +205,17 @@ class UnimodalEvaluation(Evaluation):
             },
             "intraclass_deviation": intraclass_deviation(tested, test.class_id),
         }
+        if self.mean_labels:
+            result.protocol["mean_labels"] = self.mean_labels
+            few = self._few_labelled_means(directions, train.class_id, len(classes))
+            scores = {
+                "linear_probe": logits[None],
+                "mean": (tested @ means.T)[None],
+                f"mean_{self.mean_labels}": tested @ few.mT,
+            }
+            result.metrics["classifiers"] = {
+                name: self._task_accuracies(draws, test.class_id) for name, draws in scores.items()
+            }
         result.scalars = {
             "linear_probe_accuracy": result.metrics["linear_probe"][str(self.label_fractions[0])]["accuracy"],
             "knn_accuracy": result.metrics["knn"]["accuracy"],
@@ -220,8 +242,8 @@ class UnimodalEvaluation(Evaluation):
         is_selected: Bool[Tensor, " image"],
         n_classes: int,
         result: EvaluationResult,
-    ) -> Int[Tensor, " image"]:
-        """Add the accuracy of the linear probes; classes by the first of those with the most labels."""
+    ) -> Float[Tensor, "image class"]:
+        """Add the accuracy of the linear probes; logits of the first of those with the most labels."""
         shift, scale = torch.zeros(()), torch.ones(())
         if self.standardise:
             shift, scale = standardisation(train.features)
@@ -248,9 +270,8 @@ class UnimodalEvaluation(Evaluation):
                 **self.probe,
             )
             logits = probes.logits(tested)
-            predicted = logits.argmax(2)
-            first = predicted[0] if first is None else first
-            is_right = predicted == test.class_id
+            first = logits[0] if first is None else first
+            is_right = logits.argmax(2) == test.class_id
             for name, of_group in groups.items():
                 by_draw = is_right[:, of_group].double().mean(1).tolist() if of_group.any() else []
                 accuracy = float(np.mean(by_draw)) if by_draw else None
@@ -263,6 +284,33 @@ class UnimodalEvaluation(Evaluation):
             result.counts["labels"][str(fraction)] = drawn.shape[1]
         assert first is not None
         return first
+
+    def _few_labelled_means(
+        self, directions: Float[Tensor, "image feature"], labels: Int[Tensor, " image"], n_classes: int
+    ) -> Float[Tensor, "draw class feature"]:
+        """Class means of `mean_labels` drawn images of each class."""
+        means = []
+        for draw in range(self.label_draws):
+            generator = np.random.default_rng([self.label_seed, draw, 2])
+            order = torch.from_numpy(generator.permutation(len(labels))).to(labels.device)
+            drawn = torch.cat([order[labels[order] == c][: self.mean_labels] for c in range(n_classes)])
+            means.append(class_means(directions[drawn], labels[drawn], n_classes))
+        return torch.stack(means)
+
+    def _task_accuracies(
+        self, scores: Float[Tensor, "draw image class"], labels: Int[Tensor, " image"]
+    ) -> dict[str, float]:
+        """CURL's avg_K and top_K, means over draws."""
+        rows = []
+        for of_draw in scores:
+            averages = {
+                f"avg_{k + 1}": average_k_of_scores(of_draw, labels, k).accuracy for k in self.average_k
+            }
+            best = of_draw.topk(min(max(self.top_k), of_draw.shape[1])).indices == labels[:, None]
+            rows.append(
+                averages | {f"top_{k}": best[:, :k].any(1).double().mean().item() for k in self.top_k}
+            )
+        return {name: float(np.mean([row[name] for row in rows])) for name in rows[0]}
 
     def _neighbours(self, train: _Images, test: _Images | None) -> Int[Tensor, " image"]:
         queries = None if test is None else test.features

@@ -5,7 +5,6 @@ Its scores are inner products, not distances: a class mean of a larger norm attr
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.unimodal.curl import margin_loss
 
 _MAX_TASKS = 1000
-"""Of ten classes there are at most 252; the margins of all tasks are in memory at once."""
+"""Of a class; the margins of all tasks are in memory at once. Of ten classes there are at most 126 with one of them."""
 
 
 class MeanClassifierMetrics(NamedTuple):
@@ -53,7 +52,8 @@ def average_k_metrics(
 
     The average supervised loss (Saunshi et al., ICML 2019, definition 2.2) of equally likely classes: the mean within a
     class first, then over classes. CURL's tables call it avg-(k + 1); with k rivals of k + 1 classes it is the task of
-    all classes. A case whose class ties with t others for the highest score counts 1/(1 + t) as correct.
+    all classes. A case whose class ties with t others for the highest score counts 1/(1 + t) as correct. Of more than
+    1,000 tasks of a class as many are drawn, always the same.
 
     Args:
         embeddings: f(x) of the labelled cases.
@@ -67,15 +67,27 @@ def average_k_metrics(
         >>> average_k_metrics(points, torch.tensor([0, 1]), points, 1, loss="hinge")
         MeanClassifierMetrics(loss=0.0, accuracy=1.0)
     """
-    check_number_of_tasks(len(means), k)
     if not (embeddings.isfinite().all() and means.isfinite().all()):
         raise ValueError("embeddings and means: expected finite numbers, found NaN or infinity")
+    return average_k_of_scores(embeddings.double() @ means.double().T, labels, k, loss=loss)
+
+
+def average_k_of_scores(
+    scores: Float[Tensor, "case class"], labels: Int[Tensor, "case"], k: int, *, loss: str = "logistic"
+) -> MeanClassifierMetrics:
+    """:func:`average_k_metrics` of any classifier's scores, of which a task compares those of its classes."""
+    n_classes = scores.shape[1]
+    check_number_of_tasks(n_classes, k)
     losses, accuracies = [], []
-    for c in range(len(means)):
-        others = [other for other in range(len(means)) if other != c]
-        rivals = torch.tensor(list(itertools.combinations(others, k)), device=means.device)
-        scores = embeddings[labels == c].double() @ means.double().T
-        leads = (scores[:, c, None] - scores)[:, rivals]
+    for c in range(n_classes):
+        others = torch.tensor([other for other in range(n_classes) if other != c])
+        if math.comb(len(others), k) <= _MAX_TASKS:
+            rivals = torch.combinations(others, k)
+        else:
+            generator = torch.Generator().manual_seed(c)
+            rivals = others[torch.rand(_MAX_TASKS, len(others), generator=generator).argsort(1)[:, :k]]
+        of_class = scores[labels == c].double()
+        leads = (of_class[:, c, None] - of_class)[:, rivals.to(scores.device)]
         losses.append(margin_loss(leads, loss).mean())
         accuracies.append(((leads >= 0).all(2) / (1 + (leads == 0).sum(2)).double()).mean())
     return MeanClassifierMetrics(torch.stack(losses).mean().item(), torch.stack(accuracies).mean().item())
@@ -115,10 +127,6 @@ def intraclass_deviation(
 
 
 def check_number_of_tasks(n_classes: int, k: int) -> None:
-    """Refuse other numbers of tasks of k + 1 classes than :func:`average_k_metrics` enumerates."""
-    number = math.comb(n_classes, k + 1)
-    if k < 1 or not 1 <= number <= _MAX_TASKS:
-        raise UserError(
-            f"average_k: expected 1 to {_MAX_TASKS:,} tasks of k + 1 classes, found {number:,} for k {k} and "
-            f"{n_classes} classes"
-        )
+    """Refuse a k of which there is no task of k + 1 classes."""
+    if not 1 <= k < n_classes:
+        raise UserError(f"average_k: expected 1 to {n_classes - 1} rivals for {n_classes} classes, found {k}")

@@ -19,7 +19,7 @@ FILES = sorted((ROOT / "configs/experiments").glob("*.yaml"))
 LONG = (
     *("table1", "table1_whole", "table1_whole_both", "table1_settings"),
     *("cifar10", "false_negatives", "digits", "digits_m", "digits_correction", "digits_tau_m"),
-    *("dcl_cifar10", "dcl_stl10", "dcl_cifar10_m", "dcl_stl10_m"),
+    *("dcl_cifar10", "dcl_stl10", "dcl_cifar10_m", "dcl_stl10_m", "digits_curl", "curl_cifar100"),
 )
 """Have the kinds of settings of other grids, and more cells."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import os
 import pickle
@@ -14,6 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from sklearn.datasets import load_digits
+from torchvision.datasets import CIFAR100
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.unimodal.arrays import CIFAR10, ImageArrays, read_images
@@ -239,6 +241,29 @@ def test_the_fingerprint_is_of_every_value():
         changed = read_images("digits", None)
         getattr(changed, name)[7] += 1
         assert changed.fingerprint() != before, name
+
+
+def test_cifar100_is_read_by_torchvision_after_its_checksums(tmp_path, monkeypatch):
+    folder = tmp_path / "cifar-100-python"
+    folder.mkdir()
+    parts = {"train": (pixels(7, 1), [3, 99, 0, 1, 2, 50, 3]), "test": (pixels(5, 2), [0, 1, 99, 3, 2])}
+    contents = {
+        name: {"data": images.reshape(len(images), -1), "fine_labels": labels}
+        for name, (images, labels) in parts.items()
+    }
+    contents["meta"] = {"fine_label_names": [f"class {number}" for number in range(100)]}
+    for name, content in contents.items():
+        (folder / name).write_bytes(pickle.dumps(content))
+    with pytest.raises(UserError, match="data.files: expected the unpacked folder cifar-100-python in"):
+        read_images("cifar100", str(tmp_path))
+    digests = {name: hashlib.md5((folder / name).read_bytes()).hexdigest() for name in contents}
+    monkeypatch.setattr(CIFAR100, "train_list", [["train", digests["train"]]])
+    monkeypatch.setattr(CIFAR100, "test_list", [["test", digests["test"]]])
+    monkeypatch.setattr(CIFAR100, "meta", {**CIFAR100.meta, "md5": digests["meta"]})
+    found = read_images("cifar100", str(tmp_path))
+    assert np.array_equal(found.train, parts["train"][0]) and np.array_equal(found.test, parts["test"][0])
+    assert found.train_labels.tolist() == parts["train"][1] and found.test_labels.tolist() == parts["test"][1]
+    assert len(found.classes) == 100 and found.selected == found.classes[50:]
 
 
 class Attack:

@@ -14,6 +14,7 @@ import torch
 import yaml
 from jsonargparse import Namespace
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import top_k_accuracy_score
 from sklearn.neighbors import KNeighborsClassifier
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -39,6 +40,8 @@ def words(run: Path, *more: str, **evaluation: Any) -> list[str]:
         "label_draws": 3,
         "k": 7,
         "average_k": [1, 3],
+        "mean_labels": 5,
+        "top_k": [1, 2],
         "embedding_map": True,
     }
     callback = {
@@ -158,6 +161,28 @@ def test_the_mean_classifier_is_a_loop(results, features):
     assert found["intraclass_deviation"] == pytest.approx(deviation.item(), rel=1e-6)
 
 
+def test_accuracies_of_classifiers_are_loops(results, features):
+    train, train_labels, test, test_labels = (normalize(x) if x.dim() == 2 else x for x in features)
+    found = results["metrics"]["unimodal"]["classifiers"]
+    assert set(found) == {"linear_probe", "mean", "mean_5"}
+    assert {*found["mean"]} == {"avg_2", "avg_4", "top_1", "top_2"}
+    probe = results["metrics"]["unimodal"]["linear_probe"]["1.0"]["accuracy"]
+    assert found["linear_probe"]["top_1"] == pytest.approx(probe)
+    average = results["metrics"]["unimodal"]["average_k"]["1"]["accuracy"]
+    assert found["mean"]["avg_2"] == pytest.approx(average, abs=1e-6)
+    means = torch.stack([train[train_labels == c].double().mean(0) for c in range(4)])
+    for k in (1, 2):
+        expected = top_k_accuracy_score(test_labels, test.double() @ means.T, k=k, labels=range(4))
+        assert found["mean"][f"top_{k}"] == pytest.approx(expected, abs=5e-3)
+    few = []
+    for draw in range(3):
+        order = np.random.default_rng([0, draw, 2]).permutation(len(train_labels))
+        rows = [[i for i in order if train_labels[i] == c][:5] for c in range(4)]
+        few.append(test @ torch.stack([train[of_class].mean(0) for of_class in rows]).T)
+    expected = np.mean([top_k_accuracy_score(test_labels, x, k=1, labels=range(4)) for x in few])
+    assert found["mean_5"]["top_1"] == pytest.approx(expected, abs=5e-3) and len({*map(str, few)}) == 3
+
+
 def test_predict_names_what_to_use_instead(tested, capsys):
     with pytest.raises(SystemExit) as end:
         main(["predict", "--config", str(tested / "config.yaml")])
@@ -222,7 +247,7 @@ def test_a_test_limited_to_some_batches_says_so(tested, tmp_path, capsys):
 @pytest.mark.parametrize(
     "more, evaluation, message",
     [
-        ((), {"average_k": [4]}, "found 0 for k 4 and 4 classes"),
+        ((), {"average_k": [4]}, "1 to 3 rivals for 4 classes, found 4"),
         ((), {"k": 0}, "UnimodalEvaluation.k: expected at least 1, found 0"),
         (
             ("--model.init_args.image_encoder.init_args.channels", "3"),

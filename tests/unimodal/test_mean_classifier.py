@@ -12,6 +12,7 @@ from sklearn.neighbors import NearestCentroid
 
 from medclip_dcl.unimodal.mean_classifier import (
     average_k_metrics,
+    average_k_of_scores,
     class_means,
     intraclass_deviation,
 )
@@ -66,6 +67,22 @@ def test_average_over_all_tasks_equals_the_loop(loss, k):
 def test_a_tie_counts_half():
     found = average_k_metrics(torch.ones(4, 3), torch.tensor([0, 1, 0, 1]), torch.ones(2, 3), 1, loss="hinge")
     assert found == (1.0, 0.5)
+
+
+def test_average_over_drawn_tasks_is_near_all_of_them():
+    """Of 3,876 tasks of a class 1,000 are drawn: the chance that the rivals of a task are among the worse classes."""
+    scores, labels = torch.randn(200, 20), torch.arange(200) % 20
+    worse = (scores < scores.gather(1, labels[:, None])).sum(1).tolist()
+    expected = np.mean([math.comb(count, 4) / math.comb(19, 4) for count in worse])
+    found = average_k_of_scores(scores, labels, 4)
+    assert found.accuracy == pytest.approx(expected, abs=0.01)
+    assert found == average_k_of_scores(scores, labels, 4)
+    # Three classes are worse than each: four distinct rivals never are.
+    scores = torch.ones(20, 20) - torch.eye(20)
+    for c in range(20):
+        scores[c, [(c + step) % 20 for step in (1, 2, 3)]] = -1
+    assert average_k_of_scores(scores, torch.arange(20), 4).accuracy == 0
+    assert average_k_of_scores(scores, torch.arange(20), 3).accuracy == pytest.approx(1 / math.comb(19, 3))
 
 
 @pytest.mark.parametrize("rho", [None, torch.tensor([0.2, 0.5, 0.1, 0.2])])

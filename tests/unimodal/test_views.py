@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.functional import normalize
+from torch.nn.functional import cross_entropy, normalize
 
 from medclip_dcl.objectives import (
     ClassProbability,
@@ -20,7 +20,7 @@ from medclip_dcl.objectives import (
     contrastive_statistics,
 )
 from medclip_dcl.unimodal.cross_view import CrossView
-from medclip_dcl.unimodal.curl import Blocks, KNegatives
+from medclip_dcl.unimodal.curl import Blocks, KNegatives, Supervised
 from medclip_dcl.unimodal.simclr import SimCLR, simclr_loss
 from medclip_dcl.unimodal.views import ViewsObjective
 
@@ -162,6 +162,27 @@ def test_blocks_equal_the_loop(size, images, dim, k, loss):
     assert found.item() == pytest.approx(loop_of_blocks(views, k, loss)) and figures == {}
     if size == 1:
         assert KNegatives(k, loss)(views, {})[0].item() == found.item()
+    of_class = Blocks(size, k, loss, similar="class")  # the views are others', the loss is the same
+    assert (of_class.n_views, of_class.n_members, of_class.requires) == (size + 1, size, ("class_id",))
+    assert of_class(views, fields(images))[0].item() == found.item()
+
+
+def supervised(dim: int = 4) -> Supervised:
+    """With weights unlike the first ones, of which the encoder gets no gradient."""
+    objective = Supervised(dim, 3).double()
+    torch.nn.init.normal_(objective.weight, generator=torch.Generator().manual_seed(0))
+    return objective
+
+
+def test_supervised_is_cross_entropy_with_the_labels():
+    views, objective = torch.randn(1, 7, 4, dtype=torch.float64), supervised()
+    loss, figures = objective(views, fields(7))
+    logits = views[0] @ objective.weight.T
+    torch.testing.assert_close(loss, cross_entropy(logits, fields(7)["class_id"]))
+    assert figures["accuracy"].item() == pytest.approx(
+        (logits.argmax(1) == fields(7)["class_id"]).double().mean()
+    )
+    assert Supervised(4, 3).double()(views, fields(7))[0].item() == pytest.approx(math.log(3))
 
 
 # All of them.
@@ -185,7 +206,7 @@ def test_configurations_are_complete(file):
             assert f"{argument}:" in text, f"no {argument} of {kind.__name__}"
     for line in text.splitlines():
         assert "#" in line or "class_path" in line or line.rstrip().endswith(":"), f"no explanation: {line}"
-    views = torch.randn(objective.n_views, 7, 4)
+    views = torch.randn(objective.n_views, 7, getattr(objective, "embedding_dim", 4))
     loss, _ = objective(views, fields(7))
     assert loss.isfinite()
 
@@ -200,6 +221,7 @@ OBJECTIVES = {
     "unbiased": SimCLR(unbiased=True),
     "hinge": KNegatives(4, "hinge"),
     "blocks": Blocks(2, 5),
+    "supervised": supervised(),
     "cross_view": CrossView(known(), 9.0),
 }
 
