@@ -55,6 +55,7 @@ PATHS = {
         f"{part}/{x}" for part in ("image_report", "image_report/tolerant", "image_sentence") for x in _RANKS
     ),
     "sentences": _OF_SENTENCES,
+    "texts": ("*/accuracy", "*/auc"),
     "unimodal": (
         *("knn/accuracy", "mean_classifier/*", "average_k/*", "linear_probe*/*/accuracy"),
         *("intraclass_deviation", "classifiers/*/*"),

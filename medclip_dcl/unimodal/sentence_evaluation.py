@@ -32,7 +32,7 @@ class SentenceEvaluation(Evaluation):
         seed: of the folds.
     """
 
-    section = "sentences"
+    section = "texts"
 
     def __init__(self, folds: int = 10, c: float = 1.0, seed: int = 0) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class SentenceEvaluation(Evaluation):
         if tables:
             means = pd.DataFrame(result.metrics).T.mean().to_dict()
             result.metrics["mean"] = means
-            result.scalars = {f"sentences_{number}": value for number, value in means.items()}
+            result.scalars = {f"texts_{number}": value for number, value in means.items()}
             result.predictions = pd.concat(tables, ignore_index=True)[
                 ["task", "case", "fold", "label", "predicted"]
             ]

@@ -252,7 +252,7 @@ def run_whole(folder: Path, *more: str) -> dict[str, Any]:
     main(
         ["test", "--config", str(folder / "config.yaml"), "--run_folder", str(folder), "--untrained", "false"]
     )
-    return json.loads((folder / "results.json").read_text())["metrics"]["sentences"]
+    return json.loads((folder / "results.json").read_text())["metrics"]["texts"]
 
 
 SMALL = [
@@ -285,7 +285,7 @@ def test_the_whole_way_on_a_phantom_with_a_bert(small_set, small_bert, tmp_path)
         ),
     )
     assert found["size"]["accuracy"] > 0.5 and {"Edema", "mean"} <= found.keys()
-    predictions = pd.read_parquet(tmp_path / "run/predictions/sentences.parquet")
+    predictions = pd.read_parquet(tmp_path / "run/predictions/texts.parquet")
     assert (predictions["task"] == "size").sum() == 10
     # The folder is what `embed` reads, and its [CLS] is the trained one.
     embedded = embed_sentences(Embed(data=small_set, model=str(tmp_path / "run/text_encoder"), device="cpu"))
