@@ -276,6 +276,27 @@ def test_a_copy_of_other_times_is_compared_once(sharded, tmp_path, monkeypatch, 
     assert (tmp_path / "cache").exists() != is_writable
 
 
+def test_times_compared_anywhere_are_known(sharded, monkeypatch):
+    expected, cached = PreparedSet(sharded).fingerprint, identity._stamps(sharded / "dataset.json")[1]
+    shards.write_json({f"0000{number}.tar": 1 for number in range(4)}, cached.with_suffix(".json"))
+    compared: list[Path] = []
+    monkeypatch.setattr(shards, "digest_of_file", noted(compared))
+    assert PreparedSet(sharded).fingerprint == expected and compared == []
+    for tar in (sharded / "shards").glob("*.tar"):
+        os.utime(tar, ns=(1, 1))
+    assert PreparedSet(sharded).fingerprint == expected and compared == []
+
+
+def test_sizes_are_compared_before_digests(sharded, monkeypatch):
+    compared: list[Path] = []
+    monkeypatch.setattr(shards, "digest_of_file", noted(compared))
+    os.utime(shards.shard_file(sharded, 0), (2e9, 2e9))
+    cut(sharded)
+    with pytest.raises(UserError, match="found 20,480 bytes"):
+        _ = PreparedSet(sharded).fingerprint
+    assert compared == []
+
+
 def test_undo_gives_the_files_back(small_set, sharded, monkeypatch):
     main([str(sharded), "--undo"])
     found = {name: data for name, data in content(sharded).items() if name != ".lock"}
