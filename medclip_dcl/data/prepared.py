@@ -301,7 +301,8 @@ class PreparedSet:
         if not self.has(IMAGE_FILES):
             return pd.DataFrame(columns=IMAGE_DIGESTS)
         images = self.table("images").merge(self.table(IMAGE_FILES), on="path")
-        now = images["path"].map(self.content.images).fillna(images["digest"])
+        changed = images["path"].map(self.content.images)
+        now = images["digest"].mask(changed.notna(), changed)
         height, width, size = (images[name].astype(str) for name in ("height", "width", "original_bytes"))
         return images.assign(digest=now, original=height + " x " + width + ", " + size)[IMAGE_DIGESTS]
 

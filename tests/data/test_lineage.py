@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import digest
 from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.data.lineage import LINEAGE, Lineage
 from medclip_dcl.data.prepared import PreparedSet
@@ -68,6 +69,17 @@ def test_images_of_the_training_are_not_evaluated(small_set, tmp_path, change, m
         return lineage.require_untrained(prepared, tested)
     with pytest.raises(UserError, match=message):
         lineage.require_untrained(prepared, tested)
+
+
+@pytest.mark.filterwarnings("error")
+def test_digests_are_of_images_now(small_set, tmp_path):
+    folder = Path(shutil.copytree(small_set, tmp_path / "set"))
+    written = PreparedSet(folder).image_digests()
+    path = PreparedSet(folder).table("images")["path"][3]
+    (folder / "images" / path).write_bytes(b"another image")
+    now = PreparedSet(folder).image_digests()
+    assert now["digest"][3] == digest(b"another image") != written["digest"][3]
+    assert now.drop(index=3).equals(written.drop(index=3))
 
 
 def other_images(folder: Path, to: Path, **info: str) -> PreparedSet:
