@@ -47,13 +47,19 @@ class Arrays:
                 table = pa.ipc.open_file(stream).read_all()
         return {name: table[name].chunk(0).values for name in table.column_names}
 
-    def __getitem__(self, name: str) -> Any:
-        array = self.arrow[name]
+    @cached_property
+    def _by_name(self) -> dict[str, Any]:
+        return {name: self._of(name, array) for name, array in self.arrow.items()}
+
+    def _of(self, name: str, array: pa.Array) -> Any:
         if pa.types.is_primitive(array.type):
             return array.to_numpy()
         if pa.types.is_fixed_size_list(array.type):
             return array.values.to_numpy().reshape(len(array), array.type.list_size)
         return Rows(self, name)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._by_name[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self.arrow
@@ -64,6 +70,9 @@ class Rows(Sequence[Any]):
 
     def __init__(self, arrays: Arrays, name: str) -> None:
         self._arrays, self._name = arrays, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rows, (self._arrays, self._name)
 
     @property
     def arrow(self) -> pa.Array:
@@ -79,10 +88,17 @@ class Rows(Sequence[Any]):
         """The row at a place; the list of those of a slice, or at several places."""
         if isinstance(index, slice):
             return self.arrow[index].to_pylist()
-        if np.ndim(index):
+        if not isinstance(index, int | np.integer):
             return [self[place] for place in index]
-        row = self.arrow[int(index)]
-        return row.values.to_numpy().astype(np.int64) if isinstance(row, pa.ListScalar) else row.as_py()
+        if self._lists is None:
+            return self.arrow[int(index)].as_py()
+        (offsets, numbers), place = self._lists, range(len(self))[index]
+        return numbers[offsets[place] : offsets[place + 1]].astype(np.int64)
+
+    @cached_property
+    def _lists(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """Where each list begins, and the numbers; a scalar of Arrow for each takes loaders several times as long."""
+        return (self.arrow.offsets.to_numpy(), self.flat) if pa.types.is_list(self.arrow.type) else None
 
     @property
     def lengths(self) -> np.ndarray:

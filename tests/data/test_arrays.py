@@ -32,8 +32,13 @@ def test_arrays_of_a_file_are_pickled_as_its_name(tmp_path):
         assert lists.flat.tolist() == [1, -2, 70_000] and lists.lengths.tolist() == [2, 0, 1]
         assert lists.take(np.array([2, 1])).lengths.tolist() == [1, 0]
     assert len(pickle.dumps(mapped)) < 1000 < len(pickle.dumps(own))
-    texts = pickle.dumps(mapped["text"])
-    assert len(texts) < 1000 and pickle.loads(texts)[2] == "é"
+    lists = mapped["lists"]
+    assert [row.tolist() for row in lists] == [[1, -2], [], [70_000]] and lists[-3].tolist() == [1, -2]
+    with pytest.raises(IndexError):
+        lists[3]
+    texts, lists = (pickle.dumps(mapped[name]) for name in ("text", "lists"))
+    assert max(len(texts), len(lists)) < 1000
+    assert pickle.loads(texts)[2] == "é" and pickle.loads(lists)[2].tolist() == [70_000]
     assert not mapped["value"].flags.writeable
 
 
