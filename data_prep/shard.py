@@ -45,13 +45,13 @@ def run(options: Shard) -> None:
     prepared = PreparedSet(options.data)
     if prepared.table(IMAGE_FILES).empty:
         raise PreparedDataError(f"{options.data} has no images")
-    with ExitStack() as stack:
+    with ExitStack() as locked, ExitStack() as renamed:  # the lock ends after the renaming
         target = options.data
         if options.output is not None:
             form = "files" if options.undo else "texts" if options.texts else "shards"
             copy = new_folder(options.output, "--output", f"{prepared.fingerprint}.{form}")
-            target = stack.enter_context(copy)
-        stack.enter_context(one_process_in(target))
+            target = renamed.enter_context(copy)
+        locked.enter_context(one_process_in(target))
         if options.output is not None:
             skipped = shutil.ignore_patterns("images", FOLDER, INDEX, ".lock", ".*.tmp")
             shutil.copytree(options.data, target, ignore=skipped, dirs_exist_ok=True)

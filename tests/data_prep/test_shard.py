@@ -23,6 +23,7 @@ from data_prep.check import check_set
 from data_prep.encode import encode
 from data_prep.image_checks import check_files
 from data_prep.options import Encode
+from data_prep.sources.preparation import one_process_in
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest_of_file
 from medclip_dcl.data import identity, shards
@@ -305,6 +306,24 @@ def test_undo_gives_the_files_back(small_set, sharded, monkeypatch):
     monkeypatch.setattr(identity, "digest_of_file", noted(hashed))
     assert PreparedSet(sharded).fingerprint == PreparedSet(small_set).fingerprint
     assert not any(file.suffix == ".jpg" and sharded in file.parents for file in hashed)
+
+
+def test_a_copy_is_locked_until_it_is_renamed(files, tmp_path, monkeypatch):
+    refused: list[str] = []
+
+    def replace_locked(source: Path, target: Path, replace: Callable = os.replace) -> None:
+        if target == tmp_path / "copy":
+            with (
+                pytest.raises(UserError, match="is being written by another process"),
+                one_process_in(source),
+            ):
+                pass
+            refused.append(target.name)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replace_locked)
+    main([str(files), "--output", str(tmp_path / "copy")])
+    assert refused == ["copy"] and images_of(tmp_path / "copy") == images_of(files)
 
 
 def test_a_lost_index_is_made_again(files):
