@@ -37,8 +37,8 @@ def reported_arrays(prepared: PreparedSet, use: str) -> dict[str, Any]:
     dicom_id, path: texts; place: the row in images.parquet; study_id; sentences: lists of sentence_ids in the order of
     the report; images: lists of the rows here of the images of the study.
     """
-    images = prepared.table("images")
-    images = images[images["use"] == use]
+    images = prepared.rows("images", ["dicom_id", "path", "study_id"], use=[use])
+    images.index = np.flatnonzero(prepared.rows("images", ["use"])["use"] == use)
     said = prepared.rows("reports", ["study_id", "sentence_id"])
     said = said[said["study_id"].isin(images["study_id"])].drop_duplicates()
     studies, of_study = np.unique(said["study_id"].to_numpy(), return_inverse=True)

@@ -339,9 +339,9 @@ def choices(folder: Path, plan: dict[str, Any], name: str) -> pd.DataFrame:
 
 
 def at_floor(study: Path, arm: str, seed: int, steps: Sequence[int]) -> pd.DataFrame:
-    """Share of anchors at the floor, or stopped, in the last training step that was logged before each kept one."""
+    """Share of anchors at the floor, or stopped, in the last step logged before each kept one; NaN: no arm with one."""
     logged = pd.read_csv(study / "runs" / f"arm={arm},seed={seed}" / "metrics.csv")
-    logged = logged[["step", "train/at_floor"]].dropna().assign(step=lambda x: x["step"] + 1)
+    logged = logged.reindex(columns=["step", "train/at_floor"]).dropna().assign(step=lambda x: x["step"] + 1)
     kept = pd.DataFrame({"step": steps})
     found = pd.merge_asof(kept, logged.astype({"step": "int64"}), on="step")
     return found.rename(columns={"train/at_floor": "train at_floor"}).assign(arm=arm)

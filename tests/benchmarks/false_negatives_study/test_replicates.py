@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pandas as pd
 import pytest
 import yaml
-from reading import read_plan
-from replicates import OUTCOMES, chosen_levels, experiment, filled, split_patients, tuned_levels
+from reading import plan_hash, read_plan, read_rows
+from replicates import OUTCOMES, arms_of, chosen_levels, experiment, filled, split_patients, tuned_levels
 
 from data_prep.phantom.options import Options
 from data_prep.phantom.release import write_phantom
@@ -73,6 +75,18 @@ def test_arms_are_an_experiment(similarity, is_tuned, tmp_path, monkeypatch):
     check_cells(read)
     assert set(read.outcomes) == set(OUTCOMES) - (set() if is_tuned else {"recall"})
     assert len(read.runs()) == len(levels) > 10
+
+
+def test_rows_are_of_the_plan():
+    plan = read_plan()
+    rows = read_rows(sorted(Path(__file__).with_name("rows").glob("*.csv")), plan_hash())
+    assert rows["replicate"].min() == plan["tested"][0]
+    for similarity, arms in rows.groupby("similarity")["arm"].unique().items():
+        assert set(arms_of(plan, str(similarity), more=False)) <= set(arms)
+    common = rows[(rows["outcome"] == "common") & rows["step"].isin(plan["kept_steps"])]
+    assert set(common.groupby(["replicate", "similarity", "arm", "split"]).size()) == {
+        len(plan["kept_steps"])
+    }
 
 
 def test_numbers_of_the_replicate_keep_their_type():
