@@ -3,8 +3,7 @@
 files/pXX/pXXXXXXXX/sXXXXXXXX/<dicom_id>.jpg, files/pXX/pXXXXXXXX/sXXXXXXXX.txt
 mimic-cxr-2.0.0-{metadata,split,chexpert,negbio}.csv.gz, patients.csv.gz (as MIMIC-IV's)
 MS_CXR_Local_Alignment_v1.0.0.{json,csv}
-phantom_truth/   options.json (written first); classes.csv, sentences.csv, image_classes.csv, and finding and sign of
-                 sentences that label one column, sentence_finding.csv and sentence_sign.csv, columns text and label;
+phantom_truth/   options.json (written first); classes.csv, sentences.csv, image_classes.csv;
                  phantom.json (written last)
 """
 

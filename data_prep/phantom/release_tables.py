@@ -151,8 +151,6 @@ def write_truth(truth: Path, records: Sequence[StudyRecord]) -> None:
             ("dicom_id", "class_id"),
             ((i.dicom_id, c) for r in records for i in r.images for c in r.holding),
         ),
-        "sentence_finding": (("text", "label"), _labelled_sentences(classes, 0)),
-        "sentence_sign": (("text", "label"), _labelled_sentences(classes, 1)),
     }
     for name, (columns, rows) in tables.items():
         write_bytes(_csv_bytes(columns, rows), truth / f"{name}.csv", durable=False)
@@ -178,16 +176,6 @@ def _class_rows(classes: Catalogue, records: Sequence[StudyRecord]) -> list[list
         [c.class_id, c.name, holds[c.class_id] / images]
         + [sentences[c.class_id] / total, mentioned[c.class_id] / images]
         for c in classes.classes
-    ]
-
-
-def _labelled_sentences(classes: Catalogue, column: int) -> list[tuple[str, str]]:
-    """Sentences that label one CheXpert column, with its name (column 0) or what they say of it (1)."""
-    one = [(c, *next(iter(c.labels.items()))) for c in classes.classes if len(c.labels) == 1]
-    return [
-        (w.text, (finding, "uncertain" if w.hedged else "present" if label else "absent")[column])
-        for c, finding, label in one
-        for w in c.wordings
     ]
 
 

@@ -29,7 +29,7 @@ from medclip_dcl.objectives.contrastive import (
     contrastive_statistics,
 )
 from medclip_dcl.unimodal.gru import GruSentences
-from medclip_dcl.unimodal.sentences import SentencesProvided, SentencesRequirements
+from medclip_dcl.unimodal.sentences import SentencesRequirements
 
 TEXT_ENCODER = "text_encoder"
 """Folder of the trained encoder in the run folder, where it is a model of transformers."""
@@ -48,12 +48,11 @@ def quick_thought_loss(
 ) -> tuple[Float[Tensor, ""], ContrastiveStatistics]:
     """Contrastive loss between a sentence and those around it in its document, and its statistics.
 
-    Each other sentence of the document within `context` is the x+ in turn, and an anchor's loss is the mean over them
-    (both neighbours for 1, which are the targets of Logeswaran & Lee, ICLR 2018; the text of Chuang et al., NeurIPS
-    2020, does not say whether one or both). The v_m of the correction are M of them: x+ first, then the nearest to the
-    anchor, the preceding one of two; where there are fewer, all. The other sentences of the batch are the negatives,
-    whatever they say; the anchor itself and its other positives are neither (choice; Quick-Thought's code has these in
-    the denominator, the anchor with a score of 0). An anchor without a positive is no anchor.
+    Each other sentence of the document within `context` is x+ in turn; an anchor's loss is the mean over them (both
+    neighbours for 1, the targets of Logeswaran & Lee, ICLR 2018; the text of Chuang et al., NeurIPS 2020, does not say
+    whether one or both). The v_m of the correction are x+, then the nearest to the anchor, the preceding one of two, up
+    to M; fewer where there are fewer. Negatives are the other sentences of the batch, without the anchor itself and its
+    other positives (choice: Quick-Thought's code has these in the denominator, the anchor with a score of 0).
 
     Args:
         anchors: f(s), of any norm.
@@ -78,15 +77,14 @@ def quick_thought_loss(
     anchor, positive = is_around.nonzero().T
     logits = (anchors @ candidates.T)[anchor]
     is_around, after = is_around[anchor], after[anchor]
-    rows = torch.arange(len(anchor), device=logits.device)
     is_own = anchor[:, None] == torch.arange(len(document), device=logits.device)
     correction = None
     if n_positives != 1 and len(anchor):
         # Half a step nearer where it precedes.
         distance = (after.abs() - 0.5 * (after < 0)).masked_fill(~is_around, math.inf)
-        distance[rows, positive] = -1
-        most = int(is_around.sum(1).max())
-        nearest = distance.topk(min(n_positives or most, most), largest=False, sorted=True)
+        distance.scatter_(1, positive[:, None], -1)
+        max_positives = int(is_around.sum(1).max())
+        nearest = distance.topk(min(n_positives or max_positives, max_positives), largest=False)
         is_there = nearest.values.isfinite()
         # The mean over those that are there: the others have no weight.
         share = math.log(is_there.shape[1]) - is_there.sum(1, keepdim=True).to(logits.dtype).log()
@@ -123,19 +121,16 @@ class SentenceNetwork(DescribedNetwork):
 class QuickThought(NetworkModel):
     """Contrastive training of a sentence encoder by the sentences around each sentence: `quick_thought_loss`.
 
-    `GruSentences` has an encoder of the anchors and one of the candidates, as Quick-Thought has; its features are those
-    of both. Any other encoder is both, its loss sees the projection, its features are the states before it (choice);
-    one of transformers is written to RUN/text_encoder when fit ends, a folder that `embed` and a training's
-    `pretrained` read.
+    f and g of `GruSentences` are two encoders. Any other encoder is both: the loss sees its projection, its features
+    are the states before it (choice), and one of transformers is written to RUN/text_encoder for
+    `embed` and `pretrained`.
 
     Args:
         text_encoder: sentences to features.
-        context: sentences on each side of a sentence that are its positives (1: Quick-Thought); null: all others of the
-            document.
-        n_positives: M, positives in the correction: 1 is x+ alone, null all positives (DCL: M = 2 of context 1).
+        context: sentences on each side that are positives (Quick-Thought: 1); null: all others of the document.
+        n_positives: M of the correction: 1 is x+ alone, null all positives (DCL: M = 2 of context 1).
         class_probability: tau+ in [0, 1) (DCL: 0.005 and 0.01); 0 is Quick-Thought without a correction.
-        gamma2: factor of the cosine, one over the temperature; null: inner products, as Quick-Thought's code, where the
-            correction has no floor.
+        gamma2: factor of the cosine; null: inner products, as Quick-Thought's code, without a floor.
         learning_rate: of Adam, constant (Quick-Thought's code: 5e-4).
     """
 
@@ -165,19 +160,23 @@ class QuickThought(NetworkModel):
                 f"model.n_positives: expected at most {2 * context}, twice the context, found {n_positives}"
             )
         self.network = SentenceNetwork(text_encoder)
-        self.options: dict[str, Any] = {"context": context, "n_positives": n_positives, "gamma2": gamma2}
-        self.options["class_probability"] = class_probability
+        self.options: dict[str, Any] = {
+            "context": context,
+            "n_positives": n_positives,
+            "gamma2": gamma2,
+            "class_probability": class_probability,
+        }
         self.learning_rate = learning_rate
 
     def requirements(self) -> SentencesRequirements:
         return SentencesRequirements(self.network.text_encoder.tokenize)
 
-    def use_data(self, data: SentencesProvided, stage: str) -> None:
+    def use_data(self, data: list[str], stage: str) -> None:
         """Let a GRU without a vocabulary take the words of the training sentences; warn of sentences that are cut."""
         encoder = self.network.text_encoder
         if isinstance(encoder, GruSentences):
-            encoder.take_words(data.texts)
-        if cut := encoder.truncated_share(data.texts):
+            encoder.take_words(data)
+        if cut := encoder.truncated_share(data):
             rank_zero_warn(f"data: {cut}")
 
     def training_step(self, batch: dict[str, Any], batch_index: int) -> Tensor:

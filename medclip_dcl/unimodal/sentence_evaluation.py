@@ -21,10 +21,9 @@ from medclip_dcl.unimodal.sentences import Task
 class SentenceEvaluation(Evaluation):
     """Accuracy and AUC of logistic regression on the features of texts, cross-validated, for each task of the data.
 
-    A case of several texts, such as a report, has the mean of their features. Features have mean 0 and deviation 1
-    among a fold's training cases (choice). A class with fewer cases than folds is left out; with fewer than two classes
-    the task is not evaluated, which a note says. Accuracy is the mean over folds, AUC that of the predictions of all
-    folds together, one class against the rest and averaged over classes.
+    A case has the mean features of its texts, standardised by a fold's training cases (choice). Classes with fewer
+    cases than folds are left out, tasks with fewer than two classes are not evaluated. Accuracy is the mean over folds,
+    AUC that of the predictions of all folds together, each class against the rest and averaged over classes.
 
     Args:
         folds: 10 (DCL); stratified by class, with a group's cases in one fold.
@@ -53,13 +52,12 @@ class SentenceEvaluation(Evaluation):
             raise UserError("the features of some texts are not finite: training has diverged")
         data: Any = trainer_data(trainer)
         result = EvaluationResult({}, protocol={"folds": self.folds, "c": self.c, "seed": self.seed})
+        if len(index.unique()) < len(data.texts):
+            result.notes.append("no task was evaluated: the test was limited to some batches")
         by_text = np.zeros((len(data.texts), features.shape[1]), dtype=np.float32)
         by_text[index.cpu().numpy()] = features.cpu().numpy()
         tables = []
-        for name, task in data.tasks.items():
-            if len(index.unique()) < len(by_text):
-                result.notes.append(f"{name} was not evaluated: the test was limited to some batches")
-                continue
+        for name, task in ({} if result.notes else data.tasks).items():
             table = self._classified(np.stack([by_text[texts].mean(0) for texts in task.texts]), task)
             result.counts[name] = {"cases": len(table), "left_out": len(task.label) - len(table)}
             if table.empty:
@@ -68,21 +66,18 @@ class SentenceEvaluation(Evaluation):
                 )
                 continue
             result.metrics[name] = _metrics(table)
-            tables.append(table.assign(task=name))
+            tables.append(table[["case", "fold", "label", "predicted"]].assign(task=name))
         if tables:
-            means = pd.DataFrame(result.metrics).T.mean().to_dict()
-            result.metrics["mean"] = means
-            result.scalars = {f"texts_{number}": value for number, value in means.items()}
-            result.predictions = pd.concat(tables, ignore_index=True)[
-                ["task", "case", "fold", "label", "predicted"]
-            ]
+            result.metrics["mean"] = pd.DataFrame(result.metrics).T.mean().to_dict()
+            result.scalars = {f"texts_{number}": value for number, value in result.metrics["mean"].items()}
+            result.predictions = pd.concat(tables, ignore_index=True)
         self.results = {self.section: result}
         self.log_results(pl_module, "test", self.results)
 
     def _classified(self, features: Float[np.ndarray, "case feature"], task: Task) -> pd.DataFrame:
         """Fold, label, predicted class and a probability for each class of the cases of all folds; empty: none."""
         from sklearn.linear_model import LogisticRegression
-        from sklearn.model_selection import StratifiedGroupKFold
+        from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
@@ -91,25 +86,22 @@ class SentenceEvaluation(Evaluation):
         case = np.flatnonzero(np.isin(task.label, classes))
         if len(classes) < 2:
             return pd.DataFrame()
-        features, label, parts = features[case], task.label[case].astype(str), []
+        features, label = features[case], task.label[case].astype(str)
         folds = StratifiedGroupKFold(self.folds, shuffle=True, random_state=self.seed)
-        for fold, (train, test) in enumerate(folds.split(features, label, task.group[case])):
-            model = make_pipeline(StandardScaler(), LogisticRegression(C=self.c, max_iter=1000))
-            found = model.fit(features[train], label[train]).predict_proba(features[test])
-            of_classes = pd.DataFrame(found, columns=model.classes_).reindex(columns=classes, fill_value=0.0)
-            described = pd.DataFrame({"case": case[test], "fold": fold, "label": label[test]})
-            described["predicted"] = model.classes_[found.argmax(1)]
-            parts.append(pd.concat([described, of_classes.add_prefix("p ")], axis=1))
-        return pd.concat(parts, ignore_index=True).sort_values("case")
+        splits = [*folds.split(features, label, task.group[case])]
+        model = make_pipeline(StandardScaler(), LogisticRegression(C=self.c, max_iter=1000))
+        found = cross_val_predict(model, features, label, cv=splits, method="predict_proba")
+        described = pd.DataFrame({"case": case, "fold": 0, "label": label})
+        described["predicted"] = np.array(classes)[found.argmax(1)]
+        for number, (_, test) in enumerate(splits):
+            described.loc[test, "fold"] = number
+        return described.join(pd.DataFrame(found, columns=classes).add_prefix("p "))
 
 
 def _metrics(table: pd.DataFrame) -> dict[str, float]:
     from sklearn.metrics import roc_auc_score
 
     is_right = table["predicted"] == table["label"]
-    aucs = [
-        roc_auc_score(table["label"] == name.removeprefix("p "), table[name])
-        for name in table.columns
-        if name.startswith("p ")
-    ]
+    names = [str(name) for name in table if str(name).startswith("p ")]
+    aucs = [roc_auc_score(table["label"] == name[2:], table[name]) for name in names]
     return {"accuracy": float(is_right.groupby(table["fold"]).mean().mean()), "auc": float(np.mean(aucs))}
