@@ -224,6 +224,19 @@ def train(folder: Path, file: Path, *stops: Callback) -> None:
     trainer.fit(model(), data, ckpt_path=None if found is None else str(found), weights_only=True)
 
 
+def test_a_resumed_epoch_goes_on_with_its_next_documents(tmp_path):
+    lines = [f"sentence {i}" + ("\n" if i % 3 == 2 else "") for i in range(24)]
+    (tmp_path / "text.txt").write_text("\n".join(lines))
+    whole, resumed = (sentences(tmp_path / "text.txt") for _ in range(2))
+    loader = whole.train_dataloader()
+    loader.sampler.set_epoch(1)
+    resumed.load_state_dict({"epoch": 1, "batch": 1})
+    expected, found = [*loader][1:], [*resumed.train_dataloader()]
+    assert len(found) == len(expected) == 3
+    for one, other in zip(found, expected, strict=True):
+        assert_same(one, other, "batch")
+
+
 @pytest.mark.slow
 def test_a_killed_run_ends_as_the_whole_one(tmp_path):
     words, generator = [f"word{i}" for i in range(12)], np.random.default_rng(0)
@@ -260,6 +273,21 @@ SMALL = [
     "--trainer.enable_progress_bar",
     "false",
 ]
+
+
+def test_a_bert_is_both_encoders_by_its_projection(small_set, small_bert):
+    one = QuickThought(BertSentences(str(small_bert), dim=7, dropout=0.0), context=None)
+    data = SentencesDataModule(folder=str(small_set), batch_size=4)
+    data.connect(one.requirements())
+    data.load("fit")
+    batch = next(iter(data.train_dataloader()))
+    texts = one.network.text_encoder(batch["tokens"], batch["lengths"])[batch["row"]]
+    found = one._loss(batch)[0].item()
+    assert texts.shape[1] == 7
+    where = batch["document"], batch["position"]
+    assert found == pytest.approx(
+        quick_thought_loss(texts, texts, *where, context=None, gamma2=10.0)[0].item()
+    )
 
 
 @pytest.mark.slow
@@ -304,6 +332,16 @@ def test_the_whole_way_on_a_phantom_with_a_bert(small_set, small_bert, tmp_path)
         )
         np.testing.assert_allclose(vectors.embedding[row], expected, atol=1e-5)
         assert np.abs(vectors.embedding[row] - untrained).max() > 1e-3
+
+
+def test_real_reports_are_documents_of_whole_sentences(real_data, tmp_path):
+    file = real_data / "openi/openi_reports.csv"
+    found = pd.read_csv(file, usecols=["findings"], nrows=60)["findings"].dropna()
+    lines = [[x.strip() for x in one.split(". ") if x.strip()] for one in found]
+    (tmp_path / "text.txt").write_text("\n\n".join("\n".join(one) for one in lines))
+    data = sentences(tmp_path / "text.txt")
+    documents = [[data.texts[i] for i in one] for one in data._documents]
+    assert documents == [one for one in lines if len(one) > 1] and len(documents) > 30
 
 
 @pytest.mark.slow
