@@ -228,7 +228,7 @@ def test_a_resumed_epoch_goes_on_with_its_next_documents(tmp_path):
     lines = [f"sentence {i}" + ("\n" if i % 3 == 2 else "") for i in range(24)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
     whole, resumed = (sentences(tmp_path / "text.txt") for _ in range(2))
-    loader = whole.train_dataloader()
+    loader: Any = whole.train_dataloader()
     loader.sampler.set_epoch(1)
     resumed.load_state_dict({"epoch": 1, "batch": 1})
     expected, found = [*loader][1:], [*resumed.train_dataloader()]
