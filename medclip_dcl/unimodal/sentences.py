@@ -107,6 +107,10 @@ class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModu
             paragraphs = read_text(Path(str(self.text_file))).replace("\r\n", "\n").split("\n\n")
             found = pd.Series([[x.strip() for x in one.splitlines() if x.strip()] for one in paragraphs])
         documents = found[found.str.len() > 1]
+        if documents.empty:
+            raise UserError(
+                f"data: {self.folder or self.text_file}: expected documents of two sentences to train on, found none"
+            )
         rank_zero_info(
             f"data: {len(documents):,} documents of {documents.str.len().sum():,} sentences; left out are "
             f"{(found.str.len() == 1).sum():,} of one sentence"
@@ -117,7 +121,14 @@ class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModu
         """Texts of each case, by task, label and group."""
         tables = [_labelled_texts(name, file) for name, file in self.task_files.items()]
         if self.folder is not None:
-            tables += _labelled_reports(PreparedSet(self.folder))
+            reports = _labelled_reports(PreparedSet(self.folder))
+            if both := sorted(
+                {str(table["task"].iat[0]) for table in reports if len(table)} & {*self.task_files}
+            ):
+                raise UserError(
+                    f"data.tasks.{both[0]}: expected another name than of a finding that {self.folder} labels"
+                )
+            tables += reports
         if not tables:
             raise UserError(
                 "data.tasks: expected a file to test on, found none; name a CSV file of texts and labels"

@@ -148,6 +148,16 @@ def test_labelled_reports_are_those_out_of_training(small_set, tmp_path):
     assert [data.texts[i] for i in edema.texts[0]] == first
 
 
+def test_a_task_named_like_a_finding_and_a_source_without_documents_are_refused(small_set, tmp_path):
+    pd.DataFrame({"text": ["a", "b"], "label": ["x", "y"]}).to_csv(tmp_path / "t.csv")
+    data = SentencesDataModule(folder=str(small_set), tasks={"Edema": str(tmp_path / "t.csv")})
+    with pytest.raises(UserError, match=r"data.tasks.Edema: expected another name"):
+        data.load("test")
+    (tmp_path / "one.txt").write_text("Only one sentence.")
+    with pytest.raises(UserError, match="expected documents of two sentences"):
+        SentencesDataModule(text_file=str(tmp_path / "one.txt")).load("fit")
+
+
 # Encoders
 
 
