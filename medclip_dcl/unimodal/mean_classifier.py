@@ -6,6 +6,7 @@ Its scores are inner products, not distances: a class mean of a larger norm attr
 from __future__ import annotations
 
 import math
+from itertools import combinations
 from typing import NamedTuple
 
 import torch
@@ -82,7 +83,7 @@ def average_k_of_scores(
     for c in range(n_classes):
         others = torch.tensor([other for other in range(n_classes) if other != c])
         if math.comb(len(others), k) <= _MAX_TASKS:
-            rivals = torch.combinations(others, k)
+            rivals = torch.tensor([*combinations(others.tolist(), k)])  # torch's would make all n^k tuples
         else:
             generator = torch.Generator().manual_seed(c)
             rivals = others[torch.rand(_MAX_TASKS, len(others), generator=generator).argsort(1)[:, :k]]

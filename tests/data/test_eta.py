@@ -61,11 +61,9 @@ def test_an_equal_share_of_each_sentence_is_a_permutation():
     """Where all sentences are as frequent, the same values are dealt to others."""
 
     class Equal:
-        def table(self, name):
-            return pd.DataFrame({"dicom_id": [*"abcdef"], "path": "", "study_id": range(6), "use": "train"})
-
-        def rows(self, name, columns):
-            return pd.DataFrame({"study_id": range(6), "sentence_id": range(6)})
+        def rows(self, name, columns, use=()):
+            images = {"dicom_id": [*"abcdef"], "path": "", "study_id": range(6), "use": "train"}
+            return pd.DataFrame({**images, "sentence_id": range(6)})[columns]
 
     table = pd.DataFrame({"sentence_id": range(6), "eta": [0.3, 0.1, 0.02, 0.15, 0.2, 0.25]})
     dealt = shuffled_eta(Equal(), table, seed=3)["eta"]  # type: ignore[arg-type]
