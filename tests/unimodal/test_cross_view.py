@@ -244,5 +244,5 @@ def test_two_views_of_the_real_cifar10_by_the_command_line(real_data, tmp_path):
     assert results["counts"]["unimodal"]["training_images"] == 1500
     assert results["metrics"]["unimodal"]["linear_probe"]["1.0"]["accuracy"] > 0.5
     rows = pd.read_csv(tmp_path / "run/metrics.csv")
-    assert rows["train/class_probability"].dropna().eq(0.01).all()
+    assert rows["train/class_probability"].dropna().sub(0.01).abs().max() < 1e-6
     assert rows["train/loss"].dropna().iloc[-5:].mean() < rows["train/loss"].dropna().iloc[:5].mean()
