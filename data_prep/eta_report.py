@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from data_prep.options import Eta
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_bytes, write_text
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.pictures.plots import MUTED
@@ -113,6 +114,10 @@ def with_labels(prepared: PreparedSet, sentences: pd.DataFrame, file: Path) -> p
         "sign": classes.agg(lambda names: names.str[-1].min()),  # "+" is less than "-"
     }
     table = sentences.join(pd.DataFrame(named), on="text")
+    if table["sign"].isna().all():
+        raise UserError(
+            f"--sentences {file}: expected sentences of training reports as they are split, found none"
+        )
     return table.assign(same_named=table["same"].where(table["agreeing"].notna()))
 
 

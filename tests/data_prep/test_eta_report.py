@@ -184,6 +184,7 @@ def test_singletons_are_counted_by_anchors(tmp_path: Path) -> None:
     [
         ("Edema.,Edema,?", r"--sentences: .*expected the sign \+ or -, found '\?' in row 1"),
         ("Edema.,Oedema,+", "--sentences .*does not label 'Oedema'"),
+        ("Never said.,Edema,+", "--sentences .*expected sentences of training reports"),
     ],
 )
 def test_wrong_sentences_are_named(tmp_path: Path, plain_set: Path, row: str, message: str) -> None:
