@@ -299,8 +299,9 @@ def write_page(reading: Reading, rows: pd.DataFrame, plan: Settings, folder: Pat
     cells = []
     for name, one in {**plan["hypotheses"], **plan["described"]}.items():
         rule = "fixed end" if one["step"] == "end" else f"best by {one.get('chosen_by', one['outcome'])}"
-        p = ", ".join(f"{statement} {x:.2g}" for statement, x in reading.p.get(name, {}).items())
         decision = reading.decisions.get(name, Decision("described"))
+        of_statements = {} if decision.state == NOT_READ else reading.p.get(name, {})
+        p = ", ".join(f"{statement} {x:.2g}" for statement, x in of_statements.items())
         for difference in reading.differences[name]:
             row = [name, " − ".join(difference.arms), f"{one['similarity']}, {one['outcome']}, {rule}"]
             row += [str(difference.n), str(difference) if difference.n > 1 else "–"]
@@ -319,6 +320,7 @@ def _arms(rows: pd.DataFrame, plan: Settings, setting: tuple[Any, ...]) -> list[
     """A row for each arm with its differences from the reference."""
     numbers, cells = Rows(rows, plan), []
     outcomes, reference = plan["tables"]["outcomes"], plan["tables"]["reference"]
+    by = next(iter(outcomes.values()))
     for arm in sorted(set(rows["arm"]) - {reference}):
         cells.append([arm])
         for outcome, chosen_by in outcomes.items():
@@ -326,7 +328,11 @@ def _arms(rows: pd.DataFrame, plan: Settings, setting: tuple[Any, ...]) -> list[
             found = numbers.differences("", one, setting)[0]
             low, high = map(signed, found.interval)
             cells[-1].append(f"{signed(found.average)} [{low}, {high}], n {found.n}" if found.n > 1 else "–")
+        place, points = numbers.arm((*setting, arm), by, by)
+        place, last = place[~np.isnan(points)], len(plan["kept_steps"]) - 1
+        cells[-1].append(f"{(place == 0).sum()}, {(place == last).sum()} of {len(place)}")
     head = [f"{outcome}, step by {chosen_by}" for outcome, chosen_by in outcomes.items()]
+    head.append(f"best by {by} at the first, last kept step")
     return table([f"arm − {reference}", *head], cells)
 
 
@@ -338,6 +344,8 @@ def _curves(rows: pd.DataFrame, plan: Settings) -> Figure:
         points = means(test.assign(value=100 * test["value"]), ["arm", "step"]).sort_values("step")
         for place, arm in enumerate(plan["arms"]):
             of_arm, colour = points[points["arm"] == arm], COLOURS[place]
+            if of_arm.empty:
+                continue
             at = of_arm["step"] * 1.015 ** (
                 place - len(plan["arms"]) / 2
             )  # side by side, to show every interval
@@ -351,7 +359,7 @@ def _curves(rows: pd.DataFrame, plan: Settings) -> Figure:
             axes.vlines(at, of_arm["low"], of_arm["high"], color=colour, lw=1)
         steps = sorted(set(points["step"]))
         axes.set(xscale="log", xlabel="step", ylabel=f"{outcome}, test, points")
-        axes.set_xticks(steps, map(str, steps))
+        axes.set_xticks(steps, map(str, steps), rotation=60)
         axes.minorticks_off()
     figure.legend(
         *axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False, fontsize=8

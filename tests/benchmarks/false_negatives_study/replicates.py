@@ -392,11 +392,14 @@ def main() -> None:
     parser.add_argument("phase", choices=["tune", "test"])
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--until", type=int, help="last seed (that of the plan)")
+    parser.add_argument(
+        "--until", type=int, help="last seed (that of the plan; --size of reading.py may ask for more)"
+    )
     options = parser.parse_args()
     plan = read_plan()
     first, last = plan["tuning" if options.phase == "tune" else "tested"]
-    seeds = range(first, min(last, options.until or last) + 1)
+    most = first + plan["size"]["max"] - 1 if options.phase == "test" else last
+    seeds = range(first, min(options.until or last, most) + 1)
 
     def work(seed: int) -> None:
         folder = options.folder.absolute() / str(seed)

@@ -389,6 +389,8 @@ def test_replicates_beyond_the_plan_are_not_read(plan):
 def test_the_page_and_the_command(plan_files, tmp_path, monkeypatch, capsys):
     truth: Truth = {("oracle", "common"): 8.0, ("oracle", "rare"): -2.5, ("oracle", "at_floor"): 20.0}
     rows = simulated(truth, outcomes=OUTCOMES)
+    is_first = (rows["arm"] == "oracle") & (rows["replicate"] == 3) & (rows["step"] == 10)
+    rows.loc[is_first & (rows["split"] == "validate"), "value"] = 0.61
     file = tmp_path / "rows.csv"
     as_written(rows.assign(plan_hash=plan_hash(plan_files))).to_csv(file, index=False)
     words = ["reading.py", str(file), "--plan", *map(str, plan_files)]
@@ -401,6 +403,9 @@ def test_the_page_and_the_command(plan_files, tmp_path, monkeypatch, capsys):
     page = (tmp_path / "page/reading.md").read_text()
     assert sentences and all(f"- {sentence}" in page for sentence in sentences)
     row = next(line for line in page.splitlines() if line.startswith("| oracle | "))
-    numbers = [cell.split()[0] for cell in row.split(" | ")[1:]]
+    *cells, ends = row.strip(" |").split(" | ")[1:]
+    numbers = [cell.split()[0] for cell in cells]
     assert numbers == ["+8.0", "+0.0", "+0.0", "−2.5", "+0.0", "+0.0", "+20.0"]
+    assert ends == "1, 0 of 24"
+    assert next(line for line in page.splitlines() if line.startswith("| H4 ")).endswith("|  |  | not read |")
     assert (tmp_path / "page/curves_lse_nl_300_heads.png").stat().st_size > 10_000
