@@ -40,9 +40,8 @@ def _hypotheses(experiment: Experiment, table: pd.DataFrame) -> Table:
         here = table[(table["outcome"] == one.outcome) & table[axis].isin([level.value, minus.value])]
         for other, at in one.where.items():
             here = here[here[other] == experiment.level(other, at).value]
-        found = paired_differences(
-            here, compared=axis, reference=minus.value, pairs=pairs, level=1 - one.alpha
-        )
+        outside = one.alpha * (1 if one.alternative == "two-sided" else 2)
+        found = paired_differences(here, compared=axis, reference=minus.value, pairs=pairs, level=1 - outside)
         cells = [Cell(NOTHING), Cell(NOTHING)]
         for row in found.to_dict("records"):
             p = row["p"]
@@ -57,8 +56,8 @@ def _hypotheses(experiment: Experiment, table: pd.DataFrame) -> Table:
         heading = f"{name}: {level.name} − {minus.name}, {_title(experiment, one.outcome)}{where}"
         rows.append(Row(heading, "plain", [*cells, Cell(f"{one.alpha:g}")]))
     note = (
-        "In brackets, the interval of 1 - its share of alpha. * marks p ≤ the share of the paired t test, where all"
-        f" {n_pairs} pairs are there."
+        "In brackets, the interval that leaves the share of alpha outside: both ends together, or one-sided each."
+        f" * marks p ≤ the share of the paired t test, where all {n_pairs} pairs are there."
     )
     return Table("Hypotheses", [Column("difference"), Column("p"), Column("share of alpha")], rows, note=note)
 

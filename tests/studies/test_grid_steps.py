@@ -183,6 +183,23 @@ def test_known_metric_chooses_by_its_own_direction(finished):
     assert Outcome("own/x", validate="validate/own", higher_is_better=False).is_higher_chosen is False
 
 
+@pytest.mark.parametrize(("alternative", "share"), [("greater", 1.1), ("greater", 0.9), ("two-sided", 1.9)])
+def test_a_star_agrees_with_its_interval(alternative, share, tmp_path):
+    """Shares of alpha near the p of that side, or of both."""
+    gaps = np.array([0.2, 0.3, 0.4])
+    p = stats.ttest_1samp(gaps, 0, alternative="greater").pvalue
+    hypothesis = {**GRID["hypotheses"]["H1"], "alpha": float(share * p), "alternative": alternative}
+    changes = {"outcomes": {"error": "tiny/error"}, "plots": None, "settings": SETTINGS}
+    axes = {**GRID["axes"], "seed": {"set": "seed_everything", "values": 3}}
+    grid = write_grid(tmp_path, **{**GRID, **changes, "axes": axes, "hypotheses": {"H": hypothesis}})
+    rows = [
+        (rate, seed, gap * (rate == "fast")) for rate in ("slow", "fast") for seed, gap in enumerate(gaps)
+    ]
+    table = pd.DataFrame(rows, columns=["rate", "seed", "value"]).assign(outcome="error", chosen=True)
+    cell = tables(read_experiment(grid), table)[0].rows[0].cells[0]
+    assert cell.text.endswith("*") == (share == 1.1) == cell.interval.startswith("[+")
+
+
 def test_hypothesis_without_p_has_none(tmp_path):
     """One pair."""
     changes = {"outcomes": {"error": "tiny/error"}, "plots": None, "settings": SETTINGS}
