@@ -20,7 +20,7 @@ SET_ELSEWHERE = {
     "TransformersSentences": {"architecture", "tokenizer", "pad_token_id"},
     "ImageTextModel": {"class_probability"},
     "UnimodalModel": {"objective"},
-    "GruSentences": {"tokenizer"},
+    "GruSentences": {"tokenizer", "trains_words"},
     "TransformersRegions": {"architecture"},
 }
 UNIMODAL = ("unimodal/digits", "unimodal/cifar10", "unimodal/stl10", "unimodal/cmc", "unimodal/sentences")

@@ -32,6 +32,7 @@ class GruSentences(SentenceEncoder):
         word_vectors: file of vectors that stay as they are, a word and its numbers a line, as of GloVe; null: random.
         max_tokens: longer sentences are cut to this many words (30 there).
         tokenizer: content of a tokenizer.json, by which a checkpoint brings its vocabulary.
+        trains_words: False in a checkpoint of given word vectors.
     """
 
     def __init__(
@@ -42,13 +43,14 @@ class GruSentences(SentenceEncoder):
         max_tokens: int = 64,
         *,
         tokenizer: str | TokenizerText | None = None,
+        trains_words: bool = True,
     ) -> None:
         super().__init__()
         check_min("text_encoder", {"dim": (dim, 2), "word_dim": (word_dim, 1), "max_tokens": (max_tokens, 1)})
         if dim % 2:
             raise UserError(f"text_encoder.dim: expected an even number, for two directions, found {dim}")
         vectors = None if word_vectors is None else _read_vectors(word_vectors)
-        self.max_tokens = max_tokens
+        self.max_tokens, self.trains_words = max_tokens, trains_words and vectors is None
         self.dim, self.word_dim = dim, word_dim if vectors is None else vectors.shape[1]
         self.encoders = nn.ModuleList(
             nn.GRU(self.word_dim, dim // 2, batch_first=True, bidirectional=True) for _ in "fg"
@@ -56,7 +58,6 @@ class GruSentences(SentenceEncoder):
         if vectors is not None:
             self._set(_tokenizer([*vectors.index]))
             self.words.weight.data[2:] = torch.from_numpy(vectors.to_numpy())
-            self.words.weight.requires_grad_(False)
         elif tokenizer is not None:
             self._set(Tokenizer.from_str(str(tokenizer)))
 
@@ -76,11 +77,12 @@ class GruSentences(SentenceEncoder):
         self.tokenizer = tokenizer
         self.words = nn.Embedding(tokenizer.get_vocab_size(), self.word_dim, padding_idx=0)
         nn.init.uniform_(self.words.weight, -0.1, 0.1)  # as in Quick-Thought's code
+        self.words.weight.requires_grad_(self.trains_words)
 
     def config(self) -> dict[str, Any]:
         tokenizer = self.tokenizer.to_str() if hasattr(self, "tokenizer") else None
         sizes = {"dim": self.dim, "word_dim": self.word_dim, "max_tokens": self.max_tokens}
-        return {**sizes, "tokenizer": tokenizer}
+        return {**sizes, "tokenizer": tokenizer, "trains_words": self.trains_words}
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         return [encoding.ids or [1] for encoding in self.tokenizer.encode_batch(list(texts))]
@@ -98,7 +100,7 @@ class GruSentences(SentenceEncoder):
 def _tokenizer(words: Sequence[str]) -> Tokenizer:
     vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", *words])}
     tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     return tokenizer
 
