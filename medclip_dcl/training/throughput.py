@@ -143,4 +143,4 @@ def _examples(batch: Mapping[str, Any]) -> tuple[str, int]:
     for identity in ("dicom_id", "index"):
         if identity in batch:
             return "images", len(batch[identity])
-    return "sentences", len(batch["lengths"])
+    return "sentences", len(batch.get("row", batch["lengths"]))

@@ -197,7 +197,8 @@ class QuickThought(NetworkModel):
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Features for `SentenceEvaluation`."""
-        return {**batch, "features": self.network.text_encoder.states(batch["tokens"], batch["lengths"])}
+        states = self.network.text_encoder.states(batch["tokens"], batch["lengths"])
+        return {**batch, "features": states[batch["row"]]}
 
     def configure_optimizers(self) -> Optimizer:
         return Adam([p for p in self.parameters() if p.requires_grad], lr=self.learning_rate)
@@ -210,5 +211,6 @@ class QuickThought(NetworkModel):
             folder = Path(self.trainer.default_root_dir) / TEXT_ENCODER
             tokenizer = PreTrainedTokenizerFast(tokenizer_object=encoder.tokenizer)
             save_language_model(encoder.model, tokenizer, folder)
-            rank_zero_info(f"{folder}: the trained encoder; medclip-dcl embed SET --model {folder}")
+            command = f"medclip-dcl embed SET --model {folder} --pooling {encoder.pooling}"
+            rank_zero_info(f"{folder}: the trained encoder; {command}")
         self.trainer.strategy.barrier("text encoder exported")

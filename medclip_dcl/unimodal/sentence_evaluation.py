@@ -15,18 +15,19 @@ from medclip_dcl.common.distributed import gather_with_grad
 from medclip_dcl.common.errors import UserError, check_min, check_options
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.evaluation.callback import Evaluation, EvaluationResult
-from medclip_dcl.unimodal.sentences import Task
 
 
 class SentenceEvaluation(Evaluation):
     """Accuracy and AUC of logistic regression on the features of texts, cross-validated, for each task of the data.
 
     A case has the mean features of its texts, standardised by a fold's training cases (choice). Classes with fewer
-    cases than folds are left out, tasks with fewer than two classes are not evaluated. Accuracy is the mean over folds,
-    AUC that of the predictions of all folds together, each class against the rest and averaged over classes.
+    groups or distinct cases than folds are left out, tasks with fewer than two classes are not evaluated. Accuracy is
+    the mean over folds, AUC that of the predictions of all folds together, each class against the rest and averaged
+    over classes.
 
     Args:
-        folds: 10 (DCL); stratified by class, with a group's cases in one fold.
+        folds: 10 (DCL); stratified by class, with a group's cases in one fold. Training cases with the texts of a case
+            of the fold are left out (choice).
         c: inverse strength of scikit-learn's L2 penalty (choice; Quick-Thought's code chooses it in each fold).
         seed: of the folds.
     """
@@ -44,25 +45,24 @@ class SentenceEvaluation(Evaluation):
         self._parts, self.results = [], {}
 
     def on_test_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
-        self._parts.append((outputs["features"].float(), outputs["index"]))
+        self._parts.append((outputs["features"].float(), outputs["document"]))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        features, index = (gather_with_grad(torch.cat(part)) for part in zip(*self._parts, strict=True))
+        features, text = (gather_with_grad(torch.cat(part)) for part in zip(*self._parts, strict=True))
         if not features.isfinite().all():
             raise UserError("the features of some texts are not finite: training has diverged")
         data: Any = trainer_data(trainer)
         result = EvaluationResult({}, protocol={"folds": self.folds, "c": self.c, "seed": self.seed})
-        if len(index.unique()) < len(data.texts):
+        if len(text) < len(data.texts):
             result.notes.append("no task was evaluated: the test was limited to some batches")
-        by_text = np.zeros((len(data.texts), features.shape[1]), dtype=np.float32)
-        by_text[index.cpu().numpy()] = features.cpu().numpy()
+        by_text = features[text.argsort()].cpu().numpy()
         tables = []
         for name, task in ({} if result.notes else data.tasks).items():
-            table = self._classified(np.stack([by_text[texts].mean(0) for texts in task.texts]), task)
-            result.counts[name] = {"cases": len(table), "left_out": len(task.label) - len(table)}
+            table = self._classified(np.stack([by_text[texts].mean(0) for texts in task["texts"]]), task)
+            result.counts[name] = {"cases": len(table), "left_out": len(task) - len(table)}
             if table.empty:
                 result.notes.append(
-                    f"{name} was not evaluated: fewer than two classes have {self.folds} cases"
+                    f"{name} was not evaluated: fewer than two classes have {self.folds} groups of distinct cases"
                 )
                 continue
             result.metrics[name] = _metrics(table)
@@ -74,21 +74,26 @@ class SentenceEvaluation(Evaluation):
         self.results = {self.section: result}
         self.log_results(pl_module, "test", self.results)
 
-    def _classified(self, features: Float[np.ndarray, "case feature"], task: Task) -> pd.DataFrame:
+    def _classified(self, features: Float[np.ndarray, "case feature"], task: pd.DataFrame) -> pd.DataFrame:
         """Fold, label, predicted class and a probability for each class of the cases of all folds; empty: none."""
         from sklearn.linear_model import LogisticRegression
         from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        sizes = pd.Series(task.label).value_counts()
+        task = task.assign(text=pd.factorize(task["texts"].map(tuple))[0])
+        sizes = task.groupby("label")[["group", "text"]].nunique().min(axis=1)
         classes = sorted(sizes.index[sizes >= self.folds])
-        case = np.flatnonzero(np.isin(task.label, classes))
+        case = np.flatnonzero(task["label"].isin(classes))
         if len(classes) < 2:
             return pd.DataFrame()
-        features, label = features[case], task.label[case].astype(str)
+        features, task = features[case], task.iloc[case]
+        label, text = task["label"].to_numpy().astype(str), task["text"].to_numpy()
         folds = StratifiedGroupKFold(self.folds, shuffle=True, random_state=self.seed)
-        splits = [*folds.split(features, label, task.group[case])]
+        splits = [
+            (train[~np.isin(text[train], text[test])], test)
+            for train, test in folds.split(features, label, task["group"])
+        ]
         model = make_pipeline(StandardScaler(), LogisticRegression(C=self.c, max_iter=1000))
         found = cross_val_predict(model, features, label, cv=splits, method="predict_proba")
         described = pd.DataFrame({"case": case, "fold": 0, "label": label})

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,22 +30,14 @@ class SentencesRequirements:
     tokenize: Callable[[Sequence[str]], list[list[int]]]
 
 
-class Task(NamedTuple):
-    """Cases to classify: numbers of the texts of each, its class, and its group, which a fold does not divide."""
-
-    texts: list[np.ndarray]
-    label: np.ndarray
-    group: np.ndarray
-
-
 class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModule):
     """Documents, whose sentences stand in their order: training reports of a prepared set, or paragraphs of a file.
 
-    A training batch has whole documents of two sentences or more: tokens (text, token), padded, and lengths (text,) of
-    its distinct texts; row (sentence,), the text of each sentence; document and position (sentence,).
+    A batch has whole documents, in training of two sentences or more: tokens (text, token), padded, and lengths (text,)
+    of its distinct texts; row (sentence,), the text of each sentence; document and position (sentence,).
 
-    The test serves the texts of all tasks: tokens, lengths, and index (text,), the text's number. Tasks are the files
-    of `tasks`, and labels 1 and 0 of the set's reports outside training: a case is a report, a group a patient.
+    The test serves each text of all tasks as a document of its own. Tasks are the files of `tasks`, and labels 1 and 0
+    of the set's reports outside training: a case is a report, its group the patient.
 
     Args:
         folder: a prepared set with reports; null for none.
@@ -52,6 +45,10 @@ class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModu
         tasks: name: CSV file with columns text and label, whose classes are told apart.
         batch_size: documents per step, of all processes together.
         seed: of the order.
+
+    Attributes:
+        texts: distinct ones of the stage.
+        tasks: by name, a table of cases: texts (numbers of the case's texts), label, and group.
     """
 
     accepts = SentencesRequirements
@@ -70,23 +67,21 @@ class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModu
         check_min("data", {"batch_size": (batch_size, 1), "seed": (seed, 0)})
         self.folder, self.text_file, self.task_files = folder, text_file, tasks or {}
         self.batch_size, self.seed = batch_size, seed
-        self.tasks: dict[str, Task] = {}
-        self.texts: list[str] = []  # distinct ones of the stage
+        self.texts: list[str] = []
+        self.tasks: dict[str, pd.DataFrame] = {}
         self._documents: list[np.ndarray] = []
 
     def load(self, stage: str) -> None:
-        texts = self._load_documents() if stage == "fit" else self._load_tasks()
-        number = {text: place for place, text in enumerate(dict.fromkeys(texts.explode()))}
-        self.texts = list(number)
-        numbers = [np.array([number[text] for text in case]) for case in texts]
+        cases = self._load_documents() if stage == "fit" else self._load_tasks()
+        numbers, texts = pd.factorize(cases["texts"].explode())
+        self.texts = texts.tolist()
+        by_case: Any = np.split(numbers, cases["texts"].str.len().to_numpy().cumsum()[:-1])
+        cases["texts"] = by_case
         if stage == "fit":
-            self._documents = numbers
-            return
-        places = pd.Series(range(len(texts)), texts.index)
-        for name, cases in places.groupby(level="task", sort=False):
-            group = np.unique(cases.index.get_level_values("group"), return_inverse=True)[1]
-            label = cases.index.get_level_values("label").to_numpy()
-            self.tasks[str(name)] = Task([numbers[place] for place in cases], label, group)
+            self._documents = by_case
+        else:
+            self._documents = [*np.arange(len(texts))[:, None]]
+            self.tasks = {str(name): task for name, task in cases.groupby("task", sort=False)}
 
     def provided(self) -> list[str]:
         return self.texts
@@ -98,14 +93,14 @@ class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModu
         tasks = {name: digest_of_file(Path(file)) for name, file in self.task_files.items()}
         return {"source": source.name, "fingerprint": content, "tasks": tasks}
 
-    def _load_documents(self) -> pd.Series:
+    def _load_documents(self) -> pd.DataFrame:
         if self.folder is not None:
             prepared = PreparedSet(self.folder)
             prepared.require_separate_patients()
             found = _reports(prepared, prepared.studies("train"))
         else:
-            paragraphs = read_text(Path(str(self.text_file))).replace("\r\n", "\n").split("\n\n")
-            found = pd.Series([[x.strip() for x in one.splitlines() if x.strip()] for one in paragraphs])
+            lines = map(str.strip, read_text(Path(str(self.text_file))).splitlines())
+            found = pd.Series([[*paragraph] for has_text, paragraph in groupby(lines, bool) if has_text])
         documents = found[found.str.len() > 1]
         if documents.empty:
             raise UserError(
@@ -115,76 +110,67 @@ class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModu
             f"data: {len(documents):,} documents of {documents.str.len().sum():,} sentences; left out are "
             f"{(found.str.len() == 1).sum():,} of one sentence"
         )
-        return documents
+        return pd.DataFrame({"texts": documents})
 
-    def _load_tasks(self) -> pd.Series:
-        """Texts of each case, by task, label and group."""
+    def _load_tasks(self) -> pd.DataFrame:
+        """Task, texts, label and group of each case."""
         tables = [_labelled_texts(name, file) for name, file in self.task_files.items()]
-        if self.folder is not None:
-            reports = _labelled_reports(PreparedSet(self.folder))
-            if both := sorted(
-                {str(table["task"].iat[0]) for table in reports if len(table)} & {*self.task_files}
-            ):
+        if self.folder is not None and (prepared := PreparedSet(self.folder)).has("labels"):
+            tables.append(reports := _labelled_reports(prepared))
+            if both := sorted({*reports["task"]} & {*self.task_files}):
                 raise UserError(
                     f"data.tasks.{both[0]}: expected another name than of a finding that {self.folder} labels"
                 )
-            tables += reports
-        if not tables:
+        if not (tables := [table for table in tables if len(table)]):
             raise UserError(
                 "data.tasks: expected a file to test on, found none; name a CSV file of texts and labels"
             )
-        return pd.concat(tables).set_index(["task", "label", "group"])["texts"]
+        return pd.concat(tables, ignore_index=True)
 
     # Loaders
 
     def train_dataloader(self) -> DataLoader:
         sampler = _DocumentSampler(len(self._documents), self.batch_size, self.seed)
-        documents = _Documents(self.requirements.tokenize(self.texts), self._documents)
         size = self.batch_size // sampler.num_replicas
-        return self.training_loader(documents, sampler, batch_size=size, drop_last=True, collate_fn=as_it_is)
+        return self.training_loader(
+            self._batches(), sampler, batch_size=size, drop_last=True, collate_fn=as_it_is
+        )
 
     def test_dataloader(self) -> DataLoader:
-        texts, sampler = _Texts(self.requirements.tokenize(self.texts)), ShardSampler(range(len(self.texts)))
-        return DataLoader(texts, 256, sampler=sampler, collate_fn=as_it_is, **worker_options(0))
+        sampler = ShardSampler([(0, number) for number in range(len(self._documents))])
+        return DataLoader(self._batches(), 256, sampler=sampler, collate_fn=as_it_is, **worker_options(0))
+
+    def _batches(self) -> _Documents:
+        return _Documents(self.requirements.tokenize(self.texts), self._documents)
 
 
 class _DocumentSampler(EpochSampler):
     unit = "documents"
 
 
-class _Texts(Dataset):
-    """Whole batches of texts by number."""
-
-    def __init__(self, tokens: Sequence[Any]) -> None:
-        self.tokens = tokens
-
-    def __len__(self) -> int:
-        return len(self.tokens)
-
-    def __getitems__(self, keys: Sequence[Any]) -> dict[str, Tensor]:
-        tokens, lengths = pad_tokens([self.tokens[key] for key in keys])
-        return {"tokens": tokens, "lengths": lengths, "index": torch.tensor(keys)}
-
-
-class _Documents(_Texts):
+class _Documents(Dataset):
     """Whole batches of documents by (epoch, number)."""
 
     def __init__(self, tokens: Sequence[Any], documents: list[np.ndarray]) -> None:
-        super().__init__(tokens)
-        self.documents = documents
+        self.tokens, self.documents = tokens, documents
 
     def __len__(self) -> int:
         return len(self.documents)
 
     def __getitems__(self, keys: Sequence[Any]) -> dict[str, Tensor]:
         numbers = [number for _, number in keys]
-        counts = torch.tensor([len(self.documents[number]) for number in numbers])
-        texts = np.concatenate([self.documents[number] for number in numbers])
-        distinct, row = np.unique(texts, return_inverse=True)
-        batch = {**super().__getitems__(distinct.tolist()), "row": torch.from_numpy(row)}
-        document = torch.tensor(numbers).repeat_interleave(counts)
-        position = torch.cat([torch.arange(int(count)) for count in counts])
-        return {**batch, "document": document, "position": position}
+        counts = [len(self.documents[number]) for number in numbers]
+        distinct, row = np.unique(
+            np.concatenate([self.documents[number] for number in numbers]), return_inverse=True
+        )
+        tokens, lengths = pad_tokens([self.tokens[text] for text in distinct])
+        return {
+            "tokens": tokens,
+            "lengths": lengths,
+            "row": torch.from_numpy(row),
+            "document": torch.tensor(numbers).repeat_interleave(torch.tensor(counts)),
+            "position": torch.cat([torch.arange(count) for count in counts]),
+        }
 
 
 def _reports(prepared: PreparedSet, studies: pd.Series) -> pd.Series:
@@ -195,20 +181,19 @@ def _reports(prepared: PreparedSet, studies: pd.Series) -> pd.Series:
     return reports["sentence_id"].map(texts).groupby(reports["study_id"]).agg(list)
 
 
-def _labelled_reports(prepared: PreparedSet) -> list[pd.DataFrame]:
-    """Task, texts, label and group of the reports outside training, for each finding that they label."""
-    if not prepared.has("labels"):
-        return []
+def _labelled_reports(prepared: PreparedSet) -> pd.DataFrame:
+    """Task, texts, label and group of the reports outside training, a row for each finding that they label."""
     people = prepared.table("studies" if prepared.has("studies") else "images")
     people = people[people["use"].isin(("validate", "test", "grounding"))].drop_duplicates("study_id")
     patient = people.set_index("study_id")["subject_id"].drop(prepared.studies("train"), errors="ignore")
-    labels, found = prepared.table("labels").set_index("study_id").sort_index(), []
-    texts = _reports(prepared, patient.index.to_series())
-    for name in labelled_findings(prepared.table("labels")):
-        known = labels.loc[labels.index.isin(texts.index) & labels[name].isin((0, 1)), name]
-        table = pd.DataFrame({"texts": texts[known.index], "label": known.map({0: "0", 1: "1"})})
-        found.append(table.assign(task=name, group=patient[known.index]))
-    return found
+    texts, labels = _reports(prepared, patient.index.to_series()), prepared.table("labels")
+    known = labels[labels["study_id"].isin(texts.index)].sort_values("study_id")
+    cases = known.melt("study_id", labelled_findings(labels), "task", "label")
+    cases = cases[cases["label"].isin((0, 1))]
+    study = cases["study_id"]
+    return cases.assign(
+        texts=study.map(texts), label=cases["label"].map({0: "0", 1: "1"}), group=study.map(patient)
+    )
 
 
 def _labelled_texts(name: str, file: str) -> pd.DataFrame:

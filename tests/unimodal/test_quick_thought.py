@@ -26,9 +26,10 @@ from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, LastEpoch
 from medclip_dcl.training.record import RunRecord
+from medclip_dcl.training.throughput import _examples
 from medclip_dcl.unimodal import GruSentences, QuickThought, SentenceEvaluation, SentencesDataModule
 from medclip_dcl.unimodal.quick_thought import SentenceNetwork, quick_thought_loss
-from medclip_dcl.unimodal.sentences import SentencesRequirements, Task
+from medclip_dcl.unimodal.sentences import SentencesRequirements
 from tests.models.test_resuming import Kill, Killed, assert_same
 
 # The loss
@@ -96,7 +97,7 @@ def test_the_correction_turns_an_anchor_with_both_neighbours_alone():
 
 # Documents
 
-TEXT = "Cats sleep.\nDogs bark. \n\n\nAlone.\n\nA bird.\nA cat.\nDogs bark.\nCats sleep.\nThe end.\n"
+TEXT = "Cats sleep.\nDogs bark. \n\n \nAlone.\n \nA bird.\nA cat.\nDogs bark.\nCats sleep.\nThe end.\n"
 
 
 def sentences(file: Path, **options: Any) -> SentencesDataModule:
@@ -112,7 +113,7 @@ def test_batches_are_whole_documents_in_their_order(tmp_path):
     (batch,) = data.train_dataloader()
     rows = zip(batch["tokens"], batch["lengths"], strict=True)
     texts = [bytes(row[:length].tolist()).decode() for row, length in rows]
-    assert len(set(texts)) == len(texts) == 5
+    assert len(set(texts)) == len(texts) == 5 and _examples(batch) == ("sentences", 7)
     documents: dict[int, list[str]] = {}
     for row, number, position in zip(
         *(batch[x].tolist() for x in ("row", "document", "position")), strict=True
@@ -138,14 +139,18 @@ def test_labelled_reports_are_those_out_of_training(small_set, tmp_path):
     pd.DataFrame({"text": ["a", "b", "a"], "label": ["x", "y", "x"]}).to_csv(tmp_path / "t.csv")
     data = SentencesDataModule(folder=str(small_set), tasks={"t": str(tmp_path / "t.csv")})
     data.load("test")
-    assert [[data.texts[i] for i in one] for one in data.tasks["t"].texts] == [["a"], ["b"], ["a"]]
-    assert data.tasks["t"].group.tolist() == [0, 1, 0]
+    assert [[data.texts[i] for i in one] for one in data.tasks["t"]["texts"]] == [["a"], ["b"], ["a"]]
+    assert data.tasks["t"]["group"].tolist() == ["a", "b", "a"]
     edema = data.tasks["Edema"]
-    assert edema.label.tolist() == ["0", "1"] * 9 and edema.group.tolist() == [i // 2 for i in range(18)]
+    assert edema["label"].tolist() == ["0", "1"] * 9
+    assert pd.factorize(edema["group"])[0].tolist() == [i // 2 for i in range(18)]
     reports = PreparedSet(small_set).table("reports")
     text = PreparedSet(small_set).table("sentences").set_index("sentence_id")["text"]
     first = text.loc[reports.loc[reports["study_id"] == 5024, "sentence_id"]].tolist()
-    assert [data.texts[i] for i in edema.texts[0]] == first
+    assert [data.texts[i] for i in edema["texts"].iloc[0]] == first
+    data.connect(SentencesRequirements(lambda texts: [[*text.encode()] for text in texts]))
+    (batch,) = data.test_dataloader()
+    assert batch["row"].tolist() == batch["document"].tolist() == [*range(len(data.texts))]
 
 
 def test_a_task_named_like_a_finding_and_a_source_without_documents_are_refused(small_set, tmp_path):
@@ -183,7 +188,10 @@ def test_given_word_vectors_are_read_and_stay(tmp_path):
     encoder = GruSentences(4, word_vectors=str(tmp_path / "v.txt"))
     assert encoder.tokenize(["No heart"]) == [[3, 2]]
     assert encoder.words.weight[2:].tolist() == [[1, 2], [-1, 0.5], [0, 3]]
-    assert not encoder.words.weight.requires_grad
+    again: Any = SentenceNetwork.from_config(SentenceNetwork(encoder).config())  # as a run continues
+    assert not any(x.words.weight.requires_grad for x in (encoder, again.text_encoder))
+    (tmp_path / "v.txt").write_text("ödem 1 2\nodem 3 4\n", encoding="utf-8")
+    assert GruSentences(4, word_vectors=str(tmp_path / "v.txt")).tokenize(["Ödem"]) == [[2]]
     (tmp_path / "v.txt").write_text("heart 1 2\nno -1\n")
     with pytest.raises(UserError, match="v.txt: expected a word and as many numbers in each line"):
         GruSentences(4, word_vectors=str(tmp_path / "v.txt"))
@@ -197,14 +205,27 @@ def test_cross_validation_keeps_groups_together_and_tells_classes_apart():
     label = np.array(["a", "b", "c"], dtype=object)[np.arange(90) % 3]
     label[0] = "rare"
     features = generator.normal(size=(90, 4)) + 3 * np.eye(3, 4)[np.arange(90) % 3]
-    task = Task([np.array([i]) for i in range(90)], label, np.arange(90) // 2)
+    texts = [np.array([i]) for i in range(90)]
+    task = pd.DataFrame({"texts": texts, "label": label, "group": np.arange(90) // 2})
     found = SentenceEvaluation(folds=5)._classified(features, task)
     assert len(found) == 89 and 0 not in set(found["case"])
     assert (found.groupby(found["case"] // 2)["fold"].nunique() == 1).all() and found["fold"].nunique() == 5
     assert 0.85 < (found["predicted"] == found["label"]).mean() < 1
-    shuffled = Task(task.texts, generator.permutation(label), task.group)
+    shuffled = task.assign(label=generator.permutation(label))
     by_chance = SentenceEvaluation(folds=5)._classified(features, shuffled)
     assert 0.15 < (by_chance["predicted"] == by_chance["label"]).mean() < 0.55
+
+
+def test_equal_reports_of_other_patients_are_not_trained_on():
+    """Chance by features that tell one text from another and nothing else, each text of three patients."""
+    features = np.eye(40).repeat(3, axis=0)
+    label = np.random.default_rng(0).permutation(np.arange(40) % 2).repeat(3).astype(str).astype(object)
+    texts = [np.array([i // 3]) for i in range(120)]
+    task = pd.DataFrame({"texts": texts, "label": label, "group": np.arange(120)})
+    found = SentenceEvaluation(folds=5)._classified(features, task)
+    assert (found["predicted"] == found["label"]).mean() < 0.6
+    few = task.assign(group=np.arange(120) % 4)
+    assert SentenceEvaluation(folds=5)._classified(features, few).empty
 
 
 # Runs
