@@ -56,9 +56,9 @@ class UnimodalEvaluation(Evaluation):
         k: nearest neighbours (DCL's public code: 200); all where there are fewer.
         temperature: of the neighbours' weights.
         average_k: rivals k of the average supervised loss, over all tasks of k + 1 classes.
-        mean_labels: labels of each class for a further mean classifier, in `label_draws` draws (CURL: 5). With it
-            ``classifiers`` has CURL's table 1: accuracies avg_K of tasks of K classes, for K - 1 in `average_k`, and
-            top_K of all classes, for K in `top_k`, by the linear probe and both mean classifiers.
+        mean_labels: labels of each class for a further mean classifier, in `label_draws` draws (CURL: 5). With it, or
+            another `top_k` than 1, ``classifiers`` has CURL's table 1: accuracies avg_K of tasks of K classes, for
+            K - 1 in `average_k`, and top_K of all classes, by the linear probe and the mean classifiers.
         top_k: classes with the highest scores among which a case's own counts as correct.
         embedding_map: true: t-SNE of test images, at most 2,000 (choice), into predictions/embedding_map.parquet (SSD,
             figure 4).
@@ -205,14 +205,12 @@ class UnimodalEvaluation(Evaluation):
             },
             "intraclass_deviation": intraclass_deviation(tested, test.class_id),
         }
+        scores = {"linear_probe": logits[None], "mean": (tested @ means.T)[None]}
         if self.mean_labels:
             result.protocol["mean_labels"] = self.mean_labels
             few = self._few_labelled_means(directions, train.class_id, len(classes))
-            scores = {
-                "linear_probe": logits[None],
-                "mean": (tested @ means.T)[None],
-                f"mean_{self.mean_labels}": tested @ few.mT,
-            }
+            scores[f"mean_{self.mean_labels}"] = tested @ few.mT
+        if self.mean_labels or max(self.top_k, default=1) > 1:
             result.metrics["classifiers"] = {
                 name: self._task_accuracies(draws, test.class_id) for name, draws in scores.items()
             }
@@ -276,11 +274,6 @@ class UnimodalEvaluation(Evaluation):
                 by_draw = is_right[:, of_group].double().mean(1).tolist() if of_group.any() else []
                 accuracy = float(np.mean(by_draw)) if by_draw else None
                 result.metrics[name][str(fraction)] = {"accuracy": accuracy, "by_draw": by_draw}
-            if n_classes > 10:  # of fewer, five are many (choice)
-                is_among = (logits.topk(5).indices == test.class_id[:, None]).any(2)
-                result.metrics["linear_probe"][str(fraction)]["top_5_accuracy"] = float(
-                    is_among.double().mean()
-                )
             result.counts["labels"][str(fraction)] = drawn.shape[1]
         assert first is not None
         return first

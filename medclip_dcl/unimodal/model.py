@@ -57,6 +57,11 @@ class UnimodalModel(NetworkModel):
     def requirements(self) -> ViewsRequirements:
         """Requirements of the datamodule: views of each image, and the fields of the objective."""
         one, parts = self.objective, self.network.image_encoder.n_parts
+        if one.n_views % parts or one.n_members % parts:
+            raise UserError(
+                f"model.objective: expected multiples of {parts}, the encoder's views of an image, found {one.n_views} "
+                f"views, {one.n_members} of them of other images"
+            )
         return ViewsRequirements(one.n_views // parts, tuple(one.requires), one.n_members // parts)
 
     def use_data(self, data: ViewsProvided, stage: str) -> None:

@@ -55,6 +55,12 @@ def test_digits_are_the_grid_of_the_study():
     assert first == ["CL", "DCL-low", "DCL-high", "DCL-true"]
 
 
+def test_curl_on_cifar100_evaluates_what_it_reports():
+    arguments = read_experiment(ROOT / "configs/experiments/curl_cifar100.yaml").arguments
+    (evaluation,) = merged(arguments)["trainer"]["callbacks"]
+    assert evaluation["init_args"]["mean_labels"] == 5
+
+
 @pytest.mark.parametrize(
     ("name", "axis", "least", "most"),
     [("false_negatives", "share", 360, 360), ("digits_n", "N", 400, 444), ("digits_tau", "N", 198, 222)],

@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from medclip_dcl.command.cli import main
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.metrics.linear_probe import fit_linear_probes, standardisation
 from medclip_dcl.objectives import ConstantClassProbability, KnownClassProbability
 from medclip_dcl.unimodal.cross_view import CrossView
+from medclip_dcl.unimodal.curl import KNegatives
 from medclip_dcl.unimodal.data import UnimodalDataModule
 from medclip_dcl.unimodal.encoders import SmallImageResNet
 from medclip_dcl.unimodal.evaluation import UnimodalEvaluation, _Images
@@ -161,6 +163,11 @@ def test_an_augmented_image_is_two_views():
     model = UnimodalModel(LightnessColourResNets(18, width=2), of_three, 3).double()
     with pytest.raises(ValueError, match="SimCLR: expected 3 views .*, found 2 of 6"):
         model._loss({"images": both[:1]})
+    of_class = UnimodalModel(LightnessColourResNets(18, width=2), KNegatives(similar="class"), 3)
+    with pytest.raises(
+        UserError, match="expected multiples of 2, .* found 2 views, 1 of them of other images"
+    ):
+        of_class.requirements()
 
 
 # Runs
@@ -200,10 +207,10 @@ def test_five_highest_logits_of_more_than_ten_classes():
     is_test = torch.arange(72) >= 48
     names = [f"class {n}" for n in range(12)]
     counts = {"train_images": dict.fromkeys(names, 4), "test_images": dict.fromkeys(names, 2)}
-    callback = UnimodalEvaluation(k=3, probe_epochs=20, probe_learning_rate=0.05)
+    callback = UnimodalEvaluation(k=3, probe_epochs=20, probe_learning_rate=0.05, top_k=[1, 5])
     found = callback._evaluated(
         _Images(features, torch.arange(72), class_id, is_test), {"classes": names, "selected": [], **counts}
-    )["unimodal"].metrics["linear_probe"]["1.0"]
+    )["unimodal"].metrics["classifiers"]["linear_probe"]
     shift, scale = standardisation(features[:48])
     whole = torch.arange(48)[None]
     probe = fit_linear_probes(
@@ -211,8 +218,8 @@ def test_five_highest_logits_of_more_than_ten_classes():
     )
     logits = (features[48:] - shift) / scale @ probe.weight[0] + probe.bias[0]
     ranks = [(row > row[label]).sum().item() for row, label in zip(logits, class_id[48:], strict=True)]
-    assert found["top_5_accuracy"] == pytest.approx(sum(rank < 5 for rank in ranks) / 24)
-    assert found["accuracy"] == pytest.approx(sum(rank < 1 for rank in ranks) / 24) and found["accuracy"] < 1
+    assert found["top_5"] == pytest.approx(sum(rank < 5 for rank in ranks) / 24)
+    assert found["top_1"] == pytest.approx(sum(rank < 1 for rank in ranks) / 24) and found["top_1"] < 1
 
 
 @pytest.mark.slow
