@@ -141,7 +141,8 @@ def _panel(
         axes.set(xlabel=x_label, ylabel=f"{y_label}, %" if outcome.percent else y_label)
         axes.set_xscale("log" if is_log else "linear")
         axes.set_xticks(
-            [10**at if is_log else at for at in places.values()], [str(value) for value in places]
+            [10**at if is_log else at for at in places.values()],
+            [f"{value:g}" if isinstance(value, float) else str(value) for value in places],
         )
         axes.minorticks_off()
         axes.tick_params(axis="x", labelsize=8)
