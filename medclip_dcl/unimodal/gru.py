@@ -107,7 +107,7 @@ def _tokenizer(words: Sequence[str]) -> Tokenizer:
 
 def _read_vectors(file: str) -> pd.DataFrame:
     """Vectors (word, dim) of a file, by word."""
-    options: dict[str, Any] = {"header": None, "index_col": 0, "quoting": csv.QUOTE_NONE}
+    options: dict[str, Any] = {"header": None, "index_col": 0, "dtype": {0: str}, "quoting": csv.QUOTE_NONE}
     try:
         # Without missing values: GloVe has vectors of "nan" and "null".
         rows = pd.read_csv(file, sep=" ", keep_default_na=False, **options).astype("float32")

@@ -190,6 +190,8 @@ def test_given_word_vectors_are_read_and_stay(tmp_path):
     assert encoder.words.weight[2:].tolist() == [[1, 2], [-1, 0.5], [0, 3]]
     again: Any = SentenceNetwork.from_config(SentenceNetwork(encoder).config())  # as a run continues
     assert not any(x.words.weight.requires_grad for x in (encoder, again.text_encoder))
+    (tmp_path / "v.txt").write_text("07 1 2\n12 3 4\n")  # a part of a file with numbers alone
+    assert GruSentences(4, word_vectors=str(tmp_path / "v.txt")).tokenize(["12 07"]) == [[3, 2]]
     (tmp_path / "v.txt").write_text("ödem 1 2\nodem 3 4\n", encoding="utf-8")
     assert GruSentences(4, word_vectors=str(tmp_path / "v.txt")).tokenize(["Ödem"]) == [[2]]
     (tmp_path / "v.txt").write_text("heart 1 2\nno -1\n")
