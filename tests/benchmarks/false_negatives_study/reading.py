@@ -4,8 +4,8 @@
 
 A row is an arm at a kept step: replicate, similarity, pairs, start, arm, step, commit, plan_hash (of `plan_hash`), and
 numbers from 0 to 1 in columns such as "validate common" and "test common"; those of training ("train at_floor") are
-read as the test's. Points are hundredths. FOLDER gets the page reading.md and curves over steps. --size prints the
-number of replicates alone, by the deviation among the first 12; it shows no mean.
+read as the test's. Points are hundredths. FOLDER gets the page reading.md, its tables hypotheses.csv and arms.csv, and
+curves over steps. --size prints the number of replicates alone, by the deviation among the first 12; it shows no mean.
 
 Differences are paired by replicate. Each run (replicate and arm) has its own step: the best of its validate numbers, of
 equal ones the first. Before the planned number of replicates is there, no hypothesis is read.
@@ -287,8 +287,59 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
 
 
+def hypotheses_table(reading: Reading, plan: Settings) -> pd.DataFrame:
+    """A row for each difference of a hypothesis or description."""
+    rows = []
+    for name, one in {**plan["hypotheses"], **plan["described"]}.items():
+        rule = "fixed end" if one["step"] == "end" else f"best by {one.get('chosen_by', one['outcome'])}"
+        decision = reading.decisions.get(name, Decision("described"))
+        of_statements = {} if decision.state == NOT_READ else reading.p.get(name, {})
+        p = ", ".join(f"{statement} {x:.2g}" for statement, x in of_statements.items())
+        for place, difference in enumerate(reading.differences[name]):
+            low, high = difference.interval
+            numbers = {"n": difference.n, "points": difference.average, "low": low, "high": high}
+            numbers |= {"sd": difference.deviation, "level": 100 - 200 * difference.tail}
+            said = {"p": p, "share_of_alpha": decision.share if p else np.nan, "reading": decision.state}
+            arms, read = " − ".join(difference.arms), f"{one['similarity']}, {one['outcome']}, {rule}"
+            rows.append({"name": name, "place": place, "difference": arms, "read": read, **numbers, **said})
+    return pd.DataFrame(rows)
+
+
+def arms_table(rows: pd.DataFrame, plan: Settings, setting: tuple[Any, ...]) -> pd.DataFrame:
+    """A row for each arm and outcome: difference from the reference arm, 95% interval; of this one the mean."""
+    numbers, found = Rows(rows, plan), []
+    outcomes, reference = plan["tables"]["outcomes"], plan["tables"]["reference"]
+    by, last = next(iter(outcomes.values())), len(plan["kept_steps"]) - 1
+    for arm in sorted(set(rows["arm"])):
+        place, points = numbers.arm((*setting, arm), by, by)
+        place = place[~np.isnan(points)]
+        ends = {"first": (place == 0).sum(), "last": (place == last).sum(), "runs": len(place)}
+        for outcome, chosen_by in outcomes.items():
+            one = {"arms": [[arm, reference]], "outcome": outcome, "step": "best", "chosen_by": chosen_by}
+            difference, is_mean = numbers.differences("", one, setting)[0], arm == reference
+            if is_mean:
+                own = numbers.arm((*setting, arm), outcome, chosen_by)[1]
+                difference = Difference((arm, ""), own[~np.isnan(own)])
+            if difference.n < 2:
+                continue
+            low, high = difference.interval
+            row = {
+                **dict(zip(SETTING, setting, strict=True)),
+                "arm": arm,
+                "outcome": outcome,
+                "step_by": chosen_by,
+            }
+            row |= {
+                "quantity": "mean" if is_mean else "difference",
+                "n": difference.n,
+                "points": difference.average,
+            }
+            found.append({**row, "low": low, "high": high, **ends})
+    return pd.DataFrame(found)
+
+
 def write_page(reading: Reading, rows: pd.DataFrame, plan: Settings, folder: Path) -> None:
-    """Write reading.md and a figure for each setting."""
+    """Write reading.md, hypotheses.csv, arms.csv and a figure for each setting."""
     planned = "unknown" if reading.size is None else "{} (power of H1 at 0: {:.2f})".format(*reading.size)
     commits, hashes = (", ".join(sorted(set(rows[name]))) for name in ("commit", "plan_hash"))
     lines = ["# Reading of the study", "", *(f"- {sentence}" for sentence in reading.sentences), ""]
@@ -296,44 +347,51 @@ def write_page(reading: Reading, rows: pd.DataFrame, plan: Settings, folder: Pat
         f"{rows['replicate'].nunique()} replicates; planned {planned}. Plan {hashes}, commits {commits}."
     ]
     lines += ["Points are hundredths. Each run has its own best kept step by validate.", ""]
-    cells = []
-    for name, one in {**plan["hypotheses"], **plan["described"]}.items():
-        rule = "fixed end" if one["step"] == "end" else f"best by {one.get('chosen_by', one['outcome'])}"
-        decision = reading.decisions.get(name, Decision("described"))
-        of_statements = {} if decision.state == NOT_READ else reading.p.get(name, {})
-        p = ", ".join(f"{statement} {x:.2g}" for statement, x in of_statements.items())
-        for difference in reading.differences[name]:
-            row = [name, " − ".join(difference.arms), f"{one['similarity']}, {one['outcome']}, {rule}"]
-            row += [str(difference.n), str(difference) if difference.n > 1 else "–"]
-            cells.append([*row, p, f"{decision.share:g}" if p else "", decision.state])
+    hypotheses = hypotheses_table(reading, plan)
+    write_text(hypotheses.round(2).to_csv(index=False), folder / "hypotheses.csv")
+    cells = [
+        [
+            one["name"],
+            one["difference"],
+            one["read"],
+            str(one["n"]),
+            str(difference) if difference.n > 1 else "–",
+        ]
+        + [one["p"], f"{one['share_of_alpha']:g}" if one["p"] else "", one["reading"]]
+        for one in hypotheses.to_dict("records")
+        for difference in [reading.differences[one["name"]][one["place"]]]
+    ]
     head = ["", "difference", "read", "n", "points", "p", "share of alpha", "reading"]
     lines += ["## Hypotheses", "", *table(head, cells), "", *(f"- {one}" for one in reading.said), ""]
+    tables = []
     for setting, of_setting in rows.groupby(SETTING):
         file = f"curves_{'_'.join(map(str, setting))}.png"
         write_figure(_curves(of_setting, plan["curves"]), folder / file)
+        tables.append(arms_table(of_setting, plan, tuple(setting)))
         lines += [f"## {', '.join(map(str, setting))}: benefit and harm of each arm, 95% intervals", ""]
-        lines += [*_arms(of_setting, plan, tuple(setting)), "", f"![Curves over steps]({file})", ""]
+        lines += [*_arms(tables[-1], plan), "", f"![Curves over steps]({file})", ""]
+    write_text(pd.concat(tables).round(2).to_csv(index=False), folder / "arms.csv")
     write_text("\n".join(lines), folder / "reading.md")
 
 
-def _arms(rows: pd.DataFrame, plan: Settings, setting: tuple[Any, ...]) -> list[str]:
-    """A row for each arm with its differences from the reference."""
-    numbers, cells = Rows(rows, plan), []
-    outcomes, reference = plan["tables"]["outcomes"], plan["tables"]["reference"]
-    by = next(iter(outcomes.values()))
-    for arm in sorted(set(rows["arm"]) - {reference}):
-        cells.append([arm])
-        for outcome, chosen_by in outcomes.items():
-            one = {"arms": [[arm, reference]], "outcome": outcome, "step": "best", "chosen_by": chosen_by}
-            found = numbers.differences("", one, setting)[0]
-            low, high = map(signed, found.interval)
-            cells[-1].append(f"{signed(found.average)} [{low}, {high}], n {found.n}" if found.n > 1 else "–")
-        place, points = numbers.arm((*setting, arm), by, by)
-        place, last = place[~np.isnan(points)], len(plan["kept_steps"]) - 1
-        cells[-1].append(f"{(place == 0).sum()}, {(place == last).sum()} of {len(place)}")
+def _arms(arms: pd.DataFrame, plan: Settings) -> list[str]:
+    """A row for each arm of the table, the reference first."""
+    outcomes, cells = plan["tables"]["outcomes"], []
+    for _, of_arm in sorted(arms.groupby("arm"), key=lambda x: x[1]["quantity"].iloc[0] != "mean"):
+        by_outcome = {one["outcome"]: one for one in of_arm.to_dict("records")}
+        first = of_arm.iloc[0]
+        cells.append([first["arm"] + (" itself" if first["quantity"] == "mean" else "")])
+        for outcome in outcomes:
+            if not (one := by_outcome.get(outcome)):
+                cells[-1].append("–")
+                continue
+            show = signed if one["quantity"] == "difference" else "{:.1f}".format
+            points, low, high = (show(one[x]) for x in ("points", "low", "high"))
+            cells[-1].append(f"{points} [{low}, {high}], n {one['n']}")
+        cells[-1].append(f"{first['first']}, {first['last']} of {first['runs']}")
     head = [f"{outcome}, step by {chosen_by}" for outcome, chosen_by in outcomes.items()]
-    head.append(f"best by {by} at the first, last kept step")
-    return table([f"arm − {reference}", *head], cells)
+    head.append(f"best by {next(iter(outcomes.values()))} at the first, last kept step")
+    return table([f"arm − {plan['tables']['reference']}", *head], cells)
 
 
 def _curves(rows: pd.DataFrame, plan: Settings) -> Figure:

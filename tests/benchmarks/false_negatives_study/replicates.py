@@ -7,6 +7,8 @@ Run by hand, never in CI: a quarter of an hour of a core for each replicate (est
 its own language model, image encoder and heads (plan.yaml); one process works on it, with one thread. The same command
 keeps what is finished and continues what was killed; several may run on one folder. `test` writes rows/SEED.csv, which
 reading.py describes. `tune` prints the validate numbers of all settings; plan.yaml has the best of each as `chosen`.
+--described pairs_1500.yaml (or scratch.yaml) replaces keys of the plan; rows_pairs_1500/SEED.csv has intervals and no
+test. Give it a folder of its own.
 """
 
 from __future__ import annotations
@@ -270,7 +272,7 @@ def level(
 
 
 def arms_of(plan: dict[str, Any], similarity: str, more: bool) -> list[str]:
-    arms = plan["arms"].items()
+    arms = [(name, arm) for name, arm in plan["arms"].items() if name in plan.get("only_arms", plan["arms"])]
     return [
         x for x, arm in arms if arm.get("only", similarity) == similarity and (more or not arm.get("more"))
     ]
@@ -347,7 +349,7 @@ def at_floor(study: Path, arm: str, seed: int, steps: Sequence[int]) -> pd.DataF
     return found.rename(columns={"train/at_floor": "train at_floor"}).assign(arm=arm)
 
 
-def testing(folder: Path, seed: int, plan: dict[str, Any], rows: Path) -> None:
+def testing(folder: Path, seed: int, plan: dict[str, Any], plan_hash: str, rows: Path) -> None:
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True
     )
@@ -371,10 +373,10 @@ def testing(folder: Path, seed: int, plan: dict[str, Any], rows: Path) -> None:
     table = pd.concat(found, ignore_index=True).round(5)
     first = {
         "replicate": seed,
-        "pairs": plan["pairs"],
-        "start": "heads",
+        "pairs": plan["read"]["pairs"],
+        "start": plan["read"]["start"],
         "commit": commit.stdout.strip()[:8],
-        "plan_hash": plan_hash(PLAN),
+        "plan_hash": plan_hash,
     }
     table = table.assign(**first)
     order, last = ["replicate", "similarity", "pairs", "start", "arm", "step"], ["commit", "plan_hash"]
@@ -395,15 +397,19 @@ def main() -> None:
     parser.add_argument(
         "--until", type=int, help="last seed (that of the plan; --size of reading.py may ask for more)"
     )
+    parser.add_argument("--described", type=Path, help="file over the plan, for rows that are not tested")
     options = parser.parse_args()
-    plan = read_plan()
+    files = [*PLAN, options.described] if options.described else PLAN
+    plan, rows = read_plan(files), ROWS
+    if options.described:
+        rows = ROWS.with_name(f"rows_{options.described.stem}")
     first, last = plan["tuning" if options.phase == "tune" else "tested"]
     most = first + plan["size"]["max"] - 1 if options.phase == "test" else last
     seeds = range(first, min(options.until or last, most) + 1)
 
     def work(seed: int) -> None:
         folder = options.folder.absolute() / str(seed)
-        if options.phase == "test" and (ROWS / f"{seed}.csv").is_file():
+        if options.phase == "test" and (rows / f"{seed}.csv").is_file():
             return
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as lock:
@@ -415,7 +421,7 @@ def main() -> None:
             if options.phase == "tune":
                 tuning(folder, seed, plan)
             else:
-                testing(folder, seed, plan, ROWS)
+                testing(folder, seed, plan, plan_hash(files), rows)
         print(f"{time.strftime('%H:%M:%S')} {seed} is done", flush=True)
 
     with ThreadPoolExecutor(options.workers) as pool:
