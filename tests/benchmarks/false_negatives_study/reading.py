@@ -301,7 +301,8 @@ def hypotheses_table(reading: Reading, plan: Settings) -> pd.DataFrame:
             numbers |= {"sd": difference.deviation, "level": 100 - 200 * difference.tail}
             said = {"p": p, "share_of_alpha": decision.share if p else np.nan, "reading": decision.state}
             arms, read = " − ".join(difference.arms), f"{one['similarity']}, {one['outcome']}, {rule}"
-            rows.append({"name": name, "place": place, "difference": arms, "read": read, **numbers, **said})
+            key = name + ("ab"[place] if len(reading.differences[name]) > 1 else "")
+            rows.append({"name": key, "difference": arms, "read": read, **numbers, **said})
     return pd.DataFrame(rows)
 
 
@@ -349,17 +350,12 @@ def write_page(reading: Reading, rows: pd.DataFrame, plan: Settings, folder: Pat
     lines += ["Points are hundredths. Each run has its own best kept step by validate.", ""]
     hypotheses = hypotheses_table(reading, plan)
     write_text(hypotheses.round(2).to_csv(index=False), folder / "hypotheses.csv")
+    differences = (difference for found in reading.differences.values() for difference in found)
     cells = [
-        [
-            one["name"],
-            one["difference"],
-            one["read"],
-            str(one["n"]),
-            str(difference) if difference.n > 1 else "–",
-        ]
+        [one["name"], one["difference"], one["read"], str(one["n"])]
+        + [str(difference) if difference.n > 1 else "–"]
         + [one["p"], f"{one['share_of_alpha']:g}" if one["p"] else "", one["reading"]]
-        for one in hypotheses.to_dict("records")
-        for difference in [reading.differences[one["name"]][one["place"]]]
+        for one, difference in zip(hypotheses.to_dict("records"), differences, strict=True)
     ]
     head = ["", "difference", "read", "n", "points", "p", "share of alpha", "reading"]
     lines += ["## Hypotheses", "", *table(head, cells), "", *(f"- {one}" for one in reading.said), ""]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
-from reading import plan_hash, read_plan, read_rows
+from reading import PLAN, plan_hash, read_plan, read_rows
 from replicates import OUTCOMES, arms_of, chosen_levels, experiment, filled, split_patients, tuned_levels
 
 from data_prep.phantom.options import Options
@@ -77,10 +77,16 @@ def test_arms_are_an_experiment(similarity, is_tuned, tmp_path, monkeypatch):
     assert len(read.runs()) == len(levels) > 10
 
 
-def test_rows_are_of_the_plan():
-    plan = read_plan()
-    rows = read_rows(sorted(Path(__file__).with_name("rows").glob("*.csv")), plan_hash())
-    assert rows["replicate"].min() == plan["tested"][0]
+@pytest.mark.parametrize("described", [None, "pairs_1500", "scratch"])
+def test_rows_are_of_the_plan(described):
+    here = Path(__file__).parent
+    files = [*PLAN, here / f"{described}.yaml"] if described else PLAN
+    plan = read_plan(files)
+    rows = read_rows(
+        sorted((here / (f"rows_{described}" if described else "rows")).glob("*.csv")), plan_hash(files)
+    )
+    assert (rows["replicate"].min(), rows["replicate"].max()) == tuple(plan["tested"])
+    assert set(rows["pairs"]) == {plan["pairs"]}
     for similarity, arms in rows.groupby("similarity")["arm"].unique().items():
         assert set(arms_of(plan, str(similarity), more=False)) <= set(arms)
     common = rows[(rows["outcome"] == "common") & rows["step"].isin(plan["kept_steps"])]
