@@ -42,7 +42,7 @@ _SIDES = re.compile(
 )
 _POSITIONS = re.compile(r"position_embeddings?\.weight$")
 _OF_IMAGES = re.compile("vision|image_encoder")
-KINDS = IMAGE_TEXT, CLASSIFIER, UNIMODAL = "image-text", "classifier", "unimodal"
+KINDS = IMAGE_TEXT, CLASSIFIER, UNIMODAL, SENTENCES = "image-text", "classifier", "unimodal", "sentences"
 """Kinds of models whose networks describe themselves."""
 _SOURCES = ("pretrained", "weights")
 """Arguments of parts that name weights elsewhere."""

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from medclip_dcl.common.distributed import gather_with_grad
 from medclip_dcl.common.errors import UserError, check_min, check_options
 from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import UNIMODAL, require_kind
+from medclip_dcl.common.weight_files import SENTENCES, require_kind
 from medclip_dcl.models.trained_model import NetworkModel
 from medclip_dcl.networks.bert_folder import save_language_model
 from medclip_dcl.networks.described import DescribedNetwork
@@ -103,7 +103,7 @@ def quick_thought_loss(
 class SentenceNetwork(DescribedNetwork):
     """An encoder of sentences alone, as a network that describes and rebuilds itself."""
 
-    kind = UNIMODAL
+    kind = SENTENCES
 
     def __init__(self, text_encoder: SentenceEncoder) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class QuickThought(NetworkModel):
     """
 
     network: SentenceNetwork
-    kind = UNIMODAL
+    kind = SENTENCES
     tests_untrained = True
     parts = ("text_encoder",)
 

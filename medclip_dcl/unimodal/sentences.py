@@ -121,6 +121,10 @@ class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModu
                 raise UserError(
                     f"data.tasks.{both[0]}: expected another name than of a finding that {self.folder} labels"
                 )
+        if "mean" in self.task_files:
+            raise UserError(
+                "data.tasks.mean: expected another name: results have the mean over tasks as mean"
+            )
         if not (tables := [table for table in tables if len(table)]):
             raise UserError(
                 "data.tasks: expected a file to test on, found none; name a CSV file of texts and labels"

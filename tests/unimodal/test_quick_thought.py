@@ -28,6 +28,7 @@ from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpo
 from medclip_dcl.training.record import RunRecord
 from medclip_dcl.training.throughput import _examples
 from medclip_dcl.unimodal import GruSentences, QuickThought, SentenceEvaluation, SentencesDataModule
+from medclip_dcl.unimodal.network import UnimodalNetwork
 from medclip_dcl.unimodal.quick_thought import SentenceNetwork, quick_thought_loss
 from medclip_dcl.unimodal.sentences import SentencesRequirements
 from tests.models.test_resuming import Kill, Killed, assert_same
@@ -158,6 +159,8 @@ def test_a_task_named_like_a_finding_and_a_source_without_documents_are_refused(
     data = SentencesDataModule(folder=str(small_set), tasks={"Edema": str(tmp_path / "t.csv")})
     with pytest.raises(UserError, match=r"data.tasks.Edema: expected another name"):
         data.load("test")
+    with pytest.raises(UserError, match=r"data.tasks.mean: expected another name"):
+        SentencesDataModule(text_file="-", tasks={"mean": str(tmp_path / "t.csv")}).load("test")
     (tmp_path / "one.txt").write_text("Only one sentence.")
     with pytest.raises(UserError, match="expected documents of two sentences"):
         SentencesDataModule(text_file=str(tmp_path / "one.txt")).load("fit")
@@ -181,6 +184,11 @@ def test_a_grus_features_do_not_depend_on_padding_or_other_sentences():
     rebuilt = SentenceNetwork.from_config(json.loads(json.dumps(SentenceNetwork(encoder).config())))
     rebuilt.text_encoder.load_state_dict(encoder.state_dict())
     torch.testing.assert_close(rebuilt.text_encoder(tokens, lengths), found)
+
+
+def test_a_sentence_network_is_no_image_network():
+    with pytest.raises(UserError, match="expected kind unimodal, found sentences"):
+        UnimodalNetwork.from_config(SentenceNetwork(GruSentences(8, 6)).config())
 
 
 def test_given_word_vectors_are_read_and_stay(tmp_path):
