@@ -15,6 +15,7 @@ from tests.program import shell
 from tests.statistics.conftest import _tested_run as make_tested_run
 from tests.test_house import MODULES, floors
 
+pytestmark = pytest.mark.slow
 STAGE = "=" * 9
 WITH_LIGHTNING = ("medclip_dcl.data", "medclip_dcl.runs.loggers")
 LOWER = [

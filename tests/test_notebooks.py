@@ -120,6 +120,7 @@ def _quiet() -> Iterator[None]:
     logger.setLevel(level)
 
 
+@pytest.mark.slow
 def test_the_model_is_asked(run, phantom):
     found = execute(ASK, {"RUN": run, "DATA": phantom})
     assert found["similarity"].shape == (3, 3)
@@ -145,6 +146,7 @@ def test_eta_is_compared_with_the_truth(phantom):
     assert found["losses"][place] == pytest.approx(found["aim"], abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_objectives_are_compared(run, phantom, tmp_path, monkeypatch, recwarn):
     monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
@@ -178,6 +180,7 @@ def test_a_folder_becomes_a_page(run, phantom, tmp_path, monkeypatch):
     assert list(found["scores"]["finding"]) == list(CHEX5)
 
 
+@pytest.mark.slow
 def test_evaluate_has_the_numbers_of_test_and_report(run, phantom):
     found = evaluate(run, phantom, prompts=CHEX5).set_index(["metric", "finding"])
     numbers = dict(zip(found.index, found[["value", "low", "high"]].to_numpy(), strict=True))

@@ -15,6 +15,7 @@ from medclip_dcl.command.cli import main
 from medclip_dcl.report.report import write_report
 from tests.program import verb
 
+pytestmark = pytest.mark.slow
 write_phantom = verb("phantom")
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -92,7 +93,6 @@ def phantom_run(tmp_path_factory) -> Path:
     return go(folder / "raw", folder)
 
 
-@pytest.mark.slow
 def test_phantom_goes_same_way_with_its_truth(phantom_run):
     results = json.loads((phantom_run / "results.json").read_text())
     assert results["dataset"]["phantom"] is True

@@ -109,6 +109,7 @@ def test_a_finished_run_is_left_alone(finished, fit):
     assert (finished / "checkpoints/last.ckpt").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_a_failed_start_leaves_the_folder_free(fit, tmp_path, capsys):
     wrong = ("--model.init_args.init_from", str(tmp_path / "nowhere.ckpt"))
     for _ in range(2):
@@ -142,6 +143,7 @@ def test_a_mistake_leaves_a_finished_run_finished(finished, fit, tmp_path, capsy
     assert {file: file.read_bytes() for file in run.glob("*.*")} == before
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_trained_longer(finished, fit, tmp_path, info, monkeypatch):
     run = shutil.copytree(finished, tmp_path / "run")
     # Killed between any two of its writes, the same command goes on.
@@ -179,6 +181,7 @@ def test_no_last_checkpoint_no_longer_training(finished, fit, tmp_path, capsys):
     assert (run / "fit.json").is_file() and (run / "results.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_run_shorter_than_every_interval(fit, tmp_path, info):
     run = tmp_path / "run"
     options = ["--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "3"]
@@ -193,6 +196,7 @@ def test_a_run_shorter_than_every_interval(fit, tmp_path, info):
     assert metrics["validate/loss"].count() == 1 and metrics["train/images_per_second"].count() == 1
 
 
+@pytest.mark.slow
 def test_folders_that_do_not_fit_are_refused(small_set, small_bert, tmp_path, capsys):
     (tmp_path / "metrics.csv").write_text("step\n")
     broken, new = shutil.copytree(small_set, tmp_path / "set"), tmp_path / "new"
@@ -206,6 +210,7 @@ def test_folders_that_do_not_fit_are_refused(small_set, small_bert, tmp_path, ca
         assert words in refused(capsys, [command, *small(run, data, small_bert, *more)])
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_language_models_folder(small_set, small_bert, tmp_path, finished, capsys):
     text = shutil.copytree(small_bert, tmp_path / "bert")
     run = tmp_path / "run"
@@ -240,6 +245,7 @@ def test_a_changed_prepared_set_is_noticed(finished, fit, small_set, tmp_path, c
     assert "holds a run on other data: the prepared set has changed since" in refused(capsys, fit(run))
 
 
+@pytest.mark.slow
 def test_a_runs_results_stay_its_own(finished, small_set, tmp_path, capsys, info):
     run, other = (Path(shutil.copytree(finished, tmp_path / name)) for name in ("run", "other"))
     changed = Path(shutil.copytree(small_set, tmp_path / "changed"))
@@ -386,6 +392,7 @@ def test_longer_by_steps_sees_the_same_batches(fit, tmp_path, monkeypatch):
     assert pd.read_csv(tmp_path / "longer/metrics.csv")["step"].max() == 8
 
 
+@pytest.mark.slow
 def test_untrained_results_of_another_protocol_are_measured_again(finished, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
     before = json.loads((run / "results_untrained.json").read_text())
@@ -431,6 +438,7 @@ def test_predict_writes_embeddings_and_scores(finished, info):
     )
 
 
+@pytest.mark.slow
 def test_prompts_of_a_file_replace_the_callbacks(finished, tmp_path, capsys):
     (tmp_path / "mine.yaml").write_text(
         "Nodule: [No nodule, [Nodule, Mass]]\nFractur: [No fracture, Fracture]\n"
@@ -451,6 +459,7 @@ def test_prompts_of_a_file_replace_the_callbacks(finished, tmp_path, capsys):
     assert (finished / "results.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_null_is_float32_outside_of_fit(finished, fit, tmp_path, monkeypatch):
     class Seen(Exception):
         pass
@@ -475,6 +484,7 @@ def test_null_is_float32_outside_of_fit(finished, fit, tmp_path, monkeypatch):
     assert found == {"fit": ("bf16-mixed", 0), **of_others}
 
 
+@pytest.mark.slow
 def test_initial_weights_of_another_run_may_go(finished, small_set, small_bert, tmp_path):
     source = shutil.copy(finished / "checkpoints/best.ckpt", tmp_path / "source.ckpt")
     run = tmp_path / "run"

@@ -17,6 +17,7 @@ from tests.program import verb
 encode = verb("encode")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_projections_on_frozen_encoders_become_an_ordinary_model(
     small_set, small_bert, exported, tmp_path, capsys

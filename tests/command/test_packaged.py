@@ -52,6 +52,7 @@ def test_an_unknown_name_lists_near_ones(given, kind, near):
         find_configuration(given, kind, "--config")
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_texts_of_its_prompts(small_set, small_bert, undrawn, tmp_path, monkeypatch, capsys):
     words = small(tmp_path / "run", small_set, small_bert, *CLASSIFICATION, "--trainer.max_epochs", "1")
     main(["fit", *words, "--prompts", "chexpert14"])

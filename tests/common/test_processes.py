@@ -32,6 +32,7 @@ def test_the_users_choice_stands(name, monkeypatch):
     assert dict(os.environ) == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="asks GCC's OpenMP")
 def test_it_is_set_before_torch_loads_openmp():
     """OpenMP prints its settings when torch is imported."""

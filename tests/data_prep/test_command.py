@@ -66,6 +66,7 @@ def test_a_killed_worker_is_said() -> None:
         list(pool.map(signal.raise_signal, [signal.SIGKILL]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs the process table of Linux")
 def test_busy_workers_end_with_a_killed_parent(tmp_path: Path) -> None:
     """Also in an expression that keeps the interpreter's lock, so that no thread of theirs runs."""

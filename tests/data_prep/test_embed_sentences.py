@@ -126,6 +126,7 @@ def openi_sentences(real_data: Path, count: int) -> list[str]:
     return list(dict.fromkeys(text for text in islice(found, 3 * count)))[:count]
 
 
+@pytest.mark.slow
 def test_real_sentences_by_cxr_berts_own_folder(prepared: Path, real_data: Path, tmp_path: Path) -> None:
     """Its config.json and tokenizer files, and small random weights under the published key names."""
     folder = tmp_path / "BiomedVLP-CXR-BERT-specialized"

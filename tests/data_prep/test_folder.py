@@ -233,6 +233,7 @@ def test_drawn_split_has_its_shares_and_stays() -> None:
     assert set(draw_split(patients[:50], (0.0, 1.0, 0.0), 3)) == {"validate"}
 
 
+@pytest.mark.slow
 def test_a_split_names_findings_without_enough_patients(tmp_path, capsys) -> None:
     """Of each class: patients, not images. The shares that a line gives hold when the set is prepared with them."""
     rows = [(f"{n}.png", f"p{n // 2:03d}", int(n % 4 < 2), int(n < 2), int(n >= 2)) for n in range(400)]

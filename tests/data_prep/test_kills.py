@@ -105,6 +105,7 @@ def at_moments(*moments: str) -> Callable[[list[str]], list[int]]:
     return lambda names: [names.index(name) for name in moments]
 
 
+@pytest.mark.slow
 def test_killed_preparation_ends_with_the_same_bytes(raw: Path, tmp_path: Path) -> None:
     """tests/slow kills before every change."""
     chosen = at_moments("rename images.parquet")

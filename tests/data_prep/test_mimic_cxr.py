@@ -156,6 +156,7 @@ def test_deleted_or_changed_images_are_made_again(raw: Path, capsys: pytest.Capt
     assert content(raw.parent / "set") == before
 
 
+@pytest.mark.slow
 def test_finished_set_broken_off_again_is_unfinished(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of two runs beside the older description would pass for a finished set."""
     output = raw.parent / "set"
@@ -186,6 +187,7 @@ def locked(output: Path) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_second_process_is_kept_off_a_set(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = raw.parent / "set"
     output.mkdir()
@@ -203,6 +205,7 @@ def test_second_process_is_kept_off_a_set(raw: Path, capsys: pytest.CaptureFixtu
     assert {file: file.stat().st_mtime_ns for file in output.rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_without_locks_temporary_files_stay(
     raw: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -222,6 +225,7 @@ def test_without_locks_temporary_files_stay(
     assert not other.exists()
 
 
+@pytest.mark.slow
 def test_set_finished_meanwhile_is_left_alone(
     raw: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -318,6 +322,7 @@ def test_a_chosen_section_is_the_only_one(raw: Path) -> None:
     assert prepared.table("boxes")[["x", "y", "w", "h"]].iloc[0].tolist() == [1, 2, 10, 5]
 
 
+@pytest.mark.slow
 def test_the_release_of_images_has_no_reports(raw: Path) -> None:
     moved = raw.parent / "reports"
     for study in {study for _, study, _, _ in IMAGES.values()}:
@@ -353,6 +358,7 @@ def zip_reports(raw: Path, archive: Path, prefix: str) -> None:
             file.unlink()
 
 
+@pytest.mark.slow
 def test_reports_are_read_from_their_archive(raw: Path) -> None:
     prepare(settings(raw))
     archive = raw / "mimic-cxr-reports.zip"
@@ -615,6 +621,7 @@ def _with_splits(raw: Path, **split_of: str) -> dict[str, Any]:
     return {"ms_cxr_split": "val"}
 
 
+@pytest.mark.slow
 def test_boxes_of_one_split_of_mscxr(raw: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = made(raw, output=raw.parent / "before")
     assert "split" not in capsys.readouterr().err

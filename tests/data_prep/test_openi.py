@@ -343,6 +343,7 @@ def test_archive_is_never_unpacked_and_damage_named(official: Path, tmp_path: Pa
     assert rejected["id"].tolist()[:2] == ["1.xml", "2.xml"]
 
 
+@pytest.mark.slow
 def test_the_real_labels_fit_the_real_reports(real_data: Path, tmp_path: Path) -> None:
     # The reports in Kaggle's columns, which are a part of the table's own.
     chosen = pd.read_csv(real_data / "openi" / "openi_reports.csv", dtype=str, keep_default_na=False)[::16]

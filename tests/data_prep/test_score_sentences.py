@@ -262,6 +262,7 @@ def watched_process(rank: int, seen: Path, arguments: list[str]) -> None:
     (seen / f"{rank}.json").write_text(json.dumps({"numbers": numbers, "days": days}))
 
 
+@pytest.mark.slow
 def test_two_processes_share_what_is_left(
     prepared: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -297,6 +298,7 @@ def test_two_processes_share_what_is_left(
     assert [path.name for path in (prepared / "log_p").iterdir()] == [file.name]
 
 
+@pytest.mark.slow
 def test_tasks_share_batches_and_last_one_writes(
     prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -332,6 +334,7 @@ def test_tasks_share_batches_and_last_one_writes(
     assert batches_of(1) == []
 
 
+@pytest.mark.slow
 def test_two_tasks_that_end_at_once(prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other one writes the scores and removes the journals before this one has read them."""
     expected = score(prepared, model, "--token_budget", "14")

@@ -98,6 +98,7 @@ def test_an_exported_folder_is_tested(exported, small_set, tmp_path):
     assert results["counts"]["grounding"]["boxes"] == 4
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:test. ")
 def test_a_set_of_reports_alone_is_tested(exported, small_set, tmp_path):
     folder = shutil.copytree(small_set, tmp_path / "set")
@@ -117,6 +118,7 @@ def test_a_set_of_reports_alone_is_tested(exported, small_set, tmp_path):
     assert "Report retrieval" in render(run)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:test. ")
 def test_image_size_defaults_to_the_networks(exported, small_set, tmp_path):
     config = json.loads((exported / "config.json").read_text())
@@ -139,6 +141,7 @@ def test_image_size_defaults_to_the_networks(exported, small_set, tmp_path):
     assert images["trained"]["image_size"] == images["shown"]["image_size"] == 80
 
 
+@pytest.mark.slow
 def test_folders_that_are_no_export_are_refused(exported, small_bert, small_set, tmp_path, capsys):
     for folder, message in (
         (tmp_path, "is not an exported medclip_dcl model: config.json is missing"),
@@ -158,6 +161,7 @@ def test_folders_that_are_no_export_are_refused(exported, small_bert, small_set,
     assert "weights do not fit the network; missing ['image_encoder.backbone.7." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:test. ")
 def test_biovils_weights_from_the_published_names_to_results(small_bert, small_set, tmp_path, capsys):
     text, run, folder = (

@@ -39,6 +39,7 @@ def tuned(labelled_set, encoder, undrawn, tmp_path_factory) -> Path:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_another_size_than_the_sources_is_said(labelled_set, encoder, tmp_path):
     other = ["--data.init_args.image_size", "48", "--trainer.max_epochs", "1"]
@@ -188,6 +189,7 @@ def test_two_classifiers_are_compared_by_finding(tuned, probed, tmp_path):
     assert found == pytest.approx(expected - baseline, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_continues_without_its_source(tuned, labelled_set, encoder, tmp_path):
     source, run = tmp_path / "source.ckpt", tmp_path / "run"
     shutil.copy(encoder, source)
@@ -236,6 +238,7 @@ def error_of(arguments: list[str], capsys) -> str:
     return capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_errors_are_lines_that_say_the_remedy(labelled_set, encoder, tmp_path, capsys):
     run = tmp_path / "run"
     for more, message in (

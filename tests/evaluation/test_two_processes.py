@@ -17,6 +17,7 @@ from tests.evaluation.classifier_runs import results, words
 from tests.processes import in_processes
 from tests.small import write_pixel
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 
 

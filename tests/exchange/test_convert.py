@@ -205,6 +205,7 @@ def test_a_state_dict_of_openai_is_equal(clip_tokenizer, tmp_path) -> None:
             converted(file, tmp_path / "other", "--text_encoder", *more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", [160, 192])
 def test_a_model_of_timm_and_bert_is_equal(side, tmp_path) -> None:
     """BiomedCLIP's layout; test_vit is of 160 pixels, and open_clip sets other sizes after its weights."""
@@ -382,6 +383,7 @@ def test_wrong_sources_are_named(clip_tokenizer, tmp_path) -> None:
         converted(folder, blip)
 
 
+@pytest.mark.slow
 def test_a_converted_model_is_trained_and_tested(small_set, tmp_path, undrawn) -> None:
     (write_dual_encoder("clip", tmp_path / "source") / "LICENSE").write_text("Terms of somebody")
     converted(tmp_path / "source", tmp_path / "output")

@@ -31,6 +31,7 @@ def standardised() -> torch.Tensor:
     return (FEATURES - shift) / scale
 
 
+@pytest.mark.slow
 def test_a_probe_is_as_good_as_logistic_regression(standardised):
     drawn = torch.arange(1200)[None]
     probe = fit(standardised, LABELS, drawn, 10)

@@ -103,6 +103,7 @@ def test_training_on_features_equals_training_on_images(small_bert, encoded, exp
     )
 
 
+@pytest.mark.slow
 def test_a_resumed_run_on_features_ends_alike(small_bert, encoded, exported, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "estimated_stepping_batches", 6)
     whole = build(small_bert, exported)
@@ -118,6 +119,7 @@ def test_a_resumed_run_on_features_ends_alike(small_bert, encoded, exported, tmp
     assert ImageTextModel.load_from_checkpoint(tmp_path / "half.ckpt").frozen
 
 
+@pytest.mark.slow
 def test_a_test_on_features_equals_one_on_images(small_bert, encoded, exported, tmp_path):
     model = build(small_bert, exported)
 

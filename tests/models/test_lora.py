@@ -119,6 +119,7 @@ def test_an_interrupted_training_is_saved_merged(small_set, small_bert, tmp_path
     assert has_adapters(network) and not has_adapters(found)
 
 
+@pytest.mark.slow
 def test_a_killed_run_continues_exactly(run, small_set, small_bert, tmp_path) -> None:
     with pytest.raises(Killed):
         train(tmp_path, *build(small_set, small_bert), Kill("on_train_batch_end", 1, 1), max_epochs=2)

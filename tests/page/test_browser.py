@@ -15,9 +15,12 @@ from PIL import Image
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="pip install -e '.[test]' installs selenium")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="no browser: apt-get install chromium chromium-driver"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (CHROMIUM and DRIVER), reason="no browser: apt-get install chromium chromium-driver"
+    ),
+]
 FLAGS = (
     "headless=new",
     "no-sandbox",

@@ -216,6 +216,7 @@ def test_published_rows_are_folded_beside_another_set(written):
     assert html.count("BioViL") == sum(one.count("BioViL") for one in folded)
 
 
+@pytest.mark.slow
 def test_a_shared_untrained_network_is_one_row(make_tested_run, tmp_path, runs):
     shared = compare(list(runs.values()), untrained=True)
     assert [row.name for row in shared.rows] == ["infonce", "dcl_lm", "dcl_010", "untrained"]

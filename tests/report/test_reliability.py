@@ -159,6 +159,7 @@ def test_a_calibration_of_another_test_is_named(run, tmp_path, keys, value, mess
         assert "calibration.json does not belong to this test" in render(copy)
 
 
+@pytest.mark.slow
 def test_another_precision_of_the_test_is_said(run):
     for precision, is_said in (("32-true", False), ("bf16-mixed", True)):
         tested = TestedRun(run)

@@ -112,6 +112,7 @@ def assert_same_figures(found: dict[tuple[int, str], float], expected: dict[tupl
         assert math.isclose(value, expected[key], rel_tol=1e-6), key
 
 
+@pytest.mark.slow
 def test_every_logger_gets_metrics_and_phantom_pictures(fit_and_test, remote):
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

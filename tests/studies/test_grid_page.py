@@ -169,6 +169,7 @@ def test_a_map_has_a_panel_by_compared_level(tmp_path):
     assert (red - blue > 80).any() and (blue - red > 80).any()
 
 
+@pytest.mark.slow
 def test_figures_may_share_a_title(tmp_path):
     same = [{"kind": "differences", "name": x, "title": "Same", "x": "noise", "y": "error"} for x in "ab"]
     lines = {"kind": "lines", "name": "c", "title": "Other", "y": "error", "where": {"noise": 1}}

@@ -162,6 +162,7 @@ def test_callbacks_under_changed_arguments_count(tmp_path):
         claim_folder(read_experiment(file))
 
 
+@pytest.mark.slow
 def test_a_file_edited_meanwhile_stops_the_grid(tmp_path, monkeypatch, capsys):
     """Runs that start after the edit would have other settings than those before."""
     file, fast = write_grid(tmp_path, axes=SMALL | RATE | SEED, **NO_FIGURES), tmp_path / "configs/fast.yaml"
@@ -193,6 +194,7 @@ def test_a_missing_outcome_is_named(copy, capsys):
     assert len(table) == 4 and table["value"].isna().all()
 
 
+@pytest.mark.slow
 def test_failed_cells_are_named_and_others_continue(tmp_path, capsys):
     ends: dict[str, Any] = {
         name: {"settings": {"model.init_args.ends_by": name}} for name in ("raising", "dying", "itself")
@@ -214,6 +216,7 @@ def test_failed_cells_are_named_and_others_continue(tmp_path, capsys):
     assert run_one(runs["raising"], ["fit", "test"]).state == "failed" and error_of(runs["raising"])
 
 
+@pytest.mark.slow
 def test_a_device_is_for_runs_without_one(copy, capsys, monkeypatch):
     """A run on another device is the same run: its name and identity stay, and what is finished is kept."""
     before = contents(copy / "grid")

@@ -112,6 +112,7 @@ def test_constants_stay_what_they_are(build):
     assert_equal_states(state(average.module), state(model))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_average(build, data, trainer, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "estimated_stepping_batches", 6)
 

@@ -190,6 +190,7 @@ def test_a_scaler_that_always_skips_stops(build, data, trainer, monkeypatch):
     assert all(p.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_the_command_ends_with_whole_checkpoints(arguments, tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     break_loss(monkeypatch, at_step=4)

@@ -55,6 +55,7 @@ def test_a_terminal_has_a_bar(is_terminal, is_wanted, has_bar, monkeypatch):
     assert bool(progress_bar(is_wanted)) == has_bar
 
 
+@pytest.mark.slow
 def test_command_has_a_bar_or_users_own(small_set, small_bert, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     arguments = ["fit", *small(tmp_path, small_set, small_bert, *SHORT)]

@@ -164,6 +164,7 @@ def test_cached_images_are_not_recommended_again(clock):
     assert len(told) == 1 and "cache_images" not in str(told[0].message)
 
 
+@pytest.mark.slow
 def test_a_run_logs_them_with_other_metrics(arguments, tmp_path):
     options = ["--trainer.log_every_n_steps", "2", "--ema_decay", "0.5", "--trainer.callbacks", "[]"]
     main(["fit", *arguments(tmp_path / "run", *options)])

@@ -16,6 +16,8 @@ from medclip_dcl.models.image_text import ImageTextModel
 from tests.processes import in_processes
 from tests.training.test_clipping import CLIP, fit
 
+pytestmark = pytest.mark.slow
+
 
 def process(rank: int, folder: Path, small_set: Path, small_bert: Path, arguments: list[str]) -> None:
     clipped = fit(str(folder), str(small_set), str(small_bert), "bf16-mixed", devices=2)

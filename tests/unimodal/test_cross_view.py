@@ -179,6 +179,7 @@ def two_views() -> UnimodalModel:
     return UnimodalModel(LightnessColourResNets(18, 2, large_stem=True), objective, 4, hidden=0)
 
 
+@pytest.mark.slow
 def test_a_killed_run_of_two_views_ends_as_the_whole_one(tmp_path):
     images = str(write_class_folders(tmp_path / "images"))
 

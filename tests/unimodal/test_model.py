@@ -130,6 +130,7 @@ def whole(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_killed_runs_end_as_the_whole_one(whole, tmp_path):
     stops = (
         Kill("on_train_batch_end", 0, 3),

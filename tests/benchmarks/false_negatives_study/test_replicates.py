@@ -25,6 +25,7 @@ FACTS = {
 }
 
 
+@pytest.mark.slow
 def test_patients_train_either_the_heads_or_the_encoder(tmp_path):
     write_phantom(tmp_path / "raw", Options(120, 3, 64))
     split_patients(tmp_path, 20)

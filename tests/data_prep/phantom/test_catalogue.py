@@ -43,6 +43,7 @@ def shares(states: list[StudyState], held_names: list[list[str]]) -> np.ndarray:
     return np.array([counts[c.class_id] / len(states) for c in CLASSES.classes])
 
 
+@pytest.mark.slow
 def test_chex5_findings_hold_in_10_to_25_percent(shares: np.ndarray) -> None:
     for name in PLAIN.values():
         assert 0.095 < shares[CLASSES.by_name[name].class_id] < 0.26, name

@@ -42,6 +42,7 @@ def _sentences(folder: Path, splits: set[str]) -> dict[int, list[str]]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [0.35, 0.7])
 def test_the_asked_share_of_anchors_stands_alone(phantoms: dict[float | None, Path], asked: float) -> None:
     reports = [{*said} for said in _sentences(phantoms[asked], {"train"}).values()]
@@ -50,6 +51,7 @@ def test_the_asked_share_of_anchors_stands_alone(phantoms: dict[float | None, Pa
     assert share == pytest.approx(asked, abs=0.03)
 
 
+@pytest.mark.slow
 def test_every_sentence_keeps_its_class(phantoms: dict[float | None, Path]) -> None:
     plain, some = phantoms[None], phantoms[0.35]
     truths = [pd.read_csv(folder / "phantom_truth/sentences.csv") for folder in (plain, some)]

@@ -94,6 +94,7 @@ def test_a_rerun_does_nothing_and_a_missing_name_is_said(
     assert ReleaseFolder(release).images(["00000000_000"]) == {}
 
 
+@pytest.mark.slow
 def test_a_model_is_tested_on_it(prepared: Path, exported: Path, tmp_path: Path, undrawn: None) -> None:
     words = ["--config", "mimic_cxr", "--ckpt_path", str(exported), "--untrained", "false"]
     words += ["--data.init_args.folder", str(prepared), "--data.init_args.num_workers", "0"]
@@ -153,6 +154,7 @@ def test_no_validate_image_is_drawn_beside_official_ones(tmp_path: Path, real_da
     assert "patient7_study1_view1_frontal" in (tmp_path / "again/rejects.csv").read_text()
 
 
+@pytest.mark.slow
 def test_templates_give_each_label_its_sentence(release: Path, prepared: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.yaml"
     prompts.write_text(

@@ -95,6 +95,7 @@ def _count(tables: PublicTables, value: float = 1.0) -> dict[str, int]:
 needs_wheel = pytest.mark.skipif(WHEEL is None, reason="torchxrayvision is not installed")
 
 
+@pytest.mark.slow
 @needs_wheel
 def test_whole_nih_table_and_boxes(tmp_path: Path) -> None:
     assert WHEEL is not None
@@ -146,6 +147,7 @@ def test_chexpert_table_or_a_ninth(tmp_path: Path, every: int) -> None:
     assert found.images["patient"].nunique() == len({row["Path"].split("/")[2] for row in rows})
 
 
+@pytest.mark.slow
 @needs_wheel
 def test_whole_rsna_table(tmp_path: Path) -> None:
     found = rsna.read(_release(tmp_path, "kaggle_stage_2_train_labels.csv.zip", "stage_2_train_labels.csv"))
@@ -155,6 +157,7 @@ def test_whole_rsna_table(tmp_path: Path) -> None:
     assert found.boxes is not None and len(found.boxes) == sum(row["Target"] == "1" for row in rows) == 9_555
 
 
+@pytest.mark.slow
 @needs_wheel
 def test_whole_vindr_table(tmp_path: Path) -> None:
     found = vindr.read(_release(tmp_path, "vinbigdata-train.csv.gz", "train.csv"))
@@ -172,6 +175,7 @@ def test_whole_vindr_table(tmp_path: Path) -> None:
     assert len(found.boxes) == len(boxed)
 
 
+@pytest.mark.slow
 @needs_wheel
 def test_whole_siim_table(tmp_path: Path) -> None:
     found = siim.read(_release(tmp_path, "siim-pneumothorax-train-rle.csv.gz", "train-rle.csv"))

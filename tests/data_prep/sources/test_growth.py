@@ -222,6 +222,7 @@ def test_repaired_image_is_added(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "5" in uses(output) and (output / "rejects.csv").read_text() == "kind,id,reason\n"
 
 
+@pytest.mark.slow
 def test_a_table_grows_and_is_not_exchanged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output, words = tmp_path / "set", ["--table", str(tmp_path / "table.csv"), "--text_only"]
     kind = Kind(verb("prepare folder"), words, [])
@@ -257,6 +258,7 @@ def test_a_table_grows_and_is_not_exchanged(tmp_path: Path, capsys: pytest.Captu
             prepare(kind, output, "--complete")
 
 
+@pytest.mark.slow
 def test_rows_between_others_are_further_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a column of studies, which are then numbered by row."""
     rows = [(f"Q-{n // 3}", f"No effusion {n // 2}.") for n in range(60)]

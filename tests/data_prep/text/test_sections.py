@@ -277,6 +277,7 @@ def openi(real_data: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
+@pytest.mark.slow
 def test_sections_of_every_open_i_report_come_back(openi: list[dict[str, str]]) -> None:
     assert len(openi) == 3955
     others = []
