@@ -12,14 +12,11 @@ from medclip_dcl.models.image_text import ImageTextModel
 from tests.command.small_runs import ROOT, refused, small
 
 OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))
-ALIKE = (
-    *("dcl_010", "near_reports", "remove_text", "reweight_text", "symmetric", "sigmoid", "sigmoid_known"),
-    *("infonce", "dcl_lm", "dcl_005", "hard_negatives", "infonce_weighted", "infonce_stop", "decoupled"),
-)
-"""Need the same data as another objective, and differ by a number or a rule that has its own tests, or are trained by
-other tests: slow."""
+FAST = ("biovil", "dcl_known_class", "ranked_by_text", "soft_targets")
+"""An encoder, a correction, a rule of weights and a loss; each part has its own tests. The others are slow."""
 PARAMETERS = [
-    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem in ALIKE)) for path in OBJECTIVES
+    pytest.param(path, id=path.stem, marks=[pytest.mark.slow] * (path.stem not in FAST))
+    for path in OBJECTIVES
 ]
 
 
@@ -78,33 +75,34 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
     assert model.objective.image_to_text == wanted.get("image_to_text", 0.1)
 
 
+MISSING: list[tuple[str, list[str], str]] = [
+    ("remove_text", [], "has no sentence embeddings; create embeddings with: medclip-dcl embed"),
+    ("infonce", ["--model.init_args.masked_language_weight", "1"], "masked_language_head: true"),
+    ("infonce", ["--data.init_args.contrastive_batch", "12"], "must be a multiple of data.batch_size 8"),
+]
+MORE_MISSING: list[tuple[str, list[str], str]] = [
+    (
+        "remove_text",
+        ["--model.init_args.negative_weights.init_args.threshold", "1.5"],
+        "threshold: expected a cosine",
+    ),
+    ("near_sentences", ["--model.init_args.same_text", "negative"], "near_texts finds images that fit"),
+    ("infonce", ["--model.init_args.same_text", "both"], "same_text: expected negative, positive, ignore"),
+    (
+        "dcl_lm",
+        [
+            *("--model.init_args.correction_images", "sentence", "--model.init_args.image_to_text", "0"),
+            *("--data.init_args.sentences", "all"),
+        ],
+        "model.correction_images sentence: expected data.sentences one",
+    ),
+    ("dcl_lm", ["--model.init_args.correction_images", "class"], "model.image_to_text: expected 0.0"),
+]
+
+
 @pytest.mark.parametrize(
     ("objective", "options", "message"),
-    [
-        (
-            "remove_text",
-            ["--model.init_args.negative_weights.init_args.threshold", "1.5"],
-            "threshold: expected a cosine",
-        ),
-        ("remove_text", [], "has no sentence embeddings; create embeddings with: medclip-dcl embed"),
-        ("near_sentences", ["--model.init_args.same_text", "negative"], "near_texts finds images that fit"),
-        (
-            "infonce",
-            ["--model.init_args.same_text", "both"],
-            "same_text: expected negative, positive, ignore",
-        ),
-        ("infonce", ["--model.init_args.masked_language_weight", "1"], "masked_language_head: true"),
-        (
-            "dcl_lm",
-            [
-                *("--model.init_args.correction_images", "sentence", "--model.init_args.image_to_text", "0"),
-                *("--data.init_args.sentences", "all"),
-            ],
-            "model.correction_images sentence: expected data.sentences one",
-        ),
-        ("dcl_lm", ["--model.init_args.correction_images", "class"], "model.image_to_text: expected 0.0"),
-        ("infonce", ["--data.init_args.contrastive_batch", "12"], "must be a multiple of data.batch_size 8"),
-    ],
+    [*MISSING, *(pytest.param(*x, marks=pytest.mark.slow) for x in MORE_MISSING)],
 )
 def test_missing_inputs_are_reported_before_training(
     objective, options, message, small_set, small_bert, tmp_path, capsys
@@ -114,6 +112,7 @@ def test_missing_inputs_are_reported_before_training(
     assert not (tmp_path / "run/metrics.csv").exists()
 
 
+@pytest.mark.slow
 def test_a_laptop_trains_without_downloads(small_set, small_bert, tmp_path):
     arguments = [
         item

@@ -90,11 +90,25 @@ PROBABILITY, CALLBACK = "--model.init_args.class_probability", "--trainer.callba
     ("option", "name", "kind", "words", "line"),
     [
         (PROBABILITY, "WrongShape", ValueError, "WrongShape returned a class probability of shape", None),
-        (PROBABILITY, "WrongCall", ValueError, "positives: expected", "contrastive_loss(torch.zeros(2, 3)"),
+        pytest.param(
+            PROBABILITY,
+            "WrongCall",
+            ValueError,
+            "positives: expected",
+            "contrastive_loss(torch.zeros(2, 3)",
+            marks=pytest.mark.slow,
+        ),
         (PROBABILITY, "Raises", ValueError, "eta of mine", 'raise ValueError("eta of mine")'),
-        (PROBABILITY, "Looks", AttributeError, "nothing_of_this_name", "torch.nothing_of_this_name"),
+        pytest.param(
+            PROBABILITY,
+            "Looks",
+            AttributeError,
+            "nothing_of_this_name",
+            "torch.nothing_of_this_name",
+            marks=pytest.mark.slow,
+        ),
         (CALLBACK, "Listens", ValueError, "could not convert string to float", 'float("abc")'),
-        (CALLBACK, "Builds", KeyError, "absent", '{}["absent"]'),
+        pytest.param(CALLBACK, "Builds", KeyError, "absent", '{}["absent"]', marks=pytest.mark.slow),
     ],
 )
 def test_a_bug_of_the_users_keeps_its_traceback(option, name, kind, words, line, module, arguments):

@@ -42,7 +42,7 @@ def tables(folder):
     return images, said, carried, prepared.table("classes").set_index("sentence_id")["class_id"]
 
 
-@pytest.mark.parametrize("kind", ["class", "sentence"])
+@pytest.mark.parametrize("kind", ["class", pytest.param("sentence", marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore:model.correction_count")
 def test_drawn_images_carry_the_class_or_the_sentence(kind, small_set, small_bert):
     data = module(small_set, small_bert, kind, cache_images=True)
@@ -76,6 +76,7 @@ def test_drawn_images_carry_the_class_or_the_sentence(kind, small_set, small_ber
     assert max(len(counts) for counts in drawn.values()) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:model.correction_count")
 def test_draws_follow_seed_epoch_and_index(small_set, small_bert):
     """They change neither order, sentences nor crops; validation draws training images, the same in each epoch."""

@@ -117,6 +117,7 @@ def test_webdataset_reads_images_with_their_reports(small_set, files):
     assert all(sample["txt"].decode().count("\n") == 1 for sample in samples)
 
 
+@pytest.mark.slow
 def test_texts_stand_beside_images_only_on_request(small_set, files):
     main([str(files)])
     for tar in (files / "shards").glob("*.tar"):
@@ -138,7 +139,7 @@ def test_texts_stand_beside_images_only_on_request(small_set, files):
     assert images_of(files) == images_of(small_set)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_batches_equal_those_of_files(small_set, sharded, workers):
     def batches(folder: Path) -> list[dict]:
         data = datamodule(folder, num_workers=workers)

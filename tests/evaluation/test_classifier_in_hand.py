@@ -93,7 +93,7 @@ def test_load_gives_lightnings_logits(run, exported, probed, labelled_set):
             model.classify([], {"Edema": ("no edema", "edema")})
 
 
-@pytest.mark.parametrize("kind", ["run", "exported"])
+@pytest.mark.parametrize("kind", [pytest.param("run", marks=pytest.mark.slow), "exported"])
 def test_its_logits_are_calibrated(kind, run, exported, validate_set, tmp_path, capsys):
     source = shutil.copytree(run if kind == "run" else exported, tmp_path / "model")
     files = [str(file) for file in sorted((validate_set / "images").rglob("*.jpg"))]
@@ -122,6 +122,7 @@ def test_its_logits_are_calibrated(kind, run, exported, validate_set, tmp_path, 
     pd.testing.assert_frame_equal(load(tmp_path / "again").classify(files, calibrated=True), probabilities)
 
 
+@pytest.mark.slow
 def test_run_checkpoint_and_export_count_the_same_cases(labelled_set, validate_set, encoder, tmp_path):
     """A classifier knows what its training's evaluation took an empty label for."""
     run, alone, folder = tmp_path / "zeros", tmp_path / "alone.ckpt", tmp_path / "exported"

@@ -123,7 +123,10 @@ def test_other_files_are_left_alone(network, run, tmp_path, capsys):
     assert (tmp_path / "thesis/config.json").exists() and (tmp_path / "out/model.safetensors").exists()
 
 
-@pytest.mark.parametrize("depth, stride, projection", [(18, 16, "linear"), (50, 32, "mlp")])
+@pytest.mark.parametrize(
+    "depth, stride, projection",
+    [(18, 16, "linear"), pytest.param(50, 32, "mlp", marks=pytest.mark.slow)],
+)
 @torch.no_grad()
 def test_the_image_encoder_loads_in_torchvision_and_here(network, depth, stride, projection, tmp_path):
     encoder = ResNetRegions(depth=depth, stride=stride, dim=5, projection=projection).eval()

@@ -231,7 +231,8 @@ def test_each_stage_has_its_rate(small_set):
         assert (name in decayed) == (name in rate and parameter.dim() >= 2)
 
 
-@pytest.mark.parametrize("frozen", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [False, True])
 def test_resumed_equals_uninterrupted(small_set, tmp_path, frozen):
     class Saved(Callback):
         """Checkpoints in the middle of an epoch and at its end."""

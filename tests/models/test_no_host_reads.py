@@ -40,6 +40,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "frozen": {"frozen": True},
     "vision transformer": {},
 }
+NAMES = [
+    pytest.param(name, marks=[pytest.mark.slow] * (name in ("masked language", "vision transformer")))
+    for name in OPTIONS
+]
+"""Of the other two, the gradient cache has the masked language loss as well."""
 VIT = {
     "model_type": "dinov2_with_registers",
     "hidden_size": 16,
@@ -83,7 +88,7 @@ def meta(monkeypatch):
     monkeypatch.setattr(checkpoint, "_infer_device_type", lambda *arguments: "cpu")
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_step_reads_nothing(name, small_bert, small_set, meta):
     model, batch = model_and_batch(name, small_bert, small_set)
     model.to("meta").train()
@@ -93,7 +98,7 @@ def test_a_step_reads_nothing(name, small_bert, small_set, meta):
     assert all(p.grad is not None and p.grad.is_meta for p in model.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", NAMES)
 def test_a_step_mixes_no_devices(name, small_bert, small_set):
     model, batch = model_and_batch(name, small_bert, small_set)
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:

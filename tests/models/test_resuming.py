@@ -136,8 +136,8 @@ CASES = {
 }
 
 
-FAST = ("plain", "all_options", "language_model")
-"""Cases that the slow tests do not keep to themselves: the usual run, every option of the step, and of language."""
+FAST = ("plain",)
+"""Cases that the slow tests do not keep to themselves."""
 
 
 def fast_and_slow(names: Iterable[str]) -> list[Any]:
@@ -275,7 +275,7 @@ def test_killed_in_an_epoch_and_a_validation(name, whole, embedded_set, small_be
     if name in VALIDATIONS:
         kills.append(Kill("on_validation_batch_end", VALIDATIONS[name][1], 1))
     if name == "plain":
-        del kills[1]  # `all_options` has it
+        del kills[1]  # `all_options`, a slow test, has it
     run(CASES[name], tmp_path, embedded_set, small_bert, *kills)
     assert_same_run(whole(name), tmp_path)
 
@@ -312,6 +312,7 @@ KEPT = [2, 6, 9, 18]
 """Within an epoch, at the end of one, and at the end of training; of six steps an epoch."""
 
 
+@pytest.mark.slow
 def test_kept_steps_survive_kills(embedded_set, small_bert, tmp_path):
     """Before, in and after their validations: they and metrics.csv are those of a run that was not stopped."""
     case, (whole, killed) = CASES["validating_seldom"], (tmp_path / "whole", tmp_path / "killed")
@@ -420,6 +421,7 @@ def test_a_signal_loses_nothing(name, signals, whole, embedded_set, small_bert, 
     assert_same_run(whole(name), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_signal_at_an_epochs_end_is_answered(whole, embedded_set, small_bert, tmp_path):
     stop = Signal(15, "on_train_batch_end", 0, 5)
     run(CASES["validating_seldom"], tmp_path, embedded_set, small_bert, stop, minutes=1000.0)
@@ -451,6 +453,7 @@ def test_each_batch_of_each_process_has_a_seed():
     assert len(seeds) == 2 * 3 * 40 * 4 and all(0 <= seed < 2**63 for seed in seeds)
 
 
+@pytest.mark.slow
 def test_resuming_from_lightnings_own_checkpoints(whole, embedded_set, small_bert, tmp_path):
     """Without this project's run folders: a Trainer and a ModelCheckpoint that saves by steps."""
     keep: dict[str, Any] = {"save_top_k": -1, "every_n_train_steps": 4, "save_on_train_epoch_end": False}
@@ -483,6 +486,7 @@ def test_resuming_from_the_best(whole, embedded_set, small_bert, tmp_path):
     assert_same(a, b)
 
 
+@pytest.mark.slow
 def test_a_moved_run_keeps_its_best_score(whole, embedded_set, small_bert, tmp_path):
     run_case = partial(run, CASES["plain"], small_set=embedded_set, small_bert=small_bert)
     with pytest.raises(Killed):

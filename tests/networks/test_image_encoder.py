@@ -53,7 +53,7 @@ def test_mlp_is_biovils_two_layers():
 
 
 @pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("depth, stride, row", [(18, 32, 3), (50, 16, 7)])
+@pytest.mark.parametrize("depth, stride, row", [(18, 32, 3), pytest.param(50, 16, 7, marks=pytest.mark.slow)])
 def test_receptive_field_is_centred_or_at_cell_start(depth, stride, row, centred):
     centres = []
     for seed in range(2):

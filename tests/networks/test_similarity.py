@@ -149,7 +149,13 @@ def test_gradients_equal_those_of_plain_operations(name, images, regions, senten
 
 
 # dim 8 is more than the 5 regions, dim 3 fewer: two ways to look up the critical region.
-@pytest.mark.parametrize("name, dim", [("LSE", 3), ("NL", 8), ("LSE+NL", 3), ("LSE+NL of the mean", 3)])
+@pytest.mark.parametrize(
+    "name, dim",
+    [
+        *(("LSE", 3), ("LSE+NL", 3)),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in (("NL", 8), ("LSE+NL of the mean", 3))),
+    ],
+)
 def test_torch_func_and_second_derivatives(name, dim):
     similarity = WITH_MAPS[name](dim).double()
     v = torch.randn(3, 2, 5, dim, dtype=torch.float64)

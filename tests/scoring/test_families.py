@@ -23,7 +23,7 @@ from medclip_dcl.scoring.whole_model import WholeModel
 from tests.scoring.families import CAUSAL, MASKED, TEXTS, write
 from tests.text_models import SIZES
 
-SLOW = ("mpnet", "deberta")
+SLOW = ("mpnet", "deberta", "distilbert", "electra")
 """Families that compute like another of the quick tests."""
 
 

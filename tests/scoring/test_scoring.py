@@ -106,7 +106,7 @@ def test_equals_the_definition(
     assert list(found.dtypes.astype(str)) == ["object", "int64", "float64", "int64"]
 
 
-@pytest.mark.parametrize("budget", [-1, 7, 50, None])
+@pytest.mark.parametrize("budget", [7, 50, *(pytest.param(x, marks=pytest.mark.slow) for x in (-1, None))])
 def test_batches_change_nothing_but_rounding(
     model: BertForMaskedLM, tokenizer: BertTokenizer, budget: int | None
 ) -> None:
@@ -212,7 +212,7 @@ def test_a_tokenizer_of_another_model_is_refused(model: BertForMaskedLM) -> None
         pseudo_log_likelihood(model, BertTokenizer(vocab=other), ["no effusion"])
 
 
-@pytest.mark.parametrize("layers", [1, 2, 4])
+@pytest.mark.parametrize("layers", [2, *(pytest.param(x, marks=pytest.mark.slow) for x in (1, 4))])
 @pytest.mark.parametrize("options", [{}, {"within_word_l2r": True}, {"mask_every": 3}])
 def test_shared_work_changes_nothing(tokenizer: BertTokenizer, layers: int, options: dict[str, Any]) -> None:
     torch.manual_seed(layers)

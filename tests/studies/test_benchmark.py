@@ -205,27 +205,30 @@ def same_numbers(found: pd.DataFrame, output: Path, model: str) -> None:
     pd.testing.assert_frame_equal(a.reset_index(drop=True), b.reset_index(drop=True), check_exact=True)
 
 
+@pytest.mark.parametrize(
+    "name", ["other", *(pytest.param(x, marks=pytest.mark.slow) for x in ("model", "classifier"))]
+)
 def test_evaluate_has_the_numbers_of_the_benchmark(
-    run, models, labelled_set, prompts, tmp_path, monkeypatch, capfd
+    name, run, models, labelled_set, prompts, tmp_path, monkeypatch, capfd
 ) -> None:
     """Of a folder, a classifier's run and a model changed in memory; nothing is printed, left or changed."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    loaded = load(models["model"])
-    loaded.network.get_parameter(PROJECTION).data.neg_()
+    model: Any = models[name]
+    if name == "other":
+        model = load(models["model"])
+        model.network.get_parameter(PROJECTION).data.neg_()
     random_state, environment = torch.get_rng_state(), dict(os.environ)
-    asked = {"model": models["model"], "classifier": models["classifier"], "other": loaded}
-    for name, model in asked.items():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            found = evaluate(model, labelled_set, prompts=prompts, device="cpu")
-        same_numbers(found, run[0], name)
-        said = [str(one.message) for one in caught if one.category is UserWarning]
-        assert any("was trained on: not known" in line for line in said)
-        unprompted = "set: no prompts, so no zero-shot AUC: Atelectasis, Fracture"
-        assert (unprompted in said) == (name != "classifier")
-        edema = found[(found["finding"] == "Edema") & (found["metric"] == "classification/auc")]
-        assert edema[["positives", "patients"]].to_numpy().tolist() == [[5, 4]]
-        assert found.query("metric == 'classification/auc' and finding == ''")["patients"].tolist() == [5]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = evaluate(model, labelled_set, prompts=prompts, device="cpu")
+    same_numbers(found, run[0], name)
+    said = [str(one.message) for one in caught if one.category is UserWarning]
+    assert any("was trained on: not known" in line for line in said)
+    unprompted = "set: no prompts, so no zero-shot AUC: Atelectasis, Fracture"
+    assert (unprompted in said) == (name != "classifier")
+    edema = found[(found["finding"] == "Edema") & (found["metric"] == "classification/auc")]
+    assert edema[["positives", "patients"]].to_numpy().tolist() == [[5, 4]]
+    assert found.query("metric == 'classification/auc' and finding == ''")["patients"].tolist() == [5]
     assert not [*tmp_path.iterdir()] and capfd.readouterr() == ("", "")
     assert torch.equal(random_state, torch.get_rng_state()) and environment == dict(os.environ)
 
@@ -279,6 +282,7 @@ def test_an_interruption_ends_evaluate(models, labelled_set, prompts, monkeypatc
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.slow
 def test_two_models_alone_have_the_numbers_of_compare(
     run, models, labelled_set, table, prompts, tmp_path
 ) -> None:
@@ -334,6 +338,7 @@ def test_page_says_what_was_left_out_and_known(run) -> None:
     assert "without Fracture" in page and "signed CNR of phrases" in page
 
 
+@pytest.mark.slow
 def test_a_rerun_tests_what_has_changed(run, models, table, capsys) -> None:
     output, command = run
     files = {file: file.stat().st_mtime_ns for file in output.glob("tests/*/*/results.json")}
@@ -356,6 +361,7 @@ def test_a_rerun_tests_what_has_changed(run, models, table, capsys) -> None:
     pd.testing.assert_series_equal(before, after)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_test_images_is_left_out(run, models, labelled_set, tmp_path, prompts) -> None:
     """The others are on the page all the same; here they are tested already."""
     trained = shutil.copytree(models["classifier"], tmp_path / "trained")

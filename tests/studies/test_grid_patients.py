@@ -119,7 +119,14 @@ SEEDS = {"set": "seed_everything", "values": 3}
 RATES = {"set": "model.init_args.learning_rate", "values": [0.1, 0.2]}
 
 
-@pytest.mark.parametrize("axes", [{"seed": SEEDS}, {"rate": RATES, "seed": SEEDS}, {"rate": RATES}])
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"rate": RATES},
+        pytest.param({"seed": SEEDS}, marks=pytest.mark.slow),
+        pytest.param({"rate": RATES, "seed": SEEDS}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_mean_has_an_interval_over_patients(tmp_path, monkeypatch, axes):
     monkeypatch.setattr(inspect.unwrap(TestedRun.draws), "__defaults__", (None, N_DRAWS))
     changes = {"pairs": "seed" if "seed" in axes else None, "outcomes": {"AUC": "classification/auc"}}

@@ -11,7 +11,9 @@ from torch.nn.functional import batch_norm, conv2d
 from medclip_dcl.unimodal.encoders import SmallConvNet, SmallImageResNet
 
 
-@pytest.mark.parametrize(("depth", "large_stem"), [(18, False), (50, False), (18, True)])
+@pytest.mark.parametrize(
+    ("depth", "large_stem"), [(18, False), pytest.param(50, False, marks=pytest.mark.slow), (18, True)]
+)
 @torch.no_grad()
 def test_width_64_is_torchvisions_resnet(depth, large_stem):
     theirs = getattr(torchvision.models, f"resnet{depth}")(weights=None)

@@ -212,6 +212,7 @@ def test_predictions_hold_the_accuracies(tested, results, features):
     ).all()
 
 
+@pytest.mark.slow
 def test_testing_again_gives_the_same_results(tested, results, tmp_path):
     run = shutil.copytree(tested, tmp_path / "run")
     (run / "results_untrained.json").unlink()
@@ -231,6 +232,7 @@ def test_reports_refuse_a_unimodal_run(tested):
         load(tested)
 
 
+@pytest.mark.slow
 def test_a_test_limited_to_some_batches_says_so(tested, tmp_path, capsys):
     run = shutil.copytree(tested, tmp_path / "run")
     options = ["--config", str(run / "config.yaml"), "--run_folder", str(run), "--untrained", "false"]
@@ -247,12 +249,13 @@ def test_a_test_limited_to_some_batches_says_so(tested, tmp_path, capsys):
 @pytest.mark.parametrize(
     "more, evaluation, message",
     [
-        ((), {"average_k": [4]}, "1 to 3 rivals for 4 classes, found 4"),
+        pytest.param((), {"average_k": [4]}, "1 to 3 rivals for 4 classes, found 4", marks=pytest.mark.slow),
         ((), {"k": 0}, "UnimodalEvaluation.k: expected at least 1, found 0"),
-        (
+        pytest.param(
             ("--model.init_args.image_encoder.init_args.channels", "3"),
             {},
             "channels: expected 1, those of",
+            marks=pytest.mark.slow,
         ),
         (
             (

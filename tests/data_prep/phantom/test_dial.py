@@ -68,7 +68,10 @@ def _present(column: str, state: StudyState) -> bool:
 # ------------------------------------------------------------------------------------------------ what is reached
 
 
-@pytest.mark.parametrize("asked, rare", [(0.05, None), (0.2, 0.01), (0.6, None)])
+@pytest.mark.parametrize(
+    "asked, rare",
+    [(0.2, 0.01), *(pytest.param(x, None, marks=pytest.mark.slow) for x in (0.05, 0.6))],
+)
 def test_reports_have_the_asked_share(asked: float, rare: float | None) -> None:
     studies = _studies(_rates(asked, rare), DRAWN)
     holds: Counter[int] = Counter(c.class_id for state, _ in studies for c in CLASSES.holding(state))
@@ -162,6 +165,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[Options, Path]:
     return found
 
 
+@pytest.mark.slow
 def test_shares_change_only_reports_and_labels(folders: dict[Options, Path]) -> None:
     few, many = (
         {str(f.relative_to(folder)): f.read_bytes() for f in folder.rglob("*") if f.is_file()}
@@ -184,6 +188,7 @@ def test_shares_change_only_reports_and_labels(folders: dict[Options, Path]) -> 
     assert labels[0][evaluated].equals(labels[1][evaluated]) and not labels[0].equals(labels[1])
 
 
+@pytest.mark.slow
 def test_phantom_and_set_name_their_share(
     folders: dict[Options, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,7 +51,13 @@ def test_findings_and_drawings_belong_together() -> None:
     assert {c.kind for c in DRAWN} == set(DRAW)
 
 
-@pytest.mark.parametrize("finding", ONE_PER_KIND, ids=lambda c: c.kind)
+@pytest.mark.parametrize(
+    "finding",
+    [
+        pytest.param(c, id=c.kind, marks=[pytest.mark.slow] * (place % 8 > 0))
+        for place, c in enumerate(ONE_PER_KIND)
+    ],
+)
 def test_a_finding_changes_the_picture_inside_its_box(finding: FindingClass) -> None:
     inside, outside = _change(finding.name, study=finding.class_id % 8)
     # A catheter fills little of its box.
@@ -59,8 +65,15 @@ def test_a_finding_changes_the_picture_inside_its_box(finding: FindingClass) -> 
     assert inside > 2.5 * outside
 
 
-@pytest.mark.parametrize("view", ["AP", "PA"])
-@pytest.mark.parametrize("shape", [(113, 89), (90, 121)])
+@pytest.mark.parametrize(
+    ("view", "shape"),
+    [
+        ("AP", (113, 89)),
+        ("PA", (90, 121)),
+        pytest.param("PA", (113, 89), marks=pytest.mark.slow),
+        pytest.param("AP", (90, 121), marks=pytest.mark.slow),
+    ],
+)
 def test_boxes_lie_in_pictures_of_every_shape(view: str, shape: tuple[int, int]) -> None:
     for study, finding in enumerate(DRAWN[::9]):
         picture = _frontal([finding], study, view, shape)
@@ -90,7 +103,13 @@ def test_zones_are_above_each_other() -> None:
     assert tops[0] < tops[1] < tops[2]
 
 
-@pytest.mark.parametrize("kind", ["cardiomegaly", "effusion_right", "pneumothorax_left"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "effusion_right",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("cardiomegaly", "pneumothorax_left")),
+    ],
+)
 def test_grades_differ_in_extent(kind: str) -> None:
     grades = ("mild", "moderate", "severe") if kind == "cardiomegaly" else ("small", "moderate", "large")
     findings = [CLASSES.by_name[f"{kind}_{grade}"] for grade in grades]
@@ -98,6 +117,7 @@ def test_grades_differ_in_extent(kind: str) -> None:
     assert areas[0] < areas[1] < areas[2]
 
 
+@pytest.mark.slow
 def test_rare_findings_are_as_visible_as_common_ones() -> None:
     boxed = [c for c in CLASSES.tail if c.category][::2]
     changes = [_change(c.name, study=c.class_id % 8)[0] for c in boxed]
@@ -135,6 +155,7 @@ def test_findings_keep_their_place_in_a_second_picture() -> None:
     assert np.abs(centers[0] - centers[1]).max() < 16
 
 
+@pytest.mark.slow
 def test_ap_and_low_volumes_enlarge_the_heart() -> None:
     heart = CLASSES.by_name["cardiomegaly_mild"]
 

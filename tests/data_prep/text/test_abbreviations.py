@@ -137,7 +137,9 @@ def test_reports_without_function_words_follow_most() -> None:
     assert len(given.of_study[0]) == 1 and given.languages == {}
 
 
-@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize(
+    "language", [pytest.param(x, marks=[pytest.mark.slow] * (x != "en")) for x in LANGUAGES]
+)
 def test_long_text_takes_no_long_time(language: str) -> None:
     begin = time.perf_counter()
     for unit in ("V.a. ", "li. ", "re. Kleine ", "5. ", "a. b ", "eeeeee", "。"):
