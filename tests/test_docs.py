@@ -244,19 +244,30 @@ def calibrated(model, tmp_path_factory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def full_resnet(small_bert) -> ImageTextNetwork:
+def full_resnet(small_bert: Path) -> ImageTextNetwork:
     text = BertSentences(str(small_bert), dim=16)
     return ImageTextNetwork(ResNetRegions(dim=16), text, LSENonLocal(dim=16))
 
 
-@pytest.mark.parametrize(("page", "block"), blocks("python"), ids=[page for page, _ in blocks("python")])
-def test_python_blocks_run(page, block, calibrated, full_resnet, small_set, tmp_path, monkeypatch, capsys):
+LONG = ("def optimum(", "SyntheticClasses.on_sphere(rho=(0.25, 0.25, 0.25, 0.25))", "def unsupervised_loss(")
+"""In the blocks that compute for seconds."""
+
+
+@pytest.mark.parametrize(
+    ("page", "block"),
+    [
+        pytest.param(*x, id=x[0], marks=[pytest.mark.slow] * any(words in x[1] for words in LONG))
+        for x in blocks("python")
+    ],
+)
+def test_python_blocks_run(page, block, calibrated, small_bert, small_set, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Image.effect_noise((90, 70), 30).save("chest.jpg")
-    export_image_encoder(full_resnet, tmp_path / "resnet18.safetensors")
+    if "resnet18.safetensors" in block:
+        export_image_encoder(full_resnet(small_bert), tmp_path / "resnet18.safetensors")
     for run in ("demo", "dcl_lm"):
-        shutil.copytree(calibrated, tmp_path / "runs" / run)
+        if f"runs/{run}" in block:
+            shutil.copytree(calibrated, tmp_path / "runs" / run)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/mimic_cxr").symlink_to(small_set)
     if "mimic_cxr_shards" in block:

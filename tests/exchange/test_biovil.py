@@ -147,9 +147,12 @@ def test_the_fifty_layers_of_the_published_model_fit(text_folder):
         ({f"encoder.encoder.layer3.{i}.x": torch.zeros(1) for i in range(2, 23)}, ".*ResNet-18, -34 or -50"),
     ],
 )
-def test_weights_that_do_not_fit_are_named(text_folder, small_bert, change, message):
+def test_weights_that_do_not_fit_are_named(text_folder, change, message):
     state = {name: value for name, value in {**image_state(), **change}.items() if value is not None}
     with pytest.raises(UserError, match=message):
         converted(state, text_folder)
+
+
+def test_a_text_encoder_without_projection_head_is_named(small_bert):
     with pytest.raises(UserError, match=r"cls_projection_head.\*: .* missing \['LayerNorm.bias'"):
         converted(image_state(), small_bert)

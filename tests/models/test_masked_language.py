@@ -30,6 +30,7 @@ from medclip_dcl.scoring import pseudo_log_likelihood
 from tests.text_models import write_text_model
 
 MASKED = ("bert", "distilbert", "roberta", "mpnet", "modernbert", "deberta", "deberta-v2", "electra")
+OTHERS = [name for name in MASKED if name != "roberta"]
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = BertArchitecture(
     layers=1, hidden_size=32, attention_heads=2, intermediate_size=40, max_positions=40, dropout=0.1
@@ -100,6 +101,7 @@ def finished(prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_it_learns_the_language(finished: Path) -> None:
     """A sentence of the reports is far more probable than the same words in another order, and common above rare."""
     folder = finished / "language_model"
@@ -109,7 +111,9 @@ def test_it_learns_the_language(finished: Path) -> None:
     assert usual > rare > max(nonsense)
 
 
-@pytest.mark.parametrize("family", [*MASKED, "scratch"])
+@pytest.mark.parametrize(
+    "family", ["roberta", "scratch", *(pytest.param(x, marks=pytest.mark.slow) for x in OTHERS)]
+)
 def test_every_masked_family_is_trained(family: str, prepared: Path, tmp_path: Path) -> None:
     """The loss is the library's mean over masked tokens; the export scores, and starts a text encoder."""
     options: dict[str, Any] = {}
@@ -182,14 +186,14 @@ def test_a_run_killed_before_export_exports_later(prepared: Path, tmp_path: Path
     assert weights_fingerprint(load_language_model(run / "language_model")[0]) == expected
 
 
-def test_another_tokenizer_than_the_checkpoints_is_refused(
-    finished: Path, prepared: Path, tmp_path: Path
-) -> None:
+def test_another_tokenizer_than_the_checkpoints_is_refused(prepared: Path, tmp_path: Path) -> None:
+    model, data = build(prepared)
+    trainer(tmp_path, 1, limit_train_batches=3).fit(model, datamodule=data)
     model, _ = build(prepared)
     data = ReportsDataModule(str(prepared), batch_size=16, max_tokens=20, vocabulary_size=81)
     with pytest.raises(ValueError, match="trained with another tokenizer than this run's"):
-        trainer(tmp_path, 13).fit(
-            model, datamodule=data, ckpt_path=str(finished / "checkpoints" / "last.ckpt")
+        trainer(tmp_path, 2).fit(
+            model, datamodule=data, ckpt_path=str(tmp_path / "checkpoints" / "last.ckpt")
         )
 
 

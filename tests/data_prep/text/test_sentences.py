@@ -223,6 +223,7 @@ def test_layout_of_report_text(text: str, expected: str) -> None:
 LEFT_OUT = re.compile(r"\d{1,2}|[A-Pa-pIVXivx]|II|III|(?i:findings?|impressions?|conclusions?)|(?i:br|p)")
 
 
+@pytest.mark.slow
 def test_every_real_word_stands_in_one_sentence(real_data: Path) -> None:
     with (real_data / "openi" / "openi_reports.csv").open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
@@ -245,13 +246,19 @@ def test_every_real_word_stands_in_one_sentence(real_data: Path) -> None:
     assert n_words > 3_500 and n_left_out < 0.02 * n_words
 
 
+ENDLESS = [
+    *(unit * 2000 for unit in ("1. No mass. 2. ", "a. ", "(", '"', ". ", "-", "Clear\n")),
+    *("x\n" + " " * 50_000 + "x", "X" * 100_000, "ADDENDUM:\nFINDINGS: a\n" * 2_000),
+]
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        *(unit * 2000 for unit in ("1. No mass. 2. ", "a. ", "(", '"', ". ", "-", "Heart is large The ", "Clear\n")),
-        *("x\n" + " " * 50_000 + "x", "X" * 100_000, "ADDENDUM:\nFINDINGS: a\n" * 2_000),
+        "Heart is large The " * 2000,
+        *(pytest.param(text, marks=pytest.mark.slow) for text in ENDLESS),
     ],
-)  # fmt: skip
+)
 def test_time_grows_with_the_length_of_a_report(text: str) -> None:
     begin = time.perf_counter()
     study_sections(text)
@@ -259,15 +266,13 @@ def test_time_grows_with_the_length_of_a_report(text: str) -> None:
     assert time.perf_counter() - begin < 10
 
 
-@pytest.mark.parametrize(
-    "text", [f"Seen by Dr. Smith..[{'617 555 0123 ' * 9}] No edema.", "1. " * 50 + "No edema."]
-)
-def test_runs_of_numbers_do_not_hang(text: str) -> None:
+def test_runs_of_numbers_do_not_hang() -> None:
     """Expressions that cut digits in many ways take years, and hold the interpreter's lock meanwhile."""
+    texts = [f"Seen by Dr. Smith..[{'617 555 0123 ' * 9}] No edema.", "1. " * 50 + "No edema."]
     code = (
         "from data_prep.text.sections import Section, own_sections; "
         "from data_prep.text.sentences import passages, split_sentences; "
-        f"read = own_sections([Section('text', {text!r})]); "
+        f"read = [one for text in {texts!r} for one in own_sections([Section('text', text)])]; "
         "[split_sentences(passage) for _, one in read for passage in passages(one)]"
     )
     subprocess.run([sys.executable, "-c", code], timeout=60, check=True, cwd=Path(__file__).parents[3])
