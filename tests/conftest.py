@@ -50,20 +50,31 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 FORKING = (
-    *("studies/test_grid_run.py", "evaluation/test_two_processes.py", "models/test_two_processes.py"),
+    *("studies/test_grid_run.py", "studies/test_grid_steps.py", "models/test_two_processes.py"),
+    "evaluation/test_two_processes.py",
     *("training/test_two_processes.py", "data_prep/test_kills.py", "data_prep/test_score_sentences.py"),
     "data_prep/phantom/test_release.py",
 )
-"""Files that fork processes from the server of `processes.py`, whose imports take seconds: one worker runs them all."""
+"""Files that fork processes from the server of `processes.py`, whose imports take seconds: one worker runs them all.
+
+The two_processes of `evaluation` and `training` have slow tests alone.
+"""
 
 LONGEST = (
     *FORKING,
-    *("command/test_cli.py", "test_notebooks.py", "test_whole_way.py", "data_prep/test_mimic_cxr.py"),
-    *("evaluation/test_finding_classification.py", "command/test_objectives.py", "models/test_resuming.py"),
-    *("test_fresh_process.py", "report/test_compare.py", "data_prep/test_eta_report.py"),
-    *("data_prep/phantom/test_dial.py", "models/test_classifier.py"),
-    *("unimodal/test_evaluation.py", "evaluation/test_evaluate_anything.py", "export/test_onnx.py"),
-    *("runs/test_loggers.py", "page/test_browser.py"),
+    *("studies/test_benchmark.py", "test_docs.py", "data_prep/test_folder.py", "data_prep/test_mimic_cxr.py"),
+    *(
+        "command/test_cli.py",
+        "report/test_compare.py",
+        "models/test_image_text.py",
+        "command/test_objectives.py",
+    ),
+    *("networks/test_text_encoder.py", "scoring/test_scoring.py", "evaluation/test_callbacks.py"),
+    *(
+        "command/test_config_errors.py",
+        "evaluation/test_finding_classification.py",
+        "exchange/test_convert.py",
+    ),
 )
 """Files that take longest come first (with --no-loadscope-reorder), so that no worker is left with them at the end."""
 
