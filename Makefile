@@ -6,7 +6,7 @@
 #                 of a core for each of its replicates; what is finished is kept
 # make numbers    measured numbers of README and docs, from the tables in docs/results
 # make docs       these pages and the reference as a site that loads nothing from another host
-# make test-slow  kills, browsers, two processes, whole releases, fuzzing, further cases of fast tests
+# make test-slow  kills, browsers, two processes, whole releases, fuzzing, further cases
 # make test-gpu   a GPU against the CPU; skipped without one
 
 PYTHON ?= python3

@@ -777,7 +777,10 @@ REFUSED: list[tuple[Callable[[Path], dict[str, Any] | None], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("change", "message"), REFUSED)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [pytest.param(*x, marks=[pytest.mark.slow] * (place % 3 > 0)) for place, x in enumerate(REFUSED)],
+)
 def test_unusable_sources_and_outputs_are_refused(
     raw: Path, change: Callable[[Path], dict[str, Any] | None], message: str
 ) -> None:
