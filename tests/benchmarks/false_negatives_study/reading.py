@@ -130,6 +130,11 @@ class Rows:
         points = 100 * np.take_along_axis(test, place[:, None], axis=1)[:, 0]
         return place, np.where(np.isnan(validate).any(axis=1), np.nan, points)
 
+    def at_last(self, key: tuple[Any, ...], outcome: str) -> np.ndarray:
+        """Points at the last of kept_steps, by replicate."""
+        test = self.by_arm.get((*key, outcome, "test"), np.full((len(self.replicates), 1), np.nan))
+        return 100 * test[:, min(len(self.plan["kept_steps"]), test.shape[1]) - 1]
+
     def differences(self, name: str, one: Settings, setting: tuple[Any, ...] = ()) -> list[Difference]:
         """Of each pair of arms, and last of an equality's margin, over the replicates that have all of these arms."""
         pairs = [*one["arms"], *([one["margin"]["arms"]] if one.get("kind") == "equality" else [])]
@@ -299,6 +304,7 @@ def hypotheses_table(reading: Reading, plan: Settings) -> pd.DataFrame:
             low, high = difference.interval
             numbers = {"n": difference.n, "points": difference.average, "low": low, "high": high}
             numbers |= {"sd": difference.deviation, "level": 100 - 200 * difference.tail}
+            numbers |= {"smallest": smallest_difference(difference.deviation, difference.n, difference.tail)}
             said = {"p": p, "share_of_alpha": decision.share if p else np.nan, "reading": decision.state}
             arms, read = " − ".join(difference.arms), f"{one['similarity']}, {one['outcome']}, {rule}"
             key = name + ("ab"[place] if len(reading.differences[name]) > 1 else "")
@@ -307,35 +313,37 @@ def hypotheses_table(reading: Reading, plan: Settings) -> pd.DataFrame:
 
 
 def arms_table(rows: pd.DataFrame, plan: Settings, setting: tuple[Any, ...]) -> pd.DataFrame:
-    """A row for each arm and outcome: difference from the reference arm, 95% interval; of this one the mean."""
+    """A row for each arm, outcome and step rule: difference from the reference arm, 95% interval; of this one the mean.
+
+    After the step rules of the plan, `step_by` has the last of kept_steps: all runs are as long (not in the plan).
+    """
     numbers, found = Rows(rows, plan), []
     outcomes, reference = plan["tables"]["outcomes"], plan["tables"]["reference"]
     by, last = next(iter(outcomes.values())), len(plan["kept_steps"]) - 1
+
+    def points(arm: str, outcome: str, rule: str) -> np.ndarray:
+        key = (*setting, arm)
+        return numbers.at_last(key, outcome) if rule == at_last else numbers.arm(key, outcome, rule)[1]
+
+    at_last = f"step {plan['kept_steps'][-1]}"
     for arm in sorted(set(rows["arm"])):
-        place, points = numbers.arm((*setting, arm), by, by)
-        place = place[~np.isnan(points)]
+        place = numbers.arm((*setting, arm), by, by)[0][~np.isnan(points(arm, by, by))]
         ends = {"first": (place == 0).sum(), "last": (place == last).sum(), "runs": len(place)}
-        for outcome, chosen_by in outcomes.items():
-            one = {"arms": [[arm, reference]], "outcome": outcome, "step": "best", "chosen_by": chosen_by}
-            difference, is_mean = numbers.differences("", one, setting)[0], arm == reference
-            if is_mean:
-                own = numbers.arm((*setting, arm), outcome, chosen_by)[1]
-                difference = Difference((arm, ""), own[~np.isnan(own)])
-            if difference.n < 2:
+        for outcome, rule in [*outcomes.items(), *((outcome, at_last) for outcome in outcomes)]:
+            own, minus = points(arm, outcome, rule), points(reference, outcome, rule)
+            values = own if arm == reference else own - minus
+            one = Difference((arm, reference), values[~np.isnan(values)])
+            if one.n < 2:
                 continue
-            low, high = difference.interval
+            quantity, (low, high) = "mean" if arm == reference else "difference", one.interval
             row = {
                 **dict(zip(SETTING, setting, strict=True)),
                 "arm": arm,
                 "outcome": outcome,
-                "step_by": chosen_by,
+                "step_by": rule,
             }
-            row |= {
-                "quantity": "mean" if is_mean else "difference",
-                "n": difference.n,
-                "points": difference.average,
-            }
-            found.append({**row, "low": low, "high": high, **ends})
+            row |= {"quantity": quantity, "n": one.n, "points": one.average, "low": low, "high": high}
+            found.append({**row, **ends})
     return pd.DataFrame(found)
 
 
@@ -349,7 +357,7 @@ def write_page(reading: Reading, rows: pd.DataFrame, plan: Settings, folder: Pat
     ]
     lines += ["Points are hundredths. Each run has its own best kept step by validate.", ""]
     hypotheses = hypotheses_table(reading, plan)
-    write_text(hypotheses.round(2).to_csv(index=False), folder / "hypotheses.csv")
+    write_text(hypotheses.round(4).to_csv(index=False), folder / "hypotheses.csv")
     differences = (difference for found in reading.differences.values() for difference in found)
     cells = [
         [one["name"], one["difference"], one["read"], str(one["n"])]
@@ -366,7 +374,7 @@ def write_page(reading: Reading, rows: pd.DataFrame, plan: Settings, folder: Pat
         tables.append(arms_table(of_setting, plan, tuple(setting)))
         lines += [f"## {', '.join(map(str, setting))}: benefit and harm of each arm, 95% intervals", ""]
         lines += [*_arms(tables[-1], plan), "", f"![Curves over steps]({file})", ""]
-    write_text(pd.concat(tables).round(2).to_csv(index=False), folder / "arms.csv")
+    write_text(pd.concat(tables).round(4).to_csv(index=False), folder / "arms.csv")
     write_text("\n".join(lines), folder / "reading.md")
 
 
@@ -374,7 +382,9 @@ def _arms(arms: pd.DataFrame, plan: Settings) -> list[str]:
     """A row for each arm of the table, the reference first."""
     outcomes, cells = plan["tables"]["outcomes"], []
     for _, of_arm in sorted(arms.groupby("arm"), key=lambda x: x[1]["quantity"].iloc[0] != "mean"):
-        by_outcome = {one["outcome"]: one for one in of_arm.to_dict("records")}
+        by_outcome = {
+            x["outcome"]: x for x in of_arm.to_dict("records") if not x["step_by"].startswith("step ")
+        }
         first = of_arm.iloc[0]
         cells.append([first["arm"] + (" itself" if first["quantity"] == "mean" else "")])
         for outcome in outcomes:

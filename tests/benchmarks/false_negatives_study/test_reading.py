@@ -408,10 +408,12 @@ def test_the_page_and_the_command(plan_files, tmp_path, monkeypatch, capsys):
     assert numbers == ["+8.0", "+0.0", "+0.0", "−2.5", "+0.0", "+0.0", "+20.0"]
     assert ends == "1, 0 of 24"
     arms = pd.read_csv(tmp_path / "page/arms.csv").query("similarity == 'lse_nl' and outcome == 'rare'")
-    assert arms.loc[arms["arm"] == "oracle", ["quantity", "n", "points", "first"]].to_numpy().tolist() == [
-        ["difference", 24, -2.5, 1]
-    ]
-    assert arms.loc[arms["arm"] == "infonce", "quantity"].to_list() == ["mean"]
+    found = (
+        arms.loc[arms["arm"] == "oracle", ["step_by", "quantity", "n", "points", "first"]].to_numpy().tolist()
+    )
+    last = f"step {STEPS[-1]}"
+    assert found == [["common", "difference", 24, -2.5, 1], [last, "difference", 24, -2.5, 1]]
+    assert arms.loc[arms["arm"] == "infonce", "quantity"].to_list() == ["mean", "mean"]
     tested = pd.read_csv(tmp_path / "page/hypotheses.csv").set_index("name")
     assert tested.loc["H0-L", "points"] == 8 and {"H3a", "H3b", "H4"} < set(tested.index)
     assert next(line for line in page.splitlines() if line.startswith("| H4 ")).endswith("|  |  | not read |")
