@@ -2,7 +2,7 @@
 # make test       install the test tools, then ruff, mypy and the tests
 # make nih        classifiers and an image-text model on real radiographs: NIH=FOLDER of the release, or of a part of it
 # make study      objectives on phantoms (docs/experiments.md): hours; what is finished is kept
-# make replicates the study of false negatives (tests/benchmarks/false_negatives_study): an estimated quarter of an hour
+# make replicates the study of false negatives (tests/benchmarks/false_negatives_study): a quarter of an hour
 #                 of a core for each of its replicates; what is finished is kept
 # make numbers    measured numbers of README and docs, from the tables in docs/results
 # make docs       these pages and the reference as a site that loads nothing from another host

