@@ -222,7 +222,9 @@ def superiority_power(deviation: float, difference: float, n: int, alpha: float)
 
 
 def smallest_difference(deviation: float, n: int, alpha: float) -> float:
-    """True difference that a one-sided paired t test shows with power .8."""
+    """True difference that a one-sided paired t test shows with power .8; NaN: too few pairs."""
+    if n < 2:
+        return np.nan
     return deviation * optimize.brentq(lambda x: superiority_power(1, x, n, alpha) - 0.8, 0, 20)
 
 

@@ -107,6 +107,7 @@ def test_power_of_an_equality(oracle, power, plan):
 
 def test_smallest_difference_has_the_power():
     assert superiority_power(1.4, smallest_difference(1.4, 24, 0.01), 24, 0.01) == pytest.approx(0.8)
+    assert np.isnan(smallest_difference(np.nan, 0, 0.01))
 
 
 @pytest.mark.parametrize(("deviation", "n", "power"), [(1.0, 24, 0.825), (1.1, 28, 0.815), (3.0, 40, 0.0)])

@@ -87,7 +87,7 @@ def test_rows_are_of_the_plan(described):
         sorted((here / (f"rows_{described}" if described else "rows")).glob("*.csv")), plan_hash(files)
     )
     assert (rows["replicate"].min(), rows["replicate"].max()) == tuple(plan["tested"])
-    assert set(rows["pairs"]) == {plan["pairs"]}
+    assert set(rows["pairs"]) == {plan["pairs"]} and set(rows["start"]) == {plan["read"]["start"]}
     for similarity, arms in rows.groupby("similarity")["arm"].unique().items():
         assert set(arms_of(plan, str(similarity), more=False)) <= set(arms)
     common = rows[(rows["outcome"] == "common") & rows["step"].isin(plan["kept_steps"])]
