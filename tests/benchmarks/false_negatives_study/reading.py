@@ -314,10 +314,14 @@ def hypotheses_table(reading: Reading, plan: Settings) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+NOT_IN_PLAN = [("middle", "common"), ("all", "common")]
+"""Outcomes and the outcome that chooses the step, shown beside the plan's."""
+
+
 def arms_table(rows: pd.DataFrame, plan: Settings, setting: tuple[Any, ...]) -> pd.DataFrame:
     """A row for each arm, outcome and step rule: difference from the reference arm, 95% interval; of this one the mean.
 
-    After the step rules of the plan, `step_by` has the last of kept_steps: all runs are as long (not in the plan).
+    After those of the plan follow `NOT_IN_PLAN` and, of every outcome, the last of kept_steps: all runs are as long.
     """
     numbers, found = Rows(rows, plan), []
     outcomes, reference = plan["tables"]["outcomes"], plan["tables"]["reference"]
@@ -331,7 +335,11 @@ def arms_table(rows: pd.DataFrame, plan: Settings, setting: tuple[Any, ...]) -> 
     for arm in sorted(set(rows["arm"])):
         place = numbers.arm((*setting, arm), by, by)[0][~np.isnan(points(arm, by, by))]
         ends = {"first": (place == 0).sum(), "last": (place == last).sum(), "runs": len(place)}
-        for outcome, rule in [*outcomes.items(), *((outcome, at_last) for outcome in outcomes)]:
+        for outcome, rule in [
+            *outcomes.items(),
+            *NOT_IN_PLAN,
+            *((x, at_last) for x in [*outcomes, "middle"]),
+        ]:
             own, minus = points(arm, outcome, rule), points(reference, outcome, rule)
             values = own if arm == reference else own - minus
             one = Difference((arm, reference), values[~np.isnan(values)])
@@ -385,7 +393,7 @@ def _arms(arms: pd.DataFrame, plan: Settings) -> list[str]:
     outcomes, cells = plan["tables"]["outcomes"], []
     for _, of_arm in sorted(arms.groupby("arm"), key=lambda x: x[1]["quantity"].iloc[0] != "mean"):
         by_outcome = {
-            x["outcome"]: x for x in of_arm.to_dict("records") if not x["step_by"].startswith("step ")
+            x["outcome"]: x for x in of_arm.to_dict("records") if outcomes.get(x["outcome"]) == x["step_by"]
         }
         first = of_arm.iloc[0]
         cells.append([first["arm"] + (" itself" if first["quantity"] == "mean" else "")])
