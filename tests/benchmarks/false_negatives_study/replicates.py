@@ -7,8 +7,8 @@ Run by hand, never in CI: a quarter of an hour of a core for each replicate. A r
 its own language model, image encoder and heads (plan.yaml); one process works on it, with one thread. The same command
 keeps what is finished and continues what was killed; several may run on one folder. `test` writes rows/SEED.csv, which
 reading.py describes. `tune` prints the validate numbers of all settings; plan.yaml has the best of each as `chosen`.
---described pairs_1500.yaml (or scratch.yaml) replaces keys of the plan; rows_pairs_1500/SEED.csv has intervals and no
-test. Give it a folder of its own.
+--described pairs_1500.yaml (or scratch.yaml) replaces keys of the plan, in FOLDER/pairs_1500; rows_pairs_1500/SEED.csv
+has intervals and no test.
 """
 
 from __future__ import annotations
@@ -400,15 +400,15 @@ def main() -> None:
     parser.add_argument("--described", type=Path, help="file over the plan, for rows that are not tested")
     options = parser.parse_args()
     files = [*PLAN, options.described] if options.described else PLAN
-    plan, rows = read_plan(files), ROWS
+    plan, rows, base = read_plan(files), ROWS, options.folder.absolute()
     if options.described:
-        rows = ROWS.with_name(f"rows_{options.described.stem}")
+        rows, base = ROWS.with_name(f"rows_{options.described.stem}"), base / options.described.stem
     first, last = plan["tuning" if options.phase == "tune" else "tested"]
     most = first + plan["size"]["max"] - 1 if options.phase == "test" else last
     seeds = range(first, min(options.until or last, most) + 1)
 
     def work(seed: int) -> None:
-        folder = options.folder.absolute() / str(seed)
+        folder = base / str(seed)
         if options.phase == "test" and (rows / f"{seed}.csv").is_file():
             return
         folder.mkdir(parents=True, exist_ok=True)
