@@ -16,8 +16,9 @@ from data_prep.options import Check
 from data_prep.sources import set_tables
 from data_prep.sources.preparation import count_lines
 from data_prep.sources.splits import too_few_lines
+from medclip_dcl.data.arrays import is_sound
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.data.table_checks import USES
+from medclip_dcl.data.table_checks import USES, some
 from medclip_dcl.report.tables import PUBLISHED_COUNTS
 
 PUBLISHED = {
@@ -46,6 +47,8 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
         if names := prepared.models(kind):
             lines.append(f"  {kind:<10} {', '.join(names)}")
     problems += prepared.score_problems()
+    arrays = [file for file in sorted(folder.glob("arrays/*/*.arrow")) if not is_sound(file)]
+    problems += some("arrays differ from their digests; delete them, training makes them again", arrays)
     lines += ["", *(_beside_published(prepared.info, found) if are_readable else [])]
     try:
         lines += _rejects(prepared.folder / "rejects.csv")

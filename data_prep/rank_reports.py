@@ -48,7 +48,7 @@ class Reports(NamedTuple):
 
 
 def rank_reports(settings: Rank) -> Path:
-    """Write the ranking unless it exists, and return its file."""
+    """Write the ranking unless a sound one exists, and return its file."""
     if settings.rest_alone and settings.labels is not None:
         raise PreparedDataError(
             "--rest_alone: expected no --labels, which it does not read; leave out one of them"
@@ -61,9 +61,12 @@ def rank_reports(settings: Rank) -> Path:
     file = prepared.folder / "ranking" / f"{'rest' if labels is None else 'rest_labels'}-{name}.parquet"
     of_reports = prepared.folder / REPORTS_FOLDER / file.name
     if file.is_file() and of_reports.is_file():
-        prepared.ranking(file.stem)
-        print(f"{file} holds the ranking of these reports: nothing to do")
-        return file
+        try:
+            prepared.ranking(file.stem)
+            print(f"{file} holds the ranking of these reports: nothing to do")
+            return file
+        except PreparedDataError:
+            print(f"{file} or {of_reports} is not as it was written, or lacks reports: both are made again")
     for folder in (file.parent, of_reports.parent):
         require_writable(folder)
     started = time.perf_counter()

@@ -68,7 +68,11 @@ def to_shards(prepared: PreparedSet, target: Path, texts: bool, keep_files: bool
         texts: write the report of an image, a sentence a line, after it.
         keep_files: leave the files.
     """
-    files, index, images = prepared.table(IMAGE_FILES), ShardIndex.read(target), target / "images"
+    files, index, images = prepared.table(IMAGE_FILES), None, target / "images"
+    with suppress(UserError):  # a damaged index is made again, and so is that of another set
+        index = ShardIndex.read(target)
+    if index is not None and index.image_files != prepared.info["digests"].get(IMAGE_FILES, ""):
+        index = None
     if index is not None and index.texts != texts:
         raise UserError(
             f"--texts: the shards of {target} were made {'with' if index.texts else 'without'} it; first go back to "

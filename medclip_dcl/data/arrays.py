@@ -2,12 +2,14 @@
 
 The first start computes them from the set's tables, in SET/arrays/FINGERPRINT/DIGEST.arrow: the fingerprint is the
 set's, the digest covers all else that they depend on. They hold what the tables hold: names, sentences as tokens.
+DIGEST.digest has the digest of that file's bytes, which each start compares.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from medclip_dcl.common.files import digest, replacing
+from medclip_dcl.common.files import digest, digest_of_file, replacing, write_bytes
 from medclip_dcl.runs.run_folder import ARRAYS_FOLDER
 
 _FORMAT = 2
@@ -130,10 +132,11 @@ def as_arrow(array: np.ndarray) -> pa.Array:
 
 
 def write_arrays(arrays: Mapping[str, Any], file: Path) -> None:
-    """Write arrays for `Arrays`, atomically."""
+    """Write arrays for `Arrays`, atomically, and then their digest."""
     table = _as_table(arrays)
     with replacing(file, durable=False) as stream, pa.ipc.new_file(stream, table.schema) as writer:
         writer.write_table(table)
+    write_bytes(_noted(file), file.with_suffix(".digest"), durable=False)
 
 
 def _as_table(arrays: Mapping[str, Any]) -> pa.Table:
@@ -161,11 +164,14 @@ def kept_arrays(
     name = digest(json.dumps([_FORMAT, what], sort_keys=True).encode())
     files = [folder / ARRAYS_FOLDER / fingerprint / f"{name}.arrow" for folder in folders]
     make, problem = cache(make), ""
-    for file in sorted(files, key=lambda file: not file.is_file()):
+    sound = next(filter(is_sound, files), None)
+    for file in files if sound is None else [sound, *files]:
         try:
-            if (kept := _mapped(file)) is None:
+            if file != sound:
                 made, contents, is_new = make(), file.parent.parent, not file.parent.exists()
-                if _mapped(file) is None:  # else another machine has made and mapped it meanwhile
+                if not is_sound(file):  # else another machine has made it meanwhile
+                    if file.exists():
+                        rank_zero_info(f"data: {file} differs from its digest, or has none: it is made again")
                     write_arrays(made, file)
                 earlier = sorted(folder.name for folder in contents.iterdir() if folder != file.parent)
                 if is_new and earlier:
@@ -173,25 +179,27 @@ def kept_arrays(
                         f"data: {contents} also has arrays of earlier contents of the set, {', '.join(earlier)}; "
                         "delete these folders once no run reads them"
                     )
-                kept = _mapped(file)
+            kept = Arrays(file)
+            _ = kept.arrow  # an OSError says that it cannot be mapped
         except OSError as error:
             problem = str(error)
             continue
-        if kept is not None:
-            if problem:
-                rank_zero_info(f"data: {problem}: the arrays of its tables are kept in {file.parent}")
-            return kept
+        if problem:
+            rank_zero_info(f"data: {problem}: the arrays of its tables are kept in {file.parent}")
+        return kept
     rank_zero_warn(
         f"data: {problem or 'no folder'}: each process keeps the arrays of the tables in its own memory"
     )
     return Arrays(make())
 
 
-def _mapped(file: Path) -> Arrays | None:
-    """The arrays of a file; None where there is none, or a damaged one. An OSError says that it cannot be mapped."""
-    arrays = Arrays(file)
-    try:
-        _ = arrays.arrow
-    except (FileNotFoundError, pa.ArrowInvalid):
-        return None
-    return arrays
+def is_sound(file: Path) -> bool:
+    """True if the arrays of a file are as they were written."""
+    with suppress(OSError):
+        return file.with_suffix(".digest").read_bytes() == _noted(file)
+    return False
+
+
+def _noted(file: Path) -> bytes:
+    """Digest of a file's bytes, and its names, which tell it from arrays of another set."""
+    return f"{digest_of_file(file)} {file.parent.name}/{file.name}\n".encode()

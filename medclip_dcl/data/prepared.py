@@ -431,6 +431,10 @@ class PreparedSet:
                 f"expected vectors of {reports.shape[1]} numbers, as of reports, and {QUANTILES} quantiles"
             )
             raise _broken(file, "ranking", f"{problem}, found {sizes}")
+        needed = self.table("reports")["study_id"]
+        needed = needed[needed.isin(pd.concat([self.studies("train"), self.studies("validate")]))]
+        if missing := needed[~needed.isin(study_id)].nunique():
+            raise _broken(of_reports, "ranking", f"{missing} of {needed.nunique()} reports have no row")
         return Ranking(sentence_id, np.concatenate(parts, axis=1), study_id, reports)
 
     def _vectors(
@@ -443,7 +447,7 @@ class PreparedSet:
     ) -> list[np.ndarray]:
         """Keys and vectors of a file, of all sentences if these are the keys."""
         try:
-            found = read_vectors(file, columns)
+            found = read_vectors(file, columns, may_lack_seal)
             kept = (pq.read_schema(file).metadata or {}).get(_SEAL.encode())
         except (pa.ArrowException, ValueError, OSError) as error:
             raise _broken(file, kind, error) from error

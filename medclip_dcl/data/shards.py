@@ -2,9 +2,9 @@
 
 A shard, ``shards/NNNNN.tar``, is a plain ustar archive. Its member NNNNNNNN.jpg is the image of this row, from 0, of
 the table "image_files": other readers take all after a name's first dot for its ending. ``shards.parquet`` is the
-index: for each row path, shard, offset of the data and bytes; its metadata have size and digest of each shard, and
-``shards/times.json`` the time of each when it was compared. A set with an index is read from its shards; the
-fingerprint depends on neither.
+index: for each row path, shard, offset of the data and bytes; its metadata have size and digest of each shard and a
+digest of all this, and ``shards/times.json`` the time of each shard when it was compared. A set with an index is read
+from its shards; the fingerprint depends on neither.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import digest_of_file, file_states, parse_json, replacing, write_json
+from medclip_dcl.common.files import digest, digest_of_file, file_states, parse_json, replacing, write_json
 
 FOLDER, INDEX, TIMES = "shards", "shards.parquet", "times.json"
 HEADER = 512
@@ -119,17 +119,27 @@ class ShardIndex:
             rows = pq.read_table(file, partitioning=None)
             if (found := dict(zip(rows.schema.names, rows.schema.types, strict=True))) != COLUMNS:
                 raise ValueError(f"expected the columns {COLUMNS}, found {found}")
-            return cls(folder, rows, **parse_json((rows.schema.metadata or {}).get(_ABOUT, b"{}")))
+            about = dict(parse_json((rows.schema.metadata or {}).get(_ABOUT, b"{}")))
+            noted = about.pop("digest", "")
+            if (index := cls(folder, rows, **about)).digest() != noted:
+                raise ValueError(f"expected the index that was written, of digest {noted}, found another")
+            return index
         except (OSError, ValueError, TypeError, pa.ArrowException) as error:
-            raise UserError(
-                f"{file}: {error}; delete it, and then {_REMEDY_OF_INDEX.format(folder)}"
-            ) from error
+            raise UserError(f"{file}: {error}; {_REMEDY_OF_INDEX.format(folder)}") from error
+
+    def digest(self) -> str:
+        """Digest of the rows, and of what is known of the shards."""
+        paths, *numbers = self.rows.columns
+        rows = pa.ListArray.from_arrays([0, len(paths)], paths.combine_chunks())
+        about = json.dumps([self.shards, self.texts]).encode()
+        return digest(about, pc.binary_join(rows, "\n")[0].as_buffer(), *map(np.asarray, numbers))
 
     def write(self) -> None:
         """Write and read the index of shards whose digests have just been compared."""
         files = [shard_file(self.folder, shard) for shard in range(len(self.shards))]
         write_json({file.name: file.stat().st_mtime_ns for file in files}, self.folder / FOLDER / TIMES)
         about = {"shards": self.shards, "texts": self.texts, "image_files": self.image_files}
+        about["digest"] = self.digest()
         with replacing(self.folder / INDEX) as stream:
             pq.write_table(self.rows.replace_schema_metadata({_ABOUT: json.dumps(about)}), stream)
         self.read(self.folder)
@@ -156,7 +166,8 @@ class ShardIndex:
         """
         if self.image_files != image_files:
             raise UserError(
-                f"{self.folder / INDEX}: expected the index of this set's shards, found that of another set; {_REMEDY}"
+                f"{self.folder / INDEX}: expected the index of this set's shards, found that of another set; "
+                + _REMEDY_OF_INDEX.format(self.folder)
             )
         known = set[tuple[str, int]]()
         for file in kept:

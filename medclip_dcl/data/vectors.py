@@ -1,7 +1,9 @@
-"""Tables of vectors as Parquet: ascending keys, and vectors as lists of a fixed size."""
+"""Tables of vectors as Parquet: ascending keys, vectors as lists of a fixed size, and the digest of each column."""
 
 from __future__ import annotations
 
+import hashlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,14 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from medclip_dcl.common.files import replacing
+from medclip_dcl.common.files import digest, replacing
+
+_DIGESTS = "medclip_dcl_digests"
 
 
 def write_vectors(parts: Iterable[Mapping[str, np.ndarray]], file: Path, metadata: Mapping[str, str]) -> None:
     """Write parts of a table, one after the other, atomically: (row,) int64 keys and (row, dim) vectors."""
     with replacing(file) as stream:
         writer: Any = None
+        digests: dict[str, Any] = defaultdict(lambda: hashlib.blake2b(digest_size=8))
         for part in parts:
+            for name, values in part.items():
+                digests[name].update(np.ascontiguousarray(values))
             columns = {
                 name: pa.array(values)
                 if values.ndim == 1
@@ -30,14 +37,15 @@ def write_vectors(parts: Iterable[Mapping[str, np.ndarray]], file: Path, metadat
                 stream, table.schema, use_dictionary=False, compression="none"
             )
             writer.write_table(table)
+        writer.add_key_value_metadata({_DIGESTS: " ".join(found.hexdigest() for found in digests.values())})
         writer.close()
 
 
-def read_vectors(file: Path, columns: Mapping[str, str]) -> list[np.ndarray]:
+def read_vectors(file: Path, columns: Mapping[str, str], may_lack_digests: bool = False) -> list[np.ndarray]:
     """Keys and vectors of the columns, each with the type of its numbers; the key comes first.
 
     Raises:
-        ValueError: other columns, keys that do not ascend, or numbers that are not finite.
+        ValueError: other columns, keys that do not ascend, or numbers that are not finite or not as they were written.
     """
     # Folder names such as a=b are not columns.
     table = pq.read_table(file, partitioning=None)
@@ -65,4 +73,7 @@ def read_vectors(file: Path, columns: Mapping[str, str]) -> list[np.ndarray]:
             f"expected ascending {key} and finite numbers, found others in {int((~is_good).sum()):,} of "
             f"{len(table):,} rows (first: {key} {values[0][~is_good][0]})"
         )
+    noted = (pq.read_metadata(file).metadata or {}).get(_DIGESTS.encode())
+    if noted != " ".join(map(digest, values)).encode() and not (may_lack_digests and noted is None):
+        raise ValueError("expected numbers with the digest of what was written, found others, or no digest")
     return values

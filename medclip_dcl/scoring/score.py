@@ -298,11 +298,12 @@ def _checked(plan: ScoringPlan, number: int, wait: Callable[[], np.ndarray]) -> 
 
 
 def restored(plan: ScoringPlan, entries: Iterable[Mapping[str, Any]]) -> tuple[np.ndarray, list[int]]:
-    """Values of a plan by a journal's entries, and the numbers of the batches that are left."""
-    values, done = plan.empty_values(), set()
+    """Values of a plan by a journal's entries, and the numbers of the batches that are left, or have other entries."""
+    values, done = plan.empty_values(), set[int]()
     for entry in entries:
-        values[plan.places(entry["batch"])] = entry["values"]
-        done.add(entry["batch"])
+        if len(places := plan.places(entry["batch"])) == len(entry["values"]):
+            values[places] = entry["values"]
+            done.add(entry["batch"])
     return values, [number for number in range(len(plan.batches)) if number not in done]
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
 
-from medclip_dcl.data.arrays import Arrays, as_lists, kept_arrays, write_arrays
+from medclip_dcl.data.arrays import Arrays, as_lists, is_sound, kept_arrays, write_arrays
 from medclip_dcl.data.fields import FieldRows
 
 VECTORS = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float16)
@@ -67,13 +70,64 @@ def test_arrays_are_kept_until_what_they_depend_on_changes(tmp_path, caplog):
         1,
     ]
     assert sorted(path.name for path in (tmp_path / "arrays").iterdir()) == ["a"]
-    (damaged,) = [file for file in (tmp_path / "arrays/a").iterdir() if len(Arrays(file)["value"]) == 2]
+    (damaged,) = [file for file in tmp_path.rglob("*.arrow") if len(Arrays(file)["value"]) == 2]
     damaged.write_bytes(damaged.read_bytes()[:100])  # as a power cut may leave it
     assert length("a", of="y") == 3 == make.calls
     assert "earlier contents" not in caplog.text
     assert length("b", of="x") == 4  # another content of the set: a run may read the earlier one's arrays
     assert "arrays of earlier contents of the set, a; delete" in caplog.text
     assert length("a", of="x") == 1
+
+
+def reverse(file: Path) -> None:
+    arrays = {"value": Arrays(file)["value"][::-1].copy()}
+    digest = file.with_suffix(".digest").read_bytes()
+    write_arrays(arrays, file)
+    file.with_suffix(".digest").write_bytes(digest)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[content.index(np.arange(3, 7).tobytes()) + 8] ^= 1
+    file.write_bytes(content)
+
+
+def take_other(file: Path) -> None:
+    other = file.with_name("other.arrow")  # of equal length, with its own digest
+    write_arrays({"value": np.arange(17)[::-1].copy()}, other)
+    for ending in (".arrow", ".digest"):
+        shutil.copy(other.with_suffix(ending), file.with_suffix(ending))
+
+
+@pytest.mark.parametrize(
+    "damage", [reverse, flip, take_other, lambda file: file.with_suffix(".digest").unlink()]
+)
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_damaged_arrays_are_made_again_once(tmp_path, monkeypatch, caplog, damage, is_writable):
+    made: list[int] = []
+
+    def values() -> list[int]:
+        found = kept_arrays([tmp_path / "set", tmp_path / "run"], "a", {}, make)
+        return found["value"].tolist()
+
+    def make() -> dict[str, np.ndarray]:
+        made.append(1)
+        return {"value": np.arange(17)}
+
+    def write(arrays: Mapping[str, np.ndarray], file: Path) -> None:
+        if not is_writable and tmp_path / "set" in file.parents:
+            raise PermissionError(13, "Permission denied", str(file))
+        write_arrays(arrays, file)
+
+    caplog.set_level("INFO", "pytorch_lightning")
+    assert values() == [*range(17)]
+    (file,) = tmp_path.rglob("*.arrow")
+    damage(file)
+    assert not is_sound(file)
+    monkeypatch.setattr("medclip_dcl.data.arrays.write_arrays", write)
+    assert values() == values() == [*range(17)] and len(made) == 2
+    assert is_sound(file) == is_writable and (tmp_path / "run").exists() != is_writable
+    assert caplog.text.count(f"{file} differs from its digest, or has none") == 1
 
 
 def test_arrays_that_another_machine_made_meanwhile_stay(tmp_path):

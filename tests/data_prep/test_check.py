@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from PIL import Image
 from data_prep.check import check_set
 from data_prep.mimic_cxr import prepare
 from data_prep.options import MimicCxr
+from medclip_dcl.data.arrays import kept_arrays
 from medclip_dcl.data.identity import describe
 from medclip_dcl.data.prepared import (
     TABLES,
@@ -67,6 +69,16 @@ def put(frame: pd.DataFrame, row: int, **values: Any) -> pd.DataFrame:
     for column, value in values.items():
         frame.loc[frame.index[row], column] = value
     return frame
+
+
+def test_arrays_of_another_content_are_named(damaged: Path) -> None:
+    kept_arrays([damaged], "a", {}, lambda: {"value": np.arange(5)})
+    assert check_set(damaged)[1] == []
+    (file,) = damaged.rglob("*.arrow")
+    file.write_bytes(file.read_bytes().replace(np.int64(3).tobytes(), np.int64(4).tobytes()))
+    assert re.match(
+        rf"arrays differ from their digests; delete them.*: 1 \(first: {file}\)", check_set(damaged)[1][0]
+    )
 
 
 def test_page_of_a_sound_set(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import roc_auc_score
 
@@ -121,6 +124,51 @@ def test_an_existing_ranking_is_kept(ranked, capsys):
     capsys.readouterr()
     main([str(ranked)])
     assert "nothing to do" in capsys.readouterr().out and file.stat().st_mtime_ns == before
+
+
+def rewritten(file: Path, rows: list[int], change: str) -> None:
+    """Exchange rows of a column, or leave out rows, and keep what else the file says."""
+    table, metadata = pq.read_table(file, partitioning=None), pq.read_metadata(file).metadata
+    if change == "fewer":
+        table = table.take(rows)
+    else:
+        table = table.set_column(1, "vector", table["vector"].combine_chunks().take(pa.array(rows)))
+    with pq.ParquetWriter(file, table.schema) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata({key: metadata[key] for key in metadata if key != b"ARROW:schema"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "change"),
+    [
+        ("ranking", [*range(11)][::-1], "exchanged"),
+        ("ranking_reports", [1, 0, *range(2, 32)], "exchanged"),
+        ("ranking_reports", [*range(31)], "fewer"),
+    ],
+)
+def test_a_damaged_ranking_is_refused_and_made_again(ranked, tmp_path, capsys, kind, rows, change):
+    main([str(ranked)])
+    folder = shutil.copytree(ranked, tmp_path / "set")
+    (file,) = (folder / kind).iterdir()
+    rewritten(file, rows, change)
+    with pytest.raises(
+        PreparedDataError, match=rf"{kind}/.*expected numbers with the digest .*medclip-dcl rank SET"
+    ):
+        PreparedSet(folder).ranking()
+    main([str(folder)])
+    assert "made again" in capsys.readouterr().out
+    assert file.read_bytes() == (ranked / kind / file.name).read_bytes()
+
+
+def test_a_ranking_without_a_validate_report_is_refused(ranked, tmp_path, capsys):
+    main([str(ranked)])
+    folder = edited(
+        ranked, tmp_path / "set", images=lambda t: t.assign(use=t["use"].replace("test", "validate"))
+    )
+    with pytest.raises(PreparedDataError, match=r"ranking_reports/.*6 of 38 reports have no row.*rank SET"):
+        PreparedSet(folder).ranking()
+    main([str(folder)])
+    assert len(PreparedSet(folder).ranking().study_id) == 38
 
 
 def test_a_killed_command_leaves_no_ranking(ranked, tmp_path, monkeypatch):

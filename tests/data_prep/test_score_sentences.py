@@ -195,6 +195,29 @@ def test_broken_run_continues_to_the_same_bytes(
     assert [path.name for path in (prepared / "log_p").iterdir()] == [expected.name]
 
 
+@pytest.mark.parametrize("values", [lambda x: x[:1], lambda x: [*x, -1.0], lambda x: []])
+def test_a_batch_of_other_values_is_scored_again(
+    prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch, values: Callable[[list], list]
+) -> None:
+    options = ["--token_budget", "14"]
+    expected = score(prepared, model, *options)
+    whole = expected.read_bytes()
+    expected.unlink()
+    with monkeypatch.context() as patch, pytest.raises(Stopped):
+        first = stop_after(3, patch)
+        score(prepared, model, *options)
+    journal = prepared / "log_p" / f".{expected.stem}.0.progress.jsonl"
+    about, *lines = journal.read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    entry = max(entries, key=lambda entry: len(entry["values"]))
+    entry["values"] = values(entry["values"])
+    journal.write_text("".join(f"{line}\n" for line in (about, *map(json.dumps, entries))))
+    with monkeypatch.context() as patch:
+        second = stop_after(10**9, patch)
+        assert score(prepared, model, *options).read_bytes() == whole
+    assert set(first) & set(second) == {entry["batch"]}
+
+
 def test_parts_of_other_options_are_kept_apart(
     prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

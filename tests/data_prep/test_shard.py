@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -169,6 +170,18 @@ def noted(files: list[Path]) -> Callable[[Path], str]:
     return digest_of
 
 
+def rewrite_index(folder: Path, **columns: Callable[[pa.Array], pa.Array]) -> None:
+    table = pq.read_table(folder / "shards.parquet")
+    for place, name in enumerate(table.column_names):
+        if name in columns:
+            table = table.set_column(place, name, columns[name](table[name].combine_chunks()))
+    pq.write_table(table, folder / "shards.parquet")
+
+
+def exchange_paths(folder: Path) -> None:
+    rewrite_index(folder, path=lambda paths: paths.take(pa.array([1, 0, *range(2, len(paths))])))
+
+
 def cut(folder: Path) -> None:
     tar = shards.shard_file(folder, 1)
     os.truncate(tar, tar.stat().st_size - 10_240)
@@ -194,6 +207,10 @@ def of_another_set(folder: Path) -> None:
             cut,
             r"00001\.tar: expected 30,720 bytes .* found 20,480 bytes; its \d+ images \(files/.*\.jpg to .*\.jpg\)",
         ),
+        (
+            exchange_paths,
+            r"shards\.parquet: expected the index .*; make it again from the shards: medclip-dcl shard",
+        ),
         (exchange, r"00001\.tar: expected .* found another content of this size; its \d+ images \(files/"),
         (
             lambda folder: shards.shard_file(folder, 1).unlink(),
@@ -205,7 +222,7 @@ def of_another_set(folder: Path) -> None:
         ),
         (
             lambda folder: (folder / "shards.parquet").write_bytes(b"PAR1"),
-            r"shards\.parquet: .*; delete it, and then make it again from the shards",
+            r"shards\.parquet: .*; make it again from the shards",
         ),
         (
             lambda folder: shutil.copy(folder / "cases.parquet", folder / "shards.parquet"),
@@ -338,6 +355,16 @@ def test_a_lost_index_is_made_again(files):
             main([str(files), *again])
     main([str(files), "--texts"])
     assert differing(content(files), before) == []
+
+
+@pytest.mark.parametrize(
+    "damage", [exchange_paths, of_another_set, lambda x: (x / "shards.parquet").write_bytes(b"")]
+)
+def test_a_damaged_index_is_made_again(sharded, damage):
+    before = content(sharded)
+    damage(sharded)
+    main([str(sharded)])
+    assert differing(content(sharded), before) == []
 
 
 def test_files_are_said_to_stay_only_where_any_do(files, tmp_path, capsys):
