@@ -48,7 +48,7 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
             lines.append(f"  {kind:<10} {', '.join(names)}")
     problems += prepared.score_problems()
     arrays = [file for file in sorted(folder.glob("arrays/*/*.arrow")) if not is_sound(file)]
-    problems += some("arrays differ from their digests; delete them, training makes them again", arrays)
+    problems += some("arrays differ from, or lack, their digests; delete them, fit makes new ones", arrays)
     lines += ["", *(_beside_published(prepared.info, found) if are_readable else [])]
     try:
         lines += _rejects(prepared.folder / "rejects.csv")
