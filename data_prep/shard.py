@@ -13,6 +13,7 @@ import tarfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from itertools import chain, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -33,11 +34,12 @@ from medclip_dcl.common.files import (
 )
 from medclip_dcl.data.identity import IMAGE_FILES
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
-from medclip_dcl.data.shards import COLUMNS, FOLDER, HEADER, INDEX, ShardIndex, member, shard_file
+from medclip_dcl.data.shards import COLUMNS, FOLDER, HEADER, INDEX, TIMES, ShardIndex, member, shard_file
 
 SHARD_BYTES = 1_000_000_000
 """A shard ends with the image that reaches this size."""
 _THREADS, _AT_ONCE = 16, 256
+_TARS = f"{FOLDER}/{'[0-9]' * 5}.tar"
 
 
 def run(options: Shard) -> None:
@@ -49,12 +51,14 @@ def run(options: Shard) -> None:
         target = options.data
         if options.output is not None:
             form = "files" if options.undo else "texts" if options.texts else "shards"
-            copy = new_folder(options.output, "--output", f"{prepared.fingerprint}.{form}")
+            copy = new_folder(options.output, "--output", f"{prepared.info.get('fingerprint')}.{form}")
             target = renamed.enter_context(copy)
         locked.enter_context(one_process_in(target))
         if options.output is not None:
             skipped = shutil.ignore_patterns("images", FOLDER, INDEX, ".lock", ".*.tmp")
-            shutil.copytree(options.data, target, ignore=skipped, dirs_exist_ok=True)
+            shutil.copytree(options.data, target, False, skipped, shutil.copyfile, dirs_exist_ok=True)
+            for folder, _, _ in os.walk(target):  # those of SET may be write-protected
+                os.chmod(folder, os.stat(folder).st_mode | 0o700)
         if options.undo:
             to_files(prepared, target)
         else:
@@ -92,20 +96,21 @@ def to_shards(prepared: PreparedSet, target: Path, texts: bool, keep_files: bool
     places, shards = [], []
     for shard, tar in enumerate(progress(tars, len(tars), "shards", "shards")):
         rows = np.flatnonzero(shard_of == shard)
-        found = _places(tar, rows, files["digest"], reports)
-        if found is None and index is None:
+        found, wrong = _places(tar, rows, files["digest"], reports)
+        if wrong and index is None and (target != prepared.folder or images.is_dir()):
             _write(tar, zip(rows.tolist(), _contents(prepared, files, rows), strict=True), reports)
-            found = _places(tar, rows, files["digest"], reports)
-        if found is None:
+            found, wrong = _places(tar, rows, files["digest"], reports)
+        if wrong:
             raise UserError(
-                f"{tar} is not as it was written; go back to files: medclip-dcl shard {target} --undo"
+                f"{tar}: {len(wrong):,} members are missing or not as written (first: {wrong[0]}); give --texts if it "
+                f"was made with them, or go back to files, of all that is sound: medclip-dcl shard {target} --undo"
             )
         places += [(shard, *place) for place in found]
         shards.append((tar.stat().st_size, digest_of_file(tar)))
     table = pa.table([files["path"].tolist(), *np.array(places).T], pa.schema([*COLUMNS.items()]))
     ShardIndex(target, table, shards, texts, prepared.info["digests"].get(IMAGE_FILES, "")).write()
     sync_folder(target)
-    for stale in {*(target / FOLDER).glob("*.tar")} - {*tars}:
+    for stale in {*target.glob(_TARS)} - {*tars}:
         stale.unlink()
     if not keep_files:
         for path in files["path"]:
@@ -128,17 +133,41 @@ def to_files(prepared: PreparedSet, target: Path) -> None:
 
     left = others()
     _require_room(target, int(files["bytes"].iloc[left].sum()))
-    contents = progress(_contents(prepared, files, left), len(left), "images", "images")
-    for row, content in zip(left, contents, strict=True):
+    for row, content in progress(_sound_images(prepared, left), len(left), "images", "images"):
         write_bytes(content, paths[row], durable=False)
     os.sync()
     if len(left := others()):
-        raise UserError(f"{paths[left[0]]} is not as it was written; is the disk damaged?")
+        first = member(left[0])
+        tars = [tar for tar in prepared.folder.glob(_TARS) if next(_members(tar), ("~",))[0] <= first]
+        raise UserError(
+            f"{len(left):,} of {len(files):,} images are missing or not as written (first: {first}, in or behind "
+            f"{max(tars, default='no shard')}); put {paths[left[0]]} there from a copy (all others are), repeat this"
+        )
     (target / INDEX).unlink(missing_ok=True)
     sync_folder(target)
-    shutil.rmtree(target / FOLDER, ignore_errors=True)
+    for file in (*target.glob(_TARS), target / FOLDER / TIMES):
+        file.unlink(missing_ok=True)
+    with suppress(OSError):  # other files are in it
+        (target / FOLDER).rmdir()
     os.utime(target / "dataset.json")  # all images were compared after it was written
     print(f"{len(files):,} images in files; all digests are equal")
+
+
+def _sound_images(prepared: PreparedSet, rows: np.ndarray) -> Iterator[tuple[int, bytes]]:
+    """Rows with images that a file or a shard has as they were written; shards need neither index nor each header."""
+    files, left = prepared.table(IMAGE_FILES), {member(row): row for row in rows.tolist()}
+
+    def stored() -> Iterator[tuple[str, int, bytes]]:
+        with suppress(UserError):  # no index, or a damaged one
+            images = prepared.stored_images(files["path"].iloc[rows].tolist())
+            for place, name in enumerate([*left]):
+                with suppress(OSError):
+                    yield name, 0, images[place]
+
+    found = chain(stored(), *map(_members, sorted(prepared.folder.glob(_TARS))))
+    for name, _, content in takewhile(lambda _: left, found):
+        if name in left and digest(content) == files["digest"][left[name]]:
+            yield left.pop(name), content
 
 
 def _contents(prepared: PreparedSet, files: pd.DataFrame, rows: np.ndarray) -> Iterator[bytes]:
@@ -184,20 +213,21 @@ def _write(file: Path, images: Iterable[tuple[int, bytes]], reports: Mapping[int
 
 def _places(
     file: Path, rows: np.ndarray, digests: pd.Series, reports: Mapping[int, bytes]
-) -> list[tuple[int, int]] | None:
-    """Offset and bytes of each image in a shard; None for a file that is missing or not as it should be."""
-    expected = [(member(row), digests[row]) for row in rows.tolist()]
-    expected += [(member(row, "txt"), digest(reports[row])) for row in rows.tolist() if row in reports]
-    found, places = [], []
-    try:
-        with tarfile.open(file, "r:") as tar, file.open("rb") as stream:
-            for one in tar:
-                stream.seek(one.offset_data)
-                found.append((one.name, digest(stream.read(one.size))))
-                places += [(one.offset_data, one.size)] if one.name.endswith(".jpg") else []
-    except (OSError, tarfile.TarError):
-        return None
-    return places if found == sorted(expected) else None
+) -> tuple[list[tuple[int, int]], list[str]]:
+    """Offset and bytes of each image in a shard, and names of members that are missing or not as they should be."""
+    expected = {member(row): digests[row] for row in rows.tolist()}
+    expected |= {member(row, "txt"): digest(reports[row]) for row in rows.tolist() if row in reports}
+    found = {name: (start, len(content), digest(content)) for name, start, content in _members(file)}
+    wrong = [name for name in {**expected, **found} if found.get(name, ("",))[-1] != expected.get(name)]
+    return [] if wrong else [found[member(row)][:2] for row in rows.tolist()], sorted(wrong)
+
+
+def _members(file: Path) -> Iterator[tuple[str, int, bytes]]:
+    """Name, offset and content of the members of a shard, also of those behind a damaged one."""
+    with suppress(OSError, tarfile.TarError), tarfile.open(file, "r:", ignore_zeros=True) as tar:
+        for one in tar:
+            if (stream := tar.extractfile(one)) is not None:
+                yield one.name, one.offset_data, stream.read()
 
 
 def _require_room(target: Path, needed: int) -> None:

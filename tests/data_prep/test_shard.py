@@ -348,11 +348,8 @@ def test_a_lost_index_is_made_again(files):
     main([str(files), "--texts"])
     before = content(files)
     (files / "shards.parquet").unlink()
-    for again in ([], ["--undo"]):  # without --texts the shards are others
-        with pytest.raises(
-            UserError, match=r"has shards but no shards.parquet; make it again .* --texts, if"
-        ):
-            main([str(files), *again])
+    with pytest.raises(UserError, match=r"00000\.tar: .*first: 00000000\.txt.* --texts if"):
+        main([str(files)])
     main([str(files), "--texts"])
     assert differing(content(files), before) == []
 
@@ -365,6 +362,79 @@ def test_a_damaged_index_is_made_again(sharded, damage):
     damage(sharded)
     main([str(sharded)])
     assert differing(content(sharded), before) == []
+
+
+def of_a_shard(folder: Path, change: Callable[[bytes, int], bytes]) -> None:
+    """Change the second shard and lose the index; 512 bytes before and behind the place begin its third image."""
+    place = pd.read_parquet(folder / "shards.parquet").query("shard == 1").iloc[2]
+    tar = shards.shard_file(folder, 1)
+    tar.write_bytes(change(tar.read_bytes(), int(place["offset"])))
+    (folder / "shards.parquet").unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "lost"),
+    [
+        (lambda tar, place: tar[:place] + b"damaged" + tar[place + 7 :], 1),
+        (lambda tar, place: tar[: place - 500] + b"damaged" + tar[place - 493 :], 1),  # its header
+        (lambda tar, place: tar[: place + 100], 9),  # it and all behind it
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["--texts"]])
+def test_undo_takes_all_that_is_sound(small_set, files, tmp_path, change, lost, words):
+    main([str(files), *words])
+    index = pd.read_parquet(files / "shards.parquet")
+    row = index.query("shard == 1").index[2]
+    if lost > 1:
+        lost = int((index["shard"] == 1).sum()) - 2
+    of_a_shard(files, change)
+    with pytest.raises(UserError, match=rf"00001\.tar: .*first: {row:08d}\.jpg.*--undo"):
+        main([str(files), *words])
+    copy = ["--output", str(tmp_path / "copy")]
+    for further in ([], [], copy):
+        with pytest.raises(
+            UserError, match=rf"{lost} of 42 images .*{row:08d}\.jpg, in or behind .*00001\.tar"
+        ):
+            main([str(files), "--undo", *further])
+        sound, expected = content(files / "images"), content(small_set / "images")
+        assert len(sound) == 42 - lost and sound.items() <= expected.items()
+        assert len(list((files / "shards").glob("*.tar"))) == index["shard"].nunique()
+    shutil.copytree(small_set / "images", files / "images", dirs_exist_ok=True)
+    main([str(files), "--undo"])
+    assert differing(content(files), content(small_set)) in ([".lock"], [])
+
+
+def test_undo_reads_behind_a_damaged_header(small_set, sharded):
+    place = pd.read_parquet(sharded / "shards.parquet").query("shard == 1").iloc[2]
+    tar = shards.shard_file(sharded, 1)
+    found = bytearray(tar.read_bytes())
+    found[place["offset"] - 400] ^= 1  # neither its name nor its image
+    tar.write_bytes(found)
+    main([str(sharded), "--undo"])
+    assert content(sharded / "images") == content(small_set / "images")
+
+
+def test_undo_deletes_no_other_file(files):
+    (files / "shards").mkdir()
+    others = [files / "shards/notes.txt", files / "shards/backup.tar", files / "shards/00001.tar.gz"]
+    for other in others:
+        other.write_text("mine")
+    main([str(files)])
+    main([str(files), "--undo"])
+    assert sorted((files / "shards").iterdir()) == sorted(others)
+    assert PreparedSet(files).changes == ""
+
+
+@pytest.mark.parametrize("words", [[], ["--undo"]])
+def test_a_copy_of_a_protected_set_is_writable(sharded, small_set, tmp_path, words):
+    (sharded / "log_p").chmod(0o555)
+    sharded.chmod(0o555)
+    for file in sharded.glob("*.parquet"):
+        file.chmod(0o444)
+    main([str(sharded), "--output", str(tmp_path / "copy"), *words])
+    places = [tmp_path / "copy", tmp_path / "copy/log_p", *(tmp_path / "copy").glob("*.parquet")]
+    assert all(place.stat().st_mode & 0o200 for place in places)
+    assert images_of(tmp_path / "copy") == images_of(small_set)
 
 
 def test_files_are_said_to_stay_only_where_any_do(files, tmp_path, capsys):
