@@ -122,6 +122,7 @@ def workplace(small_set, tmp_path_factory) -> Path:
         (folder / "data" / name).mkdir()
     runs = {
         "dcl_lm": ("mimic_cxr.yaml", "objective/dcl_lm.yaml"),
+        "longer": ("mimic_cxr.yaml", "objective/dcl_lm.yaml"),
         "infonce": ("mimic_cxr.yaml", "objective/infonce.yaml"),
         "infonce_0": ("mimic_cxr.yaml", "objective/infonce.yaml"),
         "hospital": ("mimic_cxr.yaml", "objective/infonce.yaml"),

@@ -14,12 +14,16 @@ import jsonargparse
 from jsonargparse import set_parsing_settings
 
 from medclip_dcl.common.command_line import yaml_value
-from medclip_dcl.common.files import parse_yaml, read_text
+from medclip_dcl.common.files import parse_yaml, read_text, read_yaml
 from medclip_dcl.common.packaged import find_configuration
+from medclip_dcl.runs.run_folder import run_of
+from medclip_dcl.runs.saved import CONFIG_FILE
 
 KNOWN = ("medclip_dcl", "pytorch_lightning", "lightning_fabric", "torch.nn", "torch.optim")
 """Packages whose classes a configuration may name; others of torch start programs."""
 
+_TYPED = ("--run_folder", "--ckpt_path")
+"""Options that win over configurations wherever they are typed: the parser would let a later file replace them."""
 _NESTED_NULL = re.compile(r"\A(--[\w.+]+?\.init_args\.\w+)\.init_args\.(\w+)=null\Z")
 _PREFIXES = tuple(f"{package}." for package in KNOWN)
 
@@ -57,21 +61,34 @@ def with_nulls(args: Sequence[str]) -> list[str]:
 def with_packaged_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The arguments with files in place of names of packaged configurations, and the lines that say so.
 
-    A value of ``--config`` that is YAML itself, or ``-`` for standard input, stays.
+    A value of ``--config`` that is YAML itself, or ``-`` for standard input, stays. A run's own configuration means
+    the run in whose folder it lies, as does this folder in place of the first option.
 
     Raises:
         MissingFileError: neither a file nor such a name.
     """
-    found, origins, before = list[str](), list[str](), ""
-    for word in with_nulls(arguments):
+    found, last, origins, before = list[str](), list[str](), list[str](), ""
+    words = with_nulls(arguments)
+    if words[1:] and not words[1].startswith("-"):
+        words[1:2] = [f"--config={Path(words[1], CONFIG_FILE)}", f"--run_folder={words[1]}"]
+    for word in words:
+        is_typed = {before, word.partition("=")[0]} & {*_TYPED}
         option, separator, value = word.partition("=") if word.startswith("--config=") else ("", "", word)
+        implied: list[str] = []
         if (separator or before in ("--config", "-c")) and isinstance(yaml_value(value), str):
             file = find_configuration(value, "", "--config")
             origins += [file.origin] if file.origin else []
             value = str(file.path)
-        found.append(f"{option}{separator}{value}")
+            if run := run_of(file.path):
+                implied = [f"--run_folder={run}"]
+                if words[0] != "fit" and file.path.name == CONFIG_FILE:
+                    implied.append("--ckpt_path=null")  # its training began there
+                named = str(read_yaml(file.path).get("run_folder", run))
+                if "--run_folder" not in " ".join(words) and Path(named).resolve() != run.resolve():
+                    origins.append(f"{value} lies in {run} and names {named}: read as --run_folder {run}")
+        (last if is_typed else found).extend([f"{option}{separator}{value}", *implied])
         before = word
-    return found, origins
+    return [*found, *last], origins
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from medclip_dcl.common.files import read_yaml
 ALL = "--help-all"
 _HELP = """\
 usage: medclip-dcl {verb} --config FILE [--config FILE ...] [--SETTING VALUE ...]
+       medclip-dcl {verb} RUN [--SETTING VALUE ...]
 
 {purpose}. Settings that people change, with their defaults where no
 configuration sets others (those of data and model: of ImageTextDataModule and ImageTextModel):

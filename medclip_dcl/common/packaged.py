@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from medclip_dcl.common.command_line import near_names
 from medclip_dcl.common.errors import MissingFileError
+from medclip_dcl.common.find_model import RUN_FILE
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 Kind: TypeAlias = Literal["", "experiments", "prompts", "slurm"]
@@ -55,7 +56,8 @@ def find_configuration(given: str | Path, kind: Kind, setting: str) -> FoundFile
     path = Path(given).expanduser()
     if path.exists() and not path.is_dir():
         return FoundFile(path)
-    file = find_packaged(given, kind, f"{setting}: expected a file or the name of a packaged one")
+    own = f", such as {path / RUN_FILE}," if not kind and (path / RUN_FILE).is_file() else ""
+    file = find_packaged(given, kind, f"{setting}: expected a file{own} or the name of a packaged one")
     return FoundFile(file, f"{given}: packaged with medclip_dcl {importlib.metadata.version('medclip_dcl')}")
 
 

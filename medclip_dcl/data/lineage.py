@@ -18,7 +18,7 @@ from medclip_dcl.common.find_model import FoundModel
 from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.data.identity import IMAGE_DIGESTS
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.runs.run_folder import DATA_FILE, IMAGES_FILE, UNTRAINED_CHECKPOINT, RunFolder
+from medclip_dcl.runs.run_folder import DATA_FILE, IMAGES_FILE, LINEAGE, UNTRAINED_CHECKPOINT, RunFolder
 from medclip_dcl.runs.saved import read_parquet
 
 IMAGES_OF = "images_of"
@@ -27,8 +27,6 @@ IMAGES_OF = "images_of"
 None stands for images that are not known, as those of a published image encoder."""
 START = "start"
 """Entry of data.json: the content of data.json of the model whose weights the training began with."""
-LINEAGE = "lineage"
-"""Entry of a checkpoint with the content of data.json."""
 
 
 class Answer(NamedTuple):
@@ -77,7 +75,7 @@ class Lineage:
             return cls(Path(), {IMAGES_OF: []})
         folder, own = FoundModel(model.path).folder, model.checkpoint.get(LINEAGE) or {}
         record = RunFolder(folder).data() if folder else {}
-        if folder and model.path.name == UNTRAINED_CHECKPOINT:
+        if folder not in (None, model.path) and model.path.name == UNTRAINED_CHECKPOINT:
             return cls(model.path, record.get(START, {}))
         if folder is None or (own and own != record):  # a checkpoint outside its run
             return cls(model.path, own)

@@ -36,7 +36,7 @@ from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import cosine_heat_maps
 from medclip_dcl.networks.zero_shot import ZeroShot
 from medclip_dcl.pictures.inputs import ImageLike, Images, as_grey, each_image, network_input
-from medclip_dcl.runs.run_folder import DATA_FILE
+from medclip_dcl.runs.run_folder import DATA_FILE, stated_data
 
 if TYPE_CHECKING:
     from medclip_dcl.pictures.figure import ShownFigure
@@ -72,7 +72,7 @@ def load(
             used.
     """
     device, found = usable_device(device), find_model(source)
-    network = network_of(read_model(found.path))
+    network = network_of(saved := read_model(found.path))
     file = Path(calibration).expanduser() if calibration else found.folder and found.folder / CALIBRATION_FILE
     fitted = Calibration.read(file) if file and (calibration or file.is_file()) else None
     if fitted and (differing := _differing(fitted, network)):
@@ -82,7 +82,8 @@ def load(
             raise UserError(f"{problem}; {again}")
         warnings.warn(f"{problem} and is left out; {again}", stacklevel=2)
         fitted = None
-    return LoadedModel(network.to(device), dtype, fitted, str(source))
+    origin = found.path.absolute(), stated_data(saved)
+    return LoadedModel(network.to(device), dtype, fitted, str(source), origin)
 
 
 def network_of(saved: SavedModel) -> ImageTextNetwork | FindingNetwork:
@@ -144,6 +145,7 @@ class LoadedModel:
         name: of the model in an error.
         calibration: fitted to this network by ``medclip-dcl calibrate``; None for none. Its
             `findings` hold the thresholds.
+        origin: file or folder that it was loaded from, and `stated_data` of that moment, for `evaluate`.
 
     Raises, in all methods:
         UserError: an image that cannot be used (see `medclip_dcl.pictures.inputs.as_grey`), an empty text, or one that
@@ -159,9 +161,10 @@ class LoadedModel:
         dtype: torch.dtype = torch.float32,
         calibration: Calibration | None = None,
         name: str = "this model",
+        origin: tuple[Path, tuple[object, ...]] | None = None,
     ) -> None:
         self.network = network.eval()
-        self.dtype, self.calibration, self.name = dtype, calibration, name
+        self.dtype, self.calibration, self.name, self.origin = dtype, calibration, name, origin
 
     @property
     def image_text(self) -> ImageTextNetwork:

@@ -21,17 +21,20 @@ import yaml
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import (
     digest,
+    digest_of_file,
     parse_json,
     read_text,
     write_json,
     write_shared_parquet,
     write_text,
 )
-from medclip_dcl.common.find_model import FoundModel
+from medclip_dcl.common.find_model import CHECKPOINTS, FoundModel
+from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.saved import (
     CONFIG_FILE,
     STEPS,
+    TEST_CONFIG,
     differing_settings,
     read_config,
     read_json,
@@ -40,6 +43,8 @@ from medclip_dcl.runs.saved import (
 )
 
 FIT_FILE = "fit.json"
+ASKED_FILE = "asked.json"
+"""Record, in the folder of a benchmark's test, of what was asked for."""
 INITIAL_WEIGHTS_FILE = "initial_weights.json"
 CLASS_PROBABILITY_FILE = "class_probability.parquet"
 LEFT_OUT_FILE = "left_out.json"
@@ -50,6 +55,8 @@ ARRAYS_FOLDER = "arrays"
 """Folder for arrays of a prepared set that cannot be written: `medclip_dcl.data.arrays`."""
 IMAGES_FILE = "data_images.parquet"
 """Names of the sets of the training, and its images: `medclip_dcl.data.lineage`."""
+LINEAGE = "lineage"
+"""Entry of a checkpoint with the content of data.json."""
 TESTS = "tests"
 """Folder in a run folder for results that are not those of its own network on its own set."""
 PART = f"{TESTS}/limited"
@@ -291,6 +298,20 @@ class RunFolder:
     def checkpoint_to_resume(self) -> Path | None:
         """The last readable checkpoint; None if there is none yet."""
         return find_readable(self.checkpoints)
+
+
+def run_of(config: Path) -> Path | None:
+    """Run folder whose own configuration a file is; None for a template, beside which no run has written."""
+    written = (DATA_FILE, METRICS_FILE, FIT_FILE, ASKED_FILE, CHECKPOINTS)
+    is_own = config.name in (CONFIG_FILE, TEST_CONFIG)
+    return config.parent if is_own and any((config.parent / name).exists() for name in written) else None
+
+
+def stated_data(model: SavedModel) -> tuple[object, ...]:
+    """What a model states of the data of its training, to be compared; without the images, whose table is large."""
+    folder = FoundModel(model.path).folder or model.path
+    own = model.checkpoint.get(LINEAGE)
+    return own, digest_of_file(folder / DATA_FILE), (folder / IMAGES_FILE).is_file()
 
 
 def _length(config: Mapping[str, Any]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from medclip_dcl.common.findings import Ensemble, PromptEnsembles, ensemble_used
 from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, SavedModel, read_model
 from medclip_dcl.data.lineage import Answer, Lineage
 from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.runs.run_folder import ASKED_FILE
 from medclip_dcl.runs.saved import RESULTS_FILE, TEST_CONFIG, SavedResultsError, read_config, read_json
 from medclip_dcl.statistics.draws import Predictions, TestedRun
 from medclip_dcl.studies.one_run import Run
@@ -26,7 +27,6 @@ from medclip_dcl.studies.one_run import Run
 TESTS = "tests"
 APART, KNOWN = "‡", "†"
 """Marks of a model that was trained on train patients of the tested set; on images of it, test images perhaps."""
-_ASKED = "asked.json"
 _MAX_WORKERS = 8
 _PARTS = ("image_encoder", "text_encoder", "similarity", "findings")
 
@@ -156,7 +156,7 @@ def test_of(
     def prepare() -> None:
         if _asked_for(folder) != asked or not is_readable(folder):
             (folder / RESULTS_FILE).unlink(missing_ok=True)
-            write_json(asked, folder / _ASKED)
+            write_json(asked, folder / ASKED_FILE)
         write_text(config, folder / TEST_CONFIG)
 
     arguments, of_each = (f"--config={folder / TEST_CONFIG}",), tuple(f"--import={one}" for one in imported)
@@ -166,7 +166,7 @@ def test_of(
 def _asked_for(folder: Path) -> dict[str, Any]:
     """Record of what a test was made of; empty for none and for a damaged one."""
     with suppress(OSError, SavedResultsError):
-        return read_json(folder / _ASKED)
+        return read_json(folder / ASKED_FILE)
     return {}
 
 

@@ -7,7 +7,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
@@ -18,18 +18,20 @@ import torch
 from medclip_dcl.common.devices import usable_device
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_shared_parquet
-from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptSource, read_prompts
 from medclip_dcl.common.packaged import find_packaged
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.inference.model import LoadedModel
-from medclip_dcl.runs.run_folder import DATA_FILE, IMAGES_FILE
+from medclip_dcl.runs.run_folder import DATA_FILE, IMAGES_FILE, stated_data
 from medclip_dcl.runs.saved import other_geometry
 from medclip_dcl.studies import benchmark_plan as plan
 from medclip_dcl.studies.benchmark import stop
 from medclip_dcl.studies.benchmark_page import place_of
 from medclip_dcl.studies.one_run import run_one
+
+_ONE_AT_A_TIME = threading.Lock()
+"""A test has the output, the random states and the environment of the process."""
 
 
 def evaluate(
@@ -69,8 +71,8 @@ def evaluate(
         region); patients with a case, of the rarer class. Sets that name no patients count images.
 
     Raises:
-        UserError: no such model, set or device; a model that has no finding of the set; a test that failed, such as on
-            images that the model was trained on.
+        UserError: no such model, set or device; a model that has no finding of the set; a loaded model whose folder is
+            gone or has other data; a test that failed, such as on images that the model was trained on.
         KeyboardInterrupt: the test was interrupted.
 
     Warns:
@@ -98,7 +100,7 @@ def evaluate(
         where = Path(temporary if output is None else output)
         how = (used, ensemble, _own_modules(one), where, device)
         run, prepare = plan.test_of(one, name, prepared, *how)
-        with _unchanged():
+        with _ONE_AT_A_TIME, _unchanged():
             end = run_one(run, ("test",), prepare=prepare)
         if end.state == "stopped":
             raise KeyboardInterrupt
@@ -116,8 +118,14 @@ def _saved(model: LoadedModel, temporary: Path) -> Path:
     """The weights in memory as an exported folder, with the lineage of the model that they were loaded from."""
     folder = temporary / "models" / Path(model.name).resolve().name
     model.network.save_pretrained(folder)
-    with suppress(UserError):  # not loaded from a file, or from one that is gone
-        lineage = Lineage.of(read_model(find_model(model.name).path))
+    if model.origin is not None:
+        path, stated = model.origin
+        saved = read_model(path) if path.exists() else None
+        if saved is None or stated_data(saved) != stated:
+            raise UserError(
+                f"{path}, its {DATA_FILE} or {IMAGES_FILE} is gone or has changed; load {model.name} again"
+            )
+        lineage = Lineage.of(saved)
         write_json(lineage.record, folder / DATA_FILE)
         write_shared_parquet(lineage.images, folder / IMAGES_FILE)
     return folder

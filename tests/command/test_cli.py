@@ -276,6 +276,20 @@ def test_a_runs_results_stay_its_own(finished, small_set, tmp_path, capsys, info
     assert re.search(rf"24 of 3\d images to evaluate are training images of {other}", message)
 
 
+def test_a_copy_is_tested_as_itself(finished, tmp_path, info):
+    """Also where its training began with a checkpoint of the original, whose results stay."""
+    results = (finished / "results.json").read_bytes()
+    copy = Path(shutil.copytree(finished, tmp_path / "copy"))
+    config = yaml.safe_load((copy / "config.yaml").read_text())
+    config["ckpt_path"] = str(finished / "checkpoints/last.ckpt")
+    (copy / "config.yaml").write_text(yaml.safe_dump(config))
+    (copy / "results.json").unlink()
+    main(["test", "--config", str(copy / "config.yaml"), *CLASSIFICATION, "--untrained", "false"])
+    assert f"copy/config.yaml lies in {copy} and names {finished}" in "\n".join(info())
+    assert json.loads((copy / "results.json").read_text())["checkpoint"]["file"] == "checkpoints/best.ckpt"
+    assert (finished / "results.json").read_bytes() == results and not (copy / "tests").exists()
+
+
 def test_a_run_continues_with_other_loader_workers(finished):
     config = yaml.safe_load((finished / "config.yaml").read_text())
     config["data"]["init_args"]["num_workers"] += 3

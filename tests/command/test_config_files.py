@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from medclip_dcl.command.cli import main
+from medclip_dcl.command.config_files import with_packaged_files
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import read_yaml
+from medclip_dcl.common.packaged import CONFIGS
 from tests.command.small_runs import DEMO, refused
 
 PROMPTS = {"Edema": ["Kein Hinweis für Ödem", "Hinweis für Ödem"]}
@@ -118,3 +120,35 @@ def test_a_command_without_options_names_the_first(capsys):
     assert "run_folder is missing: give --run_folder" in refused(capsys, ["fit"])
     said = refused(capsys, ["fit", "--run_folder", "run"])
     assert "fit.model missing; give them by a configuration, e.g. --config" in said
+
+
+@pytest.mark.parametrize(
+    ("given", "run", "checkpoint", "is_said"),
+    [
+        (["fit", "--config=b/config.yaml"], "b", "x.ckpt", True),
+        (["test", "-c", "b/config.yaml"], "b", None, True),
+        (["fit", "--config=link/config.yaml"], "link", "x.ckpt", False),
+        (["test", "--config=alone/config.yaml"], "./a", "x.ckpt", False),
+        (["test", "--config=c/test.yaml"], "c", "x.ckpt", True),
+        (["predict", "b", "--seed_everything", "3"], "b", None, False),
+        (["fit", "--run_folder", "d", "--seed_everything=3", "--config=b/config.yaml"], "d", "x.ckpt", False),
+        (["fit", "--config=other.yaml", "--config=b/config.yaml"], "b", "x.ckpt", True),
+        (["validate", "--ckpt_path", "y", "--config=b/config.yaml", "--config=other.yaml"], "d", "y", True),
+        (["test", "b", "--config=other.yaml"], "b", None, False),
+    ],
+)
+def test_a_runs_configuration_means_its_folder(given, run, checkpoint, is_said, capfd):
+    config = read_yaml(CONFIGS / "demo.yaml") | {"run_folder": "./a", "ckpt_path": "x.ckpt"}
+    names = ("a/metrics.csv", "b/checkpoints", "c/asked.json", "alone/results.json")
+    for place in map(Path, names):
+        place.mkdir(parents=True)
+        name = "test.yaml" if place.parent.name == "c" else "config.yaml"
+        place.with_name(name).write_text(yaml.safe_dump(config))
+    Path("link").symlink_to("a")
+    Path("other.yaml").write_text("run_folder: d")
+    with pytest.raises(SystemExit) as end:
+        main([*given, "--print_config"])
+    assert end.value.code in (None, 0)
+    found = yaml.safe_load(capfd.readouterr().out)
+    assert (found["run_folder"], found["ckpt_path"]) == (run, checkpoint)
+    assert any("read as --run_folder" in line for line in with_packaged_files(given)[1]) == is_said

@@ -34,6 +34,9 @@ def test_a_file_wins_over_a_name_and_a_folder_does_not(tmp_path, capsys):
     assert found.origin == f"objective/dcl_lm: packaged with medclip_dcl {version('medclip_dcl')}"
     Path("demo").write_text("trainer: {max_epochs: 1}")
     assert find_configuration("demo", "", "--config") == (Path("demo"), "")
+    (tmp_path / "objective/config.yaml").touch()
+    with pytest.raises(MissingFileError, match="such as objective/config.yaml,"):
+        find_configuration("objective", "", "--config")
 
 
 @pytest.mark.parametrize(

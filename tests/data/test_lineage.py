@@ -108,6 +108,7 @@ BY_SET = [OWN, f"{ELSEWHERE}; others not known", UNKNOWN]
         ("converted", [UNKNOWN] * 3),
         ("untrained, in its run", [NONE] * 3),
         ("untrained, in no run", [UNKNOWN] * 3),
+        ("exported, named untrained.ckpt", BY_SET),
         ("started from the export", [BY_SET[1], BY_SET[1], f"{OWN}; others not known"]),
     ],
 )
@@ -118,8 +119,10 @@ def test_answers_of_what_travels(place, answers, small_set, tmp_path) -> None:
     run, other, folder = RunFolder(tmp_path / "run"), RunFolder(tmp_path / "other"), tmp_path / "folder"
     run.claim({}, record, images)
     other.claim({}, *Lineage.of(None).after(foreign, False))
+    if place == "exported, named untrained.ckpt":
+        folder = tmp_path / "untrained.ckpt"
     folder.mkdir()
-    if place in ("exported", "started from the export"):
+    if "export" in place:
         (folder / "data.json").write_text(json.dumps(record))
     content: dict[str, Any] = {LINEAGE: record}
     saved = {

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -242,14 +243,20 @@ def test_evaluate_repeats_no_finished_test(run, models, labelled_set, prompts, t
     assert results.stat().st_mtime_ns == before
 
 
-def test_evaluate_refuses_in_one_line(models, labelled_set, prompts, tmp_path) -> None:
-    """A loaded model knows the images of its training."""
+def test_evaluate_refuses_in_one_line(models, labelled_set, prompts, tmp_path, monkeypatch) -> None:
+    """A loaded model knows the images of its training, from any folder, and that these are no longer known."""
     trained = shutil.copytree(models["classifier"], tmp_path / "trained")
     PreparedSet(labelled_set).image_digests().assign(use="train").to_parquet(trained / "data_images.parquet")
     (trained / "data.json").write_text(json.dumps({"fingerprint": "f00d", "images_of": []}))
     (trained / "config.yaml").write_text("model: {}\n")
     hernia = load(models["classifier"])
     setattr(hernia.network, "findings", ["Hernia"])  # noqa: B010
+    gone, replaced = (shutil.copytree(trained, tmp_path / name) for name in ("gone", "replaced"))
+    monkeypatch.chdir(tmp_path)
+    moved, *lost = map(load, ("trained", gone, replaced))
+    monkeypatch.chdir(labelled_set)
+    (gone / "data_images.parquet").unlink()
+    (replaced / "data.json").write_text(json.dumps({"fingerprint": "beef", "images_of": []}))
     refusals: list[tuple[Any, Any, dict[str, Any], str]] = [
         ("nowhere", labelled_set, {}, "^no file or folder nowhere$"),
         (models["model"], tmp_path, {}, "prepare"),
@@ -260,7 +267,8 @@ def test_evaluate_refuses_in_one_line(models, labelled_set, prompts, tmp_path) -
             "prompts: expected a file or the name .*, found nowhere.yaml",
         ),
         (models["model"], labelled_set, {"device": "gpu"}, "device gpu cannot be used"),
-        (load(trained), labelled_set, {}, "are training images of"),
+        (moved, labelled_set, {}, "are training images of"),
+        *((one, labelled_set, {}, "best.ckpt, its data.json or data_images.parquet is gone") for one in lost),
         (
             hernia,
             labelled_set,
@@ -272,6 +280,21 @@ def test_evaluate_refuses_in_one_line(models, labelled_set, prompts, tmp_path) -
         with pytest.raises(UserError, match=words) as error:
             evaluate(model, data, **{"prompts": prompts, **options})
         assert "\n" not in str(error.value)
+
+
+def test_two_threads_leave_the_output_open(
+    models, labelled_set, prompts, one_process, undrawn, capfd
+) -> None:
+    def work() -> None:
+        evaluate(models["classifier"], labelled_set, prompts=prompts)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for act in (threading.Thread.start, threading.Thread.join):
+        for one in threads:
+            act(one)
+    print("open", flush=True)
+    os.write(1, b"open\n")
+    assert capfd.readouterr().out.split() == ["open", "open"]
 
 
 def test_an_interruption_ends_evaluate(models, labelled_set, prompts, monkeypatch) -> None:
