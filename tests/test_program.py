@@ -120,6 +120,32 @@ def test_the_installed_program_is_this_one():
     assert scripts.split() == ["medclip-dcl", "=", "medclip_dcl.__main__:main"]
 
 
+def run_installed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The console script of this environment, which does not search the working directory by itself."""
+    script = Path(sys.executable).with_name("medclip-dcl")
+    return subprocess.run([script, *words], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("my_rules", ""),
+        ("./my_rules.py", ""),
+        ("own.rules", ""),
+        ("absent", "no module absent"),
+        ("time", "expected {folder}/time.py, found built-in"),  # loaded before anything of the user's
+        ("yaml", "expected {folder}/yaml/__init__.py"),
+    ],
+)
+def test_the_installed_program_imports_from_its_folder(module, message, tmp_path):
+    for file in ("my_rules.py", "own/rules.py", "time.py", "yaml/__init__.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("print('rules of mine')")
+    done = run_installed("study", "--import", module, "--help", folder=tmp_path)
+    assert done.stdout.startswith("rules of mine") == (not message)
+    assert done.returncode == 2 * bool(message) and message.format(folder=tmp_path) in done.stderr
+
+
 def test_each_public_set_has_a_reader():
     assert tuple(READERS) == PUBLIC
 

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import errno
-import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -50,9 +50,22 @@ def one_line_errors(program: str) -> Iterator[None]:
         raise SystemExit(2) from error
 
 
+def search_working_directory() -> None:
+    """Let imports find modules of the working directory, last: a console script searches its own folder instead."""
+    if not {"", os.getcwd()} & {*sys.path}:
+        sys.path.append(os.getcwd())
+
+
 class _Import(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, given: Any, _: Any = None) -> None:
         module = given.removeprefix("./").removesuffix(".py")
+        search_working_directory()
+        package = module.partition(".")[0]
+        files = Path(f"{package}.py"), Path(package, "__init__.py")
+        own = [file.resolve() for file in files if file.is_file()]
+        spec = importlib.util.find_spec(package) if own else None
+        if spec and Path(spec.origin or "").resolve() not in own:
+            parser.error(f"--import {module}: expected {own[0]}, found {spec.origin}; rename your module")
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
