@@ -278,7 +278,11 @@ def test_python_blocks_run(page, block, calibrated, small_bert, small_set, tmp_p
         if f"runs/{run}" in block:
             shutil.copytree(calibrated, tmp_path / "runs" / run)
     (tmp_path / "data").mkdir()
-    (tmp_path / "data/mimic_cxr").symlink_to(small_set)
+    for name in ("mimic_cxr", "phantom"):
+        (tmp_path / "data" / name).symlink_to(small_set)
+    if "demo_language_model" in block:
+        (tmp_path / "runs/demo_language_model").mkdir(parents=True)
+        (tmp_path / "runs/demo_language_model/language_model").symlink_to(small_bert)
     if "mimic_cxr_shards" in block:
         main(["shard", str(small_set), "--output", "data/mimic_cxr_shards"])
     capsys.readouterr()

@@ -260,6 +260,7 @@ def test_evaluate_refuses_in_one_line(models, labelled_set, prompts, tmp_path) -
             "prompts: expected a file or the name .*, found nowhere.yaml",
         ),
         (models["model"], labelled_set, {"device": "gpu"}, "device gpu cannot be used"),
+        (hernia.network, labelled_set, {}, "found FindingNetwork; write it by trainer.save_checkpoint"),
         (load(trained), labelled_set, {}, "are training images of"),
         (
             hernia,
