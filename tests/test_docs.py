@@ -338,6 +338,12 @@ def test_extensions_work_from_the_working_directory(
         assert results["metrics"]["image_norm"]["mean"] > 0
 
 
+def test_columns_of_metrics_are_described():
+    curves = yaml.safe_load((ROOT / "medclip_dcl/report/curves.yaml").read_text())
+    page = (ROOT / "docs/mimic_cxr.md").read_text("utf-8")
+    assert [name for names in curves.values() for name in names if f"`{name}`" not in page] == []
+
+
 def anchors(text: str) -> set[str]:
     """Anchors of a page's headings, as GitHub makes them."""
     return {

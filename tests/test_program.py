@@ -15,6 +15,7 @@ import pytest
 
 from data_prep.options import PUBLIC
 from data_prep.public.command import READERS
+from medclip_dcl import __version__
 from medclip_dcl.__main__ import GROUPS, VERBS, main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,6 +96,20 @@ def test_options_of_a_verb(name, capsys):
         main([*name.split(), "--no_such_option"])
     said = capsys.readouterr().err
     assert said.startswith(f"medclip-dcl {name}: error: ") and said.count("\n") == 1
+
+
+def test_version_is_that_of_the_package(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"medclip-dcl {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "verb"), [("train", "fit"), ("Train", "fit"), ("evaluate", "test"), ("calibrat", "calibrate")]
+)
+def test_words_of_other_programs_are_known(word, verb, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([word])
+    assert capsys.readouterr().err.endswith(f"did you mean {verb}?\n")
 
 
 @pytest.mark.parametrize("words", [["chek", "x"], ["prepare", "mimic"], ["--config", "x.yaml", "fit"]])

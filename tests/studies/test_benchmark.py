@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -135,6 +136,11 @@ def table(run: tuple[Path, Callable[..., None]]) -> pd.DataFrame:
     return pd.read_csv(run[0] / "benchmark.csv", keep_default_na=False, na_values=[""]).fillna(
         {"minus": "", "finding": ""}
     )
+
+
+def test_each_column_of_the_table_is_described(table) -> None:
+    page = Path(__file__).parents[2] / "docs/public_sets.md"
+    assert "n_draws" in table and set(re.findall(r"`(\w+)`", page.read_text("utf-8"))) > {*table}
 
 
 def scores(folder: Path, model: str, name: str = "set") -> pd.DataFrame:
