@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from medclip_dcl import __version__
 from medclip_dcl.common.command_line import nearest, parse_options, run_command
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.processes import let_threads_sleep
@@ -121,6 +122,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] in ([], ["--help"], ["-h"]):
         print(_help(GROUPS))
+    elif words[:1] == ["--version"]:
+        print(f"medclip-dcl {__version__}")
     elif words[:1] == ["prepare"] and words[1:2] in ([], ["--help"], ["-h"]):
         print(_help(["prepare data"]))
     else:
@@ -159,7 +162,7 @@ def _named(path: str) -> Any:
 
 
 def _help(groups: Iterable[str]) -> str:
-    lines = ["usage: medclip-dcl VERB ...; the options of a verb: medclip-dcl VERB --help"]
+    lines = ["usage: medclip-dcl VERB ...; the options of a verb: medclip-dcl VERB --help; also --version"]
     for group in groups:
         verbs = GROUPS[group].items()
         lines += ["", f"{group}:", *(f"  {name:<18} {verb.help}" for name, verb in verbs)]

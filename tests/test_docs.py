@@ -12,10 +12,12 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import jsonargparse
+import pandas as pd
 import pytest
 import yaml
 from PIL import Image
@@ -92,6 +94,12 @@ def commands() -> dict[str, list[str]]:
 
 
 COMMANDS = commands()
+EXTENSIONS: list[tuple[str, str, str]] = re.findall(
+    r"```python\n# (\w+\.py)\n(.*?)```\n\n```bash\n(.*?)```",
+    (ROOT / "docs/contributing.md").read_text("utf-8"),
+    re.DOTALL,
+)
+"""File, content and commands of each class of one's own."""
 
 
 def merged(*files: str) -> dict[str, Any]:
@@ -129,6 +137,7 @@ def workplace(small_set, tmp_path_factory) -> Path:
         "heads_infonce": ("mimic_cxr.yaml", "heads.yaml", "objective/infonce.yaml"),
         "probe": ("finetune.yaml", "linear_probe.yaml"),
         "rad_dino": ("mimic_cxr.yaml", "objective/dcl_lm.yaml"),
+        **dict.fromkeys(("demo", "two_levels", "patches"), ("demo.yaml", "objective/infonce.yaml")),
         "digits": ("unimodal/digits.yaml", "unimodal/objective/dcl_true.yaml"),
         "cmc": ("unimodal/cmc.yaml", "unimodal/objective/cross_view.yaml"),
         "sentences": ("unimodal/sentences.yaml",),
@@ -139,8 +148,8 @@ def workplace(small_set, tmp_path_factory) -> Path:
         if name == "hospital":
             config["data"]["init_args"]["folder"] = "data/hospital"
         (folder / "runs" / name / "config.yaml").write_text(yaml.safe_dump(config))
-    (own,) = [block for page, block in blocks("python") if page == "contributing.md"]
-    (folder / "my_parts.py").write_text(own)
+    for file, text, _ in EXTENSIONS:
+        (folder / file).write_text(text)
     (folder / "hospital_prompts.yaml").symlink_to(ROOT / "configs/prompts/chexpert14.yaml")
     return folder
 
@@ -270,13 +279,70 @@ def test_python_blocks_run(page, block, calibrated, small_bert, small_set, tmp_p
         if f"runs/{run}" in block:
             shutil.copytree(calibrated, tmp_path / "runs" / run)
     (tmp_path / "data").mkdir()
-    (tmp_path / "data/mimic_cxr").symlink_to(small_set)
+    for name in ("mimic_cxr", "phantom"):
+        (tmp_path / "data" / name).symlink_to(small_set)
+    if "demo_language_model" in block:
+        (tmp_path / "runs/demo_language_model").mkdir(parents=True)
+        (tmp_path / "runs/demo_language_model/language_model").symlink_to(small_bert)
     if "mimic_cxr_shards" in block:
         main(["shard", str(small_set), "--output", "data/mimic_cxr_shards"])
     capsys.readouterr()
     exec(compile(block, page, "exec"), {})
     if shown := shown_below(page, block):
         assert capsys.readouterr().out == shown
+
+
+def in_process(words: list[str]) -> None:
+    main(words[1:])
+
+
+def installed(words: list[str]) -> None:
+    """The console script of this environment, which does not search the working directory by itself."""
+    subprocess.run([Path(sys.executable).with_name(words[0]), *words[1:]], check=True)
+
+
+@pytest.mark.parametrize(
+    ("run", "file", "text", "commands"),
+    [pytest.param(installed, *extension, marks=pytest.mark.slow, id=extension[0]) for extension in EXTENSIONS]
+    + [pytest.param(in_process, *EXTENSIONS[0], id="in this process")],
+)
+def test_extensions_work_from_the_working_directory(
+    run, file, text, commands, small_set, small_bert, tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    monkeypatch.setitem(sys.modules, file.removesuffix(".py"), None)
+    del sys.modules[file.removesuffix(".py")]  # and its end forgets what is imported here
+    (tmp_path / file).write_text(text)
+    Image.effect_noise((90, 70), 30).save("chest.jpg")
+    for source, name in (
+        (small_set, "data/phantom"),
+        (small_bert, "runs/demo_language_model/language_model"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).symlink_to(source)
+    short = (
+        "--trainer.max_steps 1 --untrained false --data.init_args.image_size 48 --data.init_args.crop_size 32"
+    )
+    if "runs/demo/" in commands:
+        main(["fit", "--config", "demo", "--config", "objective/infonce", *short.split()])
+    for line in commands.replace("\\\n", " ").splitlines():
+        words = shlex.split(line)
+        run([*words, *short.split()] if words[1] == "fit" else words)
+    if file == "my_rules.py":
+        eta = pd.read_parquet("runs/two_levels/class_probability.parquet")["eta"]
+        assert {*eta.round(6)} <= {0.0, 0.2}
+    elif file == "my_encoders.py":
+        assert pd.read_csv("scores.csv")["error"].isna().tolist() == [True]
+    else:
+        results = json.loads(Path("runs/demo/results.json").read_text())
+        assert results["metrics"]["image_norm"]["mean"] > 0
+
+
+def test_columns_of_metrics_are_described():
+    curves = yaml.safe_load((ROOT / "medclip_dcl/report/curves.yaml").read_text())
+    page = (ROOT / "docs/mimic_cxr.md").read_text("utf-8")
+    assert [name for names in curves.values() for name in names if f"`{name}`" not in page] == []
 
 
 def anchors(text: str) -> set[str]:

@@ -15,6 +15,7 @@ import pytest
 
 from data_prep.options import PUBLIC
 from data_prep.public.command import READERS
+from medclip_dcl import __version__
 from medclip_dcl.__main__ import GROUPS, VERBS, main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -97,6 +98,20 @@ def test_options_of_a_verb(name, capsys):
     assert said.startswith(f"medclip-dcl {name}: error: ") and said.count("\n") == 1
 
 
+def test_version_is_that_of_the_package(capsys):
+    main(["--version"])
+    assert capsys.readouterr().out == f"medclip-dcl {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "verb"), [("train", "fit"), ("Train", "fit"), ("evaluate", "test"), ("calibrat", "calibrate")]
+)
+def test_words_of_other_programs_are_known(word, verb, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([word])
+    assert capsys.readouterr().err.endswith(f"did you mean {verb}?\n")
+
+
 @pytest.mark.parametrize("words", [["chek", "x"], ["prepare", "mimic"], ["--config", "x.yaml", "fit"]])
 def test_an_unknown_verb_is_one_line(words, capsys):
     with pytest.raises(SystemExit, match="2"):
@@ -118,6 +133,32 @@ def test_the_installed_program_is_this_one():
     setup.read(ROOT / "setup.cfg")
     scripts = setup["options.entry_points"]["console_scripts"]
     assert scripts.split() == ["medclip-dcl", "=", "medclip_dcl.__main__:main"]
+
+
+def run_installed(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """The console script of this environment, which does not search the working directory by itself."""
+    script = Path(sys.executable).with_name("medclip-dcl")
+    return subprocess.run([script, *words], cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        ("my_rules", ""),
+        ("./my_rules.py", ""),
+        ("own.rules", ""),
+        ("absent", "no module absent"),
+        ("time", "expected {folder}/time.py, found built-in"),  # loaded before anything of the user's
+        ("yaml", "expected {folder}/yaml/__init__.py"),
+    ],
+)
+def test_the_installed_program_imports_from_its_folder(module, message, tmp_path):
+    for file in ("my_rules.py", "own/rules.py", "time.py", "yaml/__init__.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("print('rules of mine')")
+    done = run_installed("study", "--import", module, "--help", folder=tmp_path)
+    assert done.stdout.startswith("rules of mine") == (not message)
+    assert done.returncode == 2 * bool(message) and message.format(folder=tmp_path) in done.stderr
 
 
 def test_each_public_set_has_a_reader():

@@ -59,7 +59,7 @@ def run(options: Bundle) -> None:
     print(
         f"bundle: {folder}, {size:.2f} GB, {len(wheels)} wheels for {' '.join(machine.values())}\n"
         f"sha256 of {bundle_install.SUMS}: {hashlib.sha256(sums.encode()).hexdigest()} (send it by another way)\n"
-        f"install: python3 {shlex.quote(f'{folder.name}/install.py')} ENVIRONMENT"
+        f"install: python3 -I {shlex.quote(f'{folder.name}/install.py')} ENVIRONMENT"
     )
 
 

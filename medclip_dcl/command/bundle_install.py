@@ -1,14 +1,22 @@
-"""Check this bundle and install it without a network: python3 install.py ENVIRONMENT (a new folder).
+"""Check this bundle and install it without a network: python3 -I install.py ENVIRONMENT (a new folder).
 
 It runs by the standard library alone, and up to the check of the version by any Python 3.
 """
+
+# ruff: noqa: E402
+import os
+import sys
+
+# Without -I a file that was added beside this one, such as json.py, would run before the check.
+_HERE = os.path.dirname(os.path.realpath(__file__))
+sys.path[:] = [folder for folder in sys.path if os.path.realpath(folder) != _HERE]
 
 import hashlib
 import json
 import platform
 import shlex
+import shutil
 import subprocess
-import sys
 import venv
 from pathlib import Path
 
@@ -56,12 +64,14 @@ def install(folder: Path, environment: Path) -> str:
     """Install the wheels into a new environment; the line about a failure, "" if there was none."""
     try:
         venv.create(environment, with_pip=True)
+    except OSError as error:
+        return f"{environment}: {error.strerror}; give another folder"
     except subprocess.CalledProcessError:
         return (
             f"{environment}: no environment with pip; Debian and Ubuntu have it in the package python3-venv"
         )
     offline = ("--no-index", "--find-links", str(folder / "wheels"), "--require-hashes")
-    pip = (str(environment / "bin/python"), "-m", "pip", "install", *offline)
+    pip = (str(environment / "bin/python"), "-I", "-m", "pip", "install", *offline)
     if subprocess.run([*pip, "-r", str(folder / REQUIREMENTS)]).returncode:
         made_on = json.loads((folder / BUNDLE).read_text())["made_on"]
         return f"pip failed, see above; the bundle was made on {made_on}, this is {platform.platform()}"
@@ -69,11 +79,17 @@ def install(folder: Path, environment: Path) -> str:
 
 
 if __name__ == "__main__":
-    here = Path(__file__).resolve().parent
+    here = Path(_HERE)
     if len(sys.argv) != 2 or Path(sys.argv[1]).exists() or here in Path(sys.argv[1]).resolve().parents:
         sys.exit("install.py: expected one argument, a new folder outside of the bundle for the environment")
     target = Path(sys.argv[1]).resolve()
-    if failure := problem(here) or install(here, target):
+    failure = "interrupted"
+    try:
+        failure = problem(here) or install(here, target)
+    finally:
+        if failure:  # so that the same command can be repeated
+            shutil.rmtree(str(target), ignore_errors=True)
+    if failure:
         sys.exit(f"install.py: {failure}")
     program, model = (shlex.quote(str(path)) for path in (target / "bin/medclip-dcl", here / "model"))
     print(f"installed; next: {program} ask {model} IMAGE --classify --output scores.csv")

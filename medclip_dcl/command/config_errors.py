@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from jsonargparse import Namespace
 from pytorch_lightning.cli import LightningArgumentParser
 
+from medclip_dcl.command.settings import settings_of
 from medclip_dcl.common.command_line import nearest, unknown_key
 from medclip_dcl.common.errors import UserError
 
@@ -130,4 +131,5 @@ def _in_words(kinds: Iterable[str]) -> str:
 
 
 def _options(parser: Any) -> list[str]:
-    return [name.lstrip("-") for action in parser._actions for name in action.option_strings]
+    own = [name.lstrip("-") for action in parser._actions for name in action.option_strings]
+    return [*own, *(name.split()[0] for name in settings_of("fit"))]

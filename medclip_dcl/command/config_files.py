@@ -13,7 +13,7 @@ from unittest.mock import patch
 import jsonargparse
 from jsonargparse import set_parsing_settings
 
-from medclip_dcl.common.command_line import yaml_value
+from medclip_dcl.common.command_line import search_working_directory, yaml_value
 from medclip_dcl.common.files import parse_yaml, read_text, read_yaml
 from medclip_dcl.common.packaged import find_configuration
 from medclip_dcl.runs.run_folder import run_of
@@ -35,6 +35,8 @@ def allow_imports(modules: Sequence[str]) -> None:
     what is imported. The parser would also build classes that stand in place of plain values.
     """
     packages = [module.split(".")[0] for module in modules if not module.startswith(_PREFIXES)]
+    if packages:
+        search_working_directory()
     set_parsing_settings(
         import_path_denylist=["*"],
         import_path_allowlist=[*KNOWN, *packages],

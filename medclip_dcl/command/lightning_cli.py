@@ -16,6 +16,7 @@ from jsonargparse import Namespace
 from pytorch_lightning import LightningDataModule, LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from pytorch_lightning.plugins.environments import LightningEnvironment
 from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
@@ -91,6 +92,9 @@ Trainer.__init__.__annotations__["precision"] = Literal["16-mixed", "32-true", "
 for _part in ("train", "val", "test", "predict"):
     Trainer.__init__.__annotations__[f"limit_{_part}_batches"] = int | float | None
 Trainer.__init__.__annotations__["overfit_batches"] = int | float
+# Without one, --trainer.logger=TensorBoardLogger needs a further option; `place_loggers` puts it into the run folder.
+for _logger in (TensorBoardLogger, CSVLogger):
+    _logger.__init__.__defaults__ = (".", *(_logger.__init__.__defaults__ or ()))
 
 
 def run(args: Sequence[str], modules: Sequence[str] = ()) -> None:

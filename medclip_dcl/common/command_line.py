@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import difflib
 import errno
-import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -27,6 +27,8 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, digest_of_file
 
 Item = TypeVar("Item")
+_SYNONYMS = {"train": "fit", "evaluate": "test", "lr": "learning_rate", "epochs": "max_epochs"}
+"""Words of other programs -> those of this one."""
 _SYSTEM = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
     *(errno.EEXIST, errno.ENOTDIR),  # a file in place of a folder
@@ -50,9 +52,21 @@ def one_line_errors(program: str) -> Iterator[None]:
         raise SystemExit(2) from error
 
 
+def search_working_directory() -> None:
+    """Let imports find modules of the working directory, last: a console script searches its own folder instead."""
+    if not {"", os.getcwd()} & {*sys.path}:
+        sys.path.append(os.getcwd())
+
+
 class _Import(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, namespace: Any, given: Any, _: Any = None) -> None:
         module = given.removeprefix("./").removesuffix(".py")
+        search_working_directory()
+        package = module.partition(".")[0]
+        own = [x.resolve() for x in (Path(f"{package}.py"), Path(package, "__init__.py")) if x.is_file()]
+        spec = importlib.util.find_spec(package) if own else None
+        if spec and Path(spec.origin or "").resolve() not in own:
+            parser.error(f"--import {module}: expected {own[0]}, found {spec.origin}; rename your module")
         try:
             importlib.import_module(module)
         except ModuleNotFoundError as error:
@@ -95,9 +109,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def near_names(name: str, known: Iterable[str], n: int) -> list[str]:
-    """The `n` closest known names in any case, the closest first; fewer where the others are not close."""
-    plain = {word.casefold(): word for word in known}
-    return [plain[word] for word in difflib.get_close_matches(name.casefold(), plain, n=n)]
+    """The `n` closest known names in any case, whole or by their last parts; fewer where the others are not close."""
+    whole = {word.casefold(): word for word in known}
+    by_last = {word.rpartition(".")[2]: name for word, name in whole.items()}
+    last = name.casefold().rpartition(".")[2]
+    near = [by_last[word] for word in (last, _SYNONYMS.get(last)) if word in by_last]
+    near += [whole[word] for word in difflib.get_close_matches(name.casefold(), whole, n=n)]
+    near += [by_last[word] for word in difflib.get_close_matches(last, by_last, n=n)]
+    return [*dict.fromkeys(near)][:n]
 
 
 def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _MAX_VALUES = 100_000
 _THREADS = 16
+# Also thumbnails and bins of network storage, Windows and macOS.
+_HIDDEN = re.compile(r"\..*|@eaDir|[@#]recycle|#snapshot|\$RECYCLE\.BIN|__MACOSX", re.IGNORECASE)
 
 
 @contextmanager
@@ -76,7 +78,7 @@ def files_below(folder: Path) -> FolderContent:
     for start in starts:
         real_start = os.path.realpath(start)
         for parent, folders, names in os.walk(start, onerror=found.closed.append):
-            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            folders[:] = sorted(name for name in folders if not _HIDDEN.fullmatch(name))
             if (real := real_start + parent[len(start) :]) in read:
                 folders.clear()
                 found.repeated.append(Path(parent))

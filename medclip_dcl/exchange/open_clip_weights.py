@@ -15,7 +15,7 @@ from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.common.weight_files import check_sizes, shapes_of
 from medclip_dcl.exchange.tensor_names import OPEN_CLIP, from_openai_names
 from medclip_dcl.exchange.transformers_folder import Converted, Shown, assembled, dual_encoder
-from medclip_dcl.networks.bert_folder import folder_weights, read_folder_json
+from medclip_dcl.networks.bert_folder import ModelFolderError, folder_weights, read_folder_json
 from medclip_dcl.networks.pretrained_regions import per_channel
 from medclip_dcl.networks.text_encoder import TransformersSentences
 from medclip_dcl.networks.timm_regions import TimmRegions
@@ -83,7 +83,10 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
         width = len(state["vision_model.embeddings.class_embedding"])
         heads = (width // vision.get("head_width", _WIDTH_OF_HEAD), text.get("heads", 8))
         activation = "quick_gelu" if model.get("quick_gelu") else "gelu"
-        return _of_clip(state, text_folder or folder, shown, heads, activation)
+        try:
+            return _of_clip(state, text_folder or folder, shown, heads, activation)
+        except ModelFolderError as error:
+            raise UserError(f"{error}, or give their folder by --text_encoder") from error
     if not ("timm_model_name" in vision and "hf_model_name" in text):
         raise UserError(
             f"{file}: expected a vision tower of timm with a text model of transformers, or neither"

@@ -166,6 +166,15 @@ class LoadedModel:
         self.network = network.eval()
         self.dtype, self.calibration, self.name, self.origin = dtype, calibration, name, origin
 
+    def __repr__(self) -> str:
+        size = sum(parameter.numel() for parameter in self.network.parameters())
+        findings = getattr(self.network, "findings", ["of any prompts"])
+        calibrated = self.calibration.calibrated() if self.calibration else []
+        return (
+            f"<{self.name}: {self.network.kind}, {size:,} parameters, images of {self.network.image_size} pixels, "
+            f"findings: {', '.join(findings)}, calibrated: {', '.join(calibrated) or 'none'}>"
+        )
+
     @property
     def image_text(self) -> ImageTextNetwork:
         """The network of an image-text model.

@@ -101,7 +101,7 @@ def write_page(
         for (side, minus), of_pair in one.table.items()
         for path, found in of_pair.items()
     )
-    write_text(numbers.to_csv(index=False), output / CSV)
+    write_text(numbers.rename(columns={"n": "n_draws"}).to_csv(index=False), output / CSV)
     aucs_of = {one.name: {side: aucs(one.table[side, ""]) for side in one.sides} for one in sets}
     marks_of = {(one.name, side): _marks(one, side, trained) for one in sets for side in one.sides}
     of_sets = {}

@@ -79,6 +79,11 @@ def evaluate(
         UserWarning: findings without prompts; a training on images of this set in another set, or on images that are
             not known; images of another geometry.
     """
+    if not isinstance(model, (str, Path, LoadedModel)):
+        raise UserError(
+            f"model: expected a path or what load returned, found {type(model).__name__}; write it by "
+            "trainer.save_checkpoint(FILE) and give load(FILE)"
+        )
     usable_device(device)
     used = read_prompts(find_packaged("public", "prompts") if prompts is None else prompts)
     [(name, prepared)] = plan.read_sets([Path(data)]).items()

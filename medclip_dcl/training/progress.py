@@ -11,6 +11,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.utilities import rank_zero_info
+from tqdm import tqdm  # type: ignore[import-untyped]
 
 from medclip_dcl.common.command_line import in_words
 
@@ -27,13 +28,21 @@ def progress_bar(is_wanted: bool | None) -> list[Callback]:
 
     Lightning's own bar reads the loss at each step, which waits for a GPU.
     """
-    return [TQDMProgressBar(_BAR_BATCHES)] if is_wanted or (is_wanted is None and sys.stdout.isatty()) else []
+    return [_Bar(_BAR_BATCHES)] if is_wanted or (is_wanted is None and sys.stdout.isatty()) else []
+
+
+class _Bar(TQDMProgressBar):
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        metrics = super().get_metrics(trainer, pl_module)
+        if isinstance(minutes := metrics.pop("minutes_left", None), float):
+            metrics["left"] = tqdm.format_interval(60 * minutes)  # m:ss, as the bar's own times
+        return metrics
 
 
 class TimeLeft(Callback):
     """Estimates the time to the end of training from the steps so far, validation and evaluations included.
 
-    The bar shows it as minutes_left. Without a bar it is a line every 5% of the run.
+    The bar shows it as m:ss. Without a bar it is a line every 5% of the run.
     """
 
     def __init__(self) -> None:

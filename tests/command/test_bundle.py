@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -139,6 +141,20 @@ def test_problem_names_another_machine_and_changed_files(small_bundle, change, l
     assert found.startswith(line) and bool(found) == bool(line)
 
 
+@pytest.mark.parametrize("name", ["json", "pathlib", "venv/__init__"])
+def test_an_added_module_is_named_and_not_run(name, small_bundle, tmp_path):
+    (small_bundle / f"{name}.py").parent.mkdir(exist_ok=True)
+    (small_bundle / f"{name}.py").write_text("raise SystemExit('this ran')")
+    shutil.copy(bundle_install.__file__, small_bundle / "install.py")
+    (tmp_path / "linked").symlink_to(small_bundle)
+    with (small_bundle / "SHA256SUMS").open("a") as sums:
+        sums.write(f"{bundle_install.sha256(small_bundle / 'install.py')}  install.py\n")
+    for place, script in ((tmp_path, "linked/install.py"), (small_bundle, "install.py")):
+        words = [sys.executable, script, tmp_path / "new"]
+        done = subprocess.run(words, cwd=place, capture_output=True, text=True)
+        assert done.stderr.startswith(f"install.py: {name}.py: is not listed"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("output", "wheel", "words"),
     [
@@ -172,7 +188,12 @@ def test_install_needs_no_network_and_its_model_answers(bundle, tmp_path):
     words = [sys.executable, bundle / "install.py"]
     refused = subprocess.run([*words, bundle / "inside"], capture_output=True, text=True)
     assert refused.returncode == 1 and refused.stderr.startswith("install.py: expected one argument")
-    done = subprocess.run([*words, tmp_path / "environment"], capture_output=True, text=True)
+    words += [tmp_path / "environment"]
+    failed = subprocess.run(
+        words, env={**os.environ, "PIP_NO_BINARY": ":all:"}, capture_output=True, text=True
+    )
+    assert failed.returncode == 1 and "pip failed" in failed.stderr
+    done = subprocess.run(words, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     environment = Environment(tmp_path / "environment")
     (site,) = environment.folder.glob("lib/python*/site-packages")

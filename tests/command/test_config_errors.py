@@ -63,6 +63,11 @@ MISTAKES: list[tuple[list[str] | str, list[str]]] = [
         (["--trainer.precision", kind], ["precision: expected 16-mixed, 32-true, bf16-mixed, null", f"found {kind}"])
         for kind in ("17", "bf16-true", "16-true", "64-true", "transformer-engine")
     ),
+    # Last parts of names, and words of other programs.
+    (["--lr", "3"], ["lr: there", "mean model.init_args.learning_rate?"]),
+    ([f"{MODEL}lr", "3"], ["model.init_args.lr", "mean learning_rate?"]),
+    (["--epochs", "3"], ["epochs: there", "mean trainer.max_epochs?"]),
+    (["--batchsize", "3"], ["batchsize: there", "mean data.init_args.batch_size?"]),
     # Classes, files and commands.
     ([f"{MODEL}similarity", "medclip_dcl.networks.LSEE"], ["model.init_args.similarity", "LSEE", "mean LSE?"]),
     ([f"{MODEL}similarity", "medclip_dcl.similarty.LSE"], ["similarty", "medclip_dcl.similarty.LSE"]),

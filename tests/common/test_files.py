@@ -75,6 +75,15 @@ def test_each_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert {file.name for file in found.repeated} == {"a", "b", "c", "back"}
 
 
+def test_folders_of_systems_are_left_out(tmp_path: Path) -> None:
+    systems = ("@eaDir/a.png", "$RECYCLE.BIN", "sub/$Recycle.Bin", "#recycle", "@Recycle", "__MACOSX")
+    for folder in (*systems, "eaDir", "@eaDirs", "#1", "recycle"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "1.png").touch()
+    found = [file.relative_to(tmp_path).parts[0] for file in files_below(tmp_path).files]
+    assert found == ["#1", "@eaDirs", "eaDir", "recycle"]
+
+
 @pytest.mark.parametrize(
     ("text", "keys"),
     [

@@ -172,6 +172,7 @@ def test_intervals_have_every_number(tuned):
 
 def test_the_report_shows_what_a_classifier_has(tuned):
     html = render(tuned)
+    assert "labelled positive or negative" in html and "labeller" not in html
     for title in ("AUC", "average precision", "accuracy"):
         assert f"Classification of findings, {title}" in html
     assert "4 / 3" in html and "Fracture: no AUC and accuracy" in html and "validate AUC" in html

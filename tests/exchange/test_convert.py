@@ -361,6 +361,7 @@ def test_wrong_sources_are_named(clip_tokenizer, tmp_path) -> None:
     blip = shutil.copytree(folder, tmp_path / "blip")
     (blip / "config.json").write_text('{"model_type": "blip"}')
     model, settings = small_clip(clip_tokenizer, quick_gelu=False)
+    bare = write_open_clip(tmp_path / "bare", model, settings)
     settings["vision_cfg"]["attentional_pool"] = True
     pooled = write_open_clip(tmp_path / "pooled", model, settings)
     resnet, coca = tmp_path / "resnet.pt", tmp_path / "coca.pt"
@@ -375,6 +376,7 @@ def test_wrong_sources_are_named(clip_tokenizer, tmp_path) -> None:
         (resnet, text, "expected a CLIP with a vision .*, found visual.att"),
         (blip, [], "model_type: expected clip or siglip, found 'blip'"),
         (pooled, [], "model_cfg.vision_cfg: expected .* alone, found attentional_pool"),
+        (bare, [], "no tokenizer: .* give their folder by --text_encoder"),
     ):
         with pytest.raises(UserError, match=message):
             converted(source, tmp_path / "output", *more)

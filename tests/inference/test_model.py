@@ -21,10 +21,12 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.inference.model import LoadedModel
 from medclip_dcl.metrics.calibration import Calibration
+from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.inputs import ConstantImageWarning, as_grey, network_input
 from medclip_dcl.pictures.overlay import overlay
 from medclip_dcl.pictures.transforms import centre_crop, load_grey
+from tests.small import platt_calibration
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +56,19 @@ def test_paths_images_and_arrays_are_the_same_image(model, grey, tmp_path):
     assert found.shape == (5, 1)
     np.testing.assert_allclose(found, found[0, 0], atol=1e-6)
     assert model.similarity(grey, TEXTS).shape == (1, 3)
+
+
+def test_a_model_prints_as_one_line(model):
+    own = FindingNetwork(model.network.image_encoder, ["Hernia", "Mass"], image_size=48)
+    calibration = platt_calibration(model.network, without=[*CHEX5][:3])
+    assert repr(LoadedModel(own, name="runs/a")) == (
+        f"<runs/a: classifier, {sum(x.numel() for x in own.parameters()):,} parameters, images of 48 pixels, "
+        "findings: Hernia, Mass, calibrated: none>"
+    )
+    line = repr(LoadedModel(model.network, calibration=calibration))
+    assert line.endswith(
+        "images of 64 pixels, findings: of any prompts, calibrated: Pneumonia, Pneumothorax>"
+    )
 
 
 def test_heat_map_has_image_pixels_and_region_values(model, grey):

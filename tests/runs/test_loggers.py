@@ -168,6 +168,14 @@ def test_checkpoints_of_patients_are_uploaded_only_when_told(arguments, patients
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("name", ["TensorBoardLogger", "CSVLogger"])
+def test_a_logger_needs_its_name_alone(name, arguments, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(["fit", *arguments(tmp_path / "run"), f"--trainer.logger={name}", "--print_config"])
+    (logger,) = [yaml.safe_load(capsys.readouterr().out)["trainer"]["logger"]]
+    assert logger["class_path"].endswith(name) and logger["init_args"]["save_dir"] == "."
+
+
 def test_relative_logger_folders_lie_in_run_folder(tmp_path):
     def prepared(folder: str) -> str:
         logger = Namespace(class_path="a.CSVLogger", init_args=Namespace(save_dir=folder))

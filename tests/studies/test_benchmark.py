@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -138,6 +139,11 @@ def table(run: tuple[Path, Callable[..., None]]) -> pd.DataFrame:
     )
 
 
+def test_each_column_of_the_table_is_described(table) -> None:
+    page = Path(__file__).parents[2] / "docs/public_sets.md"
+    assert "n_draws" in table and set(re.findall(r"`(\w+)`", page.read_text("utf-8"))) > {*table}
+
+
 def scores(folder: Path, model: str, name: str = "set") -> pd.DataFrame:
     """Cases of a test with the score that ranks them."""
     section = "finding_classification" if model == "classifier" else "classification"
@@ -267,6 +273,7 @@ def test_evaluate_refuses_in_one_line(models, labelled_set, prompts, tmp_path, m
             "prompts: expected a file or the name .*, found nowhere.yaml",
         ),
         (models["model"], labelled_set, {"device": "gpu"}, "device gpu cannot be used"),
+        (hernia.network, labelled_set, {}, "found FindingNetwork; write it by trainer.save_checkpoint"),
         (moved, labelled_set, {}, "are training images of"),
         *((one, labelled_set, {}, "best.ckpt, its data.json or data_images.parquet is gone") for one in lost),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from pytorch_lightning.callbacks import TQDMProgressBar
@@ -41,6 +42,14 @@ def test_a_bar_has_it_in_minutes(build, data, trainer, said):
     fit.fit(build(), data)
     assert said == [] and fit.progress_bar_metrics["minutes_left"] == pytest.approx(1 / 60 * 100 * 1)
     assert "minutes_left" not in fit.logged_metrics
+
+
+@pytest.mark.parametrize(("minutes", "left"), [(2.35, "02:21"), (0.0, "00:00"), (125.5, "2:05:30")])
+def test_the_bar_shows_minutes_and_seconds(minutes, left, monkeypatch):
+    shown = {"train/loss": 2.5, "minutes_left": minutes}
+    monkeypatch.setattr(TQDMProgressBar, "get_metrics", lambda *_: dict(shown))
+    bar: Any = progress_bar(True)[0]
+    assert bar.get_metrics(None, None) == {"train/loss": 2.5, "left": left}
 
 
 SHORT = ("--trainer.max_steps", "1", "--trainer.limit_val_batches", "0", "--untrained", "false")
