@@ -49,7 +49,7 @@ _HEAD = (
     rf"(?=[A-Z])(?:{_WORD}(?: ?[/,] ?| )){{0,6}}?(?:(?i:{_PART}):|(?i:{_ORGAN})(?: \w+){{0,2}} (?:is|are)\b)"
 )
 
-# "Pleural effusion: No" at the end of a passage. A stop between digits is none.
+# "Pleural effusion: No", or "-", at the end of a passage; a stop between digits is none. "Right" / "lung:" is one.
 _LABEL = r"([^\W\d_][^:：.;?!]{0,60}?) ?[:：](?=\s|$|[^\W\d_])"
 _ENTRY = re.compile(rf"(?:^|[.:;?!] ){_LABEL} ?(?P<value>\S|(?:(?![.:;?!：]\D).)+)$")
 # Characters before a line's end that matter, and those of an entry.
@@ -164,7 +164,6 @@ def line_ends_sentence(before: str, line: str, is_short: bool) -> bool:
     last = before.rsplit(" ", 1)[-1]
     label = re.match(_LABEL, line)
     entry = _ENTRY.search(before, max(0, len(before) - _LONG)) if label and is_head(label[1]) else None
-    # "Right" / "lung: clear" is one label. Values may be "No", "Left" and "-".
     if entry and not re.match(f"(?i:{_OF_PART}) (?i:{_PART})", f"{last} {line}"):
         is_whole = len(entry["value"]) == 1 or not re.search(f"(?i){GOES_ON}", before)
         if is_whole and (line[0].islower() or last[-1] not in ".?!"):

@@ -18,7 +18,7 @@ class Words(NamedTuple):
     reading: str = ""
     function: str = ""
     goes_on: str = ""
-    results: str = ""
+    results: str = "(?!)"
     abbreviations: str = ""
     sides: str = ""
     endings: str = ""

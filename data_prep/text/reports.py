@@ -170,7 +170,11 @@ def read_sentences(
     texts = dict(results)
     if texts and all(text.is_unreadable for text in texts.values()):
         raise ReleaseError(nowhere)
-    lost = Counter(t.notes.longest for t in texts.values() if t.notes.longest not in str(t.found).upper())
+    lost = Counter(
+        t.notes.longest[0]
+        for t in texts.values()
+        if not any(map(str(t.found).upper().__contains__, t.notes.longest))
+    )
     head, number = [*lost.most_common(1), ("", 0)][0]
     if findings_heads is None and len(wanted) > 1 and number > max(1, len(texts) / 2):
         raise ReleaseError(

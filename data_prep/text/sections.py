@@ -188,13 +188,13 @@ class Notes:
     """Choices made while a report was read, by `findings_heads` beyond the listed ones.
 
     `heads`: unknown heads, in capitals, and `LEFT_OUT`, `ENDED` or `KEPT`. `placeholders`: sections that hold one alone
-    and are missing. `is_of_unknown_heads`: the reading is under them. `longest`: of the longest text, if unknown.
+    and are missing. `is_of_unknown_heads`: the reading is under them. `longest`: of the longest text; its last line.
     """
 
     heads: dict[str, str] = field(default_factory=dict)
     placeholders: int = 0
     is_of_unknown_heads: bool = False
-    longest: str = ""
+    longest: tuple[str, str] = ("", "")
     findings_heads: Sequence[str] = ()
 
     def add_head(self, head: str, action: str) -> None:
@@ -261,8 +261,7 @@ def _with_results(report: str, notes: Notes) -> str:
     """The report with FINDINGS for given heads, and for RESULT and the like if it has no other head of the findings."""
     given = (re.escape(head) for head in notes.findings_heads if _kind(head) not in _MAIN)
     report = re.sub(_NAMED.format("|".join(given) or "(?!)"), "\nFINDINGS: ", report)
-    results = "|".join(words.results for words in WORDS.values() if words.results)
-    result = re.sub(_NAMED.format(results), "\nFINDINGS: ", report)
+    result = re.sub(_NAMED.format("|".join(w.results for w in WORDS.values())), "\nFINDINGS: ", report)
     heads = _HEADER.finditer(report) if result != report else ()
     return report if {"findings", BOTH} & {_kind(head[head.lastgroup or 0]) for head in heads} else result
 
@@ -364,9 +363,11 @@ def _pieces(
     width = max(map(len, report.split("\n")))
     if notes is not None:
         ends = [*(match.start() for match in headers[1:]), len(report)]
-        texts = ((end - m.end(), m[m.lastgroup or 0]) for m, end in zip(headers, ends, strict=False))
-        head = " ".join(max(texts, default=(0, ""))[1].upper().split())
-        notes.longest = head if is_head(head) and not (_kind(head) or SIGN_OFF.match(f"{head}:")) else ""
+        texts = ((end - m.end(), end, m[m.lastgroup or 0]) for m, end in zip(headers, ends, strict=False))
+        _, end, head = max(texts, default=(0, 0, ""))
+        if is_head(head) and not (_kind(head) or SIGN_OFF.match(f"{head}:")):
+            last_line = report[:end].rstrip().rpartition("\n")[2]
+            notes.longest = (" ".join(head.upper().split()), " ".join(last_line.upper().split()))
     last_title = max((match.start() for match in headers if match["title"]), default=-1)
     found: list[Section] = []
     name, start, draft, interruption = TEXT, 0, "", ""

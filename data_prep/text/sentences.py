@@ -85,8 +85,8 @@ def passages(text: str) -> list[str]:
 
     The passages have single blanks; each holds one sentence or more.
     """
-    text = _unwrapped(text)
-    found = "\n".join(_joined_lines(_LINE_BREAK_TAG.sub("\n\n", text)))
+    lines = _LINE_BREAK_TAG.sub("\n\n", _unwrapped(text)).splitlines()
+    found = "\n".join(_joined_lines(lines, has_tags=_LINE_BREAK_TAG.search(text) is not None))
     found = "\n".join(_INNER_DASH.sub("\n", line) for line in found.split("\n"))
     found = "\n".join(_SECTION.sub(lambda m: f"{m['word'] or ''}\n", line) for line in found.split("\n"))
     return [item for item in map(str.strip, _without_marks(found).split("\n")) if item]
@@ -106,13 +106,12 @@ def split_sentences(passage: str, language: str = "en") -> list[str]:
 # --- Lines -------------------------------------------------------------------------------------------------------
 
 
-def _joined_lines(text: str) -> list[str]:
+def _joined_lines(lines: list[str], has_tags: bool) -> list[str]:
     joined: list[str] = []
     is_open = False
-    lines = text.splitlines()
     width = max((len(line.rstrip()) for line in lines), default=0)
     numbered, bullets = _numbered_lines(lines), _bullets(lines)
-    items = {**dict(_listed_lines(lines)), **bullets, **_boxes(lines)}
+    items = {**dict(() if has_tags else _listed_lines(lines)), **bullets, **_boxes(lines)}
     previous = 0
     for at, raw in enumerate(lines):
         line = " ".join(items.get(at, raw).split())
@@ -139,17 +138,14 @@ def _joined_lines(text: str) -> list[str]:
 
 
 def _boxes(lines: list[str]) -> dict[int, str]:
-    """Lines with a box, and what stays: the box, with its text if ticked; nothing of lines that go on with others."""
+    """Lines with a box, and what stays: the box, with its text if it is ticked."""
     found = {at: box for at, line in enumerate(lines) if (box := _BOX.fullmatch(line))}
     kinds = {(box["indent"], bool(box["ticked"])) for box in found.values()}
-    stays: dict[int, str] = {}
-    for at, line in enumerate(lines) if len(found) > 1 else ():
-        if (box := found.get(at)) is not None:
-            if box["is_sure"] is not None or (box["indent"], not box["ticked"]) in kinds:
-                stays[at] = box["box"] + box["text"] if box["ticked"] else box["box"]
-        elif not has_letter(stays.get(at - 1, "x")) and re.match(rf"{min(kinds)[0]}\s+\S", line):
-            stays[at] = ""
-    return stays
+    return {
+        at: box["box"] + (box["text"] if box["ticked"] else "")
+        for at, box in found.items()
+        if len(found) > 1 and (box["is_sure"] is not None or (box["indent"], not box["ticked"]) in kinds)
+    }
 
 
 def _bullets(lines: list[str]) -> dict[int, str]:
@@ -171,9 +167,8 @@ def _listed_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
             continue
         # Behind the first line, which may follow a header: widths at which greedy wrapping gives the same lines.
         whole = [line for at, line in texts.items() if at]
-        least = max(24, *map(len, whole))
-        most = min(len(a) + len(b.split()[0]) for a, b in itertools.pairwise(whole))
-        if least > most:
+        ends = (len(a) + len(b.split()[0]) for a, b in itertools.pairwise(whole))
+        if max(24, *map(len, whole)) > min(ends):
             yield from ((at, line) for at, line in texts.items() if not lines[at - 1].rstrip().endswith(":"))
 
 

@@ -256,7 +256,7 @@ LISTS = [
     ("↑ markings/↑ heart", "↑ markings ↑ heart"),
     # Boxes of a form.
     ("[x] Edema/[ ] Mass/[ ] Nodule", "[x] Edema"),
-    ("☐ Edema/☒ Mass/   of the base/☐ Nodule, if so/   where/Heart large.", "☒ Mass of the base|Heart large."),
+    ("☐ Edema/☒ Mass/   of the base/☐ Nodule/Heart large.", "☒ Mass of the base|Heart large."),
     ("■ Edema/□ Mass", "■ Edema"),
     ("✗ Edema/✓ Mass", "✓ Mass"),
     ("- [ ] Edema/- [X] Mass", "[X] Mass"),
