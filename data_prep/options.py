@@ -128,6 +128,9 @@ class PrepareReports(Prepare):
     sections: tuple[str, ...] = option(
         "findings,impression (both)", SECTIONS, type=_sections, metavar="NAMES"
     )
+    findings_heads: tuple[str, ...] | None = option(
+        "further heads of the findings, as in REMARKS", None, type=_names, metavar="NAMES"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

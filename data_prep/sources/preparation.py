@@ -127,6 +127,7 @@ def _make(
                 source.no_reports,
                 source.language,
                 earlier.get("language"),
+                settings.findings_heads,
             )
             names = source.study_names
             unusable = {names.get(s, str(s)): found.reasons[s] for s in found.unusable}
@@ -324,6 +325,7 @@ def made_from(
         "section_rules": sections.RULES_VERSION,
         "sentence_rules": sentences.RULES_VERSION,
         "pysbd": version("pysbd"),
+        **given(settings, "findings_heads"),
     }
     return {
         "format_version": FORMAT_VERSION,
@@ -347,7 +349,7 @@ def made_from(
 
 def given(settings: Prepare, *names: str) -> dict[str, Any]:
     """Those of the options that are given: sets without them stay as they were, byte by byte."""
-    return {name: value for name in names if (value := getattr(settings, name))}
+    return {name: value for name in names if (value := getattr(settings, name, None))}
 
 
 def _require_same(
@@ -496,7 +498,7 @@ def count_lines(counts: Mapping[str, Any]) -> list[str]:
     if "sentences_without_letter" in counts:
         reports = f"{{reports:,}} of {{studies:,}} studies ({_named(counts['reports_by_section'])})"
         sentences = "{report_sentences:,}, of which {sentences:,} distinct; "
-        sentences += "{sentences_without_letter:,} without a letter dropped"
+        sentences += "{sentences_without_letter:,} without a letter, or with an empty box, dropped"
     if "images_without_age" in counts:
         people["age unknown"] = counts["images_without_age"]
     images = "images", f"{{images:,}} frontal of {{images_in_release:,}} ({_named(counts['images_by_use'])})"

@@ -13,13 +13,12 @@ import warnings
 from typing import Any
 
 from data_prep.text.abbreviations import full_stops
+from data_prep.text.languages import WORDS, is_head
 
 # No sentence ends with these.
-_FUNCTION_WORDS = (
-    "a|an|the|no|any|some|each|all|both|this|that|these|those|its|his|her|their|our|and|or|nor|but|of|in|on|at|to|from"
-    "|by|with|without|for|as|than|into|over|under|above|below|between|through|near|about|since|until|before|after"
-    "|during|per|via|versus|vs|is|are|was|were|be|been|being|has|have|had|may|might|can|could|should|would|will|do|does"
-    "|not|if|when|while|although|because|whether|which|who|where|very|more|most|less|now|new|up|only|least"
+_FUNCTION_WORDS = "|".join(WORDS["en"].goes_on.split()) + (
+    "|no|any|some|each|all|both|this|these|those|its|his|her|their|our|may|might|can|could|should|would|will|do|does"
+    "|not|who|where|very|more|most|less|now|new|up|only|least"
 )
 
 _UNIT = r"(?:[cmk]?m|ft|mc?g|kg|m?l|cc|oz|lbs?|secs?|hrs?|wks?|mos?|yrs?|[Ff]r)"
@@ -50,8 +49,13 @@ _HEAD = (
     rf"(?=[A-Z])(?:{_WORD}(?: ?[/,] ?| )){{0,6}}?(?:(?i:{_PART}):|(?i:{_ORGAN})(?: \w+){{0,2}} (?:is|are)\b)"
 )
 
-# Characters before a line's end that matter.
-_NEAR = 40
+# "Pleural effusion: No", or "-", at the end of a passage; a stop between digits is none. "Right" / "lung:" is one.
+_LABEL = r"([^\W\d_][^:：.;?!]{0,60}?) ?[:：](?=\s|$|[^\W\d_])"
+_ENTRY = re.compile(rf"(?:^|[.:;?!] ){_LABEL} ?(?P<value>\S|(?:(?![.:;?!：]\D).)+)$")
+# Characters before a line's end that matter, and those of an entry.
+_NEAR, _LONG = 40, 200
+GOES_ON = rf"(?<![^\W_])(?:{'|'.join(' '.join(w.goes_on for w in WORDS.values()).split())})$|[,;/&(-]$"
+"""Ends of lines behind which a sentence goes on, in any case."""
 _HIDDEN = "\ue000"  # stands for a mark that closes nothing
 
 NO_ITEM_FOLLOWS = re.compile(
@@ -74,6 +78,8 @@ _CLOSES = re.compile(
             # A left-over mark: "clear. .", "clear..", "clear.;", ".No".
             r"^\.(?= ?\w)",
             r"(?<!\.)\.(?= ?[.;](?:\s|$))",
+            # "[Lungs are clear.] [No effusion.]", "size normal...lungs clear"
+            r"[.?!][\]>](?= ?[\w\[<(])|[^\W\d_]{2}(?:\.{2,}|…)(?=[^\W\d_]{2})",
             # Abbreviations of PySBD: "No mass. No", "on PA. The", "5 mm. No", "given q.d. Edema".
             r"\bmass\.(?= \w)",
             rf"\b(?:PA|AP|CT|[Pa-z]{_HIDDEN}[Aa-z]|{_UNIT})\.(?= {_OPENER}\b| [A-Z][a-z]+ [a-z])",
@@ -156,6 +162,12 @@ def line_ends_sentence(before: str, line: str, is_short: bool) -> bool:
     `is_short`: the first word of the line would have fitted behind it.
     """
     last = before.rsplit(" ", 1)[-1]
+    label = re.match(_LABEL, line)
+    entry = _ENTRY.search(before, max(0, len(before) - _LONG)) if label and is_head(label[1]) else None
+    if entry and not re.match(f"(?i:{_OF_PART}) (?i:{_PART})", f"{last} {line}"):
+        is_whole = len(entry["value"]) == 1 or not re.search(f"(?i){GOES_ON}", before)
+        if is_whole and (line[0].islower() or last[-1] not in ".?!"):
+            return True
     goes_on = rf"(?i:{_FUNCTION_WORDS})|(?=[A-Z])(?i:{_OF_PART})|.*[,;:/&(-]"
     # "There is a left" / "Port-A-Cath"
     is_open = re.fullmatch(goes_on, last) or re.search(rf"\b[Aa]n? (?:\w+ )?{_OF_PART}$", before[-_NEAR:])

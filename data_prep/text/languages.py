@@ -17,6 +17,8 @@ class Words(NamedTuple):
     heads: Mapping[str, str]
     reading: str = ""
     function: str = ""
+    goes_on: str = ""
+    results: str = "(?!)"
     abbreviations: str = ""
     sides: str = ""
     endings: str = ""

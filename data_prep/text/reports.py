@@ -158,17 +158,29 @@ def read_sentences(
     nowhere: str,
     language: str | None = "en",
     others: str | None = None,
+    findings_heads: Sequence[str] | None = None,
 ) -> Sentences:
     """Sentences of the wanted sections of `total` reports; `nowhere` is said if none can be read.
 
     `language`: of all reports; None: each one's own if it has two function words or more, else that of `others`, by
-    default the one that most reports have.
+    default the one that most reports have. `findings_heads`: further heads of the findings.
     """
-    read = partial(read_passages, wanted=tuple(wanted))
+    read = partial(read_passages, wanted=tuple(wanted), heads=findings_heads or ())
     results = progress(_in_blocks(read, iter(reports), pool), total, "reports", "reports")
     texts = dict(results)
     if texts and all(text.is_unreadable for text in texts.values()):
         raise ReleaseError(nowhere)
+    lost = Counter(
+        t.notes.longest[0]
+        for t in texts.values()
+        if not any(map(str(t.found).upper().__contains__, t.notes.longest))
+    )
+    head, number = [*lost.most_common(1), ("", 0)][0]
+    if findings_heads is None and len(wanted) > 1 and number > max(1, len(texts) / 2):
+        raise ReleaseError(
+            f"--findings_heads: {number:,} of {len(texts):,} reports have their longest text under {head}, a head "
+            f'that no list knows; take it by --findings_heads "{head}", or leave it out by --findings_heads FINDINGS'
+        )
     votes = Counter(text.language[0] for text in texts.values() if text.language[0])
     result = Sentences(language=language or others or max(votes, key=votes.__getitem__, default="en"))
     own = {study: text.language[0] if text.language[1] > 1 else "" for study, text in texts.items()}
@@ -197,28 +209,28 @@ def _in_blocks(
         yield from zip((report.study_id for report in block), found, strict=True)
 
 
-def read_passages(report: Report, wanted: Sequence[str]) -> Passages:
-    """Passages of the wanted sections of one report."""
+def read_passages(report: Report, wanted: Sequence[str], heads: Sequence[str] = ()) -> Passages:
+    """Passages of the wanted sections of one report; `heads`: further heads of the findings."""
     if report.sections is not None:
         if report.reason:  # its cell was counted where it was read; it is none of the damaged reports
             return Passages(reason=report.reason, has_others=True)
-        return _own_passages(report.sections, wanted)
+        return _own_passages(report.sections, wanted, heads)
     text = _text(report)
     if isinstance(text, Passages):
         return text
-    notes = Notes()
+    notes = Notes(findings_heads=heads)
     sections = study_sections(text, wanted, notes)
     found = _passages(sections, partial(study_sections, text), wanted)
     return found._replace(notes=notes, script=unknown_script(text))
 
 
-def _own_passages(given: Sequence[Section], wanted: Sequence[str]) -> Passages:
+def _own_passages(given: Sequence[Section], wanted: Sequence[str], heads: Sequence[str]) -> Passages:
     plain = [section._replace(text=plain_text(section.text)) for section in given]
     if not any(has_letter(section.text) for section in plain):
         return Passages(reason=_NOTHING, is_unreadable=True)
     if sum(len(section.text) for section in plain) > MAX_CHARACTERS:
         return Passages(reason=f"report has more than {MAX_CHARACTERS:,} characters", is_unreadable=True)
-    notes = Notes()
+    notes = Notes(findings_heads=heads)
     sections = own_sections(plain, wanted, notes)
     taken = " + ".join(dict.fromkeys(section.name for section in sections)) or "nothing"
     remarks = ["marks of an export taken off"] if plain != list(given) else []

@@ -25,6 +25,7 @@ from data_prep.sources.source_tables import PLACEHOLDER
 from data_prep.text.languages import (
     SIGN_OFF,
     TO_ANOTHER,
+    WORDS,
     begins_a_line,
     is_administrative,
     is_head,
@@ -35,7 +36,7 @@ from data_prep.text.languages import (
 )
 from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
 
-RULES_VERSION = 4
+RULES_VERSION = 5
 """Incremented with every change of the resulting text; part of the options of a prepared set."""
 
 BOTH = "findings_and_impression"
@@ -44,7 +45,7 @@ TEXT = "text"
 NO_HEADER = "no_header"
 """Text under no header, see `own_sections`."""
 
-OWN_RULES_VERSION = 3
+OWN_RULES_VERSION = 4
 """As `RULES_VERSION`, of reports that are not MIMIC-CXR's: `own_sections` and `data_prep.text.exports`."""
 
 LEFT_OUT, ENDED, KEPT = "left out", "ended the impression", "kept as text"
@@ -119,6 +120,11 @@ _HEADER = re.compile(
     """,
     re.MULTILINE | re.VERBOSE,
 )
+# Heads before a colon, or alone on a line.
+_NAMED = (
+    r"(?im)(?:^[ \t*#\[]*|(?<=[.?!;_>\\]\s)|(?<=[>\\])|(?<=\\n))(?:{})[ \t*\]]*"
+    r"(?:[:：]\**(?=\s|<|$|[^\W\d_])|$(?=\n\s*(?-i:[^\sa-zß-ÿ])))"
+)
 _END_OF_SECTION = re.compile(
     r"(?:^[ \t*=-]*|(?<=[.?!:;_]\s)|(?<=\s\s)|(?-i:(?=\bEND\b)))(?:[*=-]{1,9}[ \t])?END[ \t]+OF[ \t]+(?:THE[ \t]+)?"
     r"(?:IMPRESSION|FINDINGS?|REPORT|DICTATION|CONCLUSION|NARRATIVE|SUMMARY)\b[ \t]*(?:[:.*=-]+|$)"
@@ -179,15 +185,17 @@ class Section(NamedTuple):
 
 @dataclass
 class Notes:
-    """Choices made while a report was read.
+    """Choices made while a report was read, by `findings_heads` beyond the listed ones.
 
     `heads`: unknown heads, in capitals, and `LEFT_OUT`, `ENDED` or `KEPT`. `placeholders`: sections that hold one alone
-    and are missing. `is_of_unknown_heads`: the reading is under unknown heads.
+    and are missing. `is_of_unknown_heads`: the reading is under them. `longest`: of the longest text; its last line.
     """
 
     heads: dict[str, str] = field(default_factory=dict)
     placeholders: int = 0
     is_of_unknown_heads: bool = False
+    longest: tuple[str, str] = ("", "")
+    findings_heads: Sequence[str] = ()
 
     def add_head(self, head: str, action: str) -> None:
         self.heads[" ".join(head.upper().split())] = action
@@ -203,7 +211,7 @@ def study_sections(
     EXAMINATION or RECOMMENDATION.
     """
     notes = notes or Notes()
-    pieces = _pieces(_NOTICES.sub("", report), notes=notes)
+    pieces = _pieces(_with_results(_NOTICES.sub("", report), notes), notes=notes)
     pieces = [piece for piece in pieces if has_letter(piece.text)]
     if main := _without_placeholders([piece for piece in pieces if piece.name in _MAIN], notes):
         return [piece for piece in main if piece.name in wanted or piece.name == BOTH]
@@ -243,8 +251,19 @@ def _without_placeholders(sections: list[Section], notes: Notes) -> list[Section
 
 
 def _of_whole_text(text: str, notes: Notes) -> list[Section]:
-    main = [piece for piece in _pieces(text, notes=notes) if piece.name in _MAIN and has_letter(piece.text)]
-    return main if {"findings", BOTH} & {*dict(main)} else [*_under_no_header(text, bool(main), notes), *main]
+    result = _with_results(text, notes)
+    main = [piece for piece in _pieces(result, notes=notes) if piece.name in _MAIN and has_letter(piece.text)]
+    is_whole = result == text and {"findings", BOTH} & {*dict(main)}
+    return main if is_whole else [*_under_no_header(result, bool(main), notes), *main]
+
+
+def _with_results(report: str, notes: Notes) -> str:
+    """The report with FINDINGS for given heads, and for RESULT and the like if it has no other head of the findings."""
+    given = (re.escape(head) for head in notes.findings_heads if _kind(head) not in _MAIN)
+    report = re.sub(_NAMED.format("|".join(given) or "(?!)"), "\nFINDINGS: ", report)
+    result = re.sub(_NAMED.format("|".join(w.results for w in WORDS.values())), "\nFINDINGS: ", report)
+    heads = _HEADER.finditer(report) if result != report else ()
+    return report if {"findings", BOTH} & {_kind(head[head.lastgroup or 0]) for head in heads} else result
 
 
 def _under_no_header(report: str, has_impression: bool, notes: Notes) -> list[Section]:
@@ -342,6 +361,13 @@ def _pieces(
     report = _END_OF_SECTION.sub("\nEND OF SECTION:\n", _PAGE_BREAK.sub("", with_line_breaks(report)))
     headers = list(_HEADER.finditer(report))
     width = max(map(len, report.split("\n")))
+    if notes is not None:
+        ends = [*(match.start() for match in headers[1:]), len(report)]
+        texts = ((end - m.end(), end, m[m.lastgroup or 0]) for m, end in zip(headers, ends, strict=False))
+        _, end, head = max(texts, default=(0, 0, ""))
+        if is_head(head) and not (_kind(head) or SIGN_OFF.match(f"{head}:")):
+            last_line = report[:end].rstrip().rpartition("\n")[2]
+            notes.longest = (" ".join(head.upper().split()), " ".join(last_line.upper().split()))
     last_title = max((match.start() for match in headers if match["title"]), default=-1)
     found: list[Section] = []
     name, start, draft, interruption = TEXT, 0, "", ""

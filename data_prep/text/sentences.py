@@ -7,13 +7,14 @@ and "No pneumothorax." are one sentence. Then PySBD and a few rules (`boundaries
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 
 from data_prep.text.abbreviations import ORDINAL_FOLLOWS
-from data_prep.text.boundaries import NO_ITEM_FOLLOWS, line_ends_sentence, sentence_starts
+from data_prep.text.boundaries import GOES_ON, NO_ITEM_FOLLOWS, line_ends_sentence, sentence_starts
 
-RULES_VERSION = 6
+RULES_VERSION = 7
 """Incremented with every change of the resulting sentences; part of the options of a prepared set."""
 
 # HTML's, and that of HL7 messages; "\u2029" is Unicode's, and the one that `with_line_breaks` leaves.
@@ -36,6 +37,15 @@ _INNER_DASH = re.compile(r"(?:^|(?<=\s))[•●▪◦]\s*(?=\w)|(?<=[.?!])\s+[-�
 _DASH_BETWEEN = re.compile(r"\s[-–*]+\s+(?=[A-Z])")
 # "1 No effusion" on a line of its own, see `_numbered_lines`.
 _LINE_NUMBER = re.compile(r"(\d{1,2})\s+(?=[A-Z])")
+# Another sign of a list, see `_bullets`; those that state something are none: "? edema", "↑ markings".
+_SIGN = re.compile(r"\s*((?:(?![_(\[{<\"'“„«?¿¡≈≠≤≥±∅¬↑↓↔.,;:)&/%])[^\w\s]){1,3}|o)\s+(?!\W?\d)(?=\S)")
+# Boxes of a form: "[x] Effusion", "☐ Edema". Those that are not `is_sure` need one of the other kind beside them.
+_BOX = re.compile(
+    r"(?P<indent>\s*)(?:[-*•]\s+)?(?P<is_sure>(?=[\[☒☑☐✗✘]))?(?P<box>(?P<ticked>\[ ?[xX✓✔√] ?\]|\( ?[xX] ?\)|[☒☑■✓✔])"
+    r"|\[ *_? *\]|\( *\)|[☐□✗✘])(?P<text>\s*[^\s.,;:)].*)"
+)
+# A line with a mark, of more than 38 characters, with a stop that is not the last, or behind which a sentence goes on.
+_NOT_LISTED = re.compile(rf"(?im)^\s*(?:[^\w\s]|\d|\w{{1,3}}[.)])|\S.{{38}}|[.;?!]\s|{GOES_ON}")
 
 _NAME = r"(?:FINDINGS?|IMPRESSIONS?|CONCLUSIONS?)"
 _NAMES = rf"{_NAME}(?:\s*(?:AND|&|/)\s*{_NAME})?"
@@ -75,8 +85,8 @@ def passages(text: str) -> list[str]:
 
     The passages have single blanks; each holds one sentence or more.
     """
-    text = _unwrapped(text)
-    found = "\n".join(_joined_lines(_LINE_BREAK_TAG.sub("\n\n", text)))
+    lines = _LINE_BREAK_TAG.sub("\n\n", _unwrapped(text)).splitlines()
+    found = "\n".join(_joined_lines(lines, has_tags=_LINE_BREAK_TAG.search(text) is not None))
     found = "\n".join(_INNER_DASH.sub("\n", line) for line in found.split("\n"))
     found = "\n".join(_SECTION.sub(lambda m: f"{m['word'] or ''}\n", line) for line in found.split("\n"))
     return [item for item in map(str.strip, _without_marks(found).split("\n")) if item]
@@ -96,15 +106,15 @@ def split_sentences(passage: str, language: str = "en") -> list[str]:
 # --- Lines -------------------------------------------------------------------------------------------------------
 
 
-def _joined_lines(text: str) -> list[str]:
+def _joined_lines(lines: list[str], has_tags: bool) -> list[str]:
     joined: list[str] = []
     is_open = False
-    lines = text.splitlines()
     width = max((len(line.rstrip()) for line in lines), default=0)
-    numbered = _numbered_lines(lines)
+    numbered, bullets = _numbered_lines(lines), _bullets(lines)
+    items = {**dict(() if has_tags else _listed_lines(lines)), **bullets, **_boxes(lines)}
     previous = 0
     for at, raw in enumerate(lines):
-        line = " ".join(raw.split())
+        line = " ".join(items.get(at, raw).split())
         if not line or _RULED_LINE.fullmatch(line):
             is_open = False
             continue
@@ -115,14 +125,51 @@ def _joined_lines(text: str) -> list[str]:
             joined += [first, *others[:-1]] if is_list and others else []
             line = others[-1] if is_list and others else line[mark.end() :]
         is_short = previous + 1 + len(line.split(" ", 1)[0]) <= width
-        if is_open and mark is None and not line_ends_sentence(joined[-1], line, is_short):
+        is_item = mark is not None or at in items
+        is_between = at < max(bullets, default=0)
+        if is_open and not is_item and (is_between or not line_ends_sentence(joined[-1], line, is_short)):
             joined[-1] += f" {line}"
         else:
             joined.append(line)
-        is_open = True
+        is_open = at not in items or has_letter(line)
         # A header stood before the first line: how long that was is not known.
         previous = len(raw.rstrip()) if at else width
     return joined
+
+
+def _boxes(lines: list[str]) -> dict[int, str]:
+    """Lines with a box, and what stays: the box, with its text if it is ticked."""
+    found = {at: box for at, line in enumerate(lines) if (box := _BOX.fullmatch(line))}
+    kinds = {(box["indent"], bool(box["ticked"])) for box in found.values()}
+    return {
+        at: box["box"] + (box["text"] if box["ticked"] else "")
+        for at, box in found.items()
+        if len(found) > 1 and (box["is_sure"] is not None or (box["indent"], not box["ticked"]) in kinds)
+    }
+
+
+def _bullets(lines: list[str]) -> dict[int, str]:
+    """Lines of a list whose sign begins the first line and a second one, without their signs."""
+    signs = {at: match for at, line in enumerate(lines) if (match := _SIGN.match(line))}
+    first = next((at for at, line in enumerate(lines) if line.strip()), 0)
+    is_list = first in signs and [sign[1] for sign in signs.values()].count(signs[first][1]) > 1
+    # Word's "o" on the second level is told from the Spanish and Italian "or" by what follows.
+    skipped = re.compile(r"\s*o [^A-Z ]" if is_list and signs[first][1] != "o" else "(?!)")
+    items = (at for at in signs if is_list and not skipped.match(lines[at]))
+    return {at: lines[at][signs[at].end() :] for at in items if not _DASH.match(lines[at].strip())}
+
+
+def _listed_lines(lines: list[str]) -> Iterator[tuple[int, str]]:
+    """Short lines, three or more, that are a passage each: no text can have been wrapped into them."""
+    for is_text, block in itertools.groupby(range(len(lines)), lambda at: bool(lines[at].strip())):
+        texts = {at: lines[at].rstrip() for at in block}
+        if not is_text or len(texts) < 3 or _NOT_LISTED.search("\n".join(texts.values())):
+            continue
+        # Behind the first line, which may follow a header: widths at which greedy wrapping gives the same lines.
+        whole = [line for at, line in texts.items() if at]
+        ends = (len(a) + len(b.split()[0]) for a, b in itertools.pairwise(whole))
+        if max(24, *map(len, whole)) > min(ends):
+            yield from ((at, line) for at, line in texts.items() if not lines[at - 1].rstrip().endswith(":"))
 
 
 def _numbered_lines(lines: list[str]) -> set[int]:

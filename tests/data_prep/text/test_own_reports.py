@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import pytest
 
-from data_prep.text.reports import MAX_CHARACTERS, Report, read_passages
+from data_prep.sources.source_tables import ReleaseError
+from data_prep.text.reports import MAX_CHARACTERS, Report, read_passages, read_sentences
 from data_prep.text.sections import (
     BOTH,
     ENDED,
@@ -281,6 +283,44 @@ def test_what_was_done_with_heads_and_placeholders_is_counted() -> None:
     for report in (Report(1, sections=(Section("text", text),)), Report(1, content=text.encode())):
         passages = read_passages(report, SECTIONS)
         assert passages.found == (("impression", "Fine."),) and passages.notes.placeholders == 1
+
+
+HEADS_OF_RESULTS = (
+    "RESULT, Results, RESULT(S), DETAILS, Discussion, REVIEW, BODY, Ergebnis, Resultado, Risultato, Resultaat"
+)
+
+
+@pytest.mark.parametrize("head", HEADS_OF_RESULTS.split(", "))
+def test_results_are_findings_without_another_head(head: str) -> None:
+    for line_break in ("\n", " ", "<br>"):
+        report = f"INDICATION: Cough.{line_break}{head}: Heart large.{line_break}IMPRESSION: Fine."
+        assert found(report) == "F Heart large.|I Fine."
+        assert dict(study_sections(report))["findings"].strip() == "Heart large."
+    assert found(f"{head}\nHeart large.") == "F Heart large."
+    inside = f"FINDINGS: Clear.\n{head}: Heart large.\nIMPRESSION: Fine."
+    assert found(inside) == f"F Clear. {head}: Heart large.|I Fine."
+    # Text above it that no header names is not lost.
+    assert found(f"Lungs are clear. No edema.\n{head}: Heart large.").startswith("N Lungs are clear.")
+
+
+@pytest.mark.parametrize(("head", "is_mimic"), [("Radiologist remarks", False), ("NARRATIVE", True)])
+def test_a_head_of_most_text_is_named(head: str, is_mimic: bool) -> None:
+    texts = [f"INDICATION: Cough {n}.\n{head}: The heart is large.\nIMPRESSION: Fine." for n in range(5)]
+    texts[3:] = ["FINDINGS: Clear.", f"INDICATION: A cough of many weeks.\n{head}: Fine."]
+
+    def read(heads: Sequence[str] | None = None) -> list[list[tuple[str, str]]]:
+        reports = [
+            Report(n, content=text.encode()) if is_mimic else Report(n, sections=(Section("text", text),))
+            for n, text in enumerate(texts)
+        ]
+        return [*read_sentences(reports, 5, SECTIONS, None, "none", findings_heads=heads).of_study.values()]
+
+    with pytest.raises(ReleaseError, match=rf"^--findings_heads: 3 of 5 reports .* {head.upper()}"):
+        read()
+    assert read([head.lower()])[0] == [("findings", "The heart is large."), ("impression", "Fine.")]
+    assert read(["FINDINGS"])[0] == [("impression", "Fine.")]
+    texts[0] = texts[3]
+    assert len(read()) > 2
 
 
 def test_a_text_of_absurd_length_is_named() -> None:
