@@ -141,11 +141,13 @@ def _boxes(lines: list[str]) -> dict[int, str]:
     """Lines with a box, and what stays: the box, with its text if it is ticked."""
     found = {at: box for at, line in enumerate(lines) if (box := _BOX.fullmatch(line))}
     kinds = {(box["indent"], bool(box["ticked"])) for box in found.values()}
-    return {
-        at: box["box"] + (box["text"] if box["ticked"] else "")
-        for at, box in found.items()
-        if len(found) > 1 and (box["is_sure"] is not None or (box["indent"], not box["ticked"]) in kinds)
-    }
+    items: dict[int, str] = {}
+    for at, box in found.items() if len(found) > 1 else ():
+        if box["is_sure"] is not None or (box["indent"], not box["ticked"]) in kinds:
+            items[at] = box["box"] + (box["text"] if box["ticked"] else "")
+            rest = itertools.takewhile(lambda line: line.strip()[:1].islower(), lines[at + 1 :])
+            items |= {} if box["ticked"] else dict.fromkeys(range(at + 1, at + 1 + len([*rest])), "")
+    return items
 
 
 def _bullets(lines: list[str]) -> dict[int, str]:
