@@ -261,6 +261,7 @@ LISTS = [
     ("■ Edema/□ Mass", "■ Edema"),
     ("✗ Edema/✓ Mass", "✓ Mass"),
     ("- [ ] Edema/- [X] Mass", "[X] Mass"),
+    ("[x] Mass, mild to/moderate/☐ Nodule, if so/where/Heart large.", "[x] Mass, mild to moderate|Heart large."),
     ("( ) Derrame/(x) Massa", "(x) Massa"),
     # Brackets and dots close.
     ("[Lungs clear.] [no mass.] <Heart large.> Edema", "[Lungs clear.]|[no mass.]|<Heart large.>|Edema"),
