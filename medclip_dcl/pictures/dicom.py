@@ -18,6 +18,8 @@ from PIL import Image
 from medclip_dcl.common.errors import needs_extra
 from medclip_dcl.pictures import code_stream
 from medclip_dcl.pictures.grey import (
+    DICOM,
+    LOSSY_DICOM,
     MAX_PIXELS,
     UnusableImageError,
     eight_bits,
@@ -46,9 +48,11 @@ _MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
 _SHAPES = ("IDENTITY", "INVERSE")
 
 _MAX_CUT_OFF = 0.5
-"""Share of the pixels, and of their distinct values, beyond a window that gets no warning (choice)."""
-_NARROW = "its window leaves most of its pixels black or white: is it one of 8 bits over deeper values?"
-_WIDE = "its window is more than ten times the range of its pixels: is it one of deeper values over 8 bits?"
+"""Share of the pixels, and of their distinct values, beyond a window or table that gets no warning (choice)."""
+_NARROW = (
+    "its window or table leaves most of its pixels black or white: is it one of 8 bits over deeper values?"
+)
+_WIDE = "its window or table is more than ten times the range of its pixels: is it one of deeper values over 8 bits?"
 
 _NOT_READ = {"1.2.840.10008.1.2.4.11": "JPEG XL", "1.2.840.10008.1.2.4.10": "video (MPEG or HEVC)"}
 """Beginning of transfer syntaxes that are not decoded -> name."""
@@ -139,10 +143,10 @@ def _require_elements(dataset: Dataset) -> None:
 
 
 def _picture(dataset: Dataset) -> Image.Image:
-    stored = _stored(dataset)
+    stored, kind = _stored(dataset)
     photometric = dataset.PhotometricInterpretation
     if dataset.SamplesPerPixel == 3 and stored.dtype == np.uint8:
-        return to_grey(Image.fromarray(np.ascontiguousarray(stored)))
+        return with_notes(to_grey(Image.fromarray(np.ascontiguousarray(stored))), kind)
     if stored.ndim != 2 or photometric not in _MONOCHROME:
         raise UnusableImageError(f"DICOM image is neither {', '.join(_MONOCHROME)} nor colour of 8 bits")
     grey, note = _shades(dataset, stored)
@@ -153,11 +157,11 @@ def _picture(dataset: Dataset) -> Image.Image:
         contradiction = (
             f"Presentation LUT Shape {shape} contradicts {photometric}, which is taken: lungs must be dark"
         )
-    return with_notes(Image.fromarray(255 - grey if is_inverted else grey), note, contradiction)
+    return with_notes(Image.fromarray(255 - grey if is_inverted else grey), kind, note, contradiction)
 
 
-def _stored(dataset: Dataset) -> Num[np.ndarray, "row column *sample"]:
-    """Stored values of the pixels; colour as RGB or luma."""
+def _stored(dataset: Dataset) -> tuple[Num[np.ndarray, "row column *sample"], str]:
+    """Stored values of the pixels (colour as RGB or luma), and the kind of the file."""
     from pydicom import uid
     from pydicom.encaps import get_frame
     from pydicom.pixels import pixel_array
@@ -167,27 +171,34 @@ def _stored(dataset: Dataset) -> Num[np.ndarray, "row column *sample"]:
     syntax = dataset.file_meta.TransferSyntaxUID
     is_plain = syntax in uid.UncompressedTransferSyntaxes
     if is_plain and "PixelData" not in dataset:
-        return pixel_array(dataset)
+        return pixel_array(dataset), DICOM
     data = dataset["PixelData"]
     if syntax == uid.RLELossless:
         values = pixel_array(dataset, correct_unused_bits=False, decoding_plugin="pydicom")
     elif data.is_undefined_length or not is_plain:
-        values, bits = code_stream.decode(dataset, get_frame(data.value, 0, number_of_frames=1))
-        return _aligned(dataset, values, bits)
+        values, bits, is_lossy = code_stream.decode(dataset, get_frame(data.value, 0, number_of_frames=1))
+        kind = LOSSY_DICOM if is_lossy and bits > dataset.BitsStored else DICOM
+        return _aligned(dataset, values, bits, kind == LOSSY_DICOM), kind
     else:
         expected = get_expected_length(dataset)
         # Padding is zeros; anything else in place of a row would show as a sheared image.
         if len(data.value[expected:].strip(b"\0")) >= max(1, expected // dataset.Rows):
             raise UnusableImageError("DICOM header has fewer rows, columns or frames than its pixel data")
         values = pixel_array(dataset, correct_unused_bits=False)
-    return _aligned(dataset, values, dataset.BitsAllocated)
+    return _aligned(dataset, values, dataset.BitsAllocated), DICOM
 
 
-def _aligned(dataset: Dataset, words: Num[np.ndarray, "*shape"], bits: int) -> Num[np.ndarray, "*shape"]:
+def _aligned(
+    dataset: Dataset, words: Num[np.ndarray, "*shape"], bits: int, is_lossy: bool = False
+) -> Num[np.ndarray, "*shape"]:
     """The numbers in the stored bits of words of `bits`, without the overlays in the others."""
     stored, high = min(dataset.BitsStored, bits), dataset.get("HighBit")
     if high not in range(stored, bits):
         high = stored - 1
+    # Overshoot in place of overlays; but signed values in an unsigned stream may lack the repeated sign.
+    if is_lossy and high + 1 < bits and words.dtype.kind == "ui"[dataset.PixelRepresentation]:
+        least = -dataset.PixelRepresentation << high
+        words = words.clip(least, least + (2 << high) - 1)
     words = words.astype(f"{'ui'[dataset.PixelRepresentation]}{words.itemsize}", copy=False)
     unused = 8 * words.itemsize - stored
     return words << (unused + stored - 1 - high) >> unused if unused else words
@@ -215,24 +226,31 @@ def _transformed(
 ) -> tuple[UInt8[np.ndarray, "*shape"], str]:
     """Grey levels of stored values, and a warning; `present` are those in the image, in `counts` pixels or one each."""
     values = _rescaled(dataset, stored)
-    if mapped := _by_table(dataset, "VOILUTSequence", values):
-        return eight_bits(mapped[0], *finite_range(mapped[1])), ""
-    centre, width = _number(dataset, "WindowCenter"), _number(dataset, "WindowWidth")
     is_shown = _is_no_padding(dataset, present)
     present, counts = _rescaled(dataset, present[is_shown]), None if counts is None else counts[is_shown]
+    mapped, shown = (_by_table(dataset, "VOILUTSequence", each) for each in (values, present))
+    if mapped and shown:
+        low, high = finite_range(mapped[1])
+        return eight_bits(mapped[0], low, high), _doubt((shown[0] - low) / max(high - low, 1), counts)
+    centre, width = _number(dataset, "WindowCenter"), _number(dataset, "WindowWidth")
     if centre is None or width is None or width < _MIN_WINDOW:
         low, high, note = shown_range(present, counts)
         return eight_bits(values, low, high), note
-    is_cut_off = np.abs(present - centre) > width / 2
-    # Of the pixels alone, a dark border may have as many.
-    cut_off = min(is_cut_off.mean(), np.average(is_cut_off, weights=counts))
-    note = _NARROW if cut_off > _MAX_CUT_OFF else _WIDE if 0 < np.ptp(present) < width / 10 else ""
+    note = _doubt((present - centre) / width + 0.5, counts)
     function = dataset.get("VOILUTFunction") or "LINEAR"
     if function == "SIGMOID":
         return eight_bits(1 / (1 + np.exp(-4 * (values - centre) / width)), 0.0, 1.0), note
     if function == "LINEAR":  # PS3.3 C.11.2.1.2
         centre, width = centre - 0.5, max(width - 1, 1e-6)
     return eight_bits((values - centre) / width + 0.5, 0.0, 1.0), note
+
+
+def _doubt(shades: Num[np.ndarray, "*value"], counts: Num[np.ndarray, "*value"] | None) -> str:
+    """A warning about values, in `counts` pixels or one each, that become black up to 0 and white from 1 on."""
+    is_cut_off = (shades <= 0) | (shades >= 1)
+    # Of the pixels alone, a dark border may have as many.
+    cut_off = min(is_cut_off.mean(), np.average(is_cut_off, weights=counts))
+    return _NARROW if cut_off > _MAX_CUT_OFF else _WIDE if 0 < np.ptp(shades) < 1 / 10 else ""
 
 
 def _rescaled(dataset: Dataset, values: Num[np.ndarray, "*shape"]) -> Num[np.ndarray, "*shape"]:

@@ -18,7 +18,7 @@ from PIL import Image
 from data_prep.sources.prepared_images import Job, prepare_image
 from medclip_dcl.inference.model import as_grey
 from medclip_dcl.pictures import dicom
-from medclip_dcl.pictures.grey import UnusableImageError, notes_of
+from medclip_dcl.pictures.grey import DICOM, LOSSY_DICOM, UnusableImageError, kind_and_notes, notes_of
 from medclip_dcl.pictures.image_file import read_grey
 
 pydicom = pytest.importorskip("pydicom", reason="pip install -e '.[test]' installs pydicom")
@@ -235,7 +235,18 @@ def bordered(values: np.ndarray, level: int) -> np.ndarray:
         (lambda: dataset(np.where(DEEP > 3880, 65535, DEEP), bits=16), "1 and 99 percentiles"),
         (lambda: dataset(np.where(DEEP > 3880, 65535, DEEP), bits=16, WindowCenter=2e3, WindowWidth=4e3), ""),
         (lambda: dataset(np.where(DEEP > 3880, 65535, DEEP), bits=16, PixelPaddingValue=65535), ""),
-        (lambda: dataset(np.where(DEEP > 3800, 65535, DEEP), bits=16), "share a tenth"),
+        (lambda: dataset(np.where(DEEP > 3800, 65535, DEEP), bits=16), ""),  # a label, which is left out
+        (lambda: dataset(np.where(DEEP > 3800, 30_000 + DEEP, DEEP), bits=16), "share a tenth"),
+        (lambda: dataset(DEEP, VOILUTSequence=voi_table(0, list(range(4096)), "US")), ""),
+        (lambda: dataset(DEEP, VOILUTSequence=voi_table(0, list(range(256)), "US")), "8 bits over deeper values"),
+        (lambda: dataset(DEEP / 16, VOILUTSequence=voi_table(0, list(range(4096)), "US")), "deeper values over 8"),
+        (lambda: dataset(DEEP, VOILUTSequence=voi_table(0, [7] * 256, "US")), "black or white"),
+        (
+            lambda: dataset(
+                bordered(DEEP, 9), PixelPaddingValue=9, VOILUTSequence=voi_table(60, list(range(3841)), "US")
+            ),
+            "",
+        ),
     ],
 )  # fmt: skip
 def test_a_doubtful_picture_gets_a_warning(tmp_path: Path, made: Callable[[], Any], words: str) -> None:
@@ -281,6 +292,39 @@ def test_lossy_compression_is_close(tmp_path: Path) -> None:
         made = compressed(stream, syntax, values, BitsStored=bits, HighBit=bits - 1)
         found = np.array(grey(tmp_path, made))
         assert np.abs(found - linear(values.astype(int), values.min(), values.max())).max() <= 3
+
+
+def lossy(values: np.ndarray, syntax: str) -> bytes:
+    if syntax == JPEG_2000:
+        return imagecodecs.jpeg2k_encode(values, codecformat="J2K", level=80, reversible=False)
+    if syntax == JPEG_LS:
+        return imagecodecs.jpegls_encode(values, level=3)
+    return imagecodecs.jpeg8_encode(values, level=95, bitspersample=12)
+
+
+@pytest.mark.parametrize("syntax", [JPEG_2000, JPEG_LS, JPEG_EXTENDED])
+def test_overshoot_of_a_lossy_stream_is_clipped(tmp_path: Path, syntax: str) -> None:
+    stored = 10
+    values = ((WAVES * 1.6 - 0.3).clip(0, 1) * (2**stored - 1)).round().astype("u2")  # a third black or white
+    values[3::5, 2::3] = values[3::5, 2::3].clip(0, 2**stored - 4)
+    made = compressed(lossy(values, syntax), syntax, values, BitsStored=stored, HighBit=stored - 1)
+    picture = read_grey(write(made, tmp_path))
+    assert np.abs(np.asarray(picture) - np.array(linear(values.astype(int), 0, 1023))).max() <= 12
+    assert kind_and_notes(picture)[0] == LOSSY_DICOM
+
+
+def test_signed_overshoot_is_clipped(tmp_path: Path) -> None:
+    values = ((WAVES * 1.6 - 0.3).clip(0, 1) * 1023 - 512).round().astype("i2")
+    elements: dict[str, Any] = {"BitsStored": 10, "HighBit": 9, "PixelRepresentation": 1}
+    made = compressed(lossy(values, JPEG_2000), JPEG_2000, values, **elements)
+    assert np.abs(np.array(grey(tmp_path, made)) - linear(values.astype(int), -512, 511)).max() <= 12
+
+
+def test_overlays_of_a_lossless_stream_are_masked(tmp_path: Path) -> None:
+    words = (VALUES | 0x8000).astype("u2")  # under the syntax that may be lossy
+    made = compressed(jpeg_2000(words), "1.2.840.10008.1.2.4.91", words, BitsStored=12, HighBit=11)
+    picture = read_grey(write(made, tmp_path))
+    assert np.asarray(picture).tolist() == linear(VALUES, 0, 1000) and kind_and_notes(picture) == (DICOM,)
 
 
 @pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2", LITTLE_ENDIAN])
