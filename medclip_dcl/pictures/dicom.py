@@ -32,6 +32,7 @@ from medclip_dcl.pictures.grey import (
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
+    from pydicom.uid import UID
 
 _PREAMBLE = 128
 _MAGIC = b"DICM"
@@ -54,8 +55,13 @@ _NARROW = (
 )
 _WIDE = "its window or table is more than ten times the range of its pixels: is it one of deeper values over 8 bits?"
 
-_NOT_READ = {"1.2.840.10008.1.2.4.11": "JPEG XL", "1.2.840.10008.1.2.4.10": "video (MPEG or HEVC)"}
-"""Beginning of transfer syntaxes that are not decoded -> name."""
+_NOT_READ = {
+    "1.2.840.10008.1.2.4.11": "JPEG XL",
+    "1.2.840.10008.1.2.4.10": "video (MPEG or HEVC)",
+    "1.2.840.10008.1.2.4.92": "JPEG 2000 Part 2",
+    "1.2.840.10008.1.2.4.93": "JPEG 2000 Part 2",
+}
+"""Beginning of transfer syntaxes that are hardly read -> name, beside those that `_unread` takes from pydicom."""
 
 _REQUIRED = ["SamplesPerPixel", "PhotometricInterpretation", "Rows", "Columns", "BitsAllocated"]
 _REQUIRED_OF_INTEGERS = ["BitsStored", "PixelRepresentation", "PixelData"]
@@ -85,8 +91,10 @@ def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
     """
     # Its warnings quote the file's content.
     logging.getLogger("pydicom").propagate = False
+    unread = ""
     try:
         dataset = _read(file)
+        unread = _unread(dataset.file_meta.TransferSyntaxUID)
         if int(dataset.get("NumberOfFrames") or 1) != 1:
             raise UnusableImageError("DICOM object of several frames; a radiograph has one")
         _require_elements(dataset)
@@ -94,6 +102,22 @@ def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
         return _picture(dataset)
     except ImportError as error:
         raise UnusableImageError(needs_extra("this DICOM file", error.name, "dicom")) from error
+    except Exception as error:
+        if isinstance(error, UnusableImageError) or not unread:
+            raise
+        raise UnusableImageError(
+            f"DICOM image is compressed as {unread}, which is not read; export it uncompressed or as JPEG 2000"
+        ) from None
+
+
+def _unread(syntax: UID) -> str:
+    """Name of a transfer syntax whose images are hardly read; "" for the others."""
+    from pydicom import uid
+
+    read = uid.UncompressedTransferSyntaxes + uid.RLETransferSyntaxes + uid.JPEGTransferSyntaxes
+    read += uid.JPEGLSTransferSyntaxes + uid.JPEG2000TransferSyntaxes
+    name = "" if syntax in read else syntax.name if syntax.is_valid else "an unknown syntax"
+    return next((known for beginning, known in _NOT_READ.items() if syntax.startswith(beginning)), name)
 
 
 def _read(file: io.BufferedReader | io.BytesIO) -> Dataset:
@@ -120,7 +144,7 @@ def _read(file: io.BufferedReader | io.BytesIO) -> Dataset:
 
 
 def _require_elements(dataset: Dataset) -> None:
-    """Refuse a data set without an element that its pixels need, by name, or of a compression that is not read."""
+    """Refuse a data set without an element that its pixels need, by name."""
     from pydicom.uid import UncompressedTransferSyntaxes
 
     is_float = "FloatPixelData" in dataset or "DoubleFloatPixelData" in dataset
@@ -129,17 +153,12 @@ def _require_elements(dataset: Dataset) -> None:
     if dataset.get("SamplesPerPixel") == 3 and syntax in UncompressedTransferSyntaxes:
         needed.append("PlanarConfiguration")
     missing = [name for name in needed if dataset.get(name) in (None, "", b"")]
-    if missing == needed:
+    if missing == needed or (missing and _unread(syntax)):
         raise ValueError("no image")
     if missing:
         raise UnusableImageError(
             f"DICOM file lacks {', '.join(missing)}: it is damaged or cut off, or was exported without; export it again"
         )
-    for beginning, name in _NOT_READ.items():
-        if syntax.startswith(beginning):
-            raise UnusableImageError(
-                f"DICOM image is compressed as {name}, which is not read; export it uncompressed or as JPEG 2000"
-            )
 
 
 def _picture(dataset: Dataset) -> Image.Image:
@@ -163,7 +182,7 @@ def _picture(dataset: Dataset) -> Image.Image:
 def _stored(dataset: Dataset) -> tuple[Num[np.ndarray, "row column *sample"], str]:
     """Stored values of the pixels (colour as RGB or luma), and the kind of the file."""
     from pydicom import uid
-    from pydicom.encaps import get_frame
+    from pydicom.encaps import generate_fragments
     from pydicom.pixels import pixel_array
     from pydicom.pixels.utils import get_expected_length
 
@@ -176,7 +195,8 @@ def _stored(dataset: Dataset) -> tuple[Num[np.ndarray, "row column *sample"], st
     if syntax == uid.RLELossless:
         values = pixel_array(dataset, correct_unused_bits=False, decoding_plugin="pydicom")
     elif data.is_undefined_length or not is_plain:
-        values, bits, is_lossy = code_stream.decode(dataset, get_frame(data.value, 0, number_of_frames=1))
+        _, *fragments = generate_fragments(data.value)  # after the offset table
+        values, bits, is_lossy = code_stream.decode(dataset, b"".join(fragments))
         kind = LOSSY_DICOM if is_lossy and bits > dataset.BitsStored else DICOM
         return _aligned(dataset, values, bits, kind == LOSSY_DICOM), kind
     else:
@@ -257,9 +277,14 @@ def _rescaled(dataset: Dataset, values: Num[np.ndarray, "*shape"]) -> Num[np.nda
     """Stored values after the modality transformation."""
     if mapped := _by_table(dataset, "ModalityLUTSequence", values):
         return mapped[0]
-    # Anonymisers leave both elements empty.
-    slope, intercept = (float(dataset.get(name) or 0) for name in ("RescaleSlope", "RescaleIntercept"))
-    return values * (slope or 1.0) + intercept
+    numbers = []
+    for name in ("RescaleSlope", "RescaleIntercept"):
+        try:
+            # Anonymisers leave both elements empty. A comma is decimal, unless it may stand for thousands.
+            numbers.append(float(re.sub(r",(?!\d{3}$)", ".", str(dataset.get(name) or 0))))
+        except ValueError:
+            raise UnusableImageError(f"DICOM file's {name} is not one number; export it again") from None
+    return values * (numbers[0] or 1.0) + numbers[1]
 
 
 def _by_table(
