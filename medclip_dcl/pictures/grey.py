@@ -132,7 +132,7 @@ def _require_full_range(image: Image.Image) -> None:
     pixels = np.sum([image.getchannel(band).histogram() for band in image.getbands() if band != "A"], axis=0)
     if is_garbled or (pixels[1:].any() and not pixels[8192 >> 8 : 255].any()):
         raise UnusableImageError(
-            "colour of 16 bits in JPEG 2000, separate planes or values below 8,192 is not read: save it as grey"
+            "colour of 16 bits in JPEG 2000, in separate planes or of values below 8,192 is not read; save it as grey"
         )
 
 
