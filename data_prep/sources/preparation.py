@@ -32,6 +32,8 @@ from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.identity import IMAGE_FILES, describe
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
 from medclip_dcl.data.shards import ShardIndex
+from medclip_dcl.pictures.grey import DEEPER, EIGHT_BITS, RULES
+from medclip_dcl.pictures.image_file import is_dicom_or_deep
 from medclip_dcl.runs.saved import read_json
 
 # Of an unknown head that is named.
@@ -151,7 +153,8 @@ def _make(
     kinds = ("image", "report", "box", *(("mask",) if "masks" in written else ()))
     counts["rejects"] = {kind: [row[0] for row in rejects].count(kind) for kind in kinds}
     language = {"language": found.language} if found.languages else {}
-    info = {**made_from, **language, "counts": counts, **describe(settings.output, written)}
+    rules = {"image_rules": {kind: RULES[kind] for kind in sorted({*images["kind"]})}}
+    info = {**made_from, **rules, **language, "counts": counts, **describe(settings.output, written)}
     write_json(info, finished)
     unfinished.unlink()
     print("\n".join([summary(output, info), *too_few_lines(output, info, written)]))
@@ -337,7 +340,6 @@ def made_from(
             "geometry": settings.geometry,
             "filter": image_files.FILTER,
             "jpeg_quality": image_files.QUALITY,
-            "image_rules": image_files.RULES_VERSION,
             **({"sections": list(settings.sections)} if isinstance(settings, PrepareReports) else {}),
             "cases": settings.cases,
             "limit": settings.limit,
@@ -353,7 +355,7 @@ def given(settings: Prepare, *names: str) -> dict[str, Any]:
 
 
 def _require_same(
-    output: Path, made_from: Mapping[str, Any], can_grow: bool, lost_rows: Sequence[str] = ()
+    output: Path, now: Mapping[str, Any], can_grow: bool, lost: Sequence[str] = (), files: Iterable[str] = ()
 ) -> None:
     """Refuse a folder of other content; with `can_grow` the tables may differ, which `_growth` compares by row."""
     finished, unfinished = output / "dataset.json", output / UNFINISHED
@@ -368,11 +370,11 @@ def _require_same(
     if file == unfinished and not any(place.exists() for place in made if place.name != FILE):
         # Nothing was made yet that depends on an option.
         return
-    differences = _differences(read_json(file, f"delete {output} and prepare it again"), made_from)
+    differences = _differences(read_json(file, f"delete {output} and prepare it again"), now, files)
     if can_grow and all(difference.startswith(_CONTENT) for difference in differences):
         differences = []
-    if lost_rows:
-        differences.append(f"rows of the table that have changed or are gone: {len(lost_rows):,}")
+    if lost:
+        differences.append(f"rows of the table that have changed or are gone: {len(lost):,}")
     if differences:
         raise PreparedDataError(
             f"{output} holds a {'prepared' if file == finished else 'partly prepared'} set that was made differently "
@@ -385,7 +387,8 @@ def _growth(settings: Prepare, made_from: Mapping[str, Any], source: Source, now
     output = settings.output
     kept = Found.of_set(output)
     growth = Growth.between(kept or Found({}, ()), now, source.images["path"], output)
-    _require_same(output, made_from, kept is not None and source.rows is not None, growth.lost_rows)
+    can_grow = kept is not None and source.rows is not None
+    _require_same(output, made_from, can_grow, growth.lost_rows, source.images["file"])
     if not (output / "dataset.json").is_file():
         return growth
     damaged = PreparedSet(output).content.images
@@ -415,13 +418,19 @@ def _growth(settings: Prepare, made_from: Mapping[str, Any], source: Source, now
     return None
 
 
-def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+def _differences(there: Mapping[str, Any], now: Mapping[str, Any], images: Iterable[str]) -> list[str]:
     def facts(info: Mapping[str, Any]) -> dict[str, Any]:
         named = {name: info.get(name) for name in ("format_version", "source")}
         files = {f"{_CONTENT}{name}": digest for name, digest in info.get("source_files", {}).items()}
         return {**named, **info.get("options", {}), **files}
 
     old, new = facts(there), facts(now)
+    # Before there was a list of kinds, one version for all of them.
+    version = old.pop("image_rules", None)
+    kinds = (DEEPER if is_dicom_or_deep(Path(file)) else EIGHT_BITS for file in images if version)
+    rules = there.get("image_rules") or dict.fromkeys(kinds, version)
+    old |= {f"image_rules of {kind}": rule for kind, rule in rules.items()}
+    new |= {f"image_rules of {kind}": RULES.get(kind) for kind in rules}
     changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return [f"{name}: {_word(old.get(name))} there, {_word(new.get(name))} now" for name in changed]
 

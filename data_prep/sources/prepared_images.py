@@ -18,11 +18,8 @@ from PIL import Image
 
 from medclip_dcl.common.files import digest, files_below, write_bytes
 from medclip_dcl.pictures.geometry import fit
-from medclip_dcl.pictures.grey import UnusableImageError, notes_of
-from medclip_dcl.pictures.image_file import ENDINGS, read_grey
-
-RULES_VERSION = 2
-"""Raised whenever the same file gives another picture; part of a set's making and of each prepared file."""
+from medclip_dcl.pictures.grey import DEEPER, EIGHT_BITS, RULES, UnusableImageError, kind_and_notes
+from medclip_dcl.pictures.image_file import ENDINGS, is_dicom_or_deep, read_grey
 
 QUALITY = 95
 """JPEG quality of the prepared images."""
@@ -38,7 +35,8 @@ MAX_TIMES_LONGER = 8
 
 # Comment of a prepared file: how and from what it was made, and its checksum with zeros in the checksum's place.
 _STAMP = re.compile(
-    rb"(?P<made>medclip_dcl \d+; .*; from (?P<width>\d+) x (?P<height>\d+) pixels, (?P<bytes>\d+) bytes)"
+    rb"(?P<made>medclip_dcl \d+( (?P<kind>[^;]+))?; .*; "
+    rb"from (?P<width>\d+) x (?P<height>\d+) pixels, (?P<bytes>\d+) bytes)"
     rb"(; note (?P<note>.*))?(?P<crc>; crc [0-9a-f]{8})"
 )
 _NO_CRC = b"; crc 00000000"
@@ -56,7 +54,7 @@ class Job(NamedTuple):
 class Outcome(NamedTuple):
     """Size of the original in pixels, or why the image cannot be used; bytes of both files, digest of the prepared.
 
-    `note` is a warning about how the original was read.
+    `note` is a warning about how the original was read, `kind` one of `RULES`.
     """
 
     height: int = 0
@@ -66,6 +64,7 @@ class Outcome(NamedTuple):
     digest: str = ""
     original_bytes: int = 0
     note: str = ""
+    kind: str = EIGHT_BITS
 
 
 def listed_files(folder: Path) -> list[Path]:
@@ -126,7 +125,8 @@ def prepare_image(job: Job) -> Outcome:
     row = seen.height // 2
     if _is_blank(seen.crop((0, row, seen.width, row + 1))) and _is_blank(seen):
         return Outcome(reason=f"image is blank: grey level {seen.getpixel((0, 0))} everywhere")
-    outcome = Outcome(height, width, note="; ".join(notes_of(grey)))
+    kind, *notes = kind_and_notes(grey)
+    outcome = Outcome(height, width, note="; ".join(notes), kind=kind)
     note = f"; note {outcome.note}".encode() if outcome.note else b""
     content = _write(prepared, job.target, _making(job, outcome, size_of_file) + note)
     return _with_files(outcome, content, size_of_file)
@@ -149,7 +149,8 @@ def _making(job: Job, outcome: Outcome, size_of_file: int) -> bytes:
     """First part of the stamp, which tells a finished image from a stale one."""
     made = f"{job.geometry} {job.size} {FILTER} q{QUALITY}"
     original = f"from {outcome.width} x {outcome.height} pixels, {size_of_file} bytes"
-    return f"medclip_dcl {RULES_VERSION}; {made}; {original}".encode()
+    kind = "" if outcome.kind == EIGHT_BITS else f" {outcome.kind}"
+    return f"medclip_dcl {RULES.get(outcome.kind)}{kind}; {made}; {original}".encode()
 
 
 def _finished(job: Job, size_of_file: int | None) -> Outcome | None:
@@ -166,7 +167,11 @@ def _finished(job: Job, size_of_file: int | None) -> Outcome | None:
         return None
     if stamp is None or _checksum(content.replace(stamp["crc"], _NO_CRC, 1)) != stamp["crc"]:
         return None
-    outcome = Outcome(int(stamp["height"]), int(stamp["width"]), note=(stamp["note"] or b"").decode())
+    note, kind = ((stamp[name] or b"").decode() for name in ("note", "kind"))
+    # Before there were kinds, all files were marked as those of 8 bits are.
+    kind = kind or (DEEPER if is_dicom_or_deep(job.source) else EIGHT_BITS)
+    height, width = int(stamp["height"]), int(stamp["width"])
+    outcome = Outcome(height, width, note=note, kind=kind)
     size_of_file = int(stamp["bytes"]) if size_of_file is None else size_of_file
     if stamp["made"] != _making(job, outcome, size_of_file):
         return None

@@ -7,6 +7,7 @@ GDCM, the usual decoder of lossless JPEG, ends the process by a C++ exception at
 from __future__ import annotations
 
 import struct
+from collections.abc import Container
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,11 +26,11 @@ _FRAMES = {*range(0xC0, 0xD0), _JPEG_LS} - {0xC4, 0xC8, 0xCC}
 _LOSSLESS = {0xC3, 0xC7, 0xCB, 0xCF}
 
 
-def decode(dataset: Dataset, stream: bytes) -> tuple[Num[np.ndarray, "row column *sample"], int]:
-    """Samples of an image (three as RGB or luma) and their bits, once its header agrees with that of the DICOM file."""
+def decode(dataset: Dataset, stream: bytes) -> tuple[Num[np.ndarray, "row column *sample"], int, bool]:
+    """Samples of an image (three as RGB or luma), their bits, and if lossy; its header must agree with DICOM's."""
     import imagecodecs
 
-    marker, *found, bits = _header(stream)
+    marker, *found, bits, is_lossy = _header(stream)
     expected = [dataset.Rows, dataset.Columns, dataset.SamplesPerPixel]
     allocated, photometric = dataset.BitsAllocated, dataset.PhotometricInterpretation
     if found != expected or bits > allocated or bits <= 8 < dataset.BitsStored:
@@ -41,24 +42,33 @@ def decode(dataset: Dataset, stream: bytes) -> tuple[Num[np.ndarray, "row column
     if marker in _FRAMES - _LOSSLESS - {_JPEG_LS}:
         is_named = any(name in stream[:1024] for name in (b"JFIF", b"\0\x0eAdobe"))
         space = "RGB" if photometric == "RGB" and not is_named else None
-        return imagecodecs.jpeg8_decode(stream, colorspace=space), bits
+        return imagecodecs.jpeg8_decode(stream, colorspace=space), bits, True
     others = {0: imagecodecs.jpeg2k_decode, _JPEG_LS: imagecodecs.jpegls_decode}
     samples = others.get(marker, imagecodecs.jpeg8_decode)(stream)
     is_luma_first = samples.ndim == 3 and photometric.startswith("YBR_FULL")
-    return samples[..., 0] if is_luma_first else samples, bits
+    return samples[..., 0] if is_luma_first else samples, bits, is_lossy
 
 
-def _header(stream: bytes) -> tuple[int, int, int, int, int]:
-    """Code of the start-of-frame marker (0 for JPEG 2000), rows, columns, samples, bits."""
+def _header(stream: bytes) -> tuple[int, int, int, int, int, bool]:
+    """Code of the start-of-frame marker (0 for JPEG 2000), rows, columns, samples, bits, True for lossy ones."""
     if not stream.startswith(_JPEG):
         start = stream.index(_JPEG_2000)
         right, bottom, left, top, samples, depth = struct.unpack_from(">4I16xHB", stream, start + 8)
-        return 0, bottom - top, right - left, samples, 1 + (depth & 0x7F)
+        wavelet = stream[_segment(stream, start + 2, {0x52}) + 13]  # of the coding style; 0: 9-7
+        return 0, bottom - top, right - left, samples, 1 + (depth & 0x7F), wavelet == 0
     # libjpeg would fill with grey what is missing.
-    if _JPEG_END not in stream[-16:]:
+    if _JPEG_END not in stream.rstrip(b"\0")[-16:]:
         raise ValueError("no end marker")
-    start = len(_JPEG)
-    while stream[start + 1] not in _FRAMES:
-        start += 2 + int.from_bytes(stream[start + 2 : start + 4], "big")
+    start = _segment(stream, len(_JPEG), _FRAMES)
     bits, rows, columns, samples = struct.unpack_from(">BHHB", stream, start + 4)
-    return stream[start + 1], rows, columns, samples, bits
+    scan = _segment(stream, start, {0xDA})
+    near = stream[scan + 5 + 2 * stream[scan + 4]]  # in JPEG-LS
+    is_lossy = near > 0 if stream[start + 1] == _JPEG_LS else stream[start + 1] not in _LOSSLESS
+    return stream[start + 1], rows, columns, samples, bits, is_lossy
+
+
+def _segment(stream: bytes, start: int, codes: Container[int]) -> int:
+    """Where the first marker with one of the codes stands, from the marker at `start` on; fill bytes precede any."""
+    while (code := stream[start + 1]) not in codes:
+        start += 1 if code == 0xFF else 2 + int.from_bytes(stream[start + 2 : start + 4], "big")
+    return start

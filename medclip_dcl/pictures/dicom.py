@@ -18,6 +18,8 @@ from PIL import Image
 from medclip_dcl.common.errors import needs_extra
 from medclip_dcl.pictures import code_stream
 from medclip_dcl.pictures.grey import (
+    DICOM,
+    LOSSY_DICOM,
     MAX_PIXELS,
     UnusableImageError,
     eight_bits,
@@ -30,6 +32,7 @@ from medclip_dcl.pictures.grey import (
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
+    from pydicom.uid import UID
 
 _PREAMBLE = 128
 _MAGIC = b"DICM"
@@ -46,12 +49,19 @@ _MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
 _SHAPES = ("IDENTITY", "INVERSE")
 
 _MAX_CUT_OFF = 0.5
-"""Share of the pixels, and of their distinct values, beyond a window that gets no warning (choice)."""
-_NARROW = "its window leaves most of its pixels black or white: is it one of 8 bits over deeper values?"
-_WIDE = "its window is more than ten times the range of its pixels: is it one of deeper values over 8 bits?"
+"""Share of the pixels, and of their distinct values, beyond a window or table that gets no warning (choice)."""
+_NARROW = (
+    "its window or table leaves most of its pixels black or white: is it one of 8 bits over deeper values?"
+)
+_WIDE = "its window or table is more than ten times the range of its pixels: is it one of deeper values over 8 bits?"
 
-_NOT_READ = {"1.2.840.10008.1.2.4.11": "JPEG XL", "1.2.840.10008.1.2.4.10": "video (MPEG or HEVC)"}
-"""Beginning of transfer syntaxes that are not decoded -> name."""
+_NOT_READ = {
+    "1.2.840.10008.1.2.4.11": "JPEG XL",
+    "1.2.840.10008.1.2.4.10": "video (MPEG or HEVC)",
+    "1.2.840.10008.1.2.4.92": "JPEG 2000 Part 2",
+    "1.2.840.10008.1.2.4.93": "JPEG 2000 Part 2",
+}
+"""Beginning of transfer syntaxes that are hardly read -> name, beside those that `_unread` takes from pydicom."""
 
 _REQUIRED = ["SamplesPerPixel", "PhotometricInterpretation", "Rows", "Columns", "BitsAllocated"]
 _REQUIRED_OF_INTEGERS = ["BitsStored", "PixelRepresentation", "PixelData"]
@@ -81,8 +91,10 @@ def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
     """
     # Its warnings quote the file's content.
     logging.getLogger("pydicom").propagate = False
+    unread = ""
     try:
         dataset = _read(file)
+        unread = _unread(dataset.file_meta.TransferSyntaxUID)
         if int(dataset.get("NumberOfFrames") or 1) != 1:
             raise UnusableImageError("DICOM object of several frames; a radiograph has one")
         _require_elements(dataset)
@@ -90,6 +102,22 @@ def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
         return _picture(dataset)
     except ImportError as error:
         raise UnusableImageError(needs_extra("this DICOM file", error.name, "dicom")) from error
+    except Exception as error:
+        if isinstance(error, UnusableImageError) or not unread:
+            raise
+        raise UnusableImageError(
+            f"DICOM image is compressed as {unread}, which is not read; export it uncompressed or as JPEG 2000"
+        ) from None
+
+
+def _unread(syntax: UID) -> str:
+    """Name of a transfer syntax whose images are hardly read; "" for the others."""
+    from pydicom import uid
+
+    read = uid.UncompressedTransferSyntaxes + uid.RLETransferSyntaxes + uid.JPEGTransferSyntaxes
+    read += uid.JPEGLSTransferSyntaxes + uid.JPEG2000TransferSyntaxes
+    name = "" if syntax in read else syntax.name if syntax.is_valid else "an unknown syntax"
+    return next((known for beginning, known in _NOT_READ.items() if syntax.startswith(beginning)), name)
 
 
 def _read(file: io.BufferedReader | io.BytesIO) -> Dataset:
@@ -116,7 +144,7 @@ def _read(file: io.BufferedReader | io.BytesIO) -> Dataset:
 
 
 def _require_elements(dataset: Dataset) -> None:
-    """Refuse a data set without an element that its pixels need, by name, or of a compression that is not read."""
+    """Refuse a data set without an element that its pixels need, by name."""
     from pydicom.uid import UncompressedTransferSyntaxes
 
     is_float = "FloatPixelData" in dataset or "DoubleFloatPixelData" in dataset
@@ -125,24 +153,19 @@ def _require_elements(dataset: Dataset) -> None:
     if dataset.get("SamplesPerPixel") == 3 and syntax in UncompressedTransferSyntaxes:
         needed.append("PlanarConfiguration")
     missing = [name for name in needed if dataset.get(name) in (None, "", b"")]
-    if missing == needed:
+    if missing == needed or (missing and _unread(syntax)):
         raise ValueError("no image")
     if missing:
         raise UnusableImageError(
             f"DICOM file lacks {', '.join(missing)}: it is damaged or cut off, or was exported without; export it again"
         )
-    for beginning, name in _NOT_READ.items():
-        if syntax.startswith(beginning):
-            raise UnusableImageError(
-                f"DICOM image is compressed as {name}, which is not read; export it uncompressed or as JPEG 2000"
-            )
 
 
 def _picture(dataset: Dataset) -> Image.Image:
-    stored = _stored(dataset)
+    stored, kind = _stored(dataset)
     photometric = dataset.PhotometricInterpretation
     if dataset.SamplesPerPixel == 3 and stored.dtype == np.uint8:
-        return to_grey(Image.fromarray(np.ascontiguousarray(stored)))
+        return with_notes(to_grey(Image.fromarray(np.ascontiguousarray(stored))), kind)
     if stored.ndim != 2 or photometric not in _MONOCHROME:
         raise UnusableImageError(f"DICOM image is neither {', '.join(_MONOCHROME)} nor colour of 8 bits")
     grey, note = _shades(dataset, stored)
@@ -153,13 +176,13 @@ def _picture(dataset: Dataset) -> Image.Image:
         contradiction = (
             f"Presentation LUT Shape {shape} contradicts {photometric}, which is taken: lungs must be dark"
         )
-    return with_notes(Image.fromarray(255 - grey if is_inverted else grey), note, contradiction)
+    return with_notes(Image.fromarray(255 - grey if is_inverted else grey), kind, note, contradiction)
 
 
-def _stored(dataset: Dataset) -> Num[np.ndarray, "row column *sample"]:
-    """Stored values of the pixels; colour as RGB or luma."""
+def _stored(dataset: Dataset) -> tuple[Num[np.ndarray, "row column *sample"], str]:
+    """Stored values of the pixels (colour as RGB or luma), and the kind of the file."""
     from pydicom import uid
-    from pydicom.encaps import get_frame
+    from pydicom.encaps import generate_fragments
     from pydicom.pixels import pixel_array
     from pydicom.pixels.utils import get_expected_length
 
@@ -167,27 +190,35 @@ def _stored(dataset: Dataset) -> Num[np.ndarray, "row column *sample"]:
     syntax = dataset.file_meta.TransferSyntaxUID
     is_plain = syntax in uid.UncompressedTransferSyntaxes
     if is_plain and "PixelData" not in dataset:
-        return pixel_array(dataset)
+        return pixel_array(dataset), DICOM
     data = dataset["PixelData"]
     if syntax == uid.RLELossless:
         values = pixel_array(dataset, correct_unused_bits=False, decoding_plugin="pydicom")
     elif data.is_undefined_length or not is_plain:
-        values, bits = code_stream.decode(dataset, get_frame(data.value, 0, number_of_frames=1))
-        return _aligned(dataset, values, bits)
+        _, *fragments = generate_fragments(data.value)  # after the offset table
+        values, bits, is_lossy = code_stream.decode(dataset, b"".join(fragments))
+        kind = LOSSY_DICOM if is_lossy and bits > dataset.BitsStored else DICOM
+        return _aligned(dataset, values, bits, kind == LOSSY_DICOM), kind
     else:
         expected = get_expected_length(dataset)
         # Padding is zeros; anything else in place of a row would show as a sheared image.
         if len(data.value[expected:].strip(b"\0")) >= max(1, expected // dataset.Rows):
             raise UnusableImageError("DICOM header has fewer rows, columns or frames than its pixel data")
         values = pixel_array(dataset, correct_unused_bits=False)
-    return _aligned(dataset, values, dataset.BitsAllocated)
+    return _aligned(dataset, values, dataset.BitsAllocated), DICOM
 
 
-def _aligned(dataset: Dataset, words: Num[np.ndarray, "*shape"], bits: int) -> Num[np.ndarray, "*shape"]:
+def _aligned(
+    dataset: Dataset, words: Num[np.ndarray, "*shape"], bits: int, is_lossy: bool = False
+) -> Num[np.ndarray, "*shape"]:
     """The numbers in the stored bits of words of `bits`, without the overlays in the others."""
     stored, high = min(dataset.BitsStored, bits), dataset.get("HighBit")
     if high not in range(stored, bits):
         high = stored - 1
+    # Overshoot in place of overlays; but signed values in an unsigned stream may lack the repeated sign.
+    if is_lossy and high + 1 < bits and words.dtype.kind == "ui"[dataset.PixelRepresentation]:
+        least = -dataset.PixelRepresentation << high
+        words = words.clip(least, least + (2 << high) - 1)
     words = words.astype(f"{'ui'[dataset.PixelRepresentation]}{words.itemsize}", copy=False)
     unused = 8 * words.itemsize - stored
     return words << (unused + stored - 1 - high) >> unused if unused else words
@@ -215,18 +246,17 @@ def _transformed(
 ) -> tuple[UInt8[np.ndarray, "*shape"], str]:
     """Grey levels of stored values, and a warning; `present` are those in the image, in `counts` pixels or one each."""
     values = _rescaled(dataset, stored)
-    if mapped := _by_table(dataset, "VOILUTSequence", values):
-        return eight_bits(mapped[0], *finite_range(mapped[1])), ""
-    centre, width = _number(dataset, "WindowCenter"), _number(dataset, "WindowWidth")
     is_shown = _is_no_padding(dataset, present)
     present, counts = _rescaled(dataset, present[is_shown]), None if counts is None else counts[is_shown]
+    mapped, shown = (_by_table(dataset, "VOILUTSequence", each) for each in (values, present))
+    if mapped and shown:
+        low, high = finite_range(mapped[1])
+        return eight_bits(mapped[0], low, high), _doubt((shown[0] - low) / max(high - low, 1), counts)
+    centre, width = _number(dataset, "WindowCenter"), _number(dataset, "WindowWidth")
     if centre is None or width is None or width < _MIN_WINDOW:
         low, high, note = shown_range(present, counts)
         return eight_bits(values, low, high), note
-    is_cut_off = np.abs(present - centre) > width / 2
-    # Of the pixels alone, a dark border may have as many.
-    cut_off = min(is_cut_off.mean(), np.average(is_cut_off, weights=counts))
-    note = _NARROW if cut_off > _MAX_CUT_OFF else _WIDE if 0 < np.ptp(present) < width / 10 else ""
+    note = _doubt((present - centre) / width + 0.5, counts)
     function = dataset.get("VOILUTFunction") or "LINEAR"
     if function == "SIGMOID":
         return eight_bits(1 / (1 + np.exp(-4 * (values - centre) / width)), 0.0, 1.0), note
@@ -235,13 +265,26 @@ def _transformed(
     return eight_bits((values - centre) / width + 0.5, 0.0, 1.0), note
 
 
+def _doubt(shades: Num[np.ndarray, "*value"], counts: Num[np.ndarray, "*value"] | None) -> str:
+    """A warning about values, in `counts` pixels or one each, that become black up to 0 and white from 1 on."""
+    is_cut_off = (shades <= 0) | (shades >= 1)
+    # Of the pixels alone, a dark border may have as many.
+    cut_off = min(is_cut_off.mean(), np.average(is_cut_off, weights=counts))
+    return _NARROW if cut_off > _MAX_CUT_OFF else _WIDE if 0 < np.ptp(shades) < 1 / 10 else ""
+
+
 def _rescaled(dataset: Dataset, values: Num[np.ndarray, "*shape"]) -> Num[np.ndarray, "*shape"]:
     """Stored values after the modality transformation."""
     if mapped := _by_table(dataset, "ModalityLUTSequence", values):
         return mapped[0]
-    # Anonymisers leave both elements empty.
-    slope, intercept = (float(dataset.get(name) or 0) for name in ("RescaleSlope", "RescaleIntercept"))
-    return values * (slope or 1.0) + intercept
+    numbers = []
+    for name in ("RescaleSlope", "RescaleIntercept"):
+        try:
+            # Anonymisers leave both elements empty. A comma is decimal, unless it may stand for thousands.
+            numbers.append(float(re.sub(r",(?!\d{3}$)", ".", str(dataset.get(name) or 0))))
+        except ValueError:
+            raise UnusableImageError(f"DICOM file's {name} is not one number; export it again") from None
+    return values * (numbers[0] or 1.0) + numbers[1]
 
 
 def _by_table(

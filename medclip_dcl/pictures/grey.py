@@ -16,6 +16,9 @@ MAX_PIXELS = 100_000_000
 _BLOCK = 2**20  # pixels
 _WHITE_IS_ZERO = 0
 _PHOTOMETRIC_INTERPRETATION = 262
+_BITS_PER_SAMPLE, _SAMPLE_FORMAT = 258, 339
+# Mode of PIL and SampleFormat of a TIFF file (unsigned 1, signed 2) -> numbers for which the mode stands.
+_NUMBERS = {("L", 2): np.int8, ("I", 1): np.uint32}
 _ORIENTATION = 274
 # Exif orientation -> transposition that turns the image upright.
 _TURNS = {
@@ -30,29 +33,36 @@ _TURNS = {
 # PIL's exceptions for a damaged Exif block; the image itself may be intact.
 _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error)
 
+RULES = {"8 bits": 2, "deeper than 8 bits": 3, "DICOM": 3, "DICOM lossy beyond BitsStored": 3}
+"""Version of the rules for each kind of image file, raised whenever the same file gives another picture."""
+
+EIGHT_BITS, DEEPER, DICOM, LOSSY_DICOM = RULES
 
 _NOTES = "medclip_dcl notes"
 _ROBUST = "hot or burnt-in pixels: black and white are the 1 and 99 percentiles of its grey levels"
-_CROWDED = (
-    "90% of its pixels share a tenth of its grey levels (burnt-in pixels?), so that it shows hardly anything"
-)
+_CROWDED = "most of its pixels share a tenth of its grey levels (burnt-in, a border?), so that it shows hardly anything"
 
 
 class UnusableImageError(UserError):
     """An image cannot be used; the message says why."""
 
 
-def with_notes(grey: Image.Image, *notes: str) -> Image.Image:
-    """The image with warnings about how it was read, for `notes_of`; empty ones are left out."""
-    grey.info[_NOTES] = tuple(filter(None, notes))
+def with_notes(grey: Image.Image, kind: str, *notes: str) -> Image.Image:
+    """The image with the kind of its file and warnings about how it was read; empty ones are left out."""
+    grey.info[_NOTES] = (kind, *filter(None, notes))
     return grey
 
 
-def notes_of(grey: Image.Image) -> tuple[str, ...]:
-    """Warnings about how an image was read; they quote nothing of the file."""
-    notes = grey.info.get(_NOTES)
+def kind_and_notes(grey: Image.Image) -> tuple[str, ...]:
+    """The kind of an image's file, and warnings about how it was read; they quote nothing of the file."""
+    noted = grey.info.get(_NOTES)
     # Texts in a file have the same place.
-    return notes if isinstance(notes, tuple) else ()
+    return noted if isinstance(noted, tuple) else (EIGHT_BITS,)
+
+
+def notes_of(grey: Image.Image) -> tuple[str, ...]:
+    """The warnings alone."""
+    return kind_and_notes(grey)[1:]
 
 
 def require_readable_size(width: int, height: int) -> None:
@@ -83,18 +93,47 @@ def _orientation(image: Image.Image) -> int:
 
 
 def _eight_bit_grey(image: Image.Image) -> Image.Image:
-    if image.mode == "L":
+    if not is_deep(image):
         image.load()
-        return image
-    if image.mode not in ("I", "F") and not image.mode.startswith("I;16"):
-        return image.convert("L")
+        return image if image.mode == "L" else image.convert("L")
+    if len(image.getbands()) > 1:
+        _require_full_range(image)
+        return with_notes(image.convert("L"), DEEPER)
     values = np.asarray(image)
+    tags = getattr(image, "tag_v2", {})
+    if tags:
+        values = values.view(_NUMBERS.get((image.mode, tags.get(_SAMPLE_FORMAT, (1,))[0]), values.dtype))
     low, high, note = shown_range(values)
     grey = eight_bits(values, low, high)
     # PIL inverts such files of at most 8 bits, but not deeper ones.
-    if getattr(image, "tag_v2", {}).get(_PHOTOMETRIC_INTERPRETATION) == _WHITE_IS_ZERO:
+    if tags.get(_PHOTOMETRIC_INTERPRETATION) == _WHITE_IS_ZERO:
         grey = 255 - grey
-    return with_notes(Image.fromarray(grey), note)
+    return with_notes(Image.fromarray(grey), DEEPER, note)
+
+
+def is_deep(image: Image.Image) -> bool:
+    """True for samples of more than 8 bits or with a sign, whatever the mode in which PIL gives them."""
+    tags, stream = getattr(image, "tag_v2", {}), getattr(image, "fp", None)
+    if image.format == "JPEG2000" and stream:
+        stream.seek(0)
+        content = stream.read()
+        return content[content.index(b"\xff\x4f\xff\x51") + 42] & 0x7F > 7  # Ssiz of the first samples
+    packing = str([tile.args for tile in getattr(image, "tile", ())])  # none once the image is decoded
+    is_packed = ";16" in packing or packing.endswith(", 65535)]")  # PNG, PPM
+    is_deep_tiff = max(tags.get(_BITS_PER_SAMPLE, (1,))) > 8 or tags.get(_SAMPLE_FORMAT, (1,))[0] == 2
+    return image.mode in ("I", "F") or image.mode.startswith("I;16") or is_packed or is_deep_tiff
+
+
+def _require_full_range(image: Image.Image) -> None:
+    """Refuse colour of 16 bits of which the upper 8, all that PIL gives, show hardly anything."""
+    is_planar = image.format == "TIFF" and ";16" not in str(getattr(image, "tile", [])[:1] or ";16")
+    # PIL takes half of each word of uncompressed planes, and turns white to black in JPEG 2000.
+    is_garbled = is_planar or image.format == "JPEG2000"
+    pixels = np.sum([image.getchannel(band).histogram() for band in image.getbands() if band != "A"], axis=0)
+    if is_garbled or (pixels[1:].any() and not pixels[8192 >> 8 : 255].any()):
+        raise UnusableImageError(
+            "colour of 16 bits in JPEG 2000, in separate planes or of values below 8,192 is not read; save it as grey"
+        )
 
 
 def finite_range(values: Num[np.ndarray, "*shape"]) -> tuple[float, float]:
@@ -110,18 +149,39 @@ def shown_range(
 ) -> tuple[float, float, str]:
     """The levels that become black and white, and a warning or ""; values stand for one pixel, or for `counts`.
 
-    They are the minimum and maximum or, where the middle 98% of the pixels fill less than a tenth of that range, the 1
-    and 99 percentiles (choice).
+    They are the minimum and maximum without a border (`_without_borders`) or, where the middle 98% of the pixels fill
+    less than a tenth of that range, the 1 and 99 percentiles (choice).
     """
-    low, high = finite_range(values)
-    if counts is None and values.dtype.kind in "iu":  # several times as fast as the percentiles of the pixels
-        values, counts = np.unique(values, return_counts=True)
-    shares = np.percentile(values, (1, 5, 95, 99), weights=counts, method="inverted_cdf")
+    finite_range(values)
+    levels, pixels = np.unique(values, return_counts=True)
+    if counts is not None:
+        pixels = np.bincount(np.searchsorted(levels, values), counts)
+    levels, pixels = _without_borders(levels.astype(np.float64), pixels)
+    low, high = float(levels[0]), float(levels[-1])
+    shares = np.percentile(levels, (1, 5, 95, 99), weights=pixels, method="inverted_cdf")
     first, fifth, last_but_four, last = map(float, shares)
-    tenth = (high - low) / 10
+    spread, tenth = last_but_four - fifth, (high - low) / 10
     if 0 < last - first < tenth:
         return first, last, _ROBUST
-    return low, high, _CROWDED if last_but_four - fifth < tenth else ""
+    if levels.size > 2:  # without both ends, which may be a border
+        quarters = np.percentile(levels[1:-1], (25, 75), weights=pixels[1:-1], method="inverted_cdf")
+        spread = min(spread, np.ptp(quarters))
+    return low, high, _CROWDED if spread < tenth else ""
+
+
+def _without_borders(
+    levels: Num[np.ndarray, "level"], pixels: Num[np.ndarray, "level"]
+) -> tuple[Num[np.ndarray, "shown"], Num[np.ndarray, "shown"]]:
+    """Ascending levels and their pixels without a border, a label or 'no data', far from the others (choice)."""
+    total = pixels.sum()
+    while levels.size > 2:
+        below, above = levels[1] - levels[0], levels[-1] - levels[-2]
+        end, rest = (0, slice(1, None)) if below > above else (-1, slice(-1))
+        is_apart = max(below, above) > (levels[-1] - levels[0]) / 2 and pixels[end] > max(1, total / 100)
+        if not is_apart or pixels[rest].sum() < total / 3:
+            break
+        levels, pixels = levels[rest], pixels[rest]
+    return levels, pixels
 
 
 def eight_bits(values: Num[np.ndarray, "*shape"], low: float, high: float) -> UInt8[np.ndarray, "*shape"]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -220,6 +221,35 @@ def test_rows_without_study_or_split(table: Path) -> None:
     write(table, rows.assign(split="train"))
     with pytest.raises(UserError, match="--split_shares and --split_seed draw a split, but the table"):
         prepare(settings(table, split_seed=1))
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_rules_of_images_are_by_kind(table: Path, deep: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    if deep:
+        shades = np.linspace(9, 60_000, 23 * 31).reshape(23, 31).astype(np.uint16)
+        Image.fromarray(shades).save(table.parent / "a" / "1.png")
+    prepared = made(table)
+    file = prepared.folder / "dataset.json"
+    info = json.loads(file.read_text())
+    assert info["image_rules"] == {"8 bits": 2, **({"deeper than 8 bits": 3} if deep else {})}
+
+    def again(**changed: Any) -> None:
+        file.write_text(json.dumps({**info, **changed}))
+        prepare(settings(table))
+
+    again()
+    rules = info.pop("image_rules")
+    with pytest.raises(PreparedDataError, match="image_rules of 8 bits: 1 there, 2 now"):
+        again(image_rules={**rules, "8 bits": 1})
+    # Of before there was a list.
+    if deep:
+        with pytest.raises(PreparedDataError, match=r"\(image_rules of deeper than 8 bits: 2 there, 3 now\)"):
+            again(options={**info["options"], "image_rules": 2})
+    else:
+        again(options={**info["options"], "image_rules": 2})
+        assert "nothing to do" in capsys.readouterr().out.splitlines()[-1]
+    with pytest.raises(PreparedDataError, match="image_rules of 8 bits: 1 there, 2 now"):
+        again(options={**info["options"], "image_rules": 1})
 
 
 def test_drawn_split_has_its_shares_and_stays() -> None:

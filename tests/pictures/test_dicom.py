@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import struct
 import sys
 import traceback
 import warnings
@@ -18,7 +19,7 @@ from PIL import Image
 from data_prep.sources.prepared_images import Job, prepare_image
 from medclip_dcl.inference.model import as_grey
 from medclip_dcl.pictures import dicom
-from medclip_dcl.pictures.grey import UnusableImageError, notes_of
+from medclip_dcl.pictures.grey import DICOM, LOSSY_DICOM, UnusableImageError, kind_and_notes, notes_of
 from medclip_dcl.pictures.image_file import read_grey
 
 pydicom = pytest.importorskip("pydicom", reason="pip install -e '.[test]' installs pydicom")
@@ -160,6 +161,13 @@ def test_a_window_without_numbers_is_none(tmp_path: Path, window: tuple[str, str
     assert grey(tmp_path, made) == linear(VALUES, 0, 1000)
 
 
+def test_a_decimal_comma_of_rescaling_is_read(tmp_path: Path) -> None:
+    made = with_text("RescaleSlope", "2,5")
+    made.add_new("RescaleIntercept", "LO", "-10,25")
+    made.WindowCenter, made.WindowWidth, made.VOILUTFunction = 500, 1000, "LINEAR_EXACT"
+    assert grey(tmp_path, made) == linear(2.5 * VALUES - 10.25, 0, 1000)
+
+
 @pytest.mark.parametrize("syntax", ["raw", *LOSSLESS])
 def test_bits_beside_the_stored_ones_are_dropped(tmp_path: Path, syntax: str) -> None:
     for stored, high in ((VALUES | 0x8000, 11), (VALUES << 4 | 5, 15)):
@@ -235,7 +243,18 @@ def bordered(values: np.ndarray, level: int) -> np.ndarray:
         (lambda: dataset(np.where(DEEP > 3880, 65535, DEEP), bits=16), "1 and 99 percentiles"),
         (lambda: dataset(np.where(DEEP > 3880, 65535, DEEP), bits=16, WindowCenter=2e3, WindowWidth=4e3), ""),
         (lambda: dataset(np.where(DEEP > 3880, 65535, DEEP), bits=16, PixelPaddingValue=65535), ""),
-        (lambda: dataset(np.where(DEEP > 3800, 65535, DEEP), bits=16), "share a tenth"),
+        (lambda: dataset(np.where(DEEP > 3800, 65535, DEEP), bits=16), ""),  # a label, which is left out
+        (lambda: dataset(np.where(DEEP > 3800, 30_000 + DEEP, DEEP), bits=16), "share a tenth"),
+        (lambda: dataset(DEEP, VOILUTSequence=voi_table(0, list(range(4096)), "US")), ""),
+        (lambda: dataset(DEEP, VOILUTSequence=voi_table(0, list(range(256)), "US")), "8 bits over deeper values"),
+        (lambda: dataset(DEEP / 16, VOILUTSequence=voi_table(0, list(range(4096)), "US")), "deeper values over 8"),
+        (lambda: dataset(DEEP, VOILUTSequence=voi_table(0, [7] * 256, "US")), "black or white"),
+        (
+            lambda: dataset(
+                bordered(DEEP, 9), PixelPaddingValue=9, VOILUTSequence=voi_table(60, list(range(3841)), "US")
+            ),
+            "",
+        ),
     ],
 )  # fmt: skip
 def test_a_doubtful_picture_gets_a_warning(tmp_path: Path, made: Callable[[], Any], words: str) -> None:
@@ -260,6 +279,35 @@ def test_lossless_compression_changes_nothing(tmp_path: Path, syntax: str, kind:
     assert grey(tmp_path, made) == grey(tmp_path, plain)
 
 
+def item(content: bytes) -> bytes:
+    content += bytes(len(content) % 2)
+    return struct.pack("<HHL", 0xFFFE, 0xE000, len(content)) + content
+
+
+@pytest.mark.parametrize("syntax", LOSSLESS)
+def test_unusual_encapsulation_is_read(tmp_path: Path, syntax: str) -> None:
+    values = (WAVES * 65535).astype("u2")
+    stream = LOSSLESS[syntax](values)
+    expected = grey(tmp_path, dataset(values, bits=16))
+    half = len(stream) // 4 * 2
+    table = item(struct.pack("<2L", 0, 8 + half))  # an entry for each fragment
+    made = compressed(stream, syntax, values)
+    streams = {
+        "padded": item(b"") + item(stream + bytes(201)),
+        "padding": item(b"") + item(stream) + item(bytes(64)),
+    }
+    streams["table"] = table + item(stream[:half]) + item(stream[half:])
+    if syntax in (JPEG_LOSSLESS, JPEG_LS):
+        streams["filled"] = item(b"") + item(stream[:2] + b"\xff" * 5 + stream[2:])
+    for name, content in streams.items():
+        made.PixelData = content
+        assert grey(tmp_path, made) == expected, name
+    if syntax in (JPEG_LOSSLESS, JPEG_LS):  # cut off, and filled with zeros
+        made.PixelData = item(b"") + item(stream[:-90] + bytes(90))
+        with pytest.raises(UnusableImageError, match=DAMAGED):
+            read_grey(write(made, tmp_path))
+
+
 def test_pydicoms_own_files_are_read(tmp_path: Path) -> None:
     folder = Path(pydicom.__file__).parent / "data" / "test_files"
     plain = np.asarray(read_grey(folder / "MR_small.dcm"))
@@ -281,6 +329,39 @@ def test_lossy_compression_is_close(tmp_path: Path) -> None:
         made = compressed(stream, syntax, values, BitsStored=bits, HighBit=bits - 1)
         found = np.array(grey(tmp_path, made))
         assert np.abs(found - linear(values.astype(int), values.min(), values.max())).max() <= 3
+
+
+def lossy(values: np.ndarray, syntax: str) -> bytes:
+    if syntax == JPEG_2000:
+        return imagecodecs.jpeg2k_encode(values, codecformat="J2K", level=80, reversible=False)
+    if syntax == JPEG_LS:
+        return imagecodecs.jpegls_encode(values, level=3)
+    return imagecodecs.jpeg8_encode(values, level=95, bitspersample=12)
+
+
+@pytest.mark.parametrize("syntax", [JPEG_2000, JPEG_LS, JPEG_EXTENDED])
+def test_overshoot_of_a_lossy_stream_is_clipped(tmp_path: Path, syntax: str) -> None:
+    stored = 10
+    values = ((WAVES * 1.6 - 0.3).clip(0, 1) * (2**stored - 1)).round().astype("u2")  # a third black or white
+    values[3::5, 2::3] = values[3::5, 2::3].clip(0, 2**stored - 4)
+    made = compressed(lossy(values, syntax), syntax, values, BitsStored=stored, HighBit=stored - 1)
+    picture = read_grey(write(made, tmp_path))
+    assert np.abs(np.asarray(picture) - np.array(linear(values.astype(int), 0, 1023))).max() <= 12
+    assert kind_and_notes(picture)[0] == LOSSY_DICOM
+
+
+def test_signed_overshoot_is_clipped(tmp_path: Path) -> None:
+    values = ((WAVES * 1.6 - 0.3).clip(0, 1) * 1023 - 512).round().astype("i2")
+    elements: dict[str, Any] = {"BitsStored": 10, "HighBit": 9, "PixelRepresentation": 1}
+    made = compressed(lossy(values, JPEG_2000), JPEG_2000, values, **elements)
+    assert np.abs(np.array(grey(tmp_path, made)) - linear(values.astype(int), -512, 511)).max() <= 12
+
+
+def test_overlays_of_a_lossless_stream_are_masked(tmp_path: Path) -> None:
+    words = (VALUES | 0x8000).astype("u2")  # under the syntax that may be lossy
+    made = compressed(jpeg_2000(words), "1.2.840.10008.1.2.4.91", words, BitsStored=12, HighBit=11)
+    picture = read_grey(write(made, tmp_path))
+    assert np.asarray(picture).tolist() == linear(VALUES, 0, 1000) and kind_and_notes(picture) == (DICOM,)
 
 
 @pytest.mark.parametrize("syntax", ["1.2.840.10008.1.2", LITTLE_ENDIAN])
@@ -320,6 +401,12 @@ def test_a_contradicting_header_is_refused_before_decoding(
             read_grey(write(compressed(stream, syntax, like), tmp_path))
 
 
+def with_text(name: str, value: Any) -> Any:
+    made = dataset()
+    made.add_new(name, "LO", value)
+    return made
+
+
 UNUSABLE: dict[str, tuple[Any, str]] = {
     "no pixels": (lambda: dataset(PixelData=None), "DICOM file lacks PixelData: it is damaged or cut off"),
     "no sign": (lambda: dataset(PixelRepresentation=None), "DICOM file lacks PixelRepresentation: "),
@@ -354,6 +441,30 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
         DAMAGED,
     ),
     "no stream": (lambda: compressed(b"\0\0", JPEG_2000, VALUES.astype("u2")), DAMAGED),
+    "unknown syntax": (
+        lambda: compressed(b"\1\2", "1.2.840.10008.1.2.4.55", VALUES.astype("u2")),
+        "DICOM image is compressed as JPEG Full Progression, ",
+    ),
+    "pixels elsewhere": (
+        lambda: compressed(b"", "1.2.840.10008.1.2.4.94", VALUES.astype("u2"), PixelData=None),
+        "DICOM image is compressed as JPIP Referenced, which is not read",
+    ),
+    "components of Part 2": (
+        lambda: compressed(b"\1\2", "1.2.840.10008.1.2.4.93", VALUES.astype("u2")),
+        "DICOM image is compressed as JPEG 2000 Part 2, ",
+    ),
+    "text for a slope": (
+        lambda: with_text("RescaleSlope", "one"),
+        "DICOM file's RescaleSlope is not one number",
+    ),
+    "two slopes": (
+        lambda: with_text("RescaleSlope", ["1", "2"]),
+        "DICOM file's RescaleSlope is not one number",
+    ),
+    "comma of thousands": (
+        lambda: with_text("RescaleIntercept", "-1,024"),
+        "DICOM file's RescaleIntercept is not",
+    ),
     "no image's compression": (
         lambda: compressed(b"\0\0\1\xb3", VIDEO, VALUES.astype("u2")),
         r"DICOM image is compressed as video \(MPEG or HEVC\)",
@@ -414,6 +525,9 @@ QUOTED: dict[str, Callable[[bytes], bytes]] = {
     "window": lambda file: file.replace(b"100.5", NAME[:5]),
     "slope": lambda file: file.replace(b"1.125", NAME[:5]),
     "stream": lambda file: file.replace(b"\xff\xd8", NAME[:2]),
+    "syntax and stream": lambda file: file.replace(JPEG_LOSSLESS.encode(), NAME[:22]).replace(
+        b"\xff\xd8", b"  "
+    ),
     "netpbm": lambda _: b"P5 " + NAME + b" 3 255\n" + NAME,
     "png": lambda _: b"\x89PNG\r\n\x1a\n" + NAME * 3,
 }

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
 
-from medclip_dcl.pictures.grey import UnusableImageError, eight_bits, notes_of, to_grey
+from medclip_dcl.pictures.grey import (
+    DEEPER,
+    EIGHT_BITS,
+    UnusableImageError,
+    eight_bits,
+    kind_and_notes,
+    notes_of,
+    to_grey,
+)
 from medclip_dcl.pictures.image_file import read_grey
 from medclip_dcl.pictures.inputs import ImageWarning, as_grey
 
@@ -50,10 +59,13 @@ def test_a_few_hot_pixels_do_not_turn_it_black(kind: str) -> None:
 @pytest.mark.parametrize(
     ("values", "note"),
     [
-        (radiograph("uint16", 101), "share a tenth"),  # text burnt in
-        (radiograph("uint16", 499), "share a tenth"),
-        (radiograph("uint16", 501), ""),  # a white border
-        (radiograph("uint16", 15, 20_000), ""),
+        (
+            np.where(radiograph("uint16") < 2600, radiograph("uint16"), 20_000 + radiograph("uint16")),
+            "share a tenth",
+        ),
+        (radiograph("uint16", 7000), "share a tenth"),  # hardly a picture within its border
+        (radiograph("uint16", 15, 10_000), ""),
+        (radiograph("uint16", 15, 20_000), "share a tenth"),
         (np.where(radiograph("uint16") > 2990, 3000, 0).astype(np.uint16), "share a tenth"),
         (np.full((80, 125), 700, np.uint16), ""),
     ],
@@ -63,6 +75,75 @@ def test_other_images_keep_their_range(values: np.ndarray, note: str) -> None:
     expected = eight_bits(values, float(values.min()), float(values.max()))
     np.testing.assert_array_equal(np.asarray(grey), expected)
     assert len(notes_of(grey)) == bool(note) and all(note in text for text in notes_of(grey))
+
+
+@pytest.mark.parametrize(("kind", "level"), [("uint16", 65535), ("int32", -9999), ("float32", -3.4e38)])
+@pytest.mark.parametrize("share", [101, 501, 3100, 6600])
+def test_a_border_is_left_out(kind: str, level: float, share: int) -> None:
+    values = radiograph(kind, share, level)
+    grey = np.asarray(to_grey(Image.fromarray(values)))
+    picture = values.ravel()[:-share]
+    np.testing.assert_array_equal(
+        grey.ravel()[:-share], eight_bits(picture, float(picture.min()), float(picture.max()))
+    )
+    assert set(grey.ravel()[-share:]) == {255 if level > 0 else 0} and not notes_of(
+        to_grey(Image.fromarray(values))
+    )
+
+
+def test_borders_at_both_ends_are_left_out() -> None:
+    values = radiograph("uint16") // 2 + 25_000
+    values[0], values[-1] = 0, 65535
+    expected = eight_bits(values, float(values[1:-1].min()), float(values[1:-1].max()))
+    np.testing.assert_array_equal(np.asarray(to_grey(Image.fromarray(values))), expected)
+
+
+@pytest.mark.parametrize("byteorder", "<>")
+def test_tiff_numbers_unlike_their_mode(byteorder: str, tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    shades = FULL_RAMP.astype(int)
+    signed, unsigned = (shades - 128).astype(np.int8), (shades * 16843009).astype(np.uint32)
+    for values in (signed, unsigned, shades.astype(np.int32) - 99):
+        if values is unsigned and byteorder == ">":  # unknown to PIL, and refused
+            continue
+        tifffile.imwrite(tmp_path / "a.tif", values, byteorder=byteorder)
+        grey = read_grey(tmp_path / "a.tif")
+        assert np.asarray(grey).tolist() == FULL_RAMP.tolist() and kind_and_notes(grey) == (DEEPER,)
+
+
+@pytest.mark.parametrize("bands", [2, 3, 4])
+def test_colour_of_sixteen_bits_needs_them(bands: int) -> None:
+    codecs = pytest.importorskip("imagecodecs")
+    full = np.repeat(FULL_RAMP[..., None].astype(np.uint16) * 257, bands, axis=2)
+    if bands != 3:
+        full[..., -1] = 65535  # opaque
+    grey = read_grey(io.BytesIO(codecs.png_encode(full)))
+    assert np.asarray(grey).tolist() == FULL_RAMP.tolist() and kind_and_notes(grey) == (DEEPER,)
+    dark, labelled = full // 17, np.where(full < 65535, full // 17, 65535).astype(np.uint16)
+    # White of more than 8 bits in JPEG 2000 becomes black in PIL.
+    white = codecs.jpeg2k_encode(np.kron(full, np.ones((8, 8, 1), np.uint16)), level=0, reversible=True)
+    for content in (codecs.png_encode(dark), codecs.png_encode(labelled), white):
+        with pytest.raises(UnusableImageError, match="below 8,192"):
+            read_grey(io.BytesIO(content))
+
+
+def test_planes_of_sixteen_bits_are_refused(tmp_path: Path) -> None:
+    planes = np.repeat(FULL_RAMP[None].astype(np.uint16) * 257, 3, axis=0)
+    for compression in (None, "deflate"):
+        pytest.importorskip("tifffile").imwrite(
+            tmp_path / "a.tif", planes, photometric="rgb", planarconfig="separate", compression=compression
+        )
+        if compression:
+            assert np.asarray(read_grey(tmp_path / "a.tif")).tolist() == FULL_RAMP.tolist()
+        else:
+            with pytest.raises(UnusableImageError, match="separate planes"):
+                read_grey(tmp_path / "a.tif")
+
+
+def test_dark_colour_of_eight_bits_stays() -> None:
+    dark = Image.fromarray(FULL_RAMP // 9).convert("RGB")
+    assert np.asarray(to_grey(dark)).tolist() == (FULL_RAMP // 9).tolist()
+    assert kind_and_notes(to_grey(dark)) == (EIGHT_BITS,)
 
 
 def test_a_note_is_ours_and_not_the_files(tmp_path: Path) -> None:
