@@ -211,6 +211,7 @@ def _cells(
     settings: Folder, table: CsvFile, columns: dict[str, str], check: TableCheck
 ) -> tuple[pd.DataFrame, dict[str, int]]:
     """The rows of the table, in which placeholders are "", and the number of placeholders by content."""
+    table.require_rows([columns[name] for name in ("patient", "image") if name in columns])
     cells, wrong = table.read(dict.fromkeys(columns.values()))
     # Two purposes may share a column: a table whose rows are studies of patients that it does not name.
     rows = pd.DataFrame({name: cells[column] for name, column in columns.items()})

@@ -110,8 +110,8 @@ class Prepare:
     )
     limit: int | None = positive("at most N patients of each use, for a first try", None)
     rejected_share: float = option(
-        "share of images, reports and boxes that may be left out as missing, damaged or of another size (0.01); a "
-        "single one always may",
+        "share of images, reports, boxes and masks that may be left out as missing, damaged or of another size (0.01); "
+        "one of several always may",
         0.01,
         type=number(1.0),
         metavar="SHARE",

@@ -496,6 +496,12 @@ def test_other_line_ends_and_packed_tables(table: Path, newline: str) -> None:
     assert len(made(table).table("images")) == 4
 
 
+def test_a_quote_that_joins_patients_is_refused(table: Path) -> None:
+    table.write_text('sep=;\npatient;text\nQ-7;"Clear.\nQ-8;Edema."\nQ-9;Tube.\n')
+    with pytest.raises(UserError, match="table.csv: line 3 is a row"):
+        prepare(settings(table, text_only=True))
+
+
 def test_files_of_other_kinds_are_named(table: Path) -> None:
     rows = read(table)
     for writing, kind in (
