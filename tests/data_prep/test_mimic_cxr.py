@@ -640,7 +640,7 @@ def test_boxes_are_turned_with_their_picture(tmp_path: Path, orientation: int, t
     pixels[4:13, 38:45], exif[274] = 255, orientation
     Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
     width, height, _ = size = size_of(tmp_path / "a.png")
-    rows, columns = np.nonzero(read_grey(tmp_path / "a.png"))
+    rows, columns = np.nonzero(np.asarray(read_grey(tmp_path / "a.png")))
     place = dict(zip("xywh", np.array([38, 4, 7, 9]) * (times or 1), strict=True))
     sides = {"image_width": times and 50 * times, "image_height": times and 37 * times}
     box = pd.DataFrame({"dicom_id": ["a"], "box_id": "1", "category": "Edema", **place, **sides})

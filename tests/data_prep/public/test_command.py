@@ -235,6 +235,26 @@ def test_the_only_mask_of_another_size_is_refused(tmp_path: Path, real_data: Pat
     assert PreparedSet(tmp_path / "set").table("masks").empty
 
 
+def test_official_validate_patients_of_chexpert_as_test(tmp_path: Path, real_data: Path, capsys) -> None:
+    file = next((real_data / "nih/images").iterdir())
+    for part, n in (("train", 40), ("valid", 3)):
+        paths = [f"{part}/patient{n}{place:03}/study1/view1_frontal.jpg" for place in range(n)]
+        for path in paths:
+            (tmp_path / "raw" / path).parent.mkdir(parents=True)
+            shutil.copyfile(file, tmp_path / "raw" / path)
+        pd.DataFrame({"Path": paths, "Edema": 1}).to_csv(tmp_path / "raw" / f"{part}.csv", index=False)
+    prepare("chexpert", tmp_path / "raw", tmp_path / "usual")
+    assert "no official test images: --official_validate_as_test" in capsys.readouterr().out
+    words = ["--official_validate_as_test", "--split_shares", "0.7,0.3,0", "--split_seed", "1"]
+    prepare("chexpert", tmp_path / "raw", tmp_path / "set", *words)
+    images = PreparedSet(tmp_path / "set").table("images")
+    n_of_use = images["use"].value_counts().to_dict()
+    assert n_of_use["test"] == 3 and 5 < n_of_use["validate"] < 20 and n_of_use["train"] > 20
+    with pytest.raises(ReleaseError, match="the release has other parts"):
+        (tmp_path / "raw/train.csv").rename(tmp_path / "raw/test.csv")
+        prepare("chexpert", tmp_path / "raw", tmp_path / "other", "--official_validate_as_test")
+
+
 @pytest.mark.parametrize(
     ("name", "file", "content", "said"),
     [
