@@ -21,6 +21,7 @@ from data_prep.sources.preparation import Source
 from data_prep.sources.rows import NO_REPORT, PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
 from data_prep.sources.source_tables import SPLITS, CsvFile, ReleaseError
 from data_prep.sources.spellings import find_files
+from data_prep.text.languages import WORDS
 from data_prep.text.sections import OWN_RULES_VERSION
 from medclip_dcl.common.files import encoding_of, kind_of_file
 from medclip_dcl.common.findings import CHEXPERT
@@ -34,14 +35,17 @@ _POSITIONS = re.compile(
     r"\b(?:(?:SEMI|HALF)? ?(?:ERECT|UPRIGHT|SITTING)|SUPINE|STANDING|PORTABLE|MOBILE|BEDSIDE|HORIZONTAL|DEBOUT|ASSIS"
     r"|(?:IM )?(?:STEHEN|SITZEN|LIEGEN)D?|CHEST|THORAX|TORAX|CXR|X ?RAY|RX|VIEW|PROJECTION)\b"
 )
-_AP, _PA = r"\bA ?P\b|\bANTERO?(?:IOR)? ?POSTERIOR\b", r"\bP ?A\b|\bPOSTERO?(?:IOR)? ?ANTERIOR\b"
+_AP, _PA = r"\bA ?P\b|\b[AÂ]NTERO?(?:IOR)? ?POSTERIORE?\b", r"\bP ?A\b|\bP[OÓ]STERO?(?:IOR)? ?ANTERIORE?\b"
 _OTHER_VIEWS = (
-    r"(?:L|R|LEFT |RIGHT )? ?LAT(?:ERAL)?(?: LEFT| RIGHT)?|[LR]?L|PROFIL|SEITLICH|OBLIQUE|[LR][AP]O|[LR]LD"
+    r"(?:L|R|LEFT |RIGHT )? ?LAT(?:ERA\w+)?(?: LEFT| RIGHT)?|[LR]?L|P(?:RO|ER)FIL|SEITLICH"
+    r"|OBLIQUE|[LR][AP]O|[LR]LD"
 )
 _LABEL_WORDS = {
-    **dict.fromkeys(("yes", "true", "pos", "ja", "si", "s\u00ed", "oui"), "1"),
-    **dict.fromkeys(("no", "false", "neg", "nein", "non"), "0"),
+    **dict.fromkeys(("yes", "true", "pos", "ja", "si", "s\u00ed", "s\u00ec", "sim", "oui"), "1"),
+    **dict.fromkeys(("no", "false", "neg", "nein", "nee", "n\u00e3o", "nao", "non"), "0"),
 }
+_WORDS_OF = {"de": "weiblich|frau|m(?:ä|ae)nnlich|mann|ja|nein", "nl": "vrouw|(?:vrouwe|manne)lijk|nee"}
+"""Words of tables that no other language has."""
 # A list as Python writes it, or two names with endings.
 _SEVERAL_IMAGES = re.compile(rf"^[\[(]\s*['\"]|{IMAGE_ENDING}['\"\s]*[,;|]['\"\s]*\S+\.[A-Za-z]{{3}}")
 _COLUMNS = ("image", *TEXTS, "patient", "study", "view", "split", *PEOPLE)
@@ -70,7 +74,7 @@ def prepare(settings: Folder) -> None:
             "text_rules": OWN_RULES_VERSION,
             "delimiter": table.delimiter,
             "encoding": encoding,
-            **preparation.given(settings, "drop_bad_rows", "label_values", "language"),
+            **preparation.given(settings, "drop_bad_rows", "label_values", "language", "sex_values"),
         },
     )
     preparation.prepare_set(settings, made_from, lambda: _read(settings, table, columns, check))
@@ -181,6 +185,7 @@ def _read(settings: Folder, table: CsvFile, columns: dict[str, str], check: Tabl
     if not settings.text_only and not root.is_dir():
         raise ReleaseError(f"--images {root} is not a folder")
     rows, placeholders = _cells(settings, table, columns, check)
+    rows = _with_known_people(settings, rows)
     n_images = int((rows["image"] != "").sum())
     labels, unread = _labels(settings, rows[[name for name in columns if name not in _COLUMNS]], check)
     rows = rows.assign(**labels)
@@ -211,6 +216,7 @@ def _cells(
     settings: Folder, table: CsvFile, columns: dict[str, str], check: TableCheck
 ) -> tuple[pd.DataFrame, dict[str, int]]:
     """The rows of the table, in which placeholders are "", and the number of placeholders by content."""
+    table.require_rows([columns[name] for name in ("patient", "image") if name in columns])
     cells, wrong = table.read(dict.fromkeys(columns.values()))
     # Two purposes may share a column: a table whose rows are studies of patients that it does not name.
     rows = pd.DataFrame({name: cells[column] for name, column in columns.items()})
@@ -292,6 +298,27 @@ def _labels(
         remedy = f", or give --label_values={pairs} with 1, 0, -1 or nothing (no label) for each ?"
         check.problems.append(f"{'; '.join(found)}; write labels in their place{remedy if unknown else ''}")
     return labels, counts
+
+
+def _with_known_people(settings: Folder, rows: pd.DataFrame) -> pd.DataFrame:
+    """Sexes by `Folder.sex_values`; V is a woman in a Dutch table, and "45 J." years in a Dutch or German one.
+
+    A word in a column tells the language, or the section heads of most texts.
+    """
+    others = [rows[name] for name in rows if name not in ("image", "patient", "study", "age")]
+
+    def tells(language: str, words: str) -> bool:
+        heads = rf"(?im)^\W*(?:{'|'.join(WORDS[language].heads.values()).replace(', ', '|')})\W*:"
+        cells = [column[column != ""].str for column in others]
+        return any(c.fullmatch(words, case=False).any() or c.contains(heads).mean() > 0.5 for c in cells)
+
+    languages = {settings.language} & {*_WORDS_OF} or {x for x, words in _WORDS_OF.items() if tells(x, words)}
+    if "sex" in rows:
+        sexes = {**({"v": "F"} if "nl" in languages else {}), **(settings.sex_values or {})}
+        rows = rows.assign(sex=[sexes.get(word.strip(" .").casefold(), word) for word in rows["sex"]])
+    if "age" in rows and languages:
+        rows = rows.assign(age=rows["age"].str.replace(r"(?<=\d) ?J\.?$", "", case=False, regex=True))
+    return rows
 
 
 def standard_views(views: pd.Series) -> pd.Series:

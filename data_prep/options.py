@@ -7,6 +7,7 @@ import codecs
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,14 +73,12 @@ def _delimiter(text: str) -> str:
     return text
 
 
-def _label_values(text: str) -> dict[str, str]:
+def _word_values(text: str, known: Sequence[str]) -> dict[str, str]:
     values = {}
     for pair in text.split(","):
         word, sign, value = (part.strip() for part in pair.rpartition("="))
-        if not (word and sign) or value not in ("1", "0", "-1", "") or word.casefold() in values:
-            expected = (
-                "each word once with its label, as in present=1,absent=0,maybe= (1, 0, -1; nothing: no label)"
-            )
+        if not (word and sign) or value not in known or word.casefold() in values:
+            expected = f"each word once with {', '.join(known)}or nothing, as in word={known[0]},other="
             raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}, found {pair!r}")
         values[word.casefold()] = value
     return values
@@ -110,8 +109,8 @@ class Prepare:
     )
     limit: int | None = positive("at most N patients of each use, for a first try", None)
     rejected_share: float = option(
-        "share of images, reports and boxes that may be left out as missing, damaged or of another size (0.01); a "
-        "single one always may",
+        "share of images, reports, boxes and masks to leave out as missing, damaged or of another size (0.01); one "
+        "of several always may",
         0.01,
         type=number(1.0),
         metavar="SHARE",
@@ -244,10 +243,16 @@ class Folder(PrepareRows):
         metavar="NAME",
     )
     label_values: Mapping[str, str] | None = option(
-        "labels that words stand for: 1, 0, -1, or nothing for no label, as in present=1,maybe=",
+        "labels of words (1, 0, -1, or nothing), as in present=1,maybe=",
         None,
-        type=_label_values,
+        type=partial(_word_values, known=("1", "0", "-1", "")),
         metavar="WORD=LABEL",
+    )
+    sex_values: Mapping[str, str] | None = option(
+        "the same of sexes, F or M, as in kvinde=F,mand=M",
+        None,
+        type=partial(_word_values, known=("F", "M", "")),
+        metavar="WORD=SEX",
     )
     views: tuple[str, ...] = option(
         "frontal views of the view column (PA,AP,FRONTAL)", VIEWS, type=_names, metavar="NAMES"
@@ -298,6 +303,10 @@ class Public(PrepareSplit):
     redraw_test: bool = option(
         "draw the official test patients anew by --split_shares (choice: to train on findings that only the test list "
         "has); official training and validate patients stay",
+        False,
+    )
+    official_validate_as_test: bool = option(
+        "test on the official validate patients, if none are for test (CheXpert), and draw validate from train (0.01)",
         False,
     )
     templates: Path | None = _file(

@@ -40,6 +40,11 @@ def prepare(settings: Public) -> None:
     folder = ReleaseFolder(settings.source)
     tables = READERS[settings.name](folder)
     files = [*dict.fromkeys(folder.taken)]
+    if settings.official_validate_as_test:
+        if {*tables.rows["split"]} != {"train", "validate"}:
+            raise ReleaseError("--official_validate_as_test: the release has other parts; leave it out")
+        tables = replace(tables, images=tables.images.replace({"split": {"validate": "test"}}))
+        settings = replace(settings, split_shares=settings.split_shares or (0.99, 0.01, 0.0))
     splits = set(tables.rows["split"])
     if settings.redraw_test and "test" not in splits:
         raise ReleaseError("--redraw_test: the tables have no official test patients; leave it out")
@@ -67,6 +72,7 @@ def prepare(settings: Public) -> None:
     options = {
         "split": {"official": splits != {""}, "shares": list(settings.shares), "seed": settings.seed},
         "redraw_test": settings.redraw_test,
+        **preparation.given(settings, "official_validate_as_test"),
         "choices": choices,
         "names_patients": tables.names_patients,
         "images_of": list(tables.images_of),
@@ -74,6 +80,10 @@ def prepare(settings: Public) -> None:
     files += [] if templates is None else [templates]
     made_from = preparation.made_from(settings, tables.title, False, files, options)
     preparation.prepare_set(settings, made_from, lambda: _source(settings, folder, tables, drawn))
+    if splits == {"train", "validate"}:
+        print(
+            "no official test images: --official_validate_as_test, to another --output, takes those of validate"
+        )
 
 
 def _with_sentences(tables: PublicTables, prompts: PromptEnsembles) -> PublicTables:

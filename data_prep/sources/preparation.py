@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from medclip_dcl.runs.saved import read_json
 
 # Of an unknown head that is named.
 _PATIENTS = 5
-_COMPLETE = "complete the source"
+_COMPLETE, _CHOOSE = "complete the source", "choose other --sections"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ def _make(
             print(f"prepared again: {growth.changed[0]}{and_others(growth.changed[1:])}")
     # Of a set that is completed the fingerprint stays, to be compared, and the language: it is cut as before.
     write_json({**earlier, **made_from}, unfinished)
-    _refuse_boxes(settings, source)
+    source = _with_checked_boxes(settings, source)
     with worker_processes(settings.workers) as pool:
         found = Sentences()
         if source.reports is not None and isinstance(settings, PrepareReports):
@@ -131,9 +131,10 @@ def _make(
                 earlier.get("language"),
                 settings.findings_heads,
             )
-            names = source.study_names
-            unusable = {names.get(s, str(s)): found.reasons[s] for s in found.unusable}
-            _refuse_many(settings, "report", unusable, source.n_reports, _COMPLETE)
+            for is_unusable, remedy, share in ((True, _COMPLETE, 0.0), (False, _CHOOSE, 0.5)):
+                lost = [study for study in found.reasons if (study in found.unusable) == is_unusable]
+                reasons = {source.study_names.get(s, str(s)): found.reasons[s] for s in lost}
+                _refuse_many(settings, "report", reasons, source.n_reports, remedy, share)
         if growth.is_any:
             # From here on the set does not count as finished.
             finished.unlink(missing_ok=True)
@@ -143,6 +144,10 @@ def _make(
         images, image_rejects = _prepare_images(source.images, settings, pool)
     written, rejects, counts = _assemble(source, images, found, settings.cases)
     rejects = [*source.rejects, *image_rejects, *rejects]
+    by_use = counts.get("studies_by_use", counts["images_by_use"])
+    if sum(by_use.values()) == by_use["excluded"] or (source.reports is not None and not found.of_study):
+        _write_rejects(output, rejects)
+        raise ReleaseError(f"nothing is left ({_named(by_use)}); {output / 'rejects.csv'} has the reasons")
     # While the tables are written again, the set must not count as finished.
     finished.unlink(missing_ok=True)
     for name, frame in written.items():
@@ -271,33 +276,43 @@ def _frequent_heads(heads: Mapping[tuple[str, str], Sequence[int]], patient: Map
     return {"named": named, "rare": sum(0 < len(people) < _PATIENTS for people in patients.values())}
 
 
-def _refuse_boxes(settings: Prepare, source: Source) -> None:
-    """Refuse boxes and masks drawn on images of another size, or boxes mostly damaged, before hours of work."""
+def _with_checked_boxes(settings: Prepare, source: Source) -> Source:
+    """Turn boxes with their images; refuse those of images of another size, or mostly damaged, before hours of work."""
     remedy = "take the release's images, or copies in their proportions"
 
     def lost_of(rejects: Sequence[set_tables.Reject]) -> dict[str, str]:
         return {name: reason for _, name, reason in rejects if not reason.startswith(set_tables.OF_ITS_IMAGE)}
 
     if source.masks is not None:
-        _, rejects = set_tables.select_masks(source.masks, _with_sizes(source.images, source.masks))
+        readable = _with_sizes(source.images, source.masks)
+        _, rejects = set_tables.select_masks(source.masks, readable)
         _refuse_many(settings, "mask", lost_of(rejects), len(source.masks), remedy)
+        turned = readable.loc[readable["orientation"].between(2, 8), "dicom_id"]
+        if n := int(source.masks["dicom_id"].isin(turned).sum()):
+            print(f"warning: {n:,} masks stay as drawn, though Exif turns their images: see that they fit")
     if source.boxes is None:
-        return
+        return source
     readable = _with_sizes(source.images, source.boxes)
-    kept, rejects, _ = set_tables.select_boxes(source.boxes, readable, source.resized)
+    boxes, fits_either_way, is_beyond = set_tables.upright_boxes(source.boxes, readable)
+    if n := int(fits_either_way.sum()):
+        print(f"warning: {n:,} boxes stay as drawn, though Exif turns their images: see that they fit")
+    beyond = dict.fromkeys(boxes.loc[is_beyond, "box_id"], "it reaches beyond its image")
+    _refuse_many(settings, "box", beyond, len(boxes), "write x, y, width, height, not corners", 0.05)
+    kept, rejects, _ = set_tables.select_boxes(boxes, readable, source.resized)
     lost = lost_of(rejects)
     refused = {name: reason for name, reason in lost.items() if reason.startswith(set_tables.OTHER_SIZE)}
     remedy += ", or say --resized" if hasattr(settings, "resized") else ""
     if not refused and len(lost) > len(kept):
         refused, remedy = lost, "download the file of the boxes again"
     _refuse_many(settings, "box", refused, len(lost) + len(kept), remedy)
+    return replace(source, boxes=boxes)
 
 
 def _with_sizes(images: pd.DataFrame, drawn: pd.DataFrame) -> pd.DataFrame:
-    """The readable images that have boxes or masks, with height and width by their headers."""
+    """The readable images that have boxes or masks, with size and orientation by their headers."""
     images = images[images["dicom_id"].isin(drawn["dicom_id"])]
     sizes = [image_files.size_of(Path(file)) for file in images["file"]]
-    images = images.assign(width=[width for width, _ in sizes], height=[height for _, height in sizes])
+    images = images.join(pd.DataFrame(sizes, images.index, ["width", "height", "orientation"]))
     return images[images["width"] > 0]
 
 
@@ -467,15 +482,18 @@ def _prepare_images(
     return images[~is_bad].reset_index(drop=True), rejects
 
 
-def _refuse_many(settings: Prepare, kind: str, reasons: Mapping[str, str], total: int, remedy: str) -> None:
-    """A few damaged files are left out; many mean a broken download. One is always allowed."""
-    if len(reasons) <= max(1, settings.rejected_share * total):
+def _refuse_many(
+    settings: Prepare, kind: str, reasons: Mapping[str, str], total: int, remedy: str, share: float = 0.0
+) -> None:
+    """A few damaged files are left out; many mean a broken download. One of several is always allowed."""
+    share = max(share, settings.rejected_share)
+    if len(reasons) <= max(total > 1, share * total):
         return
     _write_rejects(settings.output, [(kind, name, reason) for name, reason in sorted(reasons.items())])
     first, reason = min(reasons.items())
     kinds = "boxes" if kind == "box" else f"{kind}s"
     raise ReleaseError(
-        f"{len(reasons):,} of {total:,} {kinds} cannot be used, more than {100 * settings.rejected_share:g}% (first: "
+        f"{len(reasons):,} of {total:,} {kinds} cannot be used, more than {100 * share:g}% (first: "
         f"{first}, {reason}; all of them: {settings.output / 'rejects.csv'}); {remedy}, or allow more with "
         "--rejected_share, then run the same command again"
     )

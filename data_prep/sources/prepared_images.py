@@ -18,7 +18,7 @@ from PIL import Image
 
 from medclip_dcl.common.files import digest, files_below, write_bytes
 from medclip_dcl.pictures.geometry import fit
-from medclip_dcl.pictures.grey import DEEPER, EIGHT_BITS, RULES, UnusableImageError, kind_and_notes
+from medclip_dcl.pictures.grey import DEEPER, EIGHT_BITS, RULES, UnusableImageError, kind_and_notes, orientation
 from medclip_dcl.pictures.image_file import ENDINGS, is_dicom_or_deep, read_grey
 
 QUALITY = 95
@@ -89,13 +89,15 @@ def image_files(folder: Path) -> list[Path]:
     return [file for file in listed_files(folder) if ENDINGS.search(file.name)]
 
 
-def size_of(file: Path) -> tuple[int, int]:
-    """Width and height by a file's header; 0, 0 where it cannot be read."""
+def size_of(file: Path) -> tuple[int, int, int]:
+    """Width and height of a file's upright picture, and its Exif orientation; 0, 0, 1 where it cannot be read."""
     try:
         with Image.open(file) as image:
-            return image.size
+            turn = orientation(image)
+            width, height = image.size[::-1] if 5 <= turn <= 8 else image.size
+            return width, height, turn
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
-        return 0, 0
+        return 0, 0, 1
 
 
 def prepare_image(job: Job) -> Outcome:

@@ -199,10 +199,10 @@ def _numbers(names: pd.Series, kind: str) -> tuple[pd.Series, pd.DataFrame]:
 def _with_people(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
     """Sex and age as a prepared set has them; a column in which no value can be read is a problem."""
     read = {
-        "sex": (sexes, "F, M, female or male"),
-        "age": (ages, "years, as 45, or 045Y or 006M as DICOM has them"),
+        "sex": (sexes, "F, M, female or male", "give --sex_values WORD=F,WORD=M"),
+        "age": (ages, "years, as 45, or 045Y or 006M as DICOM has them", "say --language de or nl for J."),
     }
-    for name, (read_values, expected) in read.items():
+    for name, (read_values, expected, remedy) in read.items():
         if name not in rows:
             continue
         values = read_values(rows[name])
@@ -210,8 +210,12 @@ def _with_people(rows: pd.DataFrame, check: TableCheck) -> pd.DataFrame:
         if is_unread.any():
             said = rows[name].str[:20].rename(check.columns.get(name, name))
             problem = wrong_values(said, is_unread, expected)
-            if (is_unread | (rows[name] == "")).all():
-                check.problems.append(f"{problem}; name another column by --{name}_column")
+            # One sex alone beside a frequent word, which may be the other; "45 J." in an unknown language.
+            is_alone = name == "sex" and len({*values} - {"unknown"}) == 1 and check.drop_bad_rows is not None
+            is_halved = is_alone and said[is_unread].value_counts().iloc[0] >= 0.05 * len(rows)
+            is_in_j = said.str.contains(r"\d ?J\.?$", case=False).any()
+            if is_halved or is_in_j or (is_unread | (rows[name] == "")).all():
+                check.problems.append(f"{problem}; name another column by --{name}_column, or {remedy}")
             else:
                 check.warn(f"{problem}; counted as unknown")
         rows = rows.assign(**{name: values})

@@ -24,6 +24,34 @@ OF_ITS_IMAGE = "its image "
 CANNOT_BE_USED = f"{OF_ITS_IMAGE}cannot be used"
 
 
+def upright_boxes(boxes: pd.DataFrame, images: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series, pd.Series]:
+    """Boxes turned with their images, which of them fit either way, and which reach beyond by more than 1% of a side.
+
+    `images` have the size of the upright picture and its Exif orientation. All boxes of one are turned if any fits the
+    picture as stored alone: by the image size that the box names, else by where it lies.
+    """
+    place = boxes[["x", "y", "w", "h", "image_width", "image_height"]].astype("float64")
+    turned = place[["y", "x", "h", "w", "image_height", "image_width"]].set_axis(place.columns, axis=1)
+    of_image = images.set_index("dicom_id")[["width", "height", "orientation"]]
+    wide, high, orientation = (boxes["dicom_id"].map(of_image[name]) for name in of_image)
+
+    def fits(place: pd.DataFrame) -> pd.Series:
+        x, y, w, h, width, height = (place[name] for name in place)
+        is_whole = (wide / width - high / height).abs() <= 1 / width + 1 / height
+        return is_whole.where(width.notna(), (x + w <= 1.01 * wide) & (y + h <= 1.01 * high))
+
+    fits_stored = orientation.between(5, 8) & fits(turned)
+    is_turned = (fits_stored & ~fits(place)).groupby(boxes["dicom_id"]).transform("any")
+    fits_either_way = fits(place) & (fits_stored | orientation.between(2, 4))
+    place = place.mask(is_turned, turned).fillna({"image_width": wide, "image_height": high})
+    is_beyond = pd.Series(False, boxes.index)
+    for x, w, side, mirrored in (("x", "w", "image_width", (6, 7)), ("y", "h", "image_height", (7, 8))):
+        beside = place[side] - place[x] - place[w]
+        is_beyond |= beside < -0.01 * place[side]
+        place[x] = place[x].mask(is_turned & orientation.isin(mirrored), beside)
+    return boxes.assign(**place), fits_either_way, is_beyond
+
+
 def select_boxes(
     boxes: pd.DataFrame, images: pd.DataFrame, resized: str | None
 ) -> tuple[pd.DataFrame, list[Reject], int]:

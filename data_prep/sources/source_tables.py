@@ -154,6 +154,29 @@ class CsvFile:
         table = pd.DataFrame.from_dict(rows, orient="index", columns=wanted, dtype=str)
         return table.rename_axis(ROW), unequal
 
+    def require_rows(self, keys: Sequence[str]) -> None:
+        """Refuse a quote that joins rows: a line in a cell with the header's number of delimiters.
+
+        In a key column it has letters and digits where another row has them. Two columns with a comma between them look
+        like prose: there two such lines must follow each other.
+        """
+        lines = io.StringIO(SEPARATOR_LINE.sub("", self.text, count=1), newline="").readlines()
+        rows, header = dict(self._lines()), self.header()
+        inner = {n: lines[n].split(self.delimiter) for n in {*range(1, len(lines))}.difference(rows)}
+        places = [header.index(key) for key in keys if inner]
+
+        def forms(cells: Sequence[str]) -> set[tuple[int, str]]:
+            words = [(place, cells[place].strip(' "\r\n')) for place in places if place < len(cells)]
+            return {(p, re.sub(r"[^\W\d]", "a", re.sub(r"\d", "0", word))) for p, word in words if word}
+
+        known = set().union(*map(forms, [*rows.values()][1:]))
+        alike = [n for n, cells in inner.items() if len(cells) == len(header) and known & forms(cells)]
+        step = int((len(header), self.delimiter) == (2, ","))
+        if found := [n + 1 for n in alike if n + step in alike]:
+            raise ReleaseError(
+                f"{self.file}: line {min(found)} is a row inside of a quote; double that quote"
+            )
+
 
 def unequal_lines(lines: Sequence[str]) -> str:
     """The problem of lines with too many or too few values, as `CsvFile.read` names them."""

@@ -20,6 +20,7 @@ from data_prep.text.abbreviations import language_of, unknown_script
 from data_prep.text.exports import plain_text
 from data_prep.text.sections import Notes, Section, own_sections, study_sections
 from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
+from medclip_dcl.common.files import encoding_of
 
 ARCHIVE = "mimic-cxr-reports.zip"
 """The download that holds all reports of MIMIC-CXR."""
@@ -281,10 +282,11 @@ def _text(report: Report) -> str | Passages:
     if not content.strip():
         return Passages(reason="report file is empty", is_unreadable=True)
     try:
-        return content.decode("utf-8-sig")
+        text = content.decode(encoding_of(content))
     except UnicodeDecodeError:
         # Any byte is a character of Latin-1, the usual other encoding of such reports.
-        return content.decode("latin-1")
+        text = content.decode("latin-1")
+    return Passages(reason="report has zero bytes: no text", is_unreadable=True) if "\0" in text else text
 
 
 def _collect(

@@ -81,11 +81,12 @@ def to_grey(image: Image.Image) -> Image.Image:
     zero is inverted; other formats have no such header. The Exif orientation is applied.
     """
     grey = _eight_bit_grey(image)
-    turn = _TURNS.get(_orientation(image))
+    turn = _TURNS.get(orientation(image))
     return grey if turn is None else grey.transpose(turn)
 
 
-def _orientation(image: Image.Image) -> int:
+def orientation(image: Image.Image) -> int:
+    """Exif orientation of a picture; 1 is upright."""
     try:
         return int(image.getexif().get(_ORIENTATION, 1))
     except _DAMAGED:

@@ -83,6 +83,8 @@ def _read(file: Path, column: str | None) -> pd.DataFrame:
         raise UserError(f"--column: {file} has no column {column!r}; give the name of one of its columns")
     if not all(isinstance(text, str) for text in table[column].dropna()):
         raise UserError(f"--column: expected texts, found other values in {column!r}; give another column")
+    if suffix == ".tsv" and table[column].str.contains("\t").any():
+        raise UserError(f"{file}: a quote joins rows: {column!r} holds a tab; double that quote")
     if added := {"n_tokens", "log_p", "n_unknown", "truncated"} & {*table.columns}:
         raise UserError(f"{file}: expected no column {min(added)}, which is added; rename it")
     return table.reset_index(drop=True)

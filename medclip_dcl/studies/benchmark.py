@@ -45,6 +45,12 @@ def run(options: Options) -> None:
             notes.append(prepared.changes)
         if without := [finding for finding in prepared.findings if finding not in prompts]:
             notes.append(f"{name}: no prompts, so no zero-shot AUC: {', '.join(without)} (--prompts)")
+        tables = {table for table in ("boxes", "masks") if prepared.has(table)}
+        if not tables and {"test", "grounding"}.isdisjoint(prepared.table("images")["use"]):
+            advice = "prepare it with --split_shares, or --official_validate_as_test, to another --output"
+            failures.append(f"{name}: no image of {prepared.folder} is for test; {advice}")
+            print(failures[-1], flush=True)
+            continue
         for model in models:
             where = f"{model.name} on {name}"
             if model.findings and not {*model.findings} & {*prepared.findings}:

@@ -118,6 +118,34 @@ def test_sex_and_age_of_a_table(table: Path, capsys: pytest.CaptureFixture[str])
     assert "column Gender: expected F, M, female or male, found 'divers' in row 5 (1 of 4 rows)" in said.err
 
 
+@pytest.mark.parametrize(
+    ("columns", "changed", "sexes", "years"),
+    [
+        ({"sex": ["Feminino", "masculino"], "Edema": ["sim", "n\u00e3o"]}, {}, "FM", [10, 20]),
+        ({"sex": ["donna", "uomo"], "Edema": ["s\u00ec", "no"]}, {}, "FM", [10, 20]),
+        ({"sex": ["V", "M"], "Edema": ["ja", "nee"], "age": ["45 J.", "61 jaar"]}, {}, "FM", [45, 61]),
+        ({"sex": ["Frau", "m"], "Edema": ["1", "0"], "age": ["45 J.", "61J"]}, {}, "FM", [45, 61]),
+        (
+            {"sex": "WM", "text": ["Befund: Erguss.", "Beurteilung: o. B."], "age": ["45 J."] * 2},
+            {},
+            "FM",
+            [45, 45],
+        ),
+        ({"sex": "HM", "Edema": ["1", "0"]}, {"sex_values": {"h": "M", "m": "F"}}, "MF", [10, 20]),
+        ({"sex": "FM", "text": ["Erguss.", "Clear."], "age": ["4 J"] * 2}, {"language": "de"}, "FM", [4, 4]),
+    ],
+)
+def test_words_of_tables_in_other_languages(
+    table: Path, columns: dict[str, Any], changed: dict[str, Any], sexes: str, years: list[int]
+) -> None:
+    names = ["a/1.png", "b.tif"]
+    rows = pd.DataFrame({"image": names, "patient": names, "age": ["10", "20"], "split": "train"})
+    images = made(table, rows.assign(**{k: list(v) for k, v in columns.items()}), **changed).table("images")
+    assert images[["sex", "age"]].to_numpy().tolist() == list(map(list, zip(sexes, years, strict=True)))
+    if "Edema" in columns:
+        assert PreparedSet(table.parent.parent / "set").table("labels")["Edema"].tolist() == [1, 0]
+
+
 def test_the_prepared_set_of_a_table(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepared = made(table)
     images = prepared.table("images").set_index("dicom_id")
@@ -351,6 +379,9 @@ REFUSED: list[tuple[Callable[[pd.DataFrame], pd.DataFrame], dict[str, Any], str]
     (lambda t: t.assign(view="LATERAL"), {}, "one of the views PA, AP, FRONTAL .*, found 'LATERAL' in rows"),
     (lambda t: t.assign(image=""), {}, "no row has a frontal image; for reports alone pass --text_only"),
     (lambda t: t.assign(sex=list("12121")), {}, "sex: expected F, M, female or male, found '1' in rows .*: '2'"),
+    (lambda t: t.assign(sex=["kvinde", "M"] * 2 + ["M"]), {}, "found 'kvinde' in rows .* give --sex_values"),
+    (lambda t: t.assign(sex=["M", "V"] * 2 + ["M"]), {}, "found 'M' in rows .*: 'V' in row .* give --sex_values"),
+    (lambda t: t.assign(age=["62 J."] + ["7"] * 4), {}, "found '62 J.' in row 2 .*--age_column, or say --lang"),
     (lambda t: t.assign(age="old"), {}, "column age: expected years, as 45, or 045Y .*, found 'old' in"),
     (lambda t: t, {"label_columns": ["Nodule"]}, "lacks the column Nodule; found .*--label_columns"),
     (lambda t: t, {"label_columns": ["view"]}, "view of --label_columns has another meaning"),
@@ -441,7 +472,8 @@ def test_labels_in_words_are_read(table: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_label_values_of_the_command_line() -> None:
-    assert options._label_values("a = b=0, Present=1,maybe=") == {"a = b": "0", "present": "1", "maybe": ""}
+    read = options._word_values("a = b=0, Present=1,maybe=", ("1", "0", ""))
+    assert read == {"a = b": "0", "present": "1", "maybe": ""}
 
 
 def test_header_rows_and_long_cells_of_others(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -497,7 +529,7 @@ def test_spellings_of_views() -> None:
         "AP": ["A/P", "A. P.", "ap supine", "AP frontal", "antero-posterior", "Thorax liegend a.p."],
         "PA": ["p-a", "(PA)", "CHEST PA upright", "posteroanterior", "Thorax p.a. im Stehen", "PA view"],
         "FRONTAL": ["frontal view", "Frontal"],
-        "OTHER": ["LL", "lateral", "LAT.", "left lateral", "L-LAT", "RAO"],
+        "OTHER": ["LL", "lateral", "laterale", "lateraal", "perfil", "LAT.", "left lateral", "L-LAT", "RAO"],
         "": ["", "AP/PA", "PA and lateral", "AP pelvis", "map", "1"],
     }
     for expected, words in spelt.items():
@@ -524,6 +556,12 @@ def test_other_line_ends_and_packed_tables(table: Path, newline: str) -> None:
     text = rows.to_csv(index=False, sep=";").replace("\n\n", " ").replace("\n", newline)
     table.write_bytes(gzip.compress(text.encode()))
     assert len(made(table).table("images")) == 4
+
+
+def test_a_quote_that_joins_patients_is_refused(table: Path) -> None:
+    table.write_text('sep=;\npatient;text\nQ-7;"Clear.\nQ-8;Edema."\nQ-9;Tube.\n')
+    with pytest.raises(UserError, match="table.csv: line 3 is a row"):
+        prepare(settings(table, text_only=True))
 
 
 def test_files_of_other_kinds_are_named(table: Path) -> None:

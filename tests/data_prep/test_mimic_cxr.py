@@ -24,9 +24,11 @@ from data_prep.check import check_set
 from data_prep.mimic_cxr import prepare
 from data_prep.options import MimicCxr
 from data_prep.sources import preparation, releases, set_tables
+from data_prep.sources.prepared_images import size_of
 from data_prep.sources.releases import find_release
 from data_prep.sources.source_tables import ReleaseError
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
+from medclip_dcl.pictures.image_file import read_grey
 from tests.data_prep.killing import content
 from tests.data_prep.small_release import (
     HEIGHT,
@@ -297,6 +299,7 @@ def test_unusable_image_is_left_out_with_reason(raw: Path) -> None:
     [
         (None, "report file is missing"),
         (TITLE + " FINDINGS:  ___.\n", "report has no findings or impression"),
+        (TITLE + " FINDINGS:  Cl\0ear.\n", "report has zero bytes: no text"),
     ],
 )
 def test_study_without_text_is_excluded_with_reason(raw: Path, report: str | None, reason: str) -> None:
@@ -309,6 +312,27 @@ def test_study_without_text_is_excluded_with_reason(raw: Path, report: str | Non
     use = prepared.table("images").set_index("dicom_id")["use"]
     assert use[[dicom(1), dicom(3)]].tolist() == ["excluded", "excluded"]
     assert (use == "excluded").sum() == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_reports_in_utf_16_are_read(raw: Path, encoding: str) -> None:
+    report_path(raw, 50000002).write_text(TITLE + " IMPRESSION:  Größe normal.\n", encoding=encoding)
+    assert "Größe normal." in {*made(raw).table("sentences")["text"]}
+
+
+def test_a_set_without_chosen_sections_is_refused(raw: Path) -> None:
+    for study in {study for _, study, *_ in IMAGES.values()}:
+        report_path(raw, study).write_text(TITLE + " FINDINGS:  Clear.\n")
+    words = {"sections": ("impression",), "ms_cxr": None}
+    with pytest.raises(ReleaseError, match="10 of 10 reports .* more than 50% .*choose other --sections"):
+        prepare(settings(raw, **words))
+    with pytest.raises(ReleaseError, match="nothing is left .*excluded 11"):
+        prepare(settings(raw, **words, rejected_share=1.0))
+    for study in (50000001, 50000002, 50000003, 50000004):
+        report_path(raw, study).write_text(TITLE + " IMPRESSION:  Clear.\n")
+    with pytest.raises(ReleaseError, match="6 of 10 reports"):
+        prepare(settings(raw, **words, rejected_share=0.55))
+    assert len(made(raw, **words, rejected_share=0.6).table("reports")) == 4
 
 
 def test_a_chosen_section_is_the_only_one(raw: Path) -> None:
@@ -540,7 +564,7 @@ def test_unusable_boxes_are_left_out_with_reasons(raw: Path) -> None:
 
     edit_boxes(raw, edit)
     report_path(raw, 50000005).unlink()
-    prepared = made(raw)
+    prepared = made(raw, rejected_share=0.3)  # 3 of 13 boxes reach beyond their image
     drawn = "drawn on an image of 68 x 21 pixels, the release's image has 34 x 21 (width x height)"
     assert prepared.table("boxes")[["dicom_id", "phrase", "x"]].to_numpy().tolist() == [
         [dicom(7), "effusion 7", 1],
@@ -597,6 +621,44 @@ def test_boxes_follow_their_resized_image(
     found, rejects, scaled = set_tables.select_boxes(boxes, images, resized)
     assert found[["x", "y", "w", "h"]].to_numpy().tolist() == [pytest.approx(expected)]
     assert (rejects, scaled) == ([], 1)
+
+
+def test_boxes_written_as_corners_are_refused(raw: Path) -> None:
+    corners = {7: [20, 10, 30, 15], 9: [20, 12, 33, 20], 11: [1, 1, 3, 3]}
+    edit_boxes(
+        raw, lambda content: [box.update(bbox=corners[box["image_id"]]) for box in content["annotations"]]
+    )
+    with pytest.raises(ReleaseError, match="2 of 3 boxes .* more than 5% .* beyond its image.*not corners"):
+        prepare(settings(raw))
+    prepare(settings(raw, rejected_share=0.7))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("times", [1, 2, None])
+def test_boxes_are_turned_with_their_picture(tmp_path: Path, orientation: int, times: int | None) -> None:
+    pixels, exif = np.zeros((37, 50), np.uint8), Image.Exif()
+    pixels[4:13, 38:45], exif[274] = 255, orientation
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    width, height, _ = size = size_of(tmp_path / "a.png")
+    rows, columns = np.nonzero(np.asarray(read_grey(tmp_path / "a.png")))
+    place = dict(zip("xywh", np.array([38, 4, 7, 9]) * (times or 1), strict=True))
+    sides = {"image_width": times and 50 * times, "image_height": times and 37 * times}
+    box = pd.DataFrame({"dicom_id": ["a"], "box_id": "1", "category": "Edema", **place, **sides})
+    images = pd.DataFrame([["a", *size]], columns=["dicom_id", "width", "height", "orientation"])
+    turned, fits_either_way, _ = set_tables.upright_boxes(box, images)
+    found = set_tables.select_boxes(turned, images, None)[0][["x", "y", "w", "h"]].to_numpy().tolist()
+    is_known = orientation in (1, 5, 6, 7, 8)
+    assert fits_either_way.tolist() == [not is_known]
+    assert (width, height) == ((50, 37) if orientation < 5 else (37, 50))
+    drawn = [columns.min(), rows.min(), np.ptp(columns) + 1, np.ptp(rows) + 1] if is_known else [38, 4, 7, 9]
+    assert found == [drawn]
+    # Drawn on the upright picture, or on a square one: as it is.
+    upright = box.assign(
+        x=3, y=30 if orientation > 4 else 4, w=2, h=2, image_width=width, image_height=height
+    )
+    assert set_tables.upright_boxes(upright, images)[0]["x"].tolist() == [3]
+    square = upright.assign(image_width=9, image_height=9), images.assign(width=20, height=20)
+    assert set_tables.upright_boxes(*square)[1].tolist() == [orientation > 1]
 
 
 def test_boxes_of_distorted_images_need_an_explanation(raw: Path) -> None:

@@ -79,6 +79,12 @@ def test_further_formats_are_read(tmp_path: Path, name: str, content: str | byte
     assert name == "a.txt" or table["id"].tolist() == ["01", "2"]
 
 
+def test_a_quote_that_joins_sentences_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text('text\tid\n5 cm tube.\t1\n"No effusion.\t3\nClear."\t4\n')
+    with pytest.raises(UserError, match="a.tsv: a quote joins rows"):
+        sentence_file._read(tmp_path / "a.tsv", None)
+
+
 def test_tokens_get_rows_of_their_own(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "in.csv"
     pd.DataFrame({"finding": TEXTS}).to_csv(file, index=False)

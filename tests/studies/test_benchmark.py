@@ -458,6 +458,19 @@ def test_a_classifier_of_other_findings_is_not_applicable(
         main(words[1:] + ["--prompts", str(prompts)])
 
 
+def test_a_set_without_test_images_is_one_line(models, labelled_set, tmp_path, capsys) -> None:
+    folder = shutil.copytree(labelled_set, tmp_path / "usual")
+    images = pd.read_parquet(folder / "images.parquet")
+    write_table(images.assign(use="train", official_split="train"), folder / "images.parquet", "images")
+    for name in ("boxes", "masks"):
+        (folder / f"{name}.parquet").unlink(missing_ok=True)
+    with pytest.raises(SystemExit, match="1"):
+        main([*map(str, models.values()), "--sets", str(folder), "--output", str(tmp_path / "out")])
+    assert (
+        capsys.readouterr().out.count("is for test; prepare it with --split_shares, or --official_val") == 1
+    )
+
+
 def test_only_the_holder_of_a_test_changes_it(models, labelled_set, tmp_path) -> None:
     (model,), (prepared,) = read_models([models["model"]], None), plan.read_sets([labelled_set]).values()
     run, prepare = plan.test_of(model, "set", prepared, {}, "scores", [], tmp_path, "cuda:3")

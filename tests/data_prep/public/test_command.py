@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from PIL import Image
 
 from data_prep.check import check_set
 from data_prep.public.release_tables import ReleaseFolder
@@ -210,6 +211,48 @@ def test_regions_of_a_damaged_image_are_left_out(
     found = PreparedSet(output)
     assert len(found.table("boxes" if kind == "box" else "masks")) == 1 and not found.names_patients
     assert check_set(output)[1] == []
+
+
+def test_masks_on_turned_images_are_counted(tmp_path: Path, real_data: Path, capsys) -> None:
+    (source := tmp_path / "source").mkdir()
+    (source / "train-rle.csv").write_text("ImageId, EncodedPixels\na,5 9\n")
+    exif = Image.Exif()
+    exif[274] = 6
+    with Image.open(next((real_data / "nih/images").iterdir())) as image:
+        image.save(source / "a.png", exif=exif)
+    prepare("siim", source, tmp_path / "set", "--split_shares", "0,0,1")
+    assert "1 masks stay as drawn" in capsys.readouterr().out
+
+
+def test_the_only_mask_of_another_size_is_refused(tmp_path: Path, real_data: Path) -> None:
+    (source := tmp_path / "source").mkdir()
+    (source / "train-rle.csv").write_text("ImageId, EncodedPixels\na,5 9\n")
+    with Image.open(next((real_data / "nih/images").iterdir())) as image:
+        image.resize((40, 50)).save(source / "a.png")
+    with pytest.raises(ReleaseError, match="1 of 1 masks cannot be used"):
+        prepare("siim", source, tmp_path / "set", "--split_shares", "0,0,1")
+    prepare("siim", source, tmp_path / "set", "--split_shares", "0,0,1", "--rejected_share", "1")
+    assert PreparedSet(tmp_path / "set").table("masks").empty
+
+
+def test_official_validate_patients_of_chexpert_as_test(tmp_path: Path, real_data: Path, capsys) -> None:
+    file = next((real_data / "nih/images").iterdir())
+    for part, n in (("train", 40), ("valid", 3)):
+        paths = [f"{part}/patient{n}{place:03}/study1/view1_frontal.jpg" for place in range(n)]
+        for path in paths:
+            (tmp_path / "raw" / path).parent.mkdir(parents=True)
+            shutil.copyfile(file, tmp_path / "raw" / path)
+        pd.DataFrame({"Path": paths, "Edema": 1}).to_csv(tmp_path / "raw" / f"{part}.csv", index=False)
+    prepare("chexpert", tmp_path / "raw", tmp_path / "usual")
+    assert "no official test images: --official_validate_as_test" in capsys.readouterr().out
+    words = ["--official_validate_as_test", "--split_shares", "0.7,0.3,0", "--split_seed", "1"]
+    prepare("chexpert", tmp_path / "raw", tmp_path / "set", *words)
+    images = PreparedSet(tmp_path / "set").table("images")
+    n_of_use = images["use"].value_counts().to_dict()
+    assert n_of_use["test"] == 3 and 5 < n_of_use["validate"] < 20 and n_of_use["train"] > 20
+    with pytest.raises(ReleaseError, match="the release has other parts"):
+        (tmp_path / "raw/train.csv").rename(tmp_path / "raw/test.csv")
+        prepare("chexpert", tmp_path / "raw", tmp_path / "other", "--official_validate_as_test")
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,25 @@ def test_words_of_sex_and_age():
         "unknown",
     ]
     words = pd.Series(
-        ["45 ans", "~45", "72 Jahre", "6 months", "45,5", "90+", ">89", "45+", "1961-03-02", "45 j"]
+        [
+            "45 ans",
+            "9 anos",
+            "8 anni",
+            "7 jaar",
+            "6 maanden",
+            "3 mesi",
+            "~45",
+            "72 Jahre",
+            "6 months",
+            "45,5",
+            "90+",
+            ">89",
+            "45+",
+            "1961-03-02",
+            "45 j",
+        ]
     )
-    expected = [45, 45, 72, 0.5, 45.5, 90, 89, *[np.nan] * 3]
+    expected = [45, 9, 8, 7, 0.5, 0.25, 45, 72, 0.5, 45.5, 90, 89, *[np.nan] * 3]
     assert ages(words).tolist() == pytest.approx(expected, nan_ok=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from data_prep.sources.releases import (
     read_labels,
     read_ms_cxr,
 )
-from data_prep.sources.source_tables import ReleaseError
+from data_prep.sources.source_tables import CsvFile, ReleaseError
 from medclip_dcl.common.findings import CHEXPERT
 
 A, B = "0000000a-00000000-00000000-00000000-00000001", "0000000b-00000000-00000000-00000000-00000002"
@@ -134,6 +135,27 @@ def test_a_damaged_archive_is_an_error(tmp_path: Path, damage: Callable[[bytes],
     file.write_bytes(damage(file.read_bytes()))
     with pytest.raises(ReleaseError, match=r"split\.csv\.gz cannot be read .* download it again"):
         read_images(find_release(folder))
+
+
+@pytest.mark.parametrize(
+    ("text", "delimiter", "line"),
+    [
+        ('id\ttext\n1\t"Normal.\n2\tNo effusion.\n3\tEdema."\n44\tx\n', "\t", 3),
+        ('text;id\r\n"Clear;7\r\nTube";8\r\nEdema;9\r\n', ";", 3),
+        ('image,id,text\na1.png,p1,"Big\na2.png,q2,Clear\n"\n', ",", 3),
+        # Prose with as many commas; of two columns two lines of it tell.
+        ('id,text,note\np1,"Big, clear,\nno nodules, no tube, no\nline, wire, stent",\np2,x,y\n', ",", 0),
+        ('id,text\nab,"Big,\nno, no effusion"\ncd,x\n', ",", 0),
+        ('id,text\nab,"Big,\ncd, no effusion\nef, no tube"\ngh,x\n', ",", 3),
+        # A cell that is empty elsewhere is not a form.
+        ('id,text,note\np1,"Big\n, and, so"\n,x,y\n', ",", 0),
+        ('id,text\n\n1,"two\nlines"\n\n', ",", 0),
+    ],
+)
+def test_a_quote_that_joins_rows_is_refused(text: str, delimiter: str, line: int) -> None:
+    table = CsvFile(Path("table.csv"), text, "", delimiter)
+    with pytest.raises(ReleaseError, match=f"table.csv: line {line} is a row") if line else nullcontext():
+        table.require_rows(["id"])
 
 
 @pytest.mark.parametrize(("name", "pack"), [("a.csv", bytes), ("a.csv.gz", gzip.compress)])
