@@ -18,7 +18,14 @@ from PIL import Image
 
 from medclip_dcl.common.files import digest, files_below, write_bytes
 from medclip_dcl.pictures.geometry import fit
-from medclip_dcl.pictures.grey import DEEPER, EIGHT_BITS, RULES, UnusableImageError, kind_and_notes, orientation
+from medclip_dcl.pictures.grey import (
+    DEEPER,
+    EIGHT_BITS,
+    RULES,
+    UnusableImageError,
+    kind_and_notes,
+    orientation,
+)
 from medclip_dcl.pictures.image_file import ENDINGS, is_dicom_or_deep, read_grey
 
 QUALITY = 95
