@@ -614,7 +614,7 @@ def test_results_say_what_they_are_of(tested):
 def test_the_documented_evaluation_is_in_the_report(tmp_path):
     text = (Path(__file__).resolve().parents[2] / "docs/contributing.md").read_text(encoding="utf-8")
     names: dict[str, Any] = {}
-    exec(text.partition("```python\n")[2].partition("```")[0], names)
+    exec(text.partition("## A new evaluation")[2].partition("```python\n")[2].partition("```")[0], names)
     # Without its attributes, and with a constructor that calls no other.
     source = {
         "__init__": lambda self: None,

@@ -35,7 +35,7 @@ GRID: dict[str, Any] = {
     "settings": {**SETTINGS, "kept_steps": STEPS, "trainer.check_val_every_n_epoch": 2},
     "axes": {
         "rate": {"levels": {"slow": None, "fast": {"settings": {"model.init_args.learning_rate": 0.9}}}},
-        "seed": {"set": ["seed_everything", "data.init_args.seed"], "values": 2},
+        "seed": {"set": ["seed_everything", "data.init_args.seed"], "values": 3},
     },
     "outcomes": {
         "error": BEST,
@@ -76,7 +76,7 @@ def test_rows_are_those_of_each_kept_step(finished):
         assert others.loc["checkpoint", "value"] == chosen and pd.isna(others.loc["checkpoint", "step"])
         assert (others.loc["end", "step"], others.loc["end", "value"]) == (6, curve.loc[6, "value"])
         assert (others.loc["third", "step"], others.loc["third", "validate"]) == (3, metrics[2])
-    assert len(table) == 4 * (len(STEPS) + 3)
+    assert len(table) == 6 * (len(STEPS) + 3)
 
 
 def test_page_stars_hypotheses_alone_and_names_rules(finished):
@@ -87,7 +87,7 @@ def test_page_stars_hypotheses_alone_and_names_rules(finished):
     )
     difference = rows["fast"] - rows["slow"]
     p = stats.ttest_1samp(difference, 0).pvalue
-    half = stats.t.ppf(0.99, 1) * difference.std() / np.sqrt(2)
+    half = stats.t.ppf(0.99, 2) * difference.std() / np.sqrt(3)
     line = next(line for line in page.splitlines() if "H1: fast" in line)
     assert f"{p:.2g}" in line and f"{abs(difference.mean() + half):.3f}" in line
     assert "error, best step" in line and ("*" in line) == (p <= 0.02)
