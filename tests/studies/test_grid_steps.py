@@ -161,7 +161,7 @@ def test_missing_test_of_a_step_is_named(finished):
     with pytest.raises(UserError, match="has no test of step 4"):
         results_table(experiment)
     table = results_table(dataclasses.replace(experiment, outcomes={"tuned": tuned}))
-    assert len(table) == 4 * len(STEPS) and (table["value"] == table["validate"]).all()
+    assert len(table) == 6 * len(STEPS) and (table["value"] == table["validate"]).all()
     least = table.groupby("run")["value"].min()
     assert table[table["chosen"]].set_index("run")["value"].equals(least.loc[table["run"].unique()])
     file.write_text(content)
