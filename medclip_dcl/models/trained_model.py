@@ -175,6 +175,8 @@ class ImageModel(NetworkModel):
         return self
 
     def on_fit_start(self) -> None:
+        if problem := self.network.unit_problem(self.network.image_config()):
+            raise UserError(f"image_encoder.{problem}")
         if self.frozen_parts():
             # Evaluation mode is meant.
             warnings.filterwarnings(
@@ -218,7 +220,7 @@ class ImageModel(NetworkModel):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         # No options: they came with the weights that the training had started from.
-        described = checkpoint["network"]
+        described = self.network.image_arguments(checkpoint["network"])
         self.network.set_normalisation(described["mean"], described["std"])
         self.initial_weights = TakenOver.of_checkpoint(checkpoint)
 

@@ -131,6 +131,22 @@ def test_a_users_datamodule_trains(small_bert, data, tmp_path):
         trainer(tmp_path, max_steps=1).fit(model, own)
 
 
+def test_mean_in_grey_levels_is_tested_not_trained(small_bert, data, tmp_path):
+    model, old = build(small_bert), tmp_path / "old.ckpt"
+    model.network.set_normalisation([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+    fit = trainer(tmp_path, max_steps=1)
+    with pytest.raises(UserError, match="image_encoder.mean and std: .* found 123.675; divide"):
+        fit.fit(model, data)
+    fit.save_checkpoint(old)
+    for read in (load, ImageTextModel.load_from_checkpoint):
+        with pytest.warns(UserWarning, match="mean and std: .* found 123.675"):
+            read(old)
+    model = build(small_bert)
+    with pytest.warns(UserWarning, match="mean and std: .* found 123.675"):
+        trainer(tmp_path, limit_test_batches=1).test(model, data, ckpt_path=str(old), weights_only=True)
+    assert model.network.std.flatten().tolist() == pytest.approx([58.395, 57.12, 57.375])
+
+
 class Learned(ClassProbability):
     """A user's rule: a factor that is learned from 0 on, times a column of the user's file."""
 

@@ -29,6 +29,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "convnext_atto": {"depths": (1, 1, 1, 1), "dims": (8, 8, 8, 16)},
     "resnet18": {"channels": (8, 8, 8, 16)},
 }
+EIGHT_BITS = torch.ones(16, dtype=torch.uint8)
 N_PREFIX = {
     "vit_small_patch14_reg4_dinov2": 5,
     "vit_base_patch16_siglip_224": 0,
@@ -172,6 +173,7 @@ def test_other_sides_are_refused(family):
         (lambda x: edited(x, model_args={**TOKENS, "depth": 1}), "vit_tiny.*Unexpected key"),
         (lambda x: with_weights(x, lambda state: state.pop("norm.bias")), "vit_tiny.*Missing key.*norm.bias"),
         (lambda x: with_weights(x, lambda state: state["norm.bias"].fill_(torch.nan)), "NaN or infinite in"),
+        (lambda x: with_weights(x, lambda state: state.update({"norm.weight": EIGHT_BITS})), "quantised .*norm.weight"),
     ],
 )  # fmt: skip
 def test_unsuitable_folders_are_refused(tmp_path, change, words):
