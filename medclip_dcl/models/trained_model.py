@@ -27,6 +27,7 @@ from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.described import DescribedNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
+from medclip_dcl.networks.text_encoder import TransformersSentences
 
 _OWNERS: dict[type[Callback], str] = {
     callbacks.StochasticWeightAveraging: "set ema_decay instead",
@@ -77,6 +78,8 @@ class TrainedModel(LightningModule):
 
     tests_untrained = False
     """True: `fit` keeps the untrained weights, and `test` evaluates them beside the trained ones."""
+    unused: Iterable[Tensor] = ()
+    """Parameters of the text encoder without gradient, which are frozen where several processes train."""
 
     def configure_callbacks(self) -> list[Callback]:
         """Dropout is a function of (seed, epoch, batch, process)."""
@@ -85,6 +88,11 @@ class TrainedModel(LightningModule):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             refuse_owners(self.trainer.callbacks)  # type: ignore[attr-defined]
+            for encoder in self.modules() if self.trainer.world_size > 1 else ():
+                if isinstance(encoder, TransformersSentences) and (unused := encoder.freeze_unused()):
+                    self.unused = unused.values()
+                    count, name = len(unused), next(iter(unused))
+                    rank_zero_info(f"text encoder: {count} tensors without gradient are frozen: {name} ...")
             for parameter in self.parameters() if self.trainer.world_size > 1 else ():
                 if parameter.requires_grad:
                     parameter.register_hook(partial(_with_strides, parameter.stride()))

@@ -26,7 +26,7 @@ encode = verb("encode")
 export = shell("export")
 
 ENCODER = "--model.init_args.image_encoder"
-OWN = [ENCODER, "medclip_dcl.networks.TransformersRegions", f"{ENCODER}.init_args.pretrained"]
+OWN = [ENCODER, "TransformersRegions", f"{ENCODER}.init_args.pretrained"]
 
 
 @pytest.fixture

@@ -312,7 +312,11 @@ def test_unsuitable_folders_are_refused(vit, change, words):
             "num_channels: expected 3, found 1",
         ),
         ({"architecture": {"model_type": "vit"}, "dim": 0}, "dim: expected at least 1"),
-        ({"architecture": {"model_type": "vit"}, "mean": MEAN}, "expected mean and std, or neither"),
+        ({"architecture": {"model_type": "vit"}, "mean": MEAN}, "expected 3 numbers each, .* std None"),
+        (
+            {"architecture": ARCHITECTURES["vit"], "mean": [0.5], "std": STD},
+            r"3 numbers each, found mean \[0.5\]",
+        ),
         ({"architecture": {"model_type": "gpt2"}}, "image_encoder.architecture: model_type"),
     ],
 )
