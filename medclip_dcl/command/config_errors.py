@@ -96,6 +96,8 @@ def explain(message: str, options: Iterable[str]) -> str:
         return f"{where}: {absent[1]} has no {absent[2]} (class_path {class_path}){near}"
     # A line for each accepted type.
     expected = [*filter(None, takewhile(bool, (re.match(_EXPECTED, line) for line in (leaf, *rest))))]
+    if expected and (unknown := re.match(r"dot import path string: (\w+)", expected[0][1])):
+        return f"{where}: no class is known as {unknown[1]}; give its path, as medclip_dcl.networks.ResNetRegions"
     if expected:
         found = expected[0][2]
         kinds = _in_words(kind[1] for kind in (expected[:1] if found else expected))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,7 @@ KNOWN = ("medclip_dcl", "pytorch_lightning", "lightning_fabric", "torch.nn", "to
 
 _TYPED = ("--run_folder", "--ckpt_path")
 """Options that win over configurations wherever they are typed: the parser would let a later file replace them."""
+_NAMED = ("data", "evaluation", "models", "networks", "objectives", "unimodal")
 _NESTED_NULL = re.compile(r"\A(--[\w.+]+?\.init_args\.\w+)\.init_args\.(\w+)=null\Z")
 _PREFIXES = tuple(f"{package}." for package in KNOWN)
 
@@ -32,8 +34,12 @@ def allow_imports(modules: Sequence[str]) -> None:
     """Let class paths name classes of `KNOWN` and of the packages of these modules, for the rest of the process.
 
     A configuration comes with a run folder that somebody sends, and a checkpoint names classes, too: neither may decide
-    what is imported. The parser would also build classes that stand in place of plain values.
+    what is imported. The parser would also build classes that stand in place of plain values. It
+    knows classes by their names alone once they are imported, as the public ones are here.
     """
+    for package in (importlib.import_module(f"medclip_dcl.{name}") for name in _NAMED):
+        for name in package.__all__:
+            getattr(package, name)
     packages = [module.split(".")[0] for module in modules if not module.startswith(_PREFIXES)]
     if packages:
         search_working_directory()

@@ -49,6 +49,7 @@ from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.evaluation.predictions import PredictionWriter
 from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, ResultsWriter
 from medclip_dcl.models.seeded_batches import SeededBatches
+from medclip_dcl.networks.described import ImageNetwork
 from medclip_dcl.networks.image_encoder import IMAGENET
 from medclip_dcl.runs.checkpoint_files import ResumeError
 from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
@@ -253,11 +254,16 @@ class MedclipCLI(LightningCLI):
         if config.ensemble is not None:
             _hand_on("ensemble", config.ensemble, ("ZeroShotClassification",), config.trainer.callbacks)
         if self.subcommand == "fit":
+            if config.ckpt_path is None:
+                return
+            saved = read_model(config.ckpt_path)
+            if problem := ImageNetwork.unit_problem(saved.network):
+                raise UserError(f"{saved.path}: {problem}, and train anew")
             if self.continues:
                 # The files that the encoders were built from may be gone.
-                take_network_from(read_model(config.ckpt_path), config.model)
-            elif config.ckpt_path is not None:
-                take_missing_encoder_from(read_model(config.ckpt_path), config.model)
+                take_network_from(saved, config.model)
+            else:
+                take_missing_encoder_from(saved, config.model)
                 forget_initial_weights(config.model)
             return
         self.source = read_model(config.ckpt_path)

@@ -190,16 +190,18 @@ def check_sizes(
         raise UserError(f"{source}: {name}: expected at most {limit}, found {found:,}; copy both again")
 
 
-def shapes_of(weights: Any) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a state dict or file (of safetensors the header alone); none of others."""
+def shapes_of(weights: Any, floats: bool = True) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the tensors (or of those that are not floats) of a state dict or file; none of others."""
     if isinstance(weights, Path) and weights.suffix == _SAFETENSORS:
         with suppress(SafetensorError, OSError), safe_open(weights, framework="pt") as stream:
-            return {name: tuple(stream.get_slice(name).get_shape()) for name in stream.keys()}  # noqa: SIM118
+            parts = [(name, stream.get_slice(name)) for name in stream.keys()]  # noqa: SIM118
+            return {name: tuple(x.get_shape()) for name, x in parts if floats or "F" not in x.get_dtype()}
     elif isinstance(weights, Path):
         with suppress(UserError):  # named where its tensors are read
-            return shapes_of(read_torch_file(weights))
+            return shapes_of(read_torch_file(weights), floats)
     entries = weights.items() if isinstance(weights, Mapping) else ()
-    return {name: tuple(value.shape) for name, value in entries if isinstance(value, Tensor)}
+    tensors = ((name, x) for name, x in entries if isinstance(x, Tensor))
+    return {name: tuple(x.shape) for name, x in tensors if floats or not x.is_floating_point()}
 
 
 def require_kind(network: Mapping[str, Any], kind: str) -> None:
@@ -243,21 +245,25 @@ def _merged(state: Mapping[str, Tensor], lora: Any, source: Path) -> dict[str, T
 
 
 def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str:
-    """Names of the tensors that are missing, unexpected or of another shape; empty where `found` fits."""
+    """Names of the tensors that are missing, unexpected, of another shape or quantised; empty where `found` fits."""
+    both = [(name, value, found[name]) for name, value in expected.items() if name in found]
     problems = {
         "missing": sorted(expected.keys() - found.keys()),
         "unexpected": sorted(found.keys() - expected.keys()),
         "of another shape": [
-            f"{name} {tuple(found[name].shape)} instead of {tuple(value.shape)}"
-            for name, value in expected.items()
-            if name in found and found[name].shape != value.shape
+            f"{name} {tuple(b.shape)} instead of {tuple(a.shape)}"
+            for name, a, b in both
+            if a.shape != b.shape
+        ],
+        "quantised (give the original weights)": [
+            f"{name} {b.dtype}" for name, a, b in both if a.is_floating_point() and not b.is_floating_point()
         ],
     }
     return ", ".join(f"{problem} {some_of(names)}" for problem, names in problems.items() if names)
 
 
 def load_exactly(module: nn.Module, state: Mapping[str, Tensor], source: str | Path) -> None:
-    """Load a state dict in which no tensor is missing, unexpected, of another shape, NaN or infinite."""
+    """Load a state dict in which no tensor is missing, unexpected, of another shape, quantised, NaN or infinite."""
     if problems := compare_state_dicts(module.state_dict(), state):
         raise UserError(f"{source}: weights do not fit the network; {problems}")
     check_numbers(state, source)

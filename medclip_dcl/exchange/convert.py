@@ -70,11 +70,8 @@ def _converted(options: Convert) -> tuple[ImageTextNetwork, list[str]]:
         raise UserError("--text_encoder: expected the folder of the text encoder's tokenizer, found none")
     state = read_model(source).state
     if "visual.proj" in state:
-        if mean is None or std is None or max(*mean, *std) > 1:
-            raise UserError(
-                "--mean and --std: expected those of images in [0, 1], which no state dict has, found "
-                f"{mean} and {std}; divide those of grey levels by 255"
-            )
+        if mean is None or std is None:
+            raise UserError("--mean and --std: expected both, which no state dict has, found one or none")
         return from_openai(state, source, text, mean, std)
     if any(name.startswith(RESNET) for name in state):
         take_only("text_encoder")

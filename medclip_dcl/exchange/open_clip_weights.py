@@ -103,7 +103,7 @@ def from_openai(
     state: Mapping[str, Tensor], file: Path, text_folder: Path, mean: list[float], std: list[float]
 ) -> Converted:
     """Convert the state dict of an OpenAI's CLIP, such as CheXzero's; `file` names it in errors."""
-    state = from_openai_names({name: value.float() for name, value in state.items()}, file)
+    state = from_openai_names(state, file)
     width, _, patch, _ = state["vision_model.embeddings.patch_embedding.weight"].shape
     side = patch * round((len(state["vision_model.embeddings.position_embedding.weight"]) - 1) ** 0.5)
     heads = (width // _WIDTH_OF_HEAD, len(state["text_model.final_layer_norm.weight"]) // _WIDTH_OF_HEAD)

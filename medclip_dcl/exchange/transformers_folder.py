@@ -98,12 +98,14 @@ def assembled(
     shown: Shown,
 ) -> Converted:
     """A network that compares global vectors, with the weights of `state`; `beginnings` rename its tensors."""
-    scale = state["logit_scale"].exp().item()
+    scale = state["logit_scale"].float().exp().item()
     similarity = GlobalCosine(gamma2=scale, max_gamma2=max(_MAX_GAMMA2, scale))
     image_encoder.check_sides({"image_size": shown.size})
     network = ImageTextNetwork(
         image_encoder, text_encoder, similarity, shown.size, shown.mean, shown.std, shown.geometry
     )
+    if problem := network.unit_problem(network.image_config()):
+        raise UserError(f"SOURCE: {problem}")
     others = {name: x for name, x in state.items() if not name.startswith((*beginnings, "logit_bias"))}
     load_exactly(network, others | renamed(state, beginnings, network.state_dict()), "SOURCE")
     notes = [*shown.notes, f"logit scale: {scale:.6g}"]

@@ -220,14 +220,13 @@ class ImageTextModel(ImageModel):
         return [self.network.image_encoder.trunk, self.network.text_encoder.transformer]
 
     def setup(self, stage: str) -> None:
+        if stage == "fit" and self.lora is not None and not has_adapters(self):
+            for encoder in self._encoders():
+                add_adapters(encoder, self.lora)
+            trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
+            total = sum(p.numel() for p in self.parameters())
+            rank_zero_info(f"LoRA of rank {self.lora.rank}: {trained:,} of {total:,} parameters are trained")
         super().setup(stage)
-        if stage != "fit" or self.lora is None or has_adapters(self):
-            return
-        for encoder in self._encoders():
-            add_adapters(encoder, self.lora)
-        trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
-        total = sum(p.numel() for p in self.parameters())
-        rank_zero_info(f"LoRA of rank {self.lora.rank}: {trained:,} of {total:,} parameters are trained")
 
     def use_data(self, data: ImageTextData, stage: str) -> None:
         self.use_images(data.images, stage)
@@ -392,10 +391,15 @@ class ImageTextModel(ImageModel):
         own, rate = {id(p) for p in transformer}, self.text_learning_rate
         # An objective may learn, too: a class probability with parameters.
         every = [*self.network.parameters(), *self.objective.parameters()]
+        # A run may go on with another number of processes: its optimiser keeps them.
+        for parameter in self.unused:
+            parameter.requires_grad_(True)
         groups = [
             *parameter_groups(transformer, self.weight_decay, rate, None if rate is None else "text"),
             *parameter_groups([p for p in every if id(p) not in own], self.weight_decay),
         ]
+        for parameter in self.unused:
+            parameter.requires_grad_(False)
         return adamw_warmup_cosine(
             groups, self.learning_rate, self.warmup_steps, total, self.beta2, self.schedule
         )

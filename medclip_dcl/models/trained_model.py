@@ -27,6 +27,7 @@ from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.described import DescribedNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
+from medclip_dcl.networks.text_encoder import TransformersSentences
 
 _OWNERS: dict[type[Callback], str] = {
     callbacks.StochasticWeightAveraging: "set ema_decay instead",
@@ -77,6 +78,8 @@ class TrainedModel(LightningModule):
 
     tests_untrained = False
     """True: `fit` keeps the untrained weights, and `test` evaluates them beside the trained ones."""
+    unused: Iterable[Tensor] = ()
+    """Parameters of the text encoder without gradient, which are frozen where several processes train."""
 
     def configure_callbacks(self) -> list[Callback]:
         """Dropout is a function of (seed, epoch, batch, process)."""
@@ -85,6 +88,11 @@ class TrainedModel(LightningModule):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             refuse_owners(self.trainer.callbacks)  # type: ignore[attr-defined]
+            for encoder in self.modules() if self.trainer.world_size > 1 else ():
+                if isinstance(encoder, TransformersSentences) and (unused := encoder.freeze_unused()):
+                    self.unused = unused.values()
+                    count, name = len(unused), next(iter(unused))
+                    rank_zero_info(f"text encoder: {count} tensors without gradient are frozen: {name} ...")
             for parameter in self.parameters() if self.trainer.world_size > 1 else ():
                 if parameter.requires_grad:
                     parameter.register_hook(partial(_with_strides, parameter.stride()))
@@ -175,6 +183,8 @@ class ImageModel(NetworkModel):
         return self
 
     def on_fit_start(self) -> None:
+        if problem := self.network.unit_problem(self.network.image_config()):
+            raise UserError(f"image_encoder.{problem}")
         if self.frozen_parts():
             # Evaluation mode is meant.
             warnings.filterwarnings(
@@ -218,7 +228,7 @@ class ImageModel(NetworkModel):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         # No options: they came with the weights that the training had started from.
-        described = checkpoint["network"]
+        described = self.network.image_arguments(checkpoint["network"])
         self.network.set_normalisation(described["mean"], described["std"])
         self.initial_weights = TakenOver.of_checkpoint(checkpoint)
 

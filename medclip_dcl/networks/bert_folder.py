@@ -163,17 +163,23 @@ def load_library_model(
 
 def folder_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the weights that transformers would read from a folder; none of those that are damaged."""
-    return {name: shape for file in _weight_files(folder) for name, shape in shapes_of(file).items()}
+    files = _weight_files(folder)
+    # Others may be masks or places, as GPT-2's attn.bias.
+    if found := [name for file in files for name in shapes_of(file, floats=False) if name.endswith("weight")]:
+        raise ModelFolderError(
+            f"{folder}: expected floats, found quantised {some_of(found)}; give the original weights"
+        )
+    return {name: shape for file in files for name, shape in shapes_of(file).items()}
 
 
 def folder_weights(folder: Path, names: Sequence[str] = _WEIGHTS) -> dict[str, Tensor]:
-    """Weights of a folder in float32, under the names in its files, which have the first of `names` that exists."""
+    """Weights of a folder, under the names in its files, which have the first of `names` that exists."""
     files = _weight_files(folder, names)
     if not files:
         raise ModelFolderError(
             f"{folder}: expected weights, {' or '.join(names)}, found none; copy them into it"
         )
-    return {name: value.float() for file in files for name, value in read_state_dict(file).items()}
+    return {name: value for file in files for name, value in read_state_dict(file).items()}
 
 
 def _weight_files(folder: Path, names: Sequence[str] = _WEIGHTS) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
@@ -191,7 +192,17 @@ class ImageNetwork(DescribedNetwork):
         }
 
     @staticmethod
+    def unit_problem(config: Mapping[str, Any]) -> str:
+        """A line about a mean and std that are not of images in [0, 1], as those of grey levels; "" for none."""
+        mean, std = config.get("mean") or (), config.get("std") or ()
+        wrong = [*(x for x in mean if not 0 <= x <= 1), *(x for x in std if x > 1)]
+        line = "mean and std: expected those of images in [0, 1], found {:.6g}; divide those of grey levels by 255"
+        return line.format(*wrong) if wrong else ""
+
+    @staticmethod
     def image_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
+        if problem := ImageNetwork.unit_problem(config):
+            warnings.warn(f"the loaded network: {problem}, and train anew", stacklevel=2)
         return {name: config[name] for name in _IMAGE_ARGUMENTS}
 
     def save_pretrained(self, folder: str | Path) -> None:

@@ -54,12 +54,13 @@ class PretrainedRegions(ProjectedRegions):
         check_min("image_encoder", {"dim": (dim, 1)})
         self.dim, self.has_global_vector = dim, global_vector
 
-    def set_normalisation(self, mean: list[float] | None, std: list[float] | None) -> None:
+    def set_normalisation(self, mean: Any, std: Any) -> None:
         """Of a new network; ImageNet's where both are None."""
-        if (mean is None) != (std is None):
-            raise UserError(f"image_encoder: expected mean and std, or neither, found {mean} and {std}")
-        if mean is not None and std is not None:
-            self.mean, self.std = mean, std
+        given = [x for x in (mean, std) if isinstance(x, Sequence) and len(x) == 3]
+        if not (mean is std is None or len(given) == 2):
+            raise UserError(f"image_encoder: expected 3 numbers each, found mean {mean}, std {std}; set both")
+        if given:
+            self.mean, self.std = given
 
     @property
     def feature_dim(self) -> int:

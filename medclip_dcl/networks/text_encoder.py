@@ -54,6 +54,7 @@ _CLIP, _SIGLIP = "clip_text_model", "siglip_text_model"
 # `projection`, where frozen features and the transformer's own learning rate end.
 _TOWERS: dict[str, type[PreTrainedModel]] = {_CLIP: CLIPTextModel, _SIGLIP: SiglipTextModel}
 _DEFAULT_MAX_TOKENS = 128
+_TRIED = "No focal consolidation, effusion or pneumothorax. Normal heart. "
 # Share of the states' deviation that counts as rounding (choice).
 _ROUNDING = 1e-4
 
@@ -341,12 +342,29 @@ class TransformersSentences(SentenceEncoder):
         logits = head(hidden, self.model.get_input_embeddings().weight)
         return masked_language_losses(logits, labels, places)
 
+    def freeze_unused(self) -> dict[str, Tensor]:
+        """Freeze the parameters on which no embedding depends, and return them by name: processes would wait for them.
+
+        Nothing else changes. The masked-language-model head has a loss of its own.
+        """
+        trained = {x: p for x, p in self.named_parameters() if p.requires_grad and "language_head" not in x}
+        if not trained:
+            return {}
+        modes = [(part, part.training) for part in self.modules()]
+        (ids,) = self.tokenize([_TRIED * self.max_tokens])
+        tokens = torch.tensor([ids], device=next(self.parameters()).device)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            total = self.eval()(tokens, tokens.new_tensor([len(ids)])).sum()
+        gradients = torch.autograd.grad(total, [*trained.values()], allow_unused=True)
+        for part, mode in modes:
+            part.training = mode
+        found = zip(trained.items(), gradients, strict=True)
+        return {name: p.requires_grad_(False) for (name, p), gradient in found if gradient is None}
+
     @torch.no_grad()
     def _try_out(self, folder: Path) -> None:
         """Refuse a model that padding changes, as FNet and ConvBERT, or whose first token sees itself alone."""
-        (ids,) = self.tokenize(
-            ["No focal consolidation, effusion or pneumothorax. Normal heart. " * self.max_tokens]
-        )
+        (ids,) = self.tokenize([_TRIED * self.max_tokens])
         length = max(min(2, self.max_tokens), self.max_tokens // 2)  # the rest is padding
         padding = [0] * (self.max_tokens - length)
         tokens, lengths = torch.tensor([[*ids[: length - 1], ids[-1], *padding]]), torch.tensor([length])

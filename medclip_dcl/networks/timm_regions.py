@@ -88,11 +88,17 @@ class TimmRegions(PretrainedRegions):
             )
         arguments = (described.get("model_args") or {}).items()
         self.model_args = {key: x for key, x in arguments if key not in ("num_classes", *_ANY_SIZE)}
+        if (channels := self.model_args.get("in_chans", 3)) != 3:
+            raise UserError(f"{self.name}: in_chans: expected 3, found {channels}; give another model")
         try:
             model, takes_any_size = _created(self.name, self.model_args, folder, n_classes)
-            built_for = self.model_args.get("img_size") or model.pretrained_cfg["input_size"][-1]
+            defaults = model.pretrained_cfg
+            built_for = self.model_args.get("img_size") or defaults["input_size"][-1]
             size = built_for if isinstance(built_for, int) else built_for[-1]
-            maps, vector, unused = _on_meta(_Features(model, global_vector), size)
+            self.stride = int(model.feature_info[-1]["reduction"])
+            self._one_size = size if defaults.get("fixed_input_size") and not takes_any_size else None
+            side = self._one_size or max(1, size // self.stride) * self.stride
+            maps, vector, unused = _on_meta(_Features(model, global_vector), side)
         except UserError:
             raise
         except Exception as error:  # timm reads, builds and computes in many ways
@@ -102,7 +108,6 @@ class TimmRegions(PretrainedRegions):
             raise ModelFolderError(
                 f"{folder}: timm, {self.name}: {reason}; update timm, or copy the folder again"
             ) from error
-        self._one_size = size if model.pretrained_cfg.get("fixed_input_size") and not takes_any_size else None
         for name in unused:
             owner, _, leaf = name.rpartition(".")
             setattr(model.get_submodule(owner), leaf, None)
@@ -113,8 +118,13 @@ class TimmRegions(PretrainedRegions):
         self.backbone = _Features(model, global_vector)
         self._channels_last = maps.ndim == 3 or getattr(model, "output_fmt", "NCHW") == "NHWC"
         self._n_prefix = getattr(model, "num_prefix_tokens", 0) if maps.ndim == 3 else 0
-        self.stride = int(model.feature_info[-1]["reduction"])
         self.channels = maps.shape[-1 if self._channels_last else 1]
+        count = maps[0].numel() // self.channels - self._n_prefix
+        if side % self.stride or count != (side // self.stride) ** 2:
+            raise UserError(
+                f"image_encoder: {self.name}: expected a region for each {self.stride} x {self.stride} pixels, found "
+                f"{count} of its {side} x {side}; give a model whose features are a map of its image"
+            )
         if vector is not None and vector.shape[1] != self.channels:
             raise UserError(
                 f"image_encoder.global_vector: that of {self.name} has {vector.shape[1]} channels, its regions have "

@@ -13,6 +13,8 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from medclip_dcl.common.errors import UserError
+
 
 class GreyCrop(NamedTuple):
     """Part of an image, with brightness, contrast and mean, by which `to_input` changes its grey levels."""
@@ -71,10 +73,18 @@ def to_input(
     Columns of `image_scale`: the factor that multiplies the image (brightness); the factor by which its distance from
     a mean grows (contrast), after which values are clipped to [0, 1]; and this mean. None changes nothing.
     """
+    expected = "images: expected grey levels as uint8, or floating-point images in [0, 1], found"
     if not images.is_floating_point():
+        if images.dtype != torch.uint8:
+            raise UserError(f"{expected} {images.dtype}; convert them")
         # CUDA multiplies by the rounded reciprocal of a number, but divides by a tensor as a CPU does.
         images = images / torch.full((1,), 255, dtype=torch.float32, device=images.device)
+    # Reading values waits for a device, and an export has none.
+    elif images.is_cpu and not torch.compiler.is_compiling() and not ((images - 0.5).abs() <= 1).all():
+        raise UserError(f"{expected} NaN or values far beyond; divide by 255, and do not normalise them")
     if image_scale is not None:
+        if len(image_scale) != len(images):
+            raise UserError(f"image_scale: expected {len(images)} rows, as images, found {len(image_scale)}")
         brightness, contrast, mean = image_scale.float().T[:, :, None, None, None]
         images = (contrast * (images * brightness) + (1 - contrast) * mean).clamp(0, 1)
     return images if images.shape[1] == 3 else images.expand(-1, 3, -1, -1)

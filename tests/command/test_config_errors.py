@@ -70,6 +70,7 @@ MISTAKES: list[tuple[list[str] | str, list[str]]] = [
     (["--batchsize", "3"], ["batchsize: there", "mean data.init_args.batch_size?"]),
     # Classes, files and commands.
     ([f"{MODEL}similarity", "medclip_dcl.networks.LSEE"], ["model.init_args.similarity", "LSEE", "mean LSE?"]),
+    ([f"{MODEL}image_encoder", "TimRegions"], ["model.init_args.image_encoder: no class is known as TimRegions"]),
     ([f"{MODEL}similarity", "medclip_dcl.similarty.LSE"], ["similarty", "medclip_dcl.similarty.LSE"]),
     ([f"{MODEL}class_probability", "nowhere.Mine"], ["no module nowhere", "nowhere.Mine", "PYTHONPATH"]),
     ([f"{MODEL}similarity", "torch.nn.Linear"], ["model.init_args.similarity", "Similarity", "torch.nn.Linear"]),

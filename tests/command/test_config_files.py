@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from medclip_dcl import evaluation, networks
 from medclip_dcl.command.cli import main
-from medclip_dcl.command.config_files import with_packaged_files
+from medclip_dcl.command.config_files import allow_imports, with_packaged_files
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import read_yaml
 from medclip_dcl.common.packaged import CONFIGS
@@ -36,6 +37,13 @@ def stranger(tmp_path, monkeypatch) -> Iterator[Path]:
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path / "ran"
     sys.modules.pop("stranger", None)
+
+
+def test_public_classes_are_known_by_name(monkeypatch) -> None:
+    for package, name in ((networks, "TimmRegions"), (evaluation, "EmbeddingMap")):
+        monkeypatch.delitem(vars(package), name, raising=False)
+        allow_imports([])
+        assert name in vars(package)
 
 
 def error_of(capsys, *arguments: str) -> str:

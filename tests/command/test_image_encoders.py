@@ -8,21 +8,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jsonargparse import Namespace
 from transformers import Dinov2Config, Dinov2Model
 
 from medclip_dcl import load
 from medclip_dcl.command.cli import main
 from medclip_dcl.command.described_network import take_network_from
+from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
 from medclip_dcl.common.weight_files import SavedModel
+from medclip_dcl.networks import BertSentences, ImageTextNetwork, LSENonLocal
 from tests.command.small_runs import ROOT, refused, small
 from tests.program import shell, verb
+from tests.small import PatchRegions
 
 encode = verb("encode")
 export = shell("export")
 
 ENCODER = "--model.init_args.image_encoder"
-OWN = [ENCODER, "medclip_dcl.networks.TransformersRegions", f"{ENCODER}.init_args.pretrained"]
+OWN = [ENCODER, "TransformersRegions", f"{ENCODER}.init_args.pretrained"]
 
 
 @pytest.fixture
@@ -98,6 +102,20 @@ def test_adapters_are_merged_after_training(dinov2, small_set, small_bert, tmp_p
     assert json.loads((run / "results.json").read_text())["checkpoint"]["weights"] == found
     assert (run / "results_untrained.json").is_file()
     assert "LoRA" in (exported / "README.md").read_text()
+
+
+def test_fit_refuses_a_mean_in_grey_levels(dinov2, small_set, small_bert, tmp_path, capsys):
+    """Before a finished run is opened again, too."""
+    own, run, old = [*OWN, str(dinov2)], tmp_path / "run", tmp_path / "old.ckpt"
+    words = ["fit", *small(run, small_set, small_bert, objective="infonce", resnet=True)]
+    network = ImageTextNetwork(PatchRegions(), BertSentences(str(small_bert), dim=16), LSENonLocal(dim=16))
+    described = {**network.config(), "std": [57.0, 58.0, 59.0]}
+    torch.save({VERSION_KEY: CHECKPOINT.version, "network": described, "state_dict": {}}, old)
+    assert "old.ckpt: mean and std: " in refused(capsys, [*words, "--ckpt_path", str(old)])
+    settings = {"image_mean": [127.5] * 3, "image_std": [64] * 3}
+    (dinov2 / "preprocessor_config.json").write_text(json.dumps(settings))
+    assert "found 127.5; divide" in refused(capsys, [*words, *own])
+    assert not run.exists()
 
 
 def test_a_continued_run_keeps_gradient_checkpointing():

@@ -23,7 +23,7 @@ def small_network(small_bert: Path, **text) -> ImageTextNetwork:
         LSENonLocal(dim=5),
         48,
         (0.1, 0.2, 0.3),
-        (1.0, 2.0, 3.0),
+        (0.4, 0.7, 1.0),
     )
     # BatchNorm that has seen images.
     network.train().feature_map(torch.rand(4, 3, 48, 48))

@@ -197,8 +197,8 @@ def test_a_state_dict_of_openai_is_equal(clip_tokenizer, tmp_path) -> None:
     other = write_text_model("bert", tmp_path / "bert")
     for message, more in (
         (f"{other}: tokenizer does not fit the weights: 93 tokens, but 658", [other, *shown_by]),
-        ("--mean and --std: expected those of images in", [clip_tokenizer]),
-        ("found .*101.5.*; divide", [clip_tokenizer, "--mean", *[101.5] * 3, "--std", *[83.4] * 3]),
+        ("--mean and --std: expected both", [clip_tokenizer]),
+        ("found 101.5; divide", [clip_tokenizer, "--mean", *[101.5] * 3, "--std", *[83.4] * 3]),
         (f"{tmp_path}: no tokenizer", [tmp_path, *shown_by]),
     ):
         with pytest.raises(UserError, match=message):
@@ -284,6 +284,7 @@ def test_texts_are_cleaned_as_by_open_clip(clip_tokenizer, tmp_path, capsys) -> 
         ({"size": None}, "expected an image processor whose size .* found size {}"),
         ({"size": {"shortest_edge": 32, "longest_edge": 40}}, "expected an image processor whose size"),
         ({"size": {"height": 32}}, "none that can be read .size must have one of"),
+        ({"image_mean": 127.5, "image_std": 64}, "SOURCE: mean and std: .* found 127.5; divide"),
         ({"image_mean": None}, "image_mean: expected a number, or one for each of three"),
         ({"image_std": [0.5] * 4}, "image_std: expected a number, or one for each of three"),
         ({"rescale_factor": None}, "rescale_factor: expected a number above 0, found None"),

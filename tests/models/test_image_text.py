@@ -38,6 +38,7 @@ from medclip_dcl.objectives import (
 )
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from medclip_dcl.training.left_out import LeftOutNegatives, left_out_negatives
+from tests.networks.test_text_encoder import of_family
 from tests.objectives.test_anchor_losses import Proud, Scaled
 from tests.small import LinearPatches, PatchRegions
 
@@ -129,6 +130,22 @@ def test_a_users_datamodule_trains(small_bert, data, tmp_path):
     own.image_size = 50
     with pytest.raises(UserError, match="data.image_size 50 must be a multiple of .* stride, 16"):
         trainer(tmp_path, max_steps=1).fit(model, own)
+
+
+def test_mean_in_grey_levels_is_tested_not_trained(small_bert, data, tmp_path):
+    model, old = build(small_bert), tmp_path / "old.ckpt"
+    model.network.set_normalisation([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+    fit = trainer(tmp_path, max_steps=1)
+    with pytest.raises(UserError, match="image_encoder.mean and std: .* found 123.675; divide"):
+        fit.fit(model, data)
+    fit.save_checkpoint(old)
+    for read in (load, ImageTextModel.load_from_checkpoint):
+        with pytest.warns(UserWarning, match="mean and std: .* found 123.675"):
+            read(old)
+    model = build(small_bert)
+    with pytest.warns(UserWarning, match="mean and std: .* found 123.675"):
+        trainer(tmp_path, limit_test_batches=1).test(model, data, ckpt_path=str(old), weights_only=True)
+    assert model.network.std.flatten().tolist() == pytest.approx([58.395, 57.12, 57.375])
 
 
 class Learned(ClassProbability):
@@ -359,6 +376,23 @@ def test_each_named_groups_learning_rate_is_logged():
         assert learning_rates(alone["optimizer"])["learning_rate"].dtype == torch.float32
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def unused_text_parameters(
+    folder: Path, small_bert: Path, small_set: Path, steps: int, **options: Any
+) -> None:
+    """Train a LayoutLM, whose pooler has no gradient, to this step; continue where a checkpoint is there."""
+    torch.manual_seed(2)
+    text: Any = of_family("layoutlm", small_bert, dim=16)
+    model = ImageTextModel(PatchRegions(), text, LSENonLocal(dim=16), learning_rate=1e-3, warmup_steps=0)
+    start = text.model.pooler.dense.weight.clone()
+    fit = trainer(folder, max_steps=steps, limit_val_batches=0, num_sanity_val_steps=0, **options)
+    there = str(folder / "a.ckpt") if steps > 1 else None
+    fit.fit(model, data_of(small_set, batch_size=8), ckpt_path=there, weights_only=True)
+    pooler = text.model.pooler.dense.weight
+    assert fit.global_step == steps and torch.equal(pooler, start)
+    assert pooler.requires_grad == ("devices" not in options)
+    fit.save_checkpoint(folder / "a.ckpt")
 
 
 def test_batches_of_one_image_are_refused(small_set, small_bert, tmp_path):

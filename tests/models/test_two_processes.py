@@ -297,6 +297,7 @@ def process(rank: int, folder: Path, small_set: Path, small_bert: Path) -> None:
     if rank == 0:
         (folder / "validation_loss").write_text(repr(of_two))
     machines.find(rank, folder, small_set, small_bert)
+    image_text.unused_text_parameters(folder, small_bert, small_set, steps=1, devices=2, strategy="ddp")
     dist.destroy_process_group()
 
 
@@ -339,6 +340,11 @@ def test_a_step_of_sentences_equals_one_processs(of_two_processes):
 def test_the_validation_loss_is_that_of_one_process(of_two_processes, small_bert, small_set, tmp_path):
     found = float((of_two_processes / "validation_loss").read_text())
     assert found == pytest.approx(image_text.validation_loss(tmp_path, small_bert, small_set), rel=1e-6)
+
+
+def test_unused_text_parameters_keep_no_process_waiting(of_two_processes, small_bert, small_set):
+    """And one process continues the run."""
+    image_text.unused_text_parameters(of_two_processes, small_bert, small_set, steps=2)
 
 
 def test_a_stale_copy_on_a_second_machine_is_refused(of_two_processes, small_set, small_bert):

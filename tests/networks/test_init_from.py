@@ -32,7 +32,7 @@ def source(small_bert, tmp_path) -> Path:
 def export(small_bert: Path, image_encoder: RegionEncoder, folder: Path) -> Path:
     torch.manual_seed(3)
     parts = (image_encoder, BertSentences(str(small_bert), dim=6), LSENonLocal(dim=6))
-    ImageTextNetwork(*parts, 64, (0.0, 0.1, 0.2), (1.0, 2.0, 3.0)).save_pretrained(folder)
+    ImageTextNetwork(*parts, 64, (0.0, 0.1, 0.2), (0.4, 0.7, 1.0)).save_pretrained(folder)
     return folder
 
 

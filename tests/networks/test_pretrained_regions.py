@@ -30,6 +30,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     for name in FINAL_NORM
 }
 ARCHITECTURES["dinov3_vit"]["num_register_tokens"] = 3
+EIGHT_BITS = torch.ones(16, dtype=torch.uint8)
 MEAN, STD = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
 TEXT = {"hidden_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
 TEXT |= {"vocab_size": 50, "bos_token_id": 1, "eos_token_id": 2}
@@ -285,6 +286,7 @@ def test_normalisation_is_of_images_to_one(vit, settings, mean, std):
         (lambda x: edited(x, num_hidden_layers=1), "do not fit config.json: unexpected"),
         (lambda x: with_weights(x, lambda state: state.pop("layernorm.bias")), r"missing \['layernorm.bias'\]"),
         (lambda x: with_weights(x, lambda state: state["layernorm.bias"].fill_(torch.nan)), "NaN or infinite in"),
+        (lambda x: with_weights(x, lambda state: state.update({"layernorm.weight": EIGHT_BITS})), "quantised"),
         (lambda x: with_weights(x, lambda state: state["layernorm.bias"].fill_(torch.inf)), "NaN or infinite in"),
         (lambda x: processor(x, rescale_offset=True), "json changes grey levels by rescale_offset True, too"),
         (lambda x: processor(x, do_flip_channel_order=1, offset=None), "levels by do_flip_channel_order 1, too"),
@@ -310,7 +312,11 @@ def test_unsuitable_folders_are_refused(vit, change, words):
             "num_channels: expected 3, found 1",
         ),
         ({"architecture": {"model_type": "vit"}, "dim": 0}, "dim: expected at least 1"),
-        ({"architecture": {"model_type": "vit"}, "mean": MEAN}, "expected mean and std, or neither"),
+        ({"architecture": {"model_type": "vit"}, "mean": MEAN}, "expected 3 numbers each, .* std None"),
+        (
+            {"architecture": ARCHITECTURES["vit"], "mean": [0.5], "std": STD},
+            r"3 numbers each, found mean \[0.5\]",
+        ),
         ({"architecture": {"model_type": "gpt2"}}, "image_encoder.architecture: model_type"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from medclip_dcl.networks import (
     LSENonLocal,
 )
 from medclip_dcl.networks.image_encoder import ResNetRegions
+from medclip_dcl.networks.initial_weights import take_over
+from tests.model_folders import with_weights
 
 
 def network(
@@ -66,6 +69,15 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
     torch.save({**state, "extra": torch.zeros(1)}, tmp_path / "other.pth")
     with pytest.raises(UserError, match=r"missing \['fc.bias'\], unexpected \['extra'\]"):
         ResNetRegions(weights=str(tmp_path / "other.pth"))
+
+
+def test_quantised_weights_are_refused(exported: Path, tmp_path: Path) -> None:
+    folder, name = shutil.copytree(exported, tmp_path / "model"), "text_encoder.projection.weight"
+    with_weights(folder, lambda state: state.update({name: (100 * state[name]).to(torch.int8)}))
+    mine = ImageTextNetwork.from_pretrained(exported)
+    for load in (ImageTextNetwork.from_pretrained, lambda x: take_over(mine, x, ["text_encoder"])):
+        with pytest.raises(UserError, match=r"quantised .*projection.weight torch.int8"):
+            load(folder)
 
 
 @pytest.mark.usefixtures("_shapes_unchecked")

@@ -76,6 +76,42 @@ def by_the_library(family: str, folder: Path) -> Callable[[list[str]], dict[str,
     return pooled
 
 
+UNUSED = {"bert": 0, "longformer": 12, "esm": 2, "luke": 18, "layoutlm": 2}
+
+
+def of_family(family: str, small_bert: Path, **options: Any) -> TransformersSentences:
+    """A small random model with a BERT's tokenizer."""
+    tokenizer = BertSentences(str(small_bert)).tokenizer
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    sizes |= {
+        "intermediate_size": 24,
+        "vocab_size": tokenizer.get_vocab_size(),
+        "max_position_embeddings": 66,
+    }
+    config = T.AutoConfig.for_model(family, **sizes, pad_token_id=0, mask_token_id=4)
+    architecture = {**config.to_diff_dict(), "model_type": family}
+    described: dict[str, Any] = {
+        "architecture": architecture,
+        "tokenizer": tokenizer.to_str(),
+        "pad_token_id": 0,
+    }
+    return TransformersSentences(**described, **{"dim": 5, **options})
+
+
+@pytest.mark.parametrize("family", UNUSED)
+def test_unused_parameters_alone_are_frozen(family: str, small_bert: Path) -> None:
+    encoder = of_family(family, small_bert)
+    encoder.projection.eval()
+    tokens, lengths = encoded(encoder, TEXTS)
+    modes, state = [x.training for x in encoder.modules()], torch.get_rng_state()
+    frozen = encoder.freeze_unused()
+    assert [x.training for x in encoder.modules()] == modes and torch.equal(torch.get_rng_state(), state)
+    assert len(frozen) == UNUSED[family] and all(p.grad is None for p in encoder.parameters())
+    encoder(tokens, lengths).square().sum().backward()
+    assert frozen.keys() == {x for x, p in encoder.named_parameters() if not p.requires_grad}
+    assert frozen.keys() == {x for x, p in encoder.named_parameters() if p.grad is None}
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_states_equal_the_librarys(family, folder_of):

@@ -29,6 +29,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "convnext_atto": {"depths": (1, 1, 1, 1), "dims": (8, 8, 8, 16)},
     "resnet18": {"channels": (8, 8, 8, 16)},
 }
+EIGHT_BITS = torch.ones(16, dtype=torch.uint8)
 N_PREFIX = {
     "vit_small_patch14_reg4_dinov2": 5,
     "vit_base_patch16_siglip_224": 0,
@@ -167,11 +168,13 @@ def test_other_sides_are_refused(family):
         (lambda x: edited(x, architecture="vit_of_2031"), "timm, vit_of_2031: Unknown model .*; update timm"),
         (lambda x: edited(x, pretrained_cfg={}), "mean and std: .*config.json has none"),
         (lambda x: edited(x, model_args={"checkpoint_path": "a.pth"}), "timm, vit_tiny.*multiple values"),
-        (lambda x: edited(x, model_args={**TOKENS, "in_chans": 1}), "timm, vit_tiny.*channels"),
+        (lambda x: edited(x, model_args={**TOKENS, "in_chans": 1}), "in_chans: expected 3, found 1"),
+        (lambda x: edited(x, pretrained_cfg={"mean": 0.5, "std": 0.2}), "expected 3 numbers each, found mean 0.5, std"),
         (lambda x: edited(x, model_args={**TOKENS, "depth": 3}), "vit_tiny.*Missing key"),
         (lambda x: edited(x, model_args={**TOKENS, "depth": 1}), "vit_tiny.*Unexpected key"),
         (lambda x: with_weights(x, lambda state: state.pop("norm.bias")), "vit_tiny.*Missing key.*norm.bias"),
         (lambda x: with_weights(x, lambda state: state["norm.bias"].fill_(torch.nan)), "NaN or infinite in"),
+        (lambda x: with_weights(x, lambda state: state.update({"norm.weight": EIGHT_BITS})), "quantised .*norm.weight"),
     ],
 )  # fmt: skip
 def test_unsuitable_folders_are_refused(tmp_path, change, words):
@@ -179,6 +182,24 @@ def test_unsuitable_folders_are_refused(tmp_path, change, words):
     change(tmp_path)
     with pytest.raises(UserError, match=words):
         TimmRegions(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("levit_128", "64 x 64 .*16 of its 224"), ("volo_d1_224", "found 197 of")]
+)
+def test_models_without_a_right_size_are_refused(name, words):
+    with (
+        torch.device("meta"),
+        pytest.raises(UserError, match=f"{name}: expected a region for each .*{words}"),
+    ):
+        TimmRegions(architecture={"name": name})
+
+
+def test_a_default_size_need_not_be_right():
+    """EfficientNet-B1 is built for 240 pixels."""
+    with torch.device("meta"):
+        encoder = TimmRegions(architecture={"name": "efficientnet_b1"}, dim=5)
+        assert encoder(torch.empty(1, 3, 224, 96)).shape == (1, 5, 7, 3)
 
 
 def test_gradient_checkpointing_changes_no_gradient():

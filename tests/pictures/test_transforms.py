@@ -7,6 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.pictures.transforms import GreyCrop, augment, batch_of, centre_crop, load_grey, to_input
 
 
@@ -54,6 +55,28 @@ def test_input_is_three_equal_channels_in_zero_one():
 
 def test_images_in_floating_point_stay_as_they_are():
     images = torch.rand(2, 3, 4, 5)
+    assert torch.equal(to_input(images), images)
+
+
+@pytest.mark.usefixtures("_shapes_unchecked")
+@pytest.mark.parametrize(
+    ("images", "scale", "words"),
+    [
+        (torch.full((2, 1, 3, 5), 90, dtype=torch.int16), None, "found torch.int16"),
+        (torch.ones(2, 1, 3, 5, dtype=torch.bool), None, "found torch.bool"),
+        (torch.full((2, 3, 3, 5), 90.0), None, r"in \[0, 1\], found .*divide by 255"),
+        (torch.full((2, 3, 3, 5), -0.51, dtype=torch.float16), None, "do not normalise"),
+        (torch.full((2, 3, 3, 5), torch.nan), None, "found NaN"),
+        (torch.ones(2, 1, 3, 5, dtype=torch.uint8), torch.tensor([[1.0, 1, 0]]), "image_scale: expected 2 .* 1"),
+    ],
+)  # fmt: skip
+def test_other_units_of_images_are_refused(images, scale, words):
+    with pytest.raises(UserError, match=words):
+        to_input(images, scale)
+
+
+def test_images_a_little_beyond_their_range_stay():
+    images = torch.tensor([-0.5, 1.5, 1.0]).expand(2, 3, 5, 3)
     assert torch.equal(to_input(images), images)
 
 
