@@ -38,9 +38,9 @@ from medclip_dcl.statistics.draws import (
     Estimate,
     Predictions,
     TestedRun,
+    estimate,
     numbers_of_draws,
     patient_draws,
-    percentiles,
 )
 
 ATTRIBUTES = {"view": "View", "sex": "Sex", "age": "Age at the study"}
@@ -119,7 +119,7 @@ def table_of_groups(
                 for metric in evaluation.metrics:
                     own, others, n = compared.get(metric, (nothing, nothing, 0))
                     gap = nothing if len(names) == 2 and group == names[1] else own - others
-                    numbers = (end for x in (own, gap) for end in (x[0], *percentiles(x[1:])[:2]))
+                    numbers = (end for x in (own, gap) for end in estimate(x)[:3])
                     found.append((*about, metric, *numbers))
                     gaps.append(gap)
                     n_patients.append(n)
@@ -236,7 +236,8 @@ def describe(table: pd.DataFrame) -> dict[str, Any] | None:
     """The report's section: found gaps, number of gaps, and a table for each attribute; None without groups."""
     if table.empty:
         return None
-    found = table[table["p"] <= ALPHA].sort_values(["p", "metric"], kind="stable")
+    found = table[(table["p"] <= ALPHA) & table["gap_low"].notna()]
+    found = found.sort_values(["p", "metric"], kind="stable")
     return {
         "n_gaps": int(table["p"].notna().sum()),
         "found": [
@@ -289,7 +290,8 @@ def _value_cell(cell: Mapping[Any, Any], rows: pd.DataFrame) -> Cell:
     """A number; of an average that lacks findings, with the number of those that it has."""
     if not np.isfinite(cell["value"]):
         return Cell(NOTHING)
-    found = interval_cell(Estimate(cell["value"], cell["low"], cell["high"]), _label(cell["metric"])[1])
+    value = Estimate(cell["value"], cell["low"], cell["high"], n_patients=cell["patients"])
+    found = interval_cell(value, _label(cell["metric"])[1])
     section, _, name = cell["metric"].partition("/")
     if section in CLASSIFICATIONS and "/" not in name:
         of_findings = rows["metric"].str.startswith(f"{section}/by_finding/") & (
@@ -305,6 +307,6 @@ def _gap_cell(cell: Mapping[Any, Any], mark: str = " *") -> Cell:
     """A gap with its sign; the mark follows one that is found."""
     if not np.isfinite(cell["gap"]):
         return Cell(NOTHING)
-    gap = Estimate(cell["gap"], cell["gap_low"], cell["gap_high"])
+    gap = Estimate(cell["gap"], cell["gap_low"], cell["gap_high"], n_patients=cell["patients"])
     found = interval_cell(gap, _label(cell["metric"])[1], signed)
-    return found._replace(text=found.text + mark * (cell["p"] <= ALPHA))
+    return found._replace(text=found.text + mark * (cell["p"] <= ALPHA and pd.notna(gap.low)))

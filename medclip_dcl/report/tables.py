@@ -13,6 +13,7 @@ from itertools import compress, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pandas as pd
 import yaml
 
 from medclip_dcl.common.findings import CHEX5
@@ -247,7 +248,7 @@ def number(value: Any, digits: int) -> str:
 def interval_cell(found: Estimate, digits: int, show: Show = number) -> Cell:
     """A number with its interval; where that is None, with the number of its patients, if that is known."""
     value, n = found.value, found.n_patients
-    if value is None or found.low is None:
+    if value is None or pd.isna(found.low):
         return Cell(show(value, digits), "" if None in (value, n) else f"(n = {n})")
     return Cell(show(value, digits), f"[{show(found.low, digits)}, {show(found.high, digits)}]")
 

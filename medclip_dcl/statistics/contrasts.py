@@ -1,7 +1,7 @@
 """Comparisons: a side minus another, over patients or over trainings, with intervals and adjusted p.
 
-A side is a run, or runs that differ in the seed alone. The method is chosen for each pair of sides. With two seeds or
-more on both, differences are paired by seed: Student's t, p adjusted by Holm's method for all differences of a number.
+A side is a run, or runs that differ in the seed alone. The method is chosen for each pair of sides. With three seeds in
+common, differences are paired by seed: Student's t, p adjusted by Holm's method for all differences of a number.
 Otherwise patients are drawn, of the mean over a side's seeds, and p compares a difference with the largest standardised
 deviation of the draws over all numbers of the pair (max-t; Westfall and Young 1993), so that no other side moves it.
 """
@@ -25,6 +25,7 @@ from medclip_dcl.statistics.draws import (
     CLASSIFICATIONS,
     LEVEL,
     N_DRAWS,
+    ROUNDING,
     Estimate,
     Numbers,
     Predictions,
@@ -38,6 +39,7 @@ from medclip_dcl.statistics.draws import (
 )
 
 ALPHA = 0.05
+MIN_SEEDS = 3  # of an interval over seeds
 UNTRAINED = "untrained"
 SEEDS = ("seed_everything", *(f"data.init_args.{name}" for name in ("seed", "subset_seed", "label_seed")))
 """Settings in which trainings of one configuration differ."""
@@ -87,6 +89,10 @@ def _differ_in_seed(side: Sequence[TestedRun], run: TestedRun) -> bool:
     return is_new and differing_settings(first.config, run.config).keys() <= set(SEEDS)
 
 
+def _are_paired(a: Sequence[TestedRun], b: Sequence[TestedRun]) -> bool:
+    return len({*map(_seed, a)} & {*map(_seed, b)}) >= MIN_SEEDS
+
+
 def _seed(run: TestedRun) -> Hashable:
     """Pairs trainings."""
     return tuple(setting(run.config, name) for name in SEEDS)
@@ -101,7 +107,7 @@ def compared(
 ) -> Contrasts:
     """Every number of each side, and its difference from the baseline's.
 
-    A side of several runs has means over its seeds, with t intervals; a side of one run has intervals over patients.
+    A side of several runs has means over its seeds; from `MIN_SEEDS` on with t intervals, else over patients.
 
     Args:
         sides: tested on the same cases.
@@ -110,7 +116,7 @@ def compared(
             of results.json's where both sides have these findings alone; else it is adjusted for these means only.
         n_draws: of patients.
     """
-    seeds = {label: runs for label, runs in sides.items() if len(runs) > 1}
+    seeds = {label: runs for label, runs in sides.items() if len(runs) >= MIN_SEEDS}
     over_seeds = _over_seeds(seeds, baseline, findings)
     predictions = {label: runs[0].predictions for label, runs in sides.items()}
 
@@ -125,20 +131,21 @@ def compared(
     table: Contrasts = {}
     for label in sides:
         if label in seeds:
-            table[label, ""] = over_seeds[label, ""]
+            table[label, ""] = over_seeds.get((label, ""), {})
         else:
             numbers = drawn(label, label) | shared_means(drawn(label, label), findings)
-            table[label, ""] = intervals_of(numbers, predictions[label].n_patients)
+            table[label, ""] = intervals_of(numbers, [predictions[label]], findings=findings)
         if baseline is None or label == baseline:
             continue
-        if (label, baseline) in over_seeds:
-            table[label, baseline] = over_seeds[label, baseline]
+        if _are_paired(sides[label], sides[baseline]):
+            table[label, baseline] = over_seeds.get((label, baseline), {})
             continue
         both = predictions[label], predictions[baseline]
         pair = [drawn(label, baseline), drawn(baseline, label)]
         table[label, baseline] = differences(pair, both)
         if findings is not None and any(_findings(one) != {*findings} for one in pair):
-            table[label, baseline] |= differences([shared_means(one, findings) for one in pair], both)
+            shared = differences(pair, both, findings).items()
+            table[label, baseline] |= {path: one for path, one in shared if _is_mean_over_findings(path)}
     return table
 
 
@@ -146,11 +153,11 @@ def explain(
     sides: Sides, baseline: str | None, units: str, n_draws: int = N_DRAWS, *, marks_networks: bool = False
 ) -> str:
     """Words for the head of a page: how its differences and intervals are made, and which are marked."""
-    others = [
-        min(len(runs), len(sides[baseline])) for label, runs in sides.items() if baseline not in (None, label)
-    ]
+    are_paired = {
+        _are_paired(runs, sides[baseline]) for label, runs in sides.items() if baseline not in (None, label)
+    }
     text = []
-    if 1 in others:
+    if False in are_paired:
         text.append(
             f"* marks networks that differ on further {units} of the set (p ≤ {ALPHA} and an interval without 0); a "
             "training repeated may differ by more."
@@ -162,17 +169,17 @@ def explain(
             "p is adjusted for all numbers of two sides on a set (max-t): 5% a pair and set. Each draw takes the same "
             f"{units} for both, of the mean over the seeds of a side."
         )
-    if max(others, default=1) > 1:
+    if True in are_paired:
         text.append(
-            f"Differences of two sides of several seeds are paired by seed; * marks p ≤ {ALPHA} of the paired t test, "
-            "adjusted by Holm's method for all differences of that number."
+            f"Differences of sides with three seeds or more in common are paired by seed; * marks p ≤ {ALPHA} of the "
+            "paired t test, adjusted by Holm's method for all differences of that number."
         )
     if any(len(runs) > 1 for runs in sides.values()):
         text.append(
-            "A side of several seeds has their mean; in brackets, the 95% t interval over trainings, which does not "
-            f"cover other {units}."
+            "A side of several seeds has their mean; of three or more, in brackets, the 95% t interval over trainings, "
+            f"which does not cover other {units}."
         )
-    if any(len(runs) == 1 for runs in sides.values()):
+    if any(len(runs) < MIN_SEEDS for runs in sides.values()):
         text.append(method(units, n_draws))
     return " ".join(text)
 
@@ -205,25 +212,26 @@ def bootstrap_differences(
     return differences([bootstrap_numbers(one, n_draws, seed, patients) for one in pair], pair)
 
 
-def differences(numbers: Sequence[Numbers], predictions: Sequence[Predictions]) -> dict[str, Estimate]:
+def differences(
+    numbers: Sequence[Numbers], predictions: Sequence[Predictions], findings: Sequence[str] | None = None
+) -> dict[str, Estimate]:
     """Differences of two sides in each draw; p by :func:`joint_p` over all of them, over `formed` ones by themselves.
 
-    Means over findings are compared where both sides have the same findings.
+    Means over findings are compared where both sides have the same findings, or over `findings`, with p by themselves.
     """
-    a, b = numbers
-    are_alike = _findings(a) == _findings(b)
+    a, b = (one | shared_means(one, findings) for one in numbers)
+    are_alike = findings is not None or _findings(a) == _findings(b)
     paths = [path for path in a if path in b and (are_alike or not _is_mean_over_findings(path))]
-    few = [one.n_patients for one in predictions]
-    n_patients = {path: min(one[path] for one in few) for path in paths if all(path in one for one in few)}
     found = {path: a[path] - b[path] for path in paths}
     formed = {name for one in predictions for name in one.formed}
     is_formed = {path: path.split("/")[-1] in formed for path in paths}
     p: dict[str, float] = {}
-    for family in ([path for path in paths if is_formed[path] == x] for x in (False, True)):
+    tested = [path for path in paths if findings is None or _is_mean_over_findings(path)]
+    for family in ([path for path in tested if is_formed[path] == x] for x in (False, True)):
         behind = np.array([min(one.n_behind(path) for one in predictions) for path in family], dtype=int)
         if family:
             p |= zip(family, joint_p(np.array([found[path] for path in family]), behind), strict=True)
-    return {path: estimate(x, n_patients.get(path), p[path]) for path, x in found.items()}
+    return intervals_of(found, predictions, p, findings)
 
 
 def over_patients_and_seeds(gaps: Float[np.ndarray, "seed one_and_draws"]) -> Estimate:
@@ -262,13 +270,16 @@ def joint_p(
 
     Gaps are standardised by the standard deviation s of their draws. With n patients gap / (s sqrt(n / (n - 1))) has
     about Student's distribution with n - 1 degrees of freedom, and is taken as the normal deviate of the same
-    probability. Fewer than 2 patients, no number and no variation give NaN.
+    probability. Of a gap that no draw changes it is 1 where it is 0, else that of n signs alike, but no less than draws
+    can show. Fewer than 2 patients and no number give NaN.
     """
     p = np.full(len(gaps), np.nan)
     is_known = np.isfinite(gaps[:, 0]) & (np.isfinite(gaps[:, 1:]).sum(axis=1) > 1) & (n_patients > 1)
     known = np.flatnonzero(is_known)
     deviations = np.nanstd(gaps[known, 1:], axis=1, ddof=1)
-    known, deviations = known[deviations > 1e-12], deviations[deviations > 1e-12]
+    least = np.maximum(1 / gaps.shape[1], 2.0 ** (1 - n_patients[known]))
+    p[known] = np.where(np.abs(gaps[known, 0]) <= ROUNDING, 1.0, least)
+    known, deviations = known[deviations > ROUNDING], deviations[deviations > ROUNDING]
     if len(known):
         observed, draws, n = gaps[known, 0], gaps[known, 1:], n_patients[known]
         largest = np.nan_to_num(np.abs(draws - observed[:, None]) / deviations[:, None]).max(axis=0)
@@ -288,32 +299,26 @@ def _over_seeds(sides: Sides, baseline: str | None, findings: Sequence[str] | No
             }
             numbers |= shared_means(numbers, findings)
             rows += [(label, _seed(run), path, value) for path, (value,) in numbers.items()]
-    minuses = ["", *([baseline] if baseline in sides else [])]
-    table: Contrasts = {(label, str(minus)): {} for label in sides for minus in minuses if minus != label}
+    table: Contrasts = {}
     found = pd.DataFrame(rows, columns=["label", "seed", "path", "value"])
-    for one in _records(means(found, ["label", "path"])):
-        ends = one["mean"], one["low"], one["high"], None
-        table[one["label"], ""][one["path"]] = Estimate(*ends, one["n"], over="seeds")
-    for path, of_path in found.groupby("path", sort=False) if baseline in sides else ():
-        for one in _records(
-            paired_differences(of_path, compared="label", reference=str(baseline), pairs="seed")
-        ):
-            ends = one["mean"], one["low"], one["high"], one["p_holm"]
-            table[one["label"], str(baseline)][str(path)] = Estimate(*ends, one["n"], over="seeds")
+    for path, of_path in found.groupby("path", sort=False):
+        parts = {"": means(of_path, ["label"])}
+        if baseline in sides:
+            pairs: dict[str, Any] = {"compared": "label", "reference": baseline, "pairs": "seed"}
+            parts[str(baseline)] = paired_differences(of_path, **pairs)
+        for minus, part in parts.items():
+            for one in part.astype(object).where(part.notna(), None).to_dict("records"):
+                about = one["mean"], one["low"], one["high"], one.get("p_holm"), one["n"]
+                table.setdefault((one["label"], minus), {})[str(path)] = Estimate(*about, over="seeds")
     return table
-
-
-def _records(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows with None for NaN."""
-    return table.astype(object).where(table.notna(), None).to_dict("records")  # type: ignore[return-value]
 
 
 def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
     """Mean of the column value in each group of the columns `by`, with its 95% t interval; NaN is left out.
 
     Returns:
-        The columns of `by`, n, mean, low, high. One run and equal values have no interval (NaN): most likely the
-        runs are copies of one another.
+        The columns of `by`, n, mean, low, high. One or two runs and equal values have no interval (NaN): most likely
+        the latter are copies of one another.
     """
     return _by_group(rows.dropna(subset=["value"]), by, "value").drop(columns="p")
 
@@ -338,8 +343,8 @@ def paired_differences(
 
     Returns:
         The columns of `groups`, `compared`, n (number of pairs), mean, low, high, p of the two-sided paired t
-        test, and p_holm, adjusted for all rows by Holm's method. One pair, and differences that are all equal, have
-        neither interval nor p (NaN).
+        test, and p_holm, adjusted for all rows by Holm's method. One or two pairs, and differences that are all
+        equal, have neither interval nor p (NaN).
     """
     keys = [*groups, pairs]
     rows = rows.dropna(subset=["value"])
@@ -373,7 +378,7 @@ def _summary(values: np.ndarray, level: float = LEVEL) -> dict[str, int | float]
     """n, mean, t interval, and p of the two-sided t test against 0."""
     n = len(values)
     mean = float(values.mean()) if n else np.nan
-    are_equal = n < 2 or np.ptp(values) <= _ROUNDING * np.abs(values).max()
+    are_equal = n < MIN_SEEDS or np.ptp(values) <= _ROUNDING * np.abs(values).max()
     error = np.nan if are_equal else float(values.std(ddof=1)) / np.sqrt(n)
     half = float(stats.t.ppf((1 + level) / 2, max(n - 1, 1))) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, max(n - 1, 1)))

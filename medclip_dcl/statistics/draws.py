@@ -50,7 +50,7 @@ _NUMBERS = {
     "report_retrieval": ["rank", "rank_tolerant"],
     "sentences": ["rho", "score"],
 }
-FEW = f"(n = ...) instead: a number of one finding or category on so few {{units}}, below {MIN_PATIENTS}, of a class."
+FEW = f"(n = ...) where no draw differs, or a finding or category has fewer than {MIN_PATIENTS} {{units}} of a class."
 """What stands in the place of an interval."""
 _OF_CLASSES = ("auc", "average_precision", "acc", "sensitivity", "specificity")
 _OF_CATEGORIES = {
@@ -59,6 +59,7 @@ _OF_CATEGORIES = {
 }
 _TOLERANCE = 1e-6
 """results.json rounds an AUC to float32."""
+ROUNDING = 1e-12  # of draws that are equal
 _ELEMENTS_PER_CHUNK = 2**22
 """Weights (draws x cases) held in memory at a time."""
 
@@ -73,7 +74,7 @@ Patients = Shaped[np.ndarray, "patient"]
 class Estimate(NamedTuple):
     """A number of a side, or of a side minus another (then with p), and its 95% interval; None: unknown.
 
-    `n` draws or seeds gave the interval. `n_patients`: see `Predictions.n_patients`.
+    `n` draws or seeds gave the interval. `n_patients`: see `Predictions.n_patients`; also of a number without interval.
     """
 
     value: float | None
@@ -191,7 +192,7 @@ class TestedRun(SavedRun):
     @cached_property
     def intervals(self) -> dict[str, Estimate]:
         """Path in the metrics -> number with its interval over patients."""
-        return intervals_of(self.draws(), self.predictions.n_patients)
+        return intervals_of(self.draws(), [self.predictions])
 
     def draws(self, patients: Patients | None = None, n_draws: int = N_DRAWS) -> Numbers:
         """:func:`bootstrap_numbers` with seed 0, kept in the run folder."""
@@ -220,15 +221,15 @@ def bootstrap_intervals(
     """Percentile intervals of every number of a run's results.json, or of predictions; a seed gives the same ones.
 
     A draw without a case (for an AUC and its accuracy: without a case of either class) gives no number and is left out
-    of the interval, also of the average over findings. A number of one finding or category that rests on fewer than
-    `MIN_PATIENTS` patients (of either class) has no interval, any other one from 2 on. min_cases decides on the tested
-    cases, not on the draws.
+    of the interval, also of the average over findings. A number that no draw changes has no interval, nor one of a
+    finding or category on fewer than `MIN_PATIENTS` patients (of either class), nor a mean over findings without one;
+    any other number has one from 2 patients on. min_cases decides on the tested cases, not on the draws.
 
     Returns:
         Path in results.json's metrics, keys joined by "/", such as "classification/by_finding/Edema/auc" -> estimate.
     """
     predictions = predictions_of(run)
-    return intervals_of(bootstrap_numbers(predictions, n_draws, seed), predictions.n_patients)
+    return intervals_of(bootstrap_numbers(predictions, n_draws, seed), [predictions])
 
 
 def bootstrap_numbers(
@@ -298,18 +299,41 @@ def numbers_of_draws(
     return draws
 
 
-def intervals_of(numbers: Numbers, n_patients: Mapping[str, int]) -> dict[str, Estimate]:
-    """The percentile interval of each number of :func:`bootstrap_numbers`; `n_patients` as in `Predictions`."""
-    return {path: estimate(values, n_patients.get(path)) for path, values in numbers.items()}
+def intervals_of(
+    numbers: Numbers,
+    sides: Sequence[Predictions],
+    p: Mapping[str, float] = {},
+    findings: Iterable[str] | None = None,
+) -> dict[str, Estimate]:
+    """The percentile interval of each number of :func:`bootstrap_numbers`, or of the difference of two sides.
+
+    A mean over findings (of a classification over `findings`, default: all) none of which has an interval has none.
+    """
+    found: dict[str, Estimate] = {}
+    for path, values in numbers.items():
+        n = min((one.n_patients[path] for one in sides if path in one.n_patients), default=None)
+        found[path] = estimate(values, n, p.get(path, math.nan))
+    for path in [path for path, one in found.items() if one.n_patients is None and one.value is not None]:
+        section, metric = path.split("/", 1)
+        its = [x for x in found if x.startswith(f"{section}/by_") and x.endswith(f"/{metric}")]
+        if section in CLASSIFICATIONS and findings is not None:
+            its = [x for finding in findings if (x := f"{section}/by_finding/{finding}/{metric}") in found]
+        parts = [found[x] for x in its if found[x].value is not None and section != "grounding"]
+        if found[path].low is None or (parts and all(one.low is None for one in parts)):
+            n = min([one.n_patients or 0 for one in parts] or [one.n_behind(path) for one in sides])
+            found[path] = found[path]._replace(low=None, high=None, n=0, n_patients=n)
+    return found
 
 
 def estimate(
     values: Shaped[np.ndarray, "one_and_draws"], n_patients: int | None = None, p: float = math.nan
 ) -> Estimate:
-    """A number with its percentile interval; without one if it rests on fewer than `MIN_PATIENTS` patients."""
-    is_few = n_patients is not None and n_patients < MIN_PATIENTS
-    low, high, n_draws = percentiles(values[1:1] if is_few else values[1:])
-    return Estimate(_number(values[0]), low, high, _number(p), n_draws, n_patients)
+    """A number with its percentile interval; without one if no draw differs or on less than `MIN_PATIENTS` patients."""
+    is_few, draws = n_patients is not None and n_patients < MIN_PATIENTS, values[1:][np.isfinite(values[1:])]
+    if is_few or not len(draws) or np.abs(draws - values[0]).max() <= ROUNDING:
+        return Estimate(_number(values[0]), None, None, _number(p), 0, n_patients)
+    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Estimate(_number(values[0]), float(low), float(high), _number(p), len(draws), n_patients)
 
 
 def require_same_cases(a: Predictions, b: Predictions) -> None:
@@ -356,15 +380,6 @@ def patient_draws(n_patients: int, n_draws: int, seed: int) -> UInt8[np.ndarray,
         row[:] = random.multinomial(n_patients, np.full(n_patients, 1 / n_patients))
     draws.flags.writeable = False
     return draws
-
-
-def percentiles(draws: np.ndarray) -> tuple[float | None, float | None, int]:
-    """Percentile interval of the finite draws, and their number."""
-    draws = draws[np.isfinite(draws)]
-    if not len(draws):
-        return None, None, 0
-    low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high), len(draws)
 
 
 def predictions_of(run: Path | Predictions) -> Predictions:

@@ -13,7 +13,7 @@ from medclip_dcl.statistics.contrasts import mean_over_seeds
 from medclip_dcl.statistics.draws import (
     Numbers,
     TestedRun,
-    percentiles,
+    estimate,
     require_same_cases,
 )
 from medclip_dcl.studies.grid import Experiment, Outcome
@@ -78,8 +78,5 @@ def _of_group(folders: Sequence[Path], outcomes: Mapping[str, Outcome]) -> list[
 
 def _intervals(levels: Mapping[str, object], draws: Numbers) -> list[dict[str, object]]:
     """A row for each outcome that all runs have."""
-    ends = {name: percentiles(values[1:]) for name, values in draws.items() if np.isfinite(values).any()}
-    return [
-        {**levels, "outcome": name, "patients_low": low, "patients_high": high}
-        for name, (low, high, _) in ends.items()
-    ]
+    known = ((name, estimate(values)) for name, values in draws.items() if np.isfinite(values).any())
+    return [{**levels, "outcome": x, "patients_low": one.low, "patients_high": one.high} for x, one in known]

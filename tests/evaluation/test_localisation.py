@@ -140,7 +140,7 @@ def test_every_number_is_numpys(data: ColourData, tmp_path) -> None:
     interval = bootstrap_intervals(tmp_path)["localisation/by_category/Redness/hit"]
     assert interval.value == pytest.approx(found.loc[found["category"] == "Redness", "hit"].mean())
     assert interval.low is None and interval.n_patients == found["subject_id"].nunique() < 20
-    assert bootstrap_intervals(tmp_path)["localisation/hit"].n > 1900
+    assert bootstrap_intervals(tmp_path)["localisation/hit"].low is None, "all findings are of few patients"
 
 
 @pytest.mark.parametrize("normalised", ["otsu", "tuned"])

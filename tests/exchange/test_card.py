@@ -94,8 +94,8 @@ def test_numbers_are_those_of_results_with_intervals(run, card):
     assert shown.keys() == expected.keys()
     for label, cells in shown.items():
         path, digits = expected[label]
-        low, high = intervals[path][1:3]
-        between = f"[{number(low, digits)}, {number(high, digits)}]"
+        low, high, _, n, n_patients = intervals[path][1:6]
+        between = f"[{number(low, digits)}, {number(high, digits)}]" if n else f"(n = {n_patients})"
         assert cells[0] == f"{number(value_at(metrics, path), digits)} {between}", label
         assert cells[1].startswith(number(value_at(untrained, path), digits))
     by_finding = rows(card, "Zero-shot classification by finding")

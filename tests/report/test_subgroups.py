@@ -280,6 +280,23 @@ def test_the_page_marks_gaps_and_names_the_method(make_tested_run, tmp_path, mon
     assert [cell.split(" [")[0] for cell in row["signed CNR ↑"]][-1].endswith(" *")
 
 
+def test_a_gap_that_no_draw_changes_is_unmarked():
+    """Of men every label is ranked right, of women wrong."""
+    images = images_of().assign(view="AP", age=np.nan)
+    predictions = predictions_of(images)
+    cases = predictions.tables["classification"]
+    sign = np.where(cases["dicom_id"].map(images.set_index("dicom_id")["sex"]) == "F", -1, 1)
+    cases["score_positive"], cases["score_negative"] = sign * (cases["label"] - 0.5), 0.0
+    table = table_of_groups(predictions, images, 100)
+    row = at(table, "sex", "F", "classification/by_finding/Edema/auc")
+    assert row["gap"] == -1 and row["p"] == 1 / 101 and np.isnan([row["low"], row["gap_low"]]).all()
+    content = describe(table)
+    assert content is not None and not [line for line in content["found"] if "AUC" in line]
+    cells = {one.label: [*map(str, one.cells)] for one in content["tables"][0].rows}["AUC ↑, Edema"]
+    n = [images.loc[images["sex"] == sex, "subject_id"].nunique() for sex in "FM"]
+    assert cells == [f"0.000 (n = {n[0]})", f"1.000 (n = {n[1]})", f"−1.000 (n = {n[0]})"]
+
+
 def test_what_is_missing_or_broken_is_named(make_tested_run, tmp_path, monkeypatch):
     run, images = write_tested_run(make_tested_run, tmp_path / "run", sex="F")
     file = run / "predictions/images.parquet"

@@ -87,11 +87,19 @@ def test_holm_step_by_step():
     assert len(holm(np.array([]))) == 0
 
 
-def test_one_seed_and_equal_values_have_no_interval():
-    rows = pd.DataFrame({"level": ["a", "b"] * 2, "seed": [0, 0, 1, 1], "value": [1.0, 1.5, 2.0, 2.5]})
-    one = means(rows[rows["seed"] == 0], ["level"])
-    assert one["mean"].tolist() == [1.0, 1.5] and one[["low", "high"]].isna().all(axis=None)
-    # Both differences are 0.5: most likely the seed changes nothing, which is no evidence.
+def test_two_seeds_and_equal_values_have_no_interval():
+    rows = pd.DataFrame(
+        {"level": ["a", "b"] * 3, "seed": [0, 0, 1, 1, 2, 2], "value": [1.0, 1.5, 2.0, 2.5, 4.0, 4.5]}
+    )
+    for n, mean in ((1, [1.0, 1.5]), (2, [1.5, 2.0])):
+        few = means(rows[rows["seed"] < n], ["level"])
+        assert few["mean"].tolist() == mean and few[["low", "high"]].isna().all(axis=None)
+    assert means(rows, ["level"])[["low", "high"]].notna().all(axis=None)
+    others = rows.assign(value=[1.0, 1.5, 2.0, 2.6, 4.0, 4.7])
+    for n, is_known in ((2, False), (3, True)):
+        pairs = paired_differences(others[others["seed"] < n], compared="level", reference="a", pairs="seed")
+        assert (pairs[["low", "p", "p_holm"]].notna() == is_known).all(axis=None)
+    # All differences are 0.5: most likely the seed changes nothing, which is no evidence.
     equal = paired_differences(rows, compared="level", reference="a", pairs="seed")
     assert equal["mean"].tolist() == [0.5] and equal[["low", "high", "p", "p_holm"]].isna().all(axis=None)
 
@@ -116,10 +124,12 @@ def test_p_is_the_share_of_larger_deviations():
     random = np.random.default_rng(0)
     observed = np.array([0.1, -3.6, 0.5, np.nan, 0.0, 4.0])
     gaps = np.column_stack([observed, observed[:, None] + random.normal(size=(6, 400))])
-    gaps[4] = 0.2  # does not vary
     gaps[0, 7] = np.nan
     gaps[5, 1:] = gaps[1, 1:] + 7.6  # as gap 1, of few patients
-    n_patients = np.array([500, 10_000, 30, 500, 500, 6])
+    # No draw changes the last four.
+    gaps[4], still = 0.2, np.repeat([[0.0], [-0.3], [0.3], [0.3]], 401, axis=1)
+    gaps = np.concatenate([gaps, still])
+    n_patients = np.array([500, 10_000, 30, 500, 500, 6, 500, 7, 500, 1])
     known = [0, 1, 2, 5]
     spread = {i: np.nanstd(gaps[i, 1:], ddof=1) for i in known}
     largest = [
@@ -131,7 +141,9 @@ def test_p_is_the_share_of_larger_deviations():
         statistic = abs(gaps[i, 0]) / (spread[i] * np.sqrt(n / (n - 1)))
         deviate = stats.norm.ppf(stats.t.cdf(statistic, n - 1))
         assert p[i] == pytest.approx((sum(x >= deviate for x in largest) + 1) / 401), i
-    assert p[1] < 0.05 < p[2] and np.isnan(p[[3, 4]]).all()
+    assert p[1] < 0.05 < p[2] and np.isnan(p[[3, 9]]).all()
+    # Of n patients all with the same sign, or no less than 400 draws can show.
+    assert p[[6, 7, 8, 4]].tolist() == [1.0, 2.0**-6, 1 / 401, 1 / 401]
     assert p[5] > 0.05, "of 6 patients, 4 standard deviations are few"
 
 
@@ -156,7 +168,7 @@ def made(folder: Path, findings: dict[str, int], seed: int = 0, skill: float = 0
 
 
 def test_another_side_moves_no_difference(tmp_path):
-    """Neither with other findings nor with the same ones; a copy differs by 0, without p."""
+    """Neither with other findings nor with the same ones; a copy differs by 0, without an interval."""
     both = {"Mass": 30, "Edema": 30}
     a, b, again = (made(tmp_path / x, both, seed) for x, seed in (("a", 1), ("b", 2), ("again", 1)))
     c = made(tmp_path / "c", {"Edema": 30, "Rare": 19}, seed=9)
@@ -166,7 +178,7 @@ def test_another_side_moves_no_difference(tmp_path):
     path = "classification/by_finding/Mass/auc"
     low, high, p = few["b", "a"][path].low, few["b", "a"][path].high, few["b", "a"][path].p
     assert low is not None and high is not None and low < high and p is not None
-    assert more["again", "a"][path][:4] == (0, 0, 0, None) and not is_marked(more["again", "a"][path])
+    assert more["again", "a"][path][:4] == (0, None, None, 1) and not is_marked(more["again", "a"][path])
     # Means over other findings are not compared, unless they are formed of those that both have.
     assert not any(name == "classification/auc" for name in more["c", "a"])
     shared = compared({"a": [a], "c": [c], "b": [b]}, "a", findings=["Edema"], n_draws=60)
@@ -178,6 +190,12 @@ def test_another_side_moves_no_difference(tmp_path):
     }
     rare = more["c", ""]["classification/by_finding/Rare/auc"]
     assert rare.n_patients == 19 and rare.value is not None and rare.low is None
+    # The mean over the rare one alone has no interval, though another finding of the side has.
+    d = made(tmp_path / "d", {"Edema": 30, "Rare": 19}, seed=4)
+    alone = compared({"c": [c], "d": [d]}, "c", findings=["Rare"])
+    for pair in (("c", ""), ("d", ""), ("d", "c")):
+        mean, often = alone[pair]["classification/auc"], alone[pair][edema]
+        assert mean.low is None and mean.n_patients == 19 and often.low is not None, pair
 
 
 def test_the_method_is_that_of_each_pair(tmp_path):
@@ -202,6 +220,33 @@ def test_the_method_is_that_of_each_pair(tmp_path):
     found = table["lone", "weak (3 seeds)"][path]
     assert found.over == table["lone", ""][path].over == "patients" and found.n == 80
     assert found[:3] == pytest.approx((expected[0], *np.quantile(expected[1:], [0.025, 0.975])))
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_of_two_seeds_patients_are_drawn(shift, tmp_path):
+    """Of two alone, and of the two that sides of three have in common."""
+    path = "classification/by_finding/Mass/auc"
+    sides = {
+        name: [made(tmp_path / f"{name}_{x}", {"Mass": 30}, x, skill) for x in seeds]
+        for name, skill, seeds in (
+            ("weak", 0.5, range(2 + shift)),
+            ("strong", 1.5, range(shift, 2 + 2 * shift)),
+        )
+    }
+    table = compared(sides, "weak", n_draws=80)
+    draws = {
+        name: np.mean([run.draws(n_draws=80)[path] for run in runs], axis=0) for name, runs in sides.items()
+    }
+    for pair, values in {
+        ("strong", ""): draws["strong"],
+        ("strong", "weak"): draws["strong"] - draws["weak"],
+    }.items():
+        found = table[pair][path]
+        assert found.value == pytest.approx(values[0]) and found.over == (
+            "seeds" if shift and not pair[1] else "patients"
+        )
+        if found.over == "patients":
+            assert found[1:3] == pytest.approx(np.quantile(values[1:], [0.025, 0.975]))
 
 
 @pytest.mark.parametrize("changed", ["predictions", "metric"])

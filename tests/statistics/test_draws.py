@@ -60,12 +60,12 @@ def test_every_number_has_its_value_and_interval(make_tested_run, tmp_path):
     for path, value in expected.items():
         one = found[path]
         assert one.value == pytest.approx(value, abs=1e-12), path
-        if one.n_patients is not None and one.n_patients < MIN_PATIENTS:
-            assert one[1:5] == (None, None, None, 0), path
+        is_still = value == 0 and path.endswith(("R@1", "R@5"))
+        if is_still or (one.n_patients is not None and one.n_patients < MIN_PATIENTS):
+            assert one[1:5] == (None, None, None, 0) and one.n_patients is not None, path
             continue
         assert one.low is not None and one.high is not None
-        assert one.low <= value <= one.high, path
-        assert one.low < one.high or (value == 0 and path.endswith(("R@1", "R@5"))), path
+        assert one.low <= value <= one.high and one.low < one.high, path
 
 
 def test_draws_equal_a_loop_over_repeated_rows(tables, measured):
@@ -87,7 +87,7 @@ def test_draws_equal_a_loop_over_repeated_rows(tables, measured):
 @pytest.mark.parametrize("n", [19, 20])
 @pytest.mark.parametrize("is_rarer", [0, 1])
 def test_few_patients_have_a_count_instead(n, is_rarer):
-    """Those of the rarer class, or with a box; means over findings keep their interval."""
+    """Those of the rarer class, or with a box; means over these and other findings keep their interval."""
     patients = np.repeat(np.arange(60), 2)
     rows = pd.DataFrame(
         {"dicom_id": np.arange(120), "subject_id": patients, "logit": np.arange(120) % 7 - 3.0}
@@ -95,16 +95,25 @@ def test_few_patients_have_a_count_instead(n, is_rarer):
     few = rows.assign(finding="rare/auc", label=np.where(patients < n, is_rarer, 1 - is_rarer))
     many = rows.assign(finding="often", label=patients % 2)
     boxes = boxes_of(patients, np.arange(120.0)).tables["grounding"]
-    boxes["category"] = np.where(patients < n, "rare", "often")
-    of_map = dict.fromkeys(LOCALISATION, rows["logit"]) | {"reader_iou": np.where(patients < 3, 0.5, np.nan)}
+    boxes = boxes.assign(
+        category=np.where(patients < n, "rare", "often"), miou=boxes["cnr"], pair_miou=boxes["cnr"]
+    )
+    of_map = dict.fromkeys(LOCALISATION, rows["logit"]) | {
+        "reader_iou": np.where(patients < 3, rows["logit"], np.nan)
+    }
     drawn = rows.assign(category=boxes["category"], **of_map)
-    calibrated = few.assign(before=0.5, after=np.where(rows["logit"] > 0, 0.7, 0.2), threshold=0.5)
+    calibrated = few.assign(
+        before=np.where(patients % 3 == 0, 0.51, 0.55),
+        after=np.where(rows["logit"] > 0, 0.7, 0.2),
+        threshold=0.5,
+    )
     tables = {"finding_classification": pd.concat([few, many]), "grounding": boxes, "localisation": drawn}
     predictions = Predictions(tables)
     reliability = Predictions({"calibration": calibrated})
     found = bootstrap_intervals(predictions, 50) | bootstrap_intervals(reliability, 50)
     without = {path for path, one in found.items() if one.value is not None and one.low is None}
-    readers = {"localisation/by_category/rare/reader_iou"}
+    # The mean of the readers is over the rare finding alone.
+    readers = {"localisation/by_category/rare/reader_iou", "localisation/reader_iou"}
     names = [f"finding_classification/by_finding/rare/auc/{x}" for x in ("auc", "average_precision", "acc")]
     names += [f"calibration/by_finding/rare/auc/{x}" for x in ("sensitivity", "specificity")]
     names += [f"grounding/by_category/rare/{x}" for x in ("cnr", "cnr_signed", "miou")]
@@ -113,7 +122,11 @@ def test_few_patients_have_a_count_instead(n, is_rarer):
     assert {found[path].n_patients for path in names} == {n} and readers <= without
     means = [path for path, one in found.items() if "/by_" not in path and "reader" not in path]
     assert all(found[path].low is not None and found[path].n_patients is None for path in means)
-    difference = bootstrap_differences(predictions, predictions, 50)[names[0]]
+    assert found["localisation/reader_iou"][1:] == (None, None, None, 0, 3, "patients")
+    cases = tables["finding_classification"]
+    other = cases.assign(logit=np.random.default_rng(0).permutation(cases["logit"]))
+    others = Predictions(tables | {"finding_classification": other})
+    difference = bootstrap_differences(others, predictions, 50)[names[0]]
     assert (difference.low is None) == (n < MIN_PATIENTS) and difference.n_patients == n
 
 
@@ -127,7 +140,44 @@ def test_a_finding_of_few_cases_is_not_averaged(tables):
         if path.startswith("classification/by_finding") and path.endswith("auc") and "thorax" not in path
     ]
     assert found["classification/auc"].value == pytest.approx(np.mean(others))
-    assert found["classification/auc"].n == 100
+    assert found["classification/auc"][1:] == (None, None, None, 0, 12, "patients"), (
+        "over findings of 12 or more"
+    )
+
+
+def perfect(**n_positive: int) -> Predictions:
+    """A classifier of 47 patients that ranks all of them right; of "noisy" findings by chance."""
+    random, tables = np.random.default_rng(3), []
+    for finding, n in n_positive.items():
+        label = (np.arange(47) < n).astype(int)
+        logit = random.normal(size=47) if finding.startswith("noisy") else label * 4.0 - 2
+        one = pd.DataFrame({"dicom_id": range(47), "subject_id": range(47), "logit": logit})
+        tables.append(one.assign(finding=finding, label=label))
+    return Predictions({"finding_classification": pd.concat(tables)})
+
+
+def test_what_no_draw_changes_has_a_count(make_predictions):
+    found = bootstrap_intervals(perfect(Mass=21), 50)
+    for path in ("auc", "by_finding/Mass/auc", "by_finding/Mass/average_precision", "acc"):
+        assert found[f"finding_classification/{path}"] == (1.0, None, None, None, 0, 21, "patients"), path
+    ranks = make_predictions()["retrieval"].assign(rank=lambda rows: rows["rank"] + 1)
+    found = bootstrap_intervals(Predictions({"retrieval": ranks}), 50)
+    of_1, of_50 = (found[f"retrieval/image_to_text/R@{k}"] for k in (1, 50))
+    assert of_1 == (0.0, None, None, None, 0, ranks["subject_id"].nunique(), "patients")
+    assert of_50.low is not None and of_50.high is not None and of_50.low < of_50.high
+    # 0.1 is rounded in each sum of a draw.
+    assert (
+        bootstrap_intervals(boxes_of(np.arange(31), np.arange(31.0)), 50)["grounding/miou"].n_patients == 31
+    )
+
+
+@pytest.mark.parametrize(("n_often", "has_one"), [(19, False), (20, True)])
+def test_a_mean_needs_a_finding_with_an_interval(n_often, has_one):
+    """A perfect finding has none, whatever its number of patients."""
+    found = bootstrap_intervals(perfect(Mass=22, noisy_few=8, noisy_often=n_often), 50)
+    mean = found["finding_classification/auc"]
+    assert (mean.low is not None) == has_one and mean.n_patients == (None if has_one else 8)
+    assert mean.value is not None and mean.value < 1
 
 
 def test_neither_chunks_nor_the_row_order_matter(tables, monkeypatch):
@@ -172,11 +222,11 @@ def test_differences_are_paired():
     values -= values.mean()
     a, b = boxes_of(patients, values + 0.1), boxes_of(patients, values)
     shift = bootstrap_differences(a, b, 400)["grounding/cnr_signed"]
-    assert shift[:3] == pytest.approx((0.1, 0.1, 0.1))
+    assert shift[0] == pytest.approx(0.1) and shift[1:] == (None, None, 1 / 401, 0, 80, "patients")
     single = bootstrap_intervals(a, 400)["grounding/cnr_signed"]
     assert single.low is not None and single.low < 0.0, "unpaired, 0.1 is nothing"
     same = bootstrap_differences(a, a, 400)["grounding/cnr_signed"]
-    assert same[:5] == (0.0, 0.0, 0.0, None, 400)
+    assert same[:5] == (0.0, None, None, 1.0, 0)
 
 
 def _drop_column(run: Path) -> None:

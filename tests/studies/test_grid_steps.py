@@ -35,7 +35,7 @@ GRID: dict[str, Any] = {
     "settings": {**SETTINGS, "kept_steps": STEPS, "trainer.check_val_every_n_epoch": 2},
     "axes": {
         "rate": {"levels": {"slow": None, "fast": {"settings": {"model.init_args.learning_rate": 0.9}}}},
-        "seed": {"set": ["seed_everything", "data.init_args.seed"], "values": 2},
+        "seed": {"set": ["seed_everything", "data.init_args.seed"], "values": 3},
     },
     "outcomes": {
         "error": BEST,
@@ -76,7 +76,7 @@ def test_rows_are_those_of_each_kept_step(finished):
         assert others.loc["checkpoint", "value"] == chosen and pd.isna(others.loc["checkpoint", "step"])
         assert (others.loc["end", "step"], others.loc["end", "value"]) == (6, curve.loc[6, "value"])
         assert (others.loc["third", "step"], others.loc["third", "validate"]) == (3, metrics[2])
-    assert len(table) == 4 * (len(STEPS) + 3)
+    assert len(table) == 6 * (len(STEPS) + 3)
 
 
 def test_page_stars_hypotheses_alone_and_names_rules(finished):
@@ -87,7 +87,7 @@ def test_page_stars_hypotheses_alone_and_names_rules(finished):
     )
     difference = rows["fast"] - rows["slow"]
     p = stats.ttest_1samp(difference, 0).pvalue
-    half = stats.t.ppf(0.99, 1) * difference.std() / np.sqrt(2)
+    half = stats.t.ppf(0.99, 2) * difference.std() / np.sqrt(3)
     line = next(line for line in page.splitlines() if "H1: fast" in line)
     assert f"{p:.2g}" in line and f"{abs(difference.mean() + half):.3f}" in line
     assert "error, best step" in line and ("*" in line) == (p <= 0.02)
@@ -96,16 +96,16 @@ def test_page_stars_hypotheses_alone_and_names_rules(finished):
 
 
 def test_star_needs_all_pairs(tmp_path):
-    """p of two of three pairs far below the share."""
+    """p of three of four pairs far below the share."""
     changes = {"outcomes": {"error": "tiny/error"}, "plots": None, "settings": SETTINGS}
-    axes = {**GRID["axes"], "seed": {"set": "seed_everything", "values": 3}}
+    axes = {**GRID["axes"], "seed": {"set": "seed_everything", "values": 4}}
     experiment = read_experiment(write_grid(tmp_path, **{**GRID, **changes, "axes": axes}))
-    rows = [("slow", seed, seed / 100) for seed in range(3)] + [
-        ("fast", seed, 5.0 + seed / 1e4) for seed in range(3)
+    rows = [("slow", seed, seed / 100) for seed in range(4)] + [
+        ("fast", seed, 5.0 + seed / 1e4) for seed in range(4)
     ]
     table = pd.DataFrame(rows, columns=["rate", "seed", "value"]).assign(outcome="error", chosen=True)
-    cells = [tables(experiment, part)[0].rows[0].cells[0] for part in (table, table[:5])]
-    assert cells[0].text.endswith("*") and not cells[1].text.endswith("*") and "n = 2" in cells[1].interval
+    cells = [tables(experiment, part)[0].rows[0].cells[0] for part in (table, table[:7])]
+    assert cells[0].text.endswith("*") and not cells[1].text.endswith("*") and "n = 3" in cells[1].interval
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_missing_test_of_a_step_is_named(finished):
     with pytest.raises(UserError, match="has no test of step 4"):
         results_table(experiment)
     table = results_table(dataclasses.replace(experiment, outcomes={"tuned": tuned}))
-    assert len(table) == 4 * len(STEPS) and (table["value"] == table["validate"]).all()
+    assert len(table) == 6 * len(STEPS) and (table["value"] == table["validate"]).all()
     least = table.groupby("run")["value"].min()
     assert table[table["chosen"]].set_index("run")["value"].equals(least.loc[table["run"].unique()])
     file.write_text(content)
