@@ -28,7 +28,7 @@ from medclip_dcl.common.files import digest, digest_of_file
 
 Item = TypeVar("Item")
 _SYSTEM = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
     *(errno.EEXIST, errno.ENOTDIR),  # a file in place of a folder
 }
 
