@@ -116,7 +116,7 @@ class Prepare:
         metavar="SHARE",
     )
     complete: bool = option("add images that a finished set lacks, and prepare changed ones again", False)
-    shards: bool = option("then store the images in a few tar files (medclip-dcl shard)", False)
+    shards: bool = option("store images in tar files (medclip-dcl shard)", False)
     workers: int = worker_count()
 
 

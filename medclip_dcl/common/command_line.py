@@ -30,7 +30,7 @@ Item = TypeVar("Item")
 _SYNONYMS = {"train": "fit", "evaluate": "test", "lr": "learning_rate", "epochs": "max_epochs"}
 """Words of other programs -> those of this one."""
 _SYSTEM = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG),
     *(errno.EEXIST, errno.ENOTDIR),  # a file in place of a folder
 }
 

@@ -53,9 +53,13 @@ def replacing(file: Path, *, one_writer: bool = False, durable: bool = True) -> 
                 os.fsync(stream.fileno())
         os.replace(temporary, file)
     except Exception as error:
-        if isinstance(error, OSError):
-            error.filename = str(file)  # a full disk does not name it
         temporary.unlink(missing_ok=True)
+        # torch.save hides a full disk, which names no file, behind an error of its own.
+        fault = error.__context__ if isinstance(error, RuntimeError) else error
+        if isinstance(fault, OSError):
+            fault.filename = str(file)
+            if fault is not error:
+                raise fault from None
         raise
 
 

@@ -175,7 +175,10 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
 def _curves(file: Path) -> dict[str, Any]:
     if not file.is_file() or not file.stat().st_size:
         return {"curves": [], "constant": {}}
-    metrics = pd.read_csv(file)
+    try:
+        metrics = pd.read_csv(file)
+    except ValueError as error:
+        raise SavedResultsError(f"{file} is not a readable table ({error}); restore or delete it") from error
     return dict(zip(("curves", "constant"), charts.curves(metrics), strict=True))
 
 

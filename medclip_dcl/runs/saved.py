@@ -110,10 +110,10 @@ def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
     if not file.is_file():
         return None
     found = read_json(file)
-    if found.get("format_version") != RESULTS_FORMAT_VERSION:
+    version = found.get("format_version") if isinstance(found.get("metrics"), dict) else "no metrics"
+    if version != RESULTS_FORMAT_VERSION:
         raise SavedResultsError(
-            f"{file}: expected format version {RESULTS_FORMAT_VERSION}, found {found.get('format_version')}; test the "
-            "run again"
+            f"{file}: expected format version {RESULTS_FORMAT_VERSION}, found {version}; test the run again"
         )
     return found
 

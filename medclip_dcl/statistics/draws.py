@@ -22,6 +22,7 @@ import pandas as pd
 from jaxtyping import Int, Shaped, UInt8
 
 from medclip_dcl import __version__
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, digest_of_file, write_parquet
 from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.metrics import summaries
@@ -50,6 +51,7 @@ _NUMBERS = {
     "report_retrieval": ["rank", "rank_tolerant"],
     "sentences": ["rho", "score"],
 }
+_FINITE = ("logit", "rank", "rank_tolerant", "score", "score_negative", "score_positive", "subject_id")
 FEW = f"(n = ...) where no draw differs, or a finding or category has fewer than {MIN_PATIENTS} {{units}} of a class."
 """What stands in the place of an interval."""
 _OF_CLASSES = ("auc", "average_precision", "acc", "sensitivity", "specificity")
@@ -162,6 +164,18 @@ class Predictions:
 class TestedRun(SavedRun):
     """The test of a run's trained or untrained network, whose numbers are computed once."""
 
+    def table(self, name: str) -> pd.DataFrame | None:
+        """A table in predictions/, of values that a test writes; None if the file is missing."""
+        table = super().table(name)
+        for column, values in () if table is None else table.filter(["label", *_FINITE]).items():
+            is_wrong = values.isna() | values.isin([math.inf, -math.inf])
+            if column == "label":
+                is_wrong = ~values.isin([0, 1])
+            if is_wrong.any():
+                found = f"{values[is_wrong].iloc[0]} in {is_wrong.sum():,} of {len(values):,} rows"
+                raise UserError(f"{self.file_of(name)} is damaged: {column} is {found}; test the run again")
+        return table
+
     @cached_property
     def predictions(self) -> Predictions:
         """Predictions of all sections, which give the numbers of results.json."""
@@ -179,11 +193,14 @@ class TestedRun(SavedRun):
         min_cases = next((found["min_cases"] for found in protocols if "min_cases" in found), 5)
         name = str(self.folder / f"predictions{self.suffix}")
         found = Predictions(tables, min_cases, name, self.table("images"))
-        for path, (value,) in (one for of_section in found.values.values() for one in of_section.items()):
+        leaves = (summaries.by_path(results["metrics"][section] or {}, section) for section in tables)
+        values = {path: x for of_section in found.values.values() for path, (x,) in of_section.items()}
+        values = {path: math.nan for of in leaves for path, x in of if isinstance(x, float)} | values
+        for path, value in values.items():
             stored = value_at(results["metrics"], path)
             known = math.nan if stored is None else stored
             if not np.isclose(value, known, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
-                raise SavedResultsError(
+                raise UserError(
                     f"{found.name} does not belong to {self.file}: {path} is {_number(value)} by the predictions and"
                     f" {stored} by the results; test the run again"
                 )

@@ -19,7 +19,7 @@ def run(options: Options) -> None:
     from medclip_dcl.common.devices import usable_device
     from medclip_dcl.common.errors import UserError
     from medclip_dcl.common.findings import read_prompts
-    from medclip_dcl.runs.saved import SavedResultsError, other_geometry
+    from medclip_dcl.runs.saved import other_geometry
     from medclip_dcl.statistics.draws import require_same_cases
     from medclip_dcl.studies import benchmark_plan as plan
     from medclip_dcl.studies.benchmark_page import write_page
@@ -75,7 +75,7 @@ def run(options: Options) -> None:
                 try:
                     for other in [tested, *runs.get(name, [])]:
                         require_same_cases(tested.predictions, other.predictions)
-                except SavedResultsError as error:
+                except UserError as error:
                     problem = f"{error}; or delete {run.folder} and give the same command"
             print(f"{where}: {problem or done}", flush=True)
             if problem:

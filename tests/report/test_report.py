@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from markupsafe import Markup
 
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.pictures.figure import draw_heat_maps
 from medclip_dcl.pictures.plots import write_figure
@@ -402,6 +403,39 @@ def test_a_missing_piece_is_named_and_not_fatal(copy, removed, message):
         assert not [row for row in page.tables[0] if row and row[0] == "this run"]
 
 
+def _contradict(run):
+    """A number of a finding is another than that of its rows."""
+    results = json.loads((run / "results.json").read_text())
+    results["metrics"]["classification"]["by_finding"]["Edema"]["auc"] -= 0.01
+    (run / "results.json").write_text(json.dumps(results))
+
+
+def _damage_a_label_without_boxes(run):
+    """The test is without predictions of boxes, which is no reason to draw curves of damaged ones."""
+    (run / "predictions/grounding.parquet").unlink()
+    cases = pd.read_parquet(run / "predictions/classification.parquet")
+    cases.assign(label=[2, *cases["label"][1:]]).to_parquet(run / "predictions/classification.parquet")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_contradict, "classification/by_finding/Edema/auc is 0.7"),
+        (
+            lambda run: (run / "metrics.csv").write_bytes(b"step,\xff\n1,2"),
+            "metrics.csv is not a readable table",
+        ),
+        (lambda run: (run / "results.json").write_text('{"format_version": 2}'), "found no metrics; test"),
+        (_damage_a_label_without_boxes, "label is 2 in 1 of "),
+    ],
+)
+def test_a_damaged_run_is_refused(make_tested_run, tmp_path, spoil, message):
+    run = make_tested_run(tmp_path / "run")
+    spoil(run)
+    with pytest.raises(UserError, match=message):
+        render(run)
+
+
 def test_other_findings_have_no_published_rows(copy):
     found = results()
     found["metrics"]["classification"]["by_finding"] = {"Fracture": {"auc": 0.6, "acc": 0.5}}
@@ -420,7 +454,7 @@ def test_other_findings_have_no_published_rows(copy):
         (lambda run: None, "expected a run folder with config.yaml, "),
         (lambda run: (run / "results.json").write_text("{"), "results.json is not readable JSON"),
         (
-            lambda run: (run / "results.json").write_text('{"format_version": 99}'),
+            lambda run: (run / "results.json").write_text('{"format_version": 99, "metrics": {}}'),
             "expected format version 2, found 99; test the run again",
         ),
     ],

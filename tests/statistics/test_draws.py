@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.metrics.summaries import LOCALISATION
 from medclip_dcl.runs.saved import SavedResultsError
@@ -239,6 +241,24 @@ def _other_values(run: Path) -> None:
     pd.read_parquet(file).assign(rank=1.0).to_parquet(file)
 
 
+def _with(section: str, column: str, value: float | str) -> Callable[[Path], None]:
+    def spoil(run: Path) -> None:
+        file = run / f"predictions/{section}.parquet"
+        table = pd.read_parquet(file)
+        table[column] = table[column].where(np.arange(len(table)) != 6, value)
+        table.to_parquet(file)
+
+    return spoil
+
+
+def _without(section: str, rows: str) -> Callable[[Path], None]:
+    def spoil(run: Path) -> None:
+        file = run / f"predictions/{section}.parquet"
+        pd.read_parquet(file).query(rows).to_parquet(file)
+
+    return spoil
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -247,12 +267,24 @@ def _other_values(run: Path) -> None:
         (lambda run: (run / "predictions/grounding.parquet").write_text("x"), "not a readable Parquet file"),
         (_drop_column, "has no column miou; test the run again"),
         (_other_values, "retrieval/recall is 1.0 by the predictions and"),
+        (_without("retrieval", "box < 0"), "retrieval/recall is None by the predictions and 0."),
+        (_with("classification", "label", 2), "classification.parquet is damaged: label is 2 in 1 of 2"),
+        (
+            _with("classification", "label", np.nan),
+            "classification.parquet is damaged: label is nan in 1 of 2",
+        ),
+        (_with("classification", "score_negative", np.nan), "score_negative is nan in 1 of 2"),
+        (_with("report_retrieval", "rank_tolerant", np.nan), "rank_tolerant is nan in 1 of 3"),
+        (
+            _with("grounding", "cnr_signed", np.inf),
+            "grounding/cnr_signed is ",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_named(make_tested_run, tmp_path, spoil, message):
     run = make_tested_run(tmp_path / "run")
     spoil(run)
-    with pytest.raises(SavedResultsError, match=re.escape(message)):
+    with pytest.raises(UserError, match=re.escape(message)):
         _ = TestedRun(run).predictions
 
 

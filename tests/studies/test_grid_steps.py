@@ -96,16 +96,16 @@ def test_page_stars_hypotheses_alone_and_names_rules(finished):
 
 
 def test_star_needs_all_pairs(tmp_path):
-    """p of two of three pairs far below the share."""
+    """p of three of four pairs far below the share."""
     changes = {"outcomes": {"error": "tiny/error"}, "plots": None, "settings": SETTINGS}
-    axes = {**GRID["axes"], "seed": {"set": "seed_everything", "values": 3}}
+    axes = {**GRID["axes"], "seed": {"set": "seed_everything", "values": 4}}
     experiment = read_experiment(write_grid(tmp_path, **{**GRID, **changes, "axes": axes}))
-    rows = [("slow", seed, seed / 100) for seed in range(3)] + [
-        ("fast", seed, 5.0 + seed / 1e4) for seed in range(3)
+    rows = [("slow", seed, seed / 100) for seed in range(4)] + [
+        ("fast", seed, 5.0 + seed / 1e4) for seed in range(4)
     ]
     table = pd.DataFrame(rows, columns=["rate", "seed", "value"]).assign(outcome="error", chosen=True)
-    cells = [tables(experiment, part)[0].rows[0].cells[0] for part in (table, table[:5])]
-    assert cells[0].text.endswith("*") and not cells[1].text.endswith("*") and "n = 2" in cells[1].interval
+    cells = [tables(experiment, part)[0].rows[0].cells[0] for part in (table, table[:7])]
+    assert cells[0].text.endswith("*") and not cells[1].text.endswith("*") and "n = 3" in cells[1].interval
 
 
 @pytest.mark.parametrize(

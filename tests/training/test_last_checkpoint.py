@@ -49,6 +49,15 @@ def test_the_last_two_are_kept(tmp_path):
     assert {file.name for file in tmp_path.iterdir()} == {"last.ckpt", "previous.ckpt"}
 
 
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    write(tmp_path, 1)
+    open_file = Path.open
+    monkeypatch.setattr(Path, "open", lambda *_: open_file(Path("/dev/full"), "wb"))
+    with pytest.raises(OSError, match="No space left on device: .*new.ckpt"):
+        write(tmp_path, 2)
+    assert number_of(find_readable(tmp_path)) == 1
+
+
 @pytest.mark.parametrize("has_hard_links", [True, False])
 def test_a_crash_between_disk_operations_loses_nothing(has_hard_links, monkeypatch, tmp_path):
     """Before and after each of them the run finds the checkpoint of before, or the new one; the next is written."""
