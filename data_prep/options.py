@@ -137,7 +137,7 @@ class PrepareSplit(Prepare):
     """Options of sources that may have no split."""
 
     split_shares: tuple[float, float, float] | None = option(
-        "of the patients, for train,validate,test, where there is no split (0.8,0.1,0.1)",
+        "of patients for train,validate,test without a split (0.8,0.1,0.1)",
         None,
         type=_shares,
         metavar="SHARES",
