@@ -170,9 +170,6 @@ class Export:
         None,
         metavar="FOLDER",
     )
-    image_encoder: Path | None = option(
-        "also write the image encoder as a torchvision ResNet state dict (.safetensors)", None, metavar="FILE"
-    )
     onnx: bool = option("also write both encoders as ONNX files into FOLDER (extra: onnx)", False)
     push_to_hub: str | None = option(
         "upload FOLDER to the Hugging Face Hub, as a private repository", None, metavar="OWNER/NAME"
@@ -183,7 +180,7 @@ class Export:
     def __post_init__(self) -> None:
         if self.public and not self.push_to_hub:
             raise UserError("--public needs --push_to_hub")
-        if self.format and (self.text_encoder or self.image_encoder or self.onnx or self.push_to_hub):
+        if self.format and (self.text_encoder or self.onnx or self.push_to_hub):
             raise UserError(
                 "--format writes FOLDER alone; run the command again without it for the other files"
             )

@@ -26,12 +26,7 @@ from pytorch_lightning.cli import LightningCLI
 
 from medclip_dcl.__main__ import VERBS, _named, main
 from medclip_dcl.command.lightning_cli import RunOptions
-from medclip_dcl.exchange.encoders import export_image_encoder
 from medclip_dcl.inference.model import LoadedModel
-from medclip_dcl.networks.image_encoder import ResNetRegions
-from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.similarity import LSENonLocal
-from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.training.best_checkpoint import BestCheckpoint
 from tests.small import platt_calibration
 
@@ -254,11 +249,6 @@ def calibrated(model, tmp_path_factory) -> Path:
     return folder
 
 
-def full_resnet(small_bert: Path) -> ImageTextNetwork:
-    text = BertSentences(str(small_bert), dim=16)
-    return ImageTextNetwork(ResNetRegions(dim=16), text, LSENonLocal(dim=16))
-
-
 LONG = ("def optimum(", "SyntheticClasses.on_sphere(rho=(0.25, 0.25, 0.25, 0.25))", "def unsupervised_loss(")
 """In the blocks that compute for seconds."""
 
@@ -273,8 +263,6 @@ LONG = ("def optimum(", "SyntheticClasses.on_sphere(rho=(0.25, 0.25, 0.25, 0.25)
 def test_python_blocks_run(page, block, calibrated, small_bert, small_set, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Image.effect_noise((90, 70), 30).save("chest.jpg")
-    if "resnet18.safetensors" in block:
-        export_image_encoder(full_resnet(small_bert), tmp_path / "resnet18.safetensors")
     for run in ("demo", "dcl_lm"):
         if f"runs/{run}" in block:
             shutil.copytree(calibrated, tmp_path / "runs" / run)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -30,7 +29,6 @@ LORA_A, _LORA_B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".b
 """Ends of the names that peft gives the two matrices of an adapter; its layer's own weights are in base_layer."""
 
 _SAFETENSORS = ".safetensors"
-_SETTINGS = "medclip_dcl"
 _MODULE = "network."
 WRAPPER = "module."
 """Before all names of weights that a DataParallel saved."""
@@ -325,27 +323,15 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
         ) from error
 
 
-def write_safetensors(
-    state: dict[str, Tensor], file: Path, settings: Mapping[str, Any] | None = None
-) -> None:
-    """Write tensors as safetensors, atomically; `settings` (JSON) are kept in the file's header."""
-    write_bytes(safetensors_bytes(state, settings), file)
+def write_safetensors(state: dict[str, Tensor], file: Path) -> None:
+    """Write tensors as safetensors, atomically."""
+    write_bytes(safetensors_bytes(state), file)
 
 
-def safetensors_bytes(state: dict[str, Tensor], settings: Mapping[str, Any] | None = None) -> bytes:
+def safetensors_bytes(state: dict[str, Tensor]) -> bytes:
     """Content of a file of `write_safetensors`."""
-    metadata = (
-        {"format": "pt"} if settings is None else {"format": "pt", _SETTINGS: json.dumps(dict(settings))}
-    )
-    return save({name: value.detach().cpu().contiguous() for name, value in state.items()}, metadata=metadata)
-
-
-def read_settings(file: Path) -> dict[str, Any]:
-    """The settings that `write_safetensors` put into a readable file's header; empty for any other file."""
-    if file.suffix != _SAFETENSORS:
-        return {}
-    with safe_open(file, framework="pt") as stream:
-        return parse_json((stream.metadata() or {}).get(_SETTINGS, "{}"))
+    state = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+    return save(state, metadata={"format": "pt"})
 
 
 def as_state_dict(content: Any, file: str | Path) -> dict[str, Tensor]:

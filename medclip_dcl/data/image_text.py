@@ -196,10 +196,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def provided(self) -> ImageTextData:
         encoders = None if self.features is None else self.features.info.encoders
         images = replace(self.image_settings(), encoded_by=encoders)
-        if self._train is None:
-            return ImageTextData(images)
-        sentences = self.prepared.rows("sentences", ["sentence_id"])["sentence_id"]
-        return ImageTextData(images, int(sentences.max()) + 1, len(self._train), self.contrastive_batch)
+        return ImageTextData(images, None if self._train is None else self.contrastive_batch)
 
     @cached_property
     def features(self) -> Features | None:

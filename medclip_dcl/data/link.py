@@ -195,14 +195,12 @@ class ImageSettings:
 
 @dataclass(frozen=True)
 class ImageTextData:
-    """Images provided to an image-text model; in training the bounds of sentence_id and of image_key, else 0.
+    """Images provided to an image-text model, and the images of all processes in a batch of training.
 
-    `batch_size`: images of all processes in a batch of training; None where nothing is trained, or it is not known.
+    `batch_size`: None where nothing is trained, or it is not known.
     """
 
     images: ImageSettings
-    sentence_keys: int = 0
-    image_keys: int = 0
     batch_size: int | None = None
 
 

@@ -1,4 +1,4 @@
-"""The encoders in the formats of transformers and torchvision, for use without medclip_dcl."""
+"""The text encoder in the format of transformers, for use without medclip_dcl."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import read_settings, safetensors_bytes, write_safetensors
+from medclip_dcl.common.weight_files import safetensors_bytes
 from medclip_dcl.networks.bert_folder import save_language_model
-from medclip_dcl.networks.described import ImageNetwork
-from medclip_dcl.networks.image_encoder import TORCHVISION_WIDTH, ResNetRegions, to_torchvision_names
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.text_encoder import TransformersSentences
 from medclip_dcl.report.page import render_template
@@ -71,25 +69,3 @@ def plain_tokenizer(encoder: TransformersSentences) -> PreTrainedTokenizerFast:
         truncation_side=encoder.truncation_side,
         model_input_names=["input_ids", "attention_mask"],
     )
-
-
-def export_image_encoder(network: ImageNetwork, file: Path) -> None:
-    """Write the ResNet of the image encoder as a torchvision state dict, without classifier and projection.
-
-    ``torchvision.models.resnet18`` (or 34, 50) loads it strictly once its ``fc``, and for stride 16 its ``layer4``, is
-    an ``nn.Identity``. The file's header holds mean and deviation of the channels and the size of the images.
-    """
-    encoder = network.image_encoder
-    if not isinstance(encoder, ResNetRegions) or encoder.width != TORCHVISION_WIDTH or encoder.centred:
-        raise UserError(
-            f"--image_encoder: expected a ResNet of torchvision, of width {TORCHVISION_WIDTH} and not centred, found "
-            f"a {type(encoder).__name__} that is not; leave it out"
-        )
-    if file.exists() and not read_settings(file):
-        raise UserError(f"--image_encoder: {file} is not an exported image encoder; give another name")
-    settings = {
-        "mean": network.mean.flatten().tolist(),
-        "std": network.std.flatten().tolist(),
-        "image_size": network.image_size,
-    }
-    write_safetensors(to_torchvision_names(encoder.state_dict()), file, settings)

@@ -10,7 +10,7 @@ from medclip_dcl.options import Export
 def run(options: Export) -> None:
     """Write the folder of a model, and what was asked for beside it."""
     # Import here to keep --help fast.
-    from medclip_dcl.exchange.encoders import export_image_encoder, export_text_encoder
+    from medclip_dcl.exchange.encoders import export_text_encoder
     from medclip_dcl.exchange.folder import export_model
     from medclip_dcl.exchange.formats import export_layout
     from medclip_dcl.exchange.hub import WARNING, push_to_hub
@@ -26,9 +26,6 @@ def run(options: Export) -> None:
         if options.text_encoder:
             export_text_encoder(model.image_text, options.text_encoder)
             print(f"text encoder: {options.text_encoder}")
-        if options.image_encoder:
-            export_image_encoder(model.network, options.image_encoder)
-            print(f"image encoder: {options.image_encoder}")
         if options.onnx:
             export_onnx(model.network, options.output)
             print(f"ONNX files: {options.output}")

@@ -232,8 +232,6 @@ class ImageTextModel(ImageModel):
         self.use_images(data.images, stage)
         if stage == "fit" and data.batch_size is not None:
             _require_two(data.batch_size)
-        if stage == "fit" and self.objective.loss is not None:
-            self.objective.loss.prepare(data.sentence_keys, data.image_keys)
 
     def use_images(self, images: ImageSettings, stage: str) -> None:
         """Take over the geometry of the images, whose sides must be multiples of the stride."""

@@ -14,7 +14,7 @@ from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from medclip_dcl.common.errors import UserError, check_choice, check_min
-from medclip_dcl.common.weight_files import compare_state_dicts, read_settings, read_state_dict
+from medclip_dcl.common.weight_files import compare_state_dicts, read_state_dict
 
 Images: TypeAlias = Float[Tensor, "image 3 height width"]
 Features: TypeAlias = Float[Tensor, "image channel region_row region_column"]
@@ -182,8 +182,6 @@ class ResNetRegions(ProjectedRegions):
         self.width, self.centred = width, centred
         if width == TORCHVISION_WIDTH:
             resnet = _resnet(depth, weights, stride)
-            if settings := read_settings(Path(weights or "")):
-                self.mean, self.std = settings["mean"], settings["std"]
             stages = [resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4]
             stem = [resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool]
         elif weights is None:
@@ -307,17 +305,6 @@ def from_torchvision_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         f"backbone.{BACKBONE[part]}.{rest}" if part in BACKBONE else name: state[name]
         for name, (part, _, rest) in split.items()
     }
-
-
-def to_torchvision_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The backbone of a state dict of `ResNetRegions` under torchvision's names, without its projection."""
-    parts = {str(place): part for part, place in BACKBONE.items()}
-    found = {}
-    for name, value in state.items():
-        if name.startswith("backbone."):
-            _, place, rest = name.split(".", maxsplit=2)
-            found[f"{parts[place]}.{rest}"] = value
-    return found
 
 
 def resnet_depth(names: Iterable[str]) -> Literal[18, 34, 50] | None:

@@ -15,7 +15,6 @@ from medclip_dcl.objectives.contrastive import contrastive_statistics as contras
 from medclip_dcl.objectives.controls import DecoupledLoss as DecoupledLoss
 from medclip_dcl.objectives.controls import StoppedInfoNCE as StoppedInfoNCE
 from medclip_dcl.objectives.controls import WeightedInfoNCE as WeightedInfoNCE
-from medclip_dcl.objectives.individual_temperatures import IndividualTemperatures as IndividualTemperatures
 from medclip_dcl.objectives.near_texts import NearTexts as NearTexts
 from medclip_dcl.objectives.negative_weights import HardNegatives as HardNegatives
 from medclip_dcl.objectives.negative_weights import NegativeWeights as NegativeWeights

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
@@ -28,8 +28,6 @@ class Anchors(NamedTuple):
     """eta"""
     gamma2: Float[Tensor, ""]
     """The largest possible logit; -gamma2 is the least."""
-    keys: Int[Tensor, "anchor"] | None
-    """Identity of an anchor in all batches: sentence_id, or the row of a training image (None: the batch lacks it)."""
     is_of_sentences: bool
     """Sentences are the anchors and images the candidates; False: the other way round."""
     of_anchors: Mapping[str, Tensor]
@@ -68,9 +66,6 @@ class AnchorLoss(Described):
     def figures(self, anchors: Anchors) -> dict[str, Tensor]:
         """Statistics to log of sentences as anchors, scalars; called after `forward`, without gradient."""
         return {}
-
-    def prepare(self, sentences: int, images: int) -> None:
-        """Get ready for training, before a checkpoint is restored: keys of sentences and of images lie below these."""
 
     def check(self, fields: Mapping[str, Tensor]) -> None:
         """Check the required fields of the training images, (image, ...), before training."""

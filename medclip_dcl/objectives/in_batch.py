@@ -59,7 +59,6 @@ class _Batch(NamedTuple):
     is_first_view: Bool[Tensor, "view"]
     study_of_image: Int[Tensor, "image"]
     sentence_id: Int[Tensor, "own_sentence"]
-    image_key: Int[Tensor, "own_image"] | None
     of_images: Mapping[str, Tensor]
     """Candidates' fields, (image, ...)."""
     of_sentences: dict[str, Tensor]
@@ -84,8 +83,6 @@ class _Direction(NamedTuple):
     """Fields of each anchor's image, and of the sentence itself."""
     of_candidates: Mapping[str, Tensor]
     class_probability: float | Float[Tensor, "anchor"]
-    keys: Int[Tensor, "anchor"] | None
-    """Identity of each anchor in all batches."""
     draws: Int[Tensor, "anchor 2"]
     """Keys of each anchor's random draws."""
     known: Bool[Tensor, "anchor candidate"] | None
@@ -215,7 +212,7 @@ class InBatchObjective(nn.Module):
         """Refuse a similarity that learns what the loss does not use."""
         if self.loss is not None and not self.loss.uses_gamma and similarity.log_gamma2.requires_grad:
             raise UserError(
-                f"model.loss: {type(self.loss).__name__} has temperatures of its own, gamma^2 has no gradient; set "
+                f"model.loss: {type(self.loss).__name__} does not use gamma^2, which would not learn; set "
                 "model.init_args.similarity.init_args.learn_gamma: false"
             )
 
@@ -237,10 +234,10 @@ class InBatchObjective(nn.Module):
             sentences: embeddings of the distinct sentences.
             batch: image_index (sentence,); row_of_sentence (sentence,), the row of `sentences` that each has, or none
                 for one after the other; view_of (view,), which image each view is of: first views stand first;
-                study_id (image,); sentence_id (sentence,); anchor and candidate, the required fields; image_key
-                (image,), which a `loss` may need: the row of each training image. With `correction_images` also
-                has_others (image,), False where there is no other image and the own one is drawn; the drawn images
-                follow the own ones in `regions` and `global_vector`: the first of each image, then the second.
+                study_id (image,); sentence_id (sentence,); anchor and candidate, the required fields. With
+                `correction_images` also has_others (image,), False where there is no other image and the own one is
+                drawn; the drawn images follow the own ones in `regions` and `global_vector`: the first of each image,
+                then the second.
             across_processes: False restricts the candidates to the images of this process.
             step: of training, for resampled weights.
             global_vector: of all views of this process's images, where the encoder has one.
@@ -311,7 +308,6 @@ class InBatchObjective(nn.Module):
             of_anchors=whole.fields_of_images(whole.image_of_sentence) | whole.of_sentences,
             of_candidates=whole.fields_of_images(whole.image_of_view),
             class_probability=eta,
-            keys=whole.sentence_id,
             draws=torch.stack([whole.sentence_id, whole.image_of_sentence], dim=1),
             known=known,
             may_be_negative=may_be_negative,
@@ -352,7 +348,6 @@ class InBatchObjective(nn.Module):
             of_anchors=whole.fields_of_images(whole.numbers),
             of_candidates=whole.fields_of_images(image_of_all) | of_all,
             class_probability=eta,
-            keys=whole.image_key,
             draws=torch.stack([whole.numbers, torch.full_like(whole.numbers, _IMAGE_KEY)], dim=1),
             known=None if known is None else known[:, whole.numbers].T,
         )
@@ -389,7 +384,6 @@ class InBatchObjective(nn.Module):
                 weights=is_negative.to(pairs.logits.dtype) if weights is None else weights,
                 class_probability=pairs.class_probability,
                 gamma2=gamma2,
-                keys=pairs.keys,
                 is_of_sentences=pairs.is_of_sentences,
                 of_anchors=pairs.of_anchors,
                 of_candidates=pairs.of_candidates,
@@ -462,7 +456,6 @@ def _through_processes(
         is_first_view=views[:, 1] == 1,
         study_of_image=processes.gather(batch["study_id"]),
         sentence_id=batch["sentence_id"],
-        image_key=batch.get("image_key"),
         of_images={name: processes.gather(field) for name, field in batch["candidate"].items()},
         of_sentences=batch["anchor"],
         numbers=first_image + torch.arange(own_images, device=regions.device),

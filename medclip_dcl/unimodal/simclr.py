@@ -173,7 +173,6 @@ def _anchors_of_views(first: Tensor, second: Tensor, gamma2: float, eta: float |
         weights=(~is_own).to(logits.dtype),
         class_probability=eta,
         gamma2=logits.new_tensor(gamma2),
-        keys=None,
         is_of_sentences=False,
         of_anchors={},
         of_candidates={},

@@ -1,4 +1,4 @@
-"""Text encoder for transformers, image encoder for torchvision: both give the network's own embeddings."""
+"""The text encoder for transformers gives the network's own embeddings."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ import shutil
 
 import pytest
 import torch
-import torchvision
-from safetensors.torch import load_file
-from torch import nn
 from transformers import AutoTokenizer, BertModel
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.weight_files import safetensors_bytes
-from medclip_dcl.exchange.encoders import export_image_encoder, export_text_encoder
-from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.image_encoder import RegionEncoder, ResNetRegions
+from medclip_dcl.exchange.encoders import export_text_encoder
+from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import BertSentences, SentenceEncoder, TransformersSentences
@@ -82,34 +77,15 @@ class OwnSentences(SentenceEncoder):
         self.dim = dim
 
 
-class OwnRegions(RegionEncoder):
-    def __init__(self, dim: int = 5) -> None:
-        super().__init__()
-        self.dim, self.stride = dim, 16
-
-
-def torchvisions(network: ImageTextNetwork) -> ImageTextNetwork:
-    """With an image encoder of torchvision's width."""
-    return ImageTextNetwork(ResNetRegions(dim=5, stride=16), network.text_encoder, network.similarity, 48)
-
-
-@pytest.mark.parametrize(
-    "encoder", [OwnRegions(), ResNetRegions(dim=5, width=8), ResNetRegions(dim=5, centred=True)]
-)
-def test_what_has_no_plain_form_is_refused(network, tmp_path, encoder):
-    own = ImageTextNetwork(encoder, OwnSentences(), network.similarity)
+def test_what_has_no_plain_form_is_refused(network, tmp_path):
+    own = ImageTextNetwork(network.image_encoder, OwnSentences(), network.similarity)
     with pytest.raises(UserError, match="--text_encoder: expected an encoder of transformers, found a OwnS"):
         export_text_encoder(own, tmp_path / "bert")
-    with pytest.raises(UserError, match="--image_encoder: expected a ResNet of torchvision, of width 64 and"):
-        export_image_encoder(own, tmp_path / "a.safetensors")
 
 
 def test_other_files_are_left_alone(network, run, tmp_path, capsys):
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis/config.json").write_text("precious")
-    (tmp_path / "torchvision.safetensors").write_bytes(safetensors_bytes({"conv1.weight": torch.ones(1)}))
-    with pytest.raises(UserError, match="torchvision.safetensors is not an exported image encoder"):
-        export_image_encoder(torchvisions(network), tmp_path / "torchvision.safetensors")
     export_text_encoder(network, tmp_path / "bert")
     (tmp_path / "bert/notes.txt").write_text("precious")
     for folder, message in (
@@ -121,38 +97,3 @@ def test_other_files_are_left_alone(network, run, tmp_path, capsys):
             main([str(run), "--output", str(tmp_path / "out"), "--text_encoder", str(tmp_path / folder)])
         assert message in capsys.readouterr().err
     assert (tmp_path / "thesis/config.json").exists() and (tmp_path / "out/model.safetensors").exists()
-
-
-@pytest.mark.parametrize(
-    "depth, stride, projection",
-    [(18, 16, "linear"), pytest.param(50, 32, "mlp", marks=pytest.mark.slow)],
-)
-@torch.no_grad()
-def test_the_image_encoder_loads_in_torchvision_and_here(network, depth, stride, projection, tmp_path):
-    encoder = ResNetRegions(depth=depth, stride=stride, dim=5, projection=projection).eval()
-    source = ImageTextNetwork(
-        encoder, network.text_encoder, network.similarity, 96, (0.5, 0.4, 0.3), (3.0, 2.0, 1.0)
-    )
-    file = tmp_path / "resnet.safetensors"
-    export_image_encoder(source, file)
-    resnet = getattr(torchvision.models, f"resnet{depth}")()
-    resnet.fc = resnet.avgpool = nn.Identity()
-    if stride == 16:
-        resnet.layer4 = nn.Identity()
-    resnet.load_state_dict(load_file(file))
-    images = torch.rand(1, 3, 64, 96)
-    expected = encoder.features(images).flatten(1)
-    torch.testing.assert_close(resnet.eval()(images), expected, rtol=1e-3, atol=1e-3)
-
-    here = FindingNetwork(
-        ResNetRegions(depth=depth, stride=stride, dim=7, weights=str(file)), ["Edema"]
-    ).eval()
-    assert here.mean.flatten().tolist() == pytest.approx([0.5, 0.4, 0.3])
-    assert here.std.flatten().tolist() == [3.0, 2.0, 1.0]
-    torch.testing.assert_close(here.image_encoder.features(images).flatten(1), expected)
-
-
-def test_a_file_without_last_stage_is_refused(network, tmp_path):
-    export_image_encoder(torchvisions(network), tmp_path / "a.safetensors")
-    with pytest.raises(UserError, match="ends before layer4.*set image_encoder.init_args.stride: 16"):
-        ResNetRegions(weights=str(tmp_path / "a.safetensors"))

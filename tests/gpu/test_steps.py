@@ -37,7 +37,7 @@ class Steps(NamedTuple):
     gradient: Tensor
     """Sum over the batches, of all parameters."""
     state: dict[str, Tensor]
-    """Buffers of the objective, such as the tables of individual temperatures."""
+    """Buffers of the objective."""
 
 
 def built(config: Any) -> Any:

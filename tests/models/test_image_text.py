@@ -215,7 +215,7 @@ def test_a_users_loss_is_trained_and_comes_back(small_bert, data, tmp_path):
     again = ImageTextModel.load_from_checkpoint(tmp_path / "a.ckpt")
     assert isinstance(again.objective.loss, Scaled) and again.objective.loss.start == 0.5
     assert again.objective.loss.scale.item() == learned
-    with pytest.raises(UserError, match="Proud has temperatures of its own"):
+    with pytest.raises(UserError, match="Proud does not use gamma"):
         build(small_bert, loss=Proud(), class_probability=None)
 
 

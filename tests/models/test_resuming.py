@@ -31,9 +31,9 @@ from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import (
     ConstantClassProbability,
-    IndividualTemperatures,
     RankedByText,
     ResampleByTextSimilarity,
+    SoftTargets,
 )
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.loggers import MetricsFile
@@ -112,7 +112,7 @@ CASES = {
             "masked_language_weight": 0.5,
             "negative_weights": ResampleByTextSimilarity(),
             "image_to_text": 0.3,
-            "loss": IndividualTemperatures(temperature_rate=0.01),
+            "loss": SoftTargets(0.3),
         },
         data={"views": 2, "sentences": "all"},
         trainer={"precision": "bf16-mixed", "log_every_n_steps": 4},

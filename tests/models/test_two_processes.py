@@ -23,7 +23,6 @@ from medclip_dcl.objectives import (
     ConstantClassProbability,
     DecoupledLoss,
     HardNegatives,
-    IndividualTemperatures,
     KnownClassProbability,
     LanguageModelClassProbability,
     NearTexts,
@@ -102,11 +101,6 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "biovil": {"image_to_text": 0.5, "masked_language_weight": 0.7, "similarity": GlobalCosine},
     "sigmoid": {"loss": SigmoidLoss(-2.0), "views": 2},
     "sigmoid_lm": {"loss": SigmoidLoss(-2.0), "class_probability": LM, "same_text": "positive"},
-    "individual_temperatures": {
-        "loss": IndividualTemperatures(temperature_rate=0.01, sentences=10, images=5),
-        "similarity": partial(LSENonLocal, dim=8, learn_gamma=False),
-        "image_to_text": 0.3,
-    },
     "infonce_weighted": {"loss": WeightedInfoNCE(), "class_probability": LM, "image_to_text": 0.3},
     "infonce_stop": {"loss": StoppedInfoNCE(), "class_probability": LM, "views": 2},
     "class_members": {

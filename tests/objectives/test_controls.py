@@ -20,7 +20,7 @@ from medclip_dcl.objectives import (
 def make_anchors(logits, is_positive, weights, eta) -> Anchors:
     is_negative = ~is_positive & (weights > 0)
     gamma2 = torch.tensor(14.0).to(logits)
-    return Anchors(logits, is_positive, is_negative, weights, eta, gamma2, None, True, {}, {})
+    return Anchors(logits, is_positive, is_negative, weights, eta, gamma2, True, {}, {})
 
 
 def drawn(several: bool, eta=None) -> Anchors:

@@ -14,7 +14,6 @@ from medclip_dcl.objectives import (
     ConstantClassProbability,
     DecoupledLoss,
     HardNegatives,
-    IndividualTemperatures,
     KnownClassProbability,
     LanguageModelClassProbability,
     NearTexts,
@@ -111,7 +110,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"loss": WeightedInfoNCE(), "class_probability": ConstantClassProbability(0.1), "same_text": "ignore"},
     {"loss": DecoupledLoss(), "image_to_text": 0.5},
     {"loss": SigmoidLoss(), "class_probability": LanguageModelClassProbability()},
-    {"loss": IndividualTemperatures(sentences=8, images=IMAGES), "image_to_text": 0.5},
 ]
 
 

@@ -15,7 +15,6 @@ from medclip_dcl.objectives import (
     ClassProbability,
     ConstantClassProbability,
     HardNegatives,
-    IndividualTemperatures,
     KnownClassProbability,
     LanguageModelClassProbability,
     NearTexts,
@@ -32,7 +31,6 @@ from medclip_dcl.objectives import (
 )
 from medclip_dcl.objectives.in_batch import InBatchObjective
 from tests.objectives.test_anchor_losses import Proud
-from tests.objectives.test_in_batch import make_batch
 
 
 class Bare(ClassProbability):
@@ -87,10 +85,6 @@ def test_a_part_without_a_constructor_has_no_arguments():
         (ConstantClassProbability, {"max_eta": 1.0}, ["max_eta", "[0, 1)", "1.0"]),
         (LanguageModelClassProbability, {"a": 1.0}, ["a in [0, 1)", "1.0"]),
         (LanguageModelClassProbability, {"k": math.inf}, ["finite k", "inf"]),
-        (IndividualTemperatures, {"temperature": 0.001}, ["0 < min_temperature <= temperature", "0.001"]),
-        (IndividualTemperatures, {"rho": 0.0}, ["rho above 0", "0.0"]),
-        (IndividualTemperatures, {"moving_average": 0.0}, ["moving_average", "(0, 1]", "0.0"]),
-        (IndividualTemperatures, {"sentences": 0}, ["sentences: expected at least 1", "0"]),
         (InBatchObjective, {"near_texts": NearTexts()}, ["near_texts", "set model.init_args.same_text: positive"]),
         (proud, {"class_probability": ConstantClassProbability(0.1)}, ["set model.init_args.class_probability: null"]),
         (proud, {"negative_weights": HardNegatives()}, ["Proud does not use it", "negative_weights: null"]),
@@ -111,16 +105,11 @@ def test_a_setting_is_refused_by_name(make, options, words):
     assert all(part in str(error.value) for part in words), error.value
 
 
-def test_losses_need_keys_and_a_fixed_gamma():
+def test_a_loss_without_gamma_needs_a_fixed_one():
     objective = proud(class_probability=ConstantClassProbability(0.0))
     objective.check_similarity(GlobalCosine(learn_gamma=False))
-    with pytest.raises(UserError, match="learn_gamma: false"):
+    with pytest.raises(UserError, match="Proud does not use gamma.*learn_gamma: false"):
         objective.check_similarity(GlobalCosine())
-    regions, sentences, batch = make_batch()
-    for loss in (IndividualTemperatures(), IndividualTemperatures(sentences=10, images=4)):
-        objective = InBatchObjective(loss=loss, image_to_text=0.5)
-        with pytest.raises(UserError, match="needs the number of training sentences .*, and image_key"):
-            objective(GlobalCosine(learn_gamma=False).double(), regions, sentences, batch)
 
 
 @pytest.mark.parametrize(
