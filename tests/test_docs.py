@@ -421,21 +421,24 @@ def test_pages_stay_short(page, limit):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_measured_numbers_are_those_of_their_tables(page: Path) -> None:
     """`make numbers` writes them."""
-    assert site_script("measured_numbers").written(page) == page.read_text(encoding="utf-8")
+    numbers, text = site_script("measured_numbers"), page.read_text(encoding="utf-8")
+    assert numbers.written(page) == text
+    assert {name for name, _ in numbers.MARKED.findall(text)} == numbers.queries(page).keys()
 
 
 def test_a_marked_number_follows_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = site_script("measured_numbers")
-    (tmp_path / "results").mkdir()
+    (tmp_path / "results/quoted").mkdir(parents=True)
     (tmp_path / "results/a.csv").write_text(
         "model,quantity,value,significant\nx,mean,0.5,\nx,difference,-0.25,yes\ny,difference,0.0001,no\n"
     )
     monkeypatch.setattr(numbers, "DOCS", tmp_path)
-    page = tmp_path / "page.md"
+    page, quoted = tmp_path / "page.md", tmp_path / "results/quoted/page.yaml"
 
     def number(words: str) -> str:
-        page.write_text(f"It is <!-- a.csv {words} -->9<!-- / -->.")
-        return numbers.written(page).partition(" -->")[2].removesuffix("<!-- / -->.")
+        quoted.write_text(f"gain: 'a.csv {words}'")
+        page.write_text("It is <!--gain-->9<!--/-->.")
+        return numbers.written(page).partition("-->")[2].removesuffix("<!--/-->.")
 
     assert number("model=x quantity=difference => {value:+.2f}{significant:*}") == "−0.25*"
     assert number("model=y => {value:+.2f}{significant:*}") == "0.00"
@@ -443,8 +446,9 @@ def test_a_marked_number_follows_its_table(tmp_path: Path, monkeypatch: pytest.M
     for wrong in ("model=z => {value:.2f}", "model=x => {value:.2f}", "model=x quantity=mean => {other:.2f}"):
         with pytest.raises(SystemExit, match="page.md"):
             number(wrong)
-    page.write_text(
-        "<!-- table a.csv\nrows model: x, y (why)\nV: quantity=difference => {value:+.1f} -->\n<!-- / -->"
+    quoted.write_text(
+        "all: |-\n  table a.csv\n  rows model: x, y (why)\n  V: quantity=difference => {value:+.1f}"
     )
-    table = numbers.written(page).splitlines()[3:]
-    assert table == ["| | V |", "|---|---|", "| x | −0.2 |", "| why | 0.0 |", "<!-- / -->"]
+    page.write_text("<!--all--><!--/-->")
+    table = numbers.written(page).splitlines()[1:]
+    assert table == ["| | V |", "|---|---|", "| x | −0.2 |", "| why | 0.0 |", "<!--/-->"]

@@ -1,13 +1,14 @@
 """Write measured numbers into README.md and docs/*.md from the tables in docs/results: `make numbers`.
 
-A marker before a number says where it comes from: the table, the row by the values of its columns, and a format.
+A page has `<!--NAME-->0.575 [0.542, 0.605]<!--/-->`; docs/results/quoted/PAGE.yaml says where NAME comes from: the
+table, the row by the values of its columns, and a format:
 
-    <!-- nih.csv model=random metric=auc => {value:.3f} [{low:.3f}, {high:.3f}] -->0.575 [0.542, 0.605]<!-- / -->
+    NAME: 'nih.csv model=random metric=auc => {value:.3f} [{low:.3f}, {high:.3f}]'
 
 Where several rows fit, `{value.min:.2f}`, `{value.max:.2f}` and `{value.mean:.3f}` are over their magnitudes; `a|b`
 fits either value. A `+` gives differences a sign (`quantity` is then not mean), and `{significant:*}` is a star where
-the column says yes. A table has a row for each value of one column, `rows COLUMN: VALUE, VALUE (shown name), ...`, and
-a line for each of its other columns, `NAME: row => format`.
+the column says yes. `table FILE.csv` makes a whole table: a row for each value of one column, `rows COLUMN: VALUE,
+VALUE (shown name), ...`, and a line for each of its other columns, `NAME: row => format`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 DOCS = Path(__file__).resolve().parents[1]
 PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
-MARKED = re.compile(r"(<!-- (?:table )?(\w+\.csv)\b(.*?) -->)(.*?)(<!-- / -->)", re.DOTALL)
+MARKED = re.compile(r"<!--([\w.-]+)-->(.*?)<!--/-->", re.DOTALL)
+_QUERY = re.compile(r"(table )?(\w+\.csv)\b(.*)", re.DOTALL)
 Rows = list[dict[str, str]]
 
 
@@ -82,21 +86,26 @@ def table(rows: Rows, lines: Sequence[str]) -> Iterator[str]:
         yield "| " + " | ".join([shown or value, *(filled(of_row, words) for _, words in cells)]) + " |"
 
 
+def queries(page: Path) -> dict[str, str]:
+    """Name of each quoted number or table of a page -> its query."""
+    file = DOCS / "results/quoted" / f"{page.stem}.yaml"
+    return yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
 def written(page: Path) -> str:
-    """Text of a page with each marked number as its table has it."""
+    """Text of a page with each quoted number as its table has it."""
+    of_page = queries(page)
 
     def replaced(match: re.Match[str]) -> str:
-        marker, file, words = match[1], match[2], match[3]
-        with (DOCS / "results" / file).open(encoding="utf-8", newline="") as lines:
-            rows = list(csv.DictReader(lines))
+        name = match[1]
         try:
-            if marker.startswith("<!-- table"):
-                text = "\n" + "\n".join(table(rows, words.strip().splitlines())) + "\n"
-            else:
-                text = filled(rows, words)
-        except (KeyError, ValueError) as error:
-            raise SystemExit(f"{page.name}, {marker}: {error}") from error
-        return f"{marker}{text}{match[5]}"
+            is_table, file, words = _QUERY.fullmatch(of_page[name]).groups()
+            with (DOCS / "results" / file).open(encoding="utf-8", newline="") as lines:
+                rows = list(csv.DictReader(lines))
+            text = "\n".join(table(rows, words.strip().splitlines())) if is_table else filled(rows, words)
+        except (AttributeError, KeyError, ValueError) as error:
+            raise SystemExit(f"{page.name}, {name}: {error}") from error
+        return f"<!--{name}-->\n{text}\n<!--/-->" if is_table else f"<!--{name}-->{text}<!--/-->"
 
     return MARKED.sub(replaced, page.read_text(encoding="utf-8"))
 
