@@ -373,7 +373,7 @@ class InBatchObjective(nn.Module):
                 )
             else:
                 weights = rule.pair_weights(pairs.of_candidates, pairs.of_anchors, pairs.logits.T).T
-            weights = rule.finished(weights, is_negative, pairs.draws, step)
+            weights = rule.finished(weights, is_negative, pairs.draws)
         elif pairs.may_be_negative is not None or self.same_text == "ignore":
             weights = is_negative.to(pairs.logits.dtype)
         if self.loss is not None:

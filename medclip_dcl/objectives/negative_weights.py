@@ -91,9 +91,8 @@ class NegativeWeights(Described):
         weights: Weights,
         is_negative: Bool[Tensor, "anchor candidate"],
         keys: Int[Tensor, "anchor key"],
-        step: int,
     ) -> Weights:
-        """The weights of the negatives, scaled if `keeps_count`; 0 elsewhere."""
+        """The weights of the negatives, from those of pairs: scaled if `keeps_count`; 0 elsewhere."""
         weights = weights.masked_fill(~is_negative, 0.0)
         if not self.keeps_count:
             return weights
@@ -129,7 +128,7 @@ class NegativeWeights(Described):
             is_negative = torch.arange(weights.shape[1], device=weights.device) != positives[:, None]
         if keys is None:
             keys = torch.arange(len(weights))[:, None]
-        return self.finished(weights, is_negative, keys, step)
+        return self.finished(weights, is_negative, keys)
 
 
 class RemoveByLabel(NegativeWeights):
@@ -251,7 +250,6 @@ class ResampleByTextSimilarity(_TextSimilarity):
         weights: Weights,
         is_negative: Bool[Tensor, "anchor candidate"],
         keys: Int[Tensor, "anchor key"],
-        step: int,
     ) -> Weights:
         place = _precise(weights.device)
         chances = weights.masked_fill(~is_negative, 0.0).to(place, torch.float64)
@@ -259,7 +257,7 @@ class ResampleByTextSimilarity(_TextSimilarity):
         most = chances.shape[1] if self.draws is None else self.draws
         # Inverse transform sampling: chances that differ in the last digit, as between one process and several, give
         # the same counts.
-        places = uniform(keys.to(place), most, self.seed, step) * until[:, -1:]
+        places = uniform(keys.to(place), most, self.seed, self.step) * until[:, -1:]
         drawn = torch.searchsorted(until, places, right=True)
         numbers = torch.arange(chances.shape[1], device=place)
         last = (numbers * (chances > 0)).amax(1, keepdim=True)
@@ -286,7 +284,7 @@ class HardNegatives(NegativeWeights):
         self.beta, self.detach = beta, detach
 
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
-        """Log weights: exp(beta * s) may overflow before it is scaled."""
+        """Log weights, beta * s, which `finished` takes: exp of them may overflow before it is scaled."""
         assert logits is not None
         logits = at_least_float32(logits)
         return self.beta * (logits.detach() if self.detach else logits)
@@ -296,11 +294,11 @@ class HardNegatives(NegativeWeights):
         weights: Weights,
         is_negative: Bool[Tensor, "anchor candidate"],
         keys: Int[Tensor, "anchor key"],
-        step: int,
     ) -> Weights:
         has_negatives = is_negative.any(1, keepdim=True)
         # A row without negatives would be NaN: all of it takes part, and is set to 0.
-        shares = weights.masked_fill(has_negatives & ~is_negative, -math.inf).softmax(1)
+        log_weights = weights  # as `pair_weights` returns them
+        shares = log_weights.masked_fill(has_negatives & ~is_negative, -math.inf).softmax(1)
         return (shares * is_negative.sum(1, keepdim=True)).masked_fill(~is_negative, 0.0)
 
 
