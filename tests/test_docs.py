@@ -262,11 +262,13 @@ LONG = ("def optimum(", "SyntheticClasses.on_sphere(rho=(0.25, 0.25, 0.25, 0.25)
 )
 def test_python_blocks_run(page, block, calibrated, small_bert, small_set, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    Image.effect_noise((90, 70), 30).save("chest.jpg")
+    for name in ("chest.jpg", *re.findall(r'"(data/\S+\.jpg)"', block)):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Image.effect_noise((90, 70), 30).save(name)
     for run in ("demo", "dcl_lm"):
         if f"runs/{run}" in block:
             shutil.copytree(calibrated, tmp_path / "runs" / run)
-    (tmp_path / "data").mkdir()
+    (tmp_path / "data").mkdir(exist_ok=True)
     for name in ("mimic_cxr", "phantom"):
         (tmp_path / "data" / name).symlink_to(small_set)
     if "demo_language_model" in block:

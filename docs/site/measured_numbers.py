@@ -45,7 +45,7 @@ class _Format(string.Formatter):
     def format_field(self, value: Any, spec: str) -> str:
         if spec == "*":
             return "*" if value == "yes" else ""
-        if not spec:
+        if not spec or not value:  # a table may have empty cells
             return str(value)
         text = format(float(value), spec)
         zero = format(0.0, spec.lstrip("+"))
