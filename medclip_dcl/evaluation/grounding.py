@@ -15,6 +15,7 @@ from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.callback import EvaluationResult, subject_ids
 from medclip_dcl.evaluation.regions import Region, RegionEvaluation, Regions, Size, boxes_by_case
 from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, summaries
+from medclip_dcl.metrics.table import SECTIONS
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import Seen
 
@@ -115,7 +116,7 @@ class Grounding(RegionEvaluation):
             pair_miou=of_pairs[:, 1],
         )[COLUMNS].reset_index(drop=True)
         metrics = summaries.values_of(summaries.grounding(cases, summaries.once(cases)))
-        scalars = {name: metrics[name] for name in summaries.GROUNDING}
+        scalars = {name: metrics[name] for name in SECTIONS["grounding"].names}
         scalars |= {f"pair_{name}": value for name, value in metrics["by_pair"].items()}
         n_undefined = int((~np.isfinite(cases["cnr_signed"])).sum())
         n_unseen = sum(found["unseen"] for found in of_phrases)

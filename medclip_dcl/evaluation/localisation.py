@@ -28,6 +28,7 @@ from medclip_dcl.evaluation.regions import (
 from medclip_dcl.metrics import contrast_to_noise_ratio, default_thresholds, summaries
 from medclip_dcl.metrics.grounding import overlaps
 from medclip_dcl.metrics.localisation import iou_of_masks, pointing_hit, segmentation, within
+from medclip_dcl.metrics.table import SECTIONS
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import Seen
 
@@ -35,7 +36,7 @@ _MEASURED = ("curves", "hit_within", "normalised")
 NORMALISED_THRESHOLDS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 """Of maps that are scaled to [0, 1]: those that CheXlocalize's code tries."""
 NO_REGIONS = "the set has no boxes or masks: localisation is not measured"
-COLUMNS = ["dicom_id", "subject_id", "category", "n_regions", *summaries.LOCALISATION]
+COLUMNS = ["dicom_id", "subject_id", "category", "n_regions", *SECTIONS["localisation"].names]
 """Columns of the predictions, a row for each image and finding; area: share inside, of what the model sees."""
 
 
@@ -140,7 +141,7 @@ class Localisation(RegionEvaluation):
                 float(curves[place, thresholds[finding]]) if finding in thresholds else math.nan
                 for finding, curves in zip(cases["category"], cases["curves"], strict=True)
             ]
-        names = [*summaries.LOCALISATION, *(["hit_within"] if self.tolerance is not None else [])]
+        names = [*SECTIONS["localisation"].names, *(["hit_within"] if self.tolerance is not None else [])]
         tuned: dict[str, int] = {}
         if self.normalised is not None:
             names.append("iou_normalised")

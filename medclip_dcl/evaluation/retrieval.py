@@ -26,7 +26,7 @@ from medclip_dcl.evaluation.callback import (
 from medclip_dcl.evaluation.grounding import NO_BOXES
 from medclip_dcl.evaluation.regions import boxes_by_case, image_sizes
 from medclip_dcl.metrics import cosine_retrieval_ranks, retrieval_ranks, summaries
-from medclip_dcl.metrics.summaries import DIRECTIONS, KS
+from medclip_dcl.metrics.table import DIRECTIONS, KS
 from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import View

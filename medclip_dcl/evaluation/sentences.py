@@ -15,6 +15,7 @@ from medclip_dcl.common.files import digest_of_file
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, embed_anew, subject_ids
 from medclip_dcl.metrics import summaries
+from medclip_dcl.metrics.table import RHO_BANDS
 from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 
@@ -130,7 +131,7 @@ class SentenceClassification(EvaluationCallback):
                 "patients": int(cases["subject_id"].nunique()),
                 "sentences": len(sentences),
                 "classes": len(bands),
-                **{f"{band}_classes": int((bands == band).sum()) for band in summaries.RHO_BANDS},
+                **{f"{band}_classes": int((bands == band).sum()) for band in RHO_BANDS},
             },
             notes=[f"sentences are not classified: {note}"] if note else [],
             predictions=cases,

@@ -8,36 +8,28 @@ with an array (draw,) in the place of each number; NaN where a draw has no case,
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 
-KS = (1, 5, 10, 50, 100)
-MEAN_KS = (10, 50, 100)
-"""Of the mean recall, as in SSD's table 1."""
-DIRECTIONS = ("image_to_text", "text_to_image")
-GROUNDING = ("cnr", "cnr_signed", "miou")
-LOCALISATION = ("hit", "area", "cnr_signed", "miou", "iou", "dice", "reader_iou", "reader_dice")
-"""Numbers of a case of the localisation; area is the chance level of hit."""
-LOCALISATION_OPTIONS = ("hit_within", "iou_normalised")
-"""Numbers of a case that options of `Localisation` add."""
-RHO_BANDS = {"rare": 0.1, "middle": 0.4, "common": math.inf}
-"""Band of sentence classes -> the share of images of which they are true (rho) lies below this and not in the band
-before."""
-_LOWER = re.compile(r"(train|validate)/(\w+_)?(loss|perplexity|medr)")
-_HIGHER = re.compile(
-    r"validate/((auc|acc|average_precision)(_\w+)?|(\w+_)?(recall|accuracy|auc|precision_at_10))"
+from medclip_dcl.metrics.table import CALIBRATION, DIRECTIONS, KS, MEAN_KS, RHO_BANDS, SECTIONS
+from medclip_dcl.metrics.weighted import (
+    Weights,
+    mean_of,
+    weighted_auc,
+    weighted_mean,
+    weighted_median,
+    weighted_precision,
 )
+
 BINS = 10
 """Bins of a reliability curve and of the expected calibration error (choice)."""
 
 Numbers = dict[str, Any]
 """Nested as in results.json; its leaves are arrays (draw,)."""
-Weights = Float[np.ndarray, "draw row"]
 
 
 def once(rows: pd.DataFrame) -> Weights:
@@ -73,7 +65,7 @@ def classification(
     min_patients: int = 1,
     dtype: type = np.float64,
 ) -> Numbers:
-    """AUC and accuracy of each finding and their averages; of logits the average precision, too.
+    """The numbers of a classification of each finding, and their averages.
 
     Scores are logits, or score(positive prompt) - score(negative prompt); a case is called positive above 0.
 
@@ -84,11 +76,11 @@ def classification(
             the averages. A draw without a case of either class has no number of this finding and no average.
         findings: default: those of the cases.
         min_patients: with a positive case, and with a negative one.
-        dtype: precision of AUC and average precision.
+        dtype: precision of the numbers that results.json rounds.
     """
     cases = cases.reset_index(drop=True)
-    has_logits = "logit" in cases
-    names = ("auc", "average_precision", "acc") if has_logits else ("auc", "acc")
+    numbers = [x for x in SECTIONS["classification"].numbers if "logit" in cases or not x.of_logits]
+    names = [number.name for number in numbers]
     scores = scores_of(cases)
     if scores.isna().any():
         raise ValueError(f"scores: {scores.isna().sum()} of {len(cases)} are NaN; an embedding is NaN")
@@ -107,22 +99,16 @@ def classification(
             continue
         of_finding = scores[rows.index].to_numpy(dtype="float64")
         of_rows = weights.take(rows.index, axis=1)
-        found: Numbers = {"auc": weighted_auc(of_finding, positive, of_rows).astype(dtype)}
-        if has_logits:
-            precision = weighted_average_precision(of_finding, positive, of_rows)
-            found["average_precision"] = precision.astype(dtype)
-        found["acc"] = weighted_mean((of_finding > 0) == positive, of_rows)
+        found: Numbers = {}
+        for number in numbers:
+            value = number.compute(of_finding, positive, of_rows)  # type: ignore[misc]
+            found[number.name] = value.astype(dtype) if number.is_rounded else value
         is_defined = np.isfinite(found["auc"])
         by_finding[finding] = {
             name: np.where(is_defined, x, np.nan).astype("float64") for name, x in found.items()
         }
     averages = {name: mean_of([by_finding[f][name] for f in counted], nothing) for name in names}
     return {**averages, "by_finding": by_finding}
-
-
-def is_higher_better(metric: str) -> bool | None:
-    """Direction of a logged metric of this package, such as validate/auc; None for any other."""
-    return False if _LOWER.fullmatch(metric) else True if _HIGHER.fullmatch(metric) else None
 
 
 def scores_of(cases: pd.DataFrame) -> pd.Series:
@@ -148,7 +134,7 @@ def grounding(boxes: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -
 def box_means(boxes: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
     """Mean CNR, signed CNR and mIoU."""
     found = {}
-    for name in GROUNDING:
+    for name in SECTIONS["grounding"].names:
         values = boxes[name].to_numpy(dtype="float64")
         mean = weighted_mean(values, weights)
         found[name] = _of_patients(boxes[np.isfinite(values)], mean, min_patients)
@@ -162,7 +148,8 @@ def localisation(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1
     """
     cases = cases.reset_index(drop=True)
     by_category: Numbers = {}
-    names = [*LOCALISATION, *(name for name in LOCALISATION_OPTIONS if name in cases)]
+    numbers = SECTIONS["localisation"].numbers
+    names = [number.name for number in numbers if not number.is_optional or number.name in cases]
     counted: dict[str, list[Float[np.ndarray, "draw"]]] = {name: [] for name in names}
     for category, rows in cases.groupby("category"):
         of_rows, found = weights.take(rows.index, axis=1), {}
@@ -222,7 +209,7 @@ def calibration(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1)
     """Calibration of each finding before and after it was fitted, and its sensitivity and specificity.
 
     Cases have subject_id, finding, label, before and after (probabilities), threshold (positive from there on).
-    `min_patients` with a positive case, with a negative one, and in a bin.
+    `min_patients` in a bin.
     """
     cases = cases.reset_index(drop=True)
     by_finding: Numbers = {}
@@ -241,12 +228,12 @@ def calibration(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1)
                 observed = weighted_mean(in_bin["label"].to_numpy(dtype="float64"), of_bin)
                 found[name]["bins"][str(place)] = _of_patients(in_bin, observed, min_patients)
         is_above = rows["after"].to_numpy() >= rows["threshold"].to_numpy()
-        for name, is_class, is_right in (
-            ("sensitivity", positive, is_above),
-            ("specificity", ~positive, ~is_above),
-        ):
-            share = weighted_mean(is_right[is_class].astype("float64"), of_rows.compress(is_class, axis=1))
-            found[name] = _of_patients(rows[is_class], share, min_patients)
+        for number in CALIBRATION.numbers:
+            if number.compute is not None:
+                value = number.compute(is_above, positive, of_rows)
+                found[number.name] = _of_patients(
+                    rows[positive == (number.name != "specificity")], value, min_patients
+                )
         by_finding[str(finding)] = found
     return {"by_finding": by_finding}
 
@@ -300,96 +287,6 @@ def calibration_error(
     excess = (weights * (positive - probabilities)) @ is_in_bin
     with np.errstate(invalid="ignore"):
         return np.abs(excess).sum(axis=1) / weights.sum(axis=1)
-
-
-def weighted_mean(values: Shaped[np.ndarray, "row"], weights: Weights) -> Float[np.ndarray, "draw"]:
-    """Mean of the finite values; NaN for a draw without any."""
-    is_finite = np.isfinite(values)
-    if not is_finite.all():
-        values, weights = values[is_finite], weights.compress(is_finite, axis=1)
-    # Sums of counts are exact in any order; of other values a product would change the last digit.
-    total = weights @ values.astype("float64") if values.dtype == bool else (weights * values).sum(axis=1)
-    with np.errstate(invalid="ignore"):
-        return total / weights.sum(axis=1)
-
-
-def weighted_auc(
-    scores: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"], weights: Weights
-) -> Float[np.ndarray, "draw"]:
-    """Area under the ROC curve: the chance that a positive case scores above a negative one; a tie counts half.
-
-    A draw that lacks a class gives NaN.
-    """
-    order = np.argsort(scores, kind="stable")
-    of_class = [order[positive[order] == is_positive] for is_positive in (False, True)]
-    negative, own = scores[of_class[0]], weights.take(of_class[1], axis=1)
-    below = np.zeros((len(weights), len(negative) + 1))
-    weights.take(of_class[0], axis=1).cumsum(axis=1, out=below[:, 1:])
-    ends = [np.searchsorted(negative, scores[of_class[1]], side) for side in ("left", "right")]
-    wins = sum(np.einsum("dr,dr->d", own, below.take(end, axis=1)) for end in ends) / 2
-    with np.errstate(invalid="ignore"):
-        return wins / (own.sum(axis=1) * below[:, -1])
-
-
-def weighted_average_precision(
-    scores: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"], weights: Weights
-) -> Float[np.ndarray, "draw"]:
-    """Sum over thresholds of (recall - recall before) * precision; tied cases are one threshold.
-
-    Without skill it is the share of positive cases. A draw without a positive case gives NaN.
-    """
-    order = np.argsort(-scores, kind="stable")
-    starts = np.flatnonzero(np.diff(-scores[order], prepend=-np.inf) > 0)
-    cases = weights.take(order, axis=1).cumsum(axis=1)
-    places = np.flatnonzero(positive[order])
-    # Recall grows at thresholds with a positive case alone.
-    grows, first = np.unique(np.searchsorted(starts, places, "right") - 1, return_index=True)
-    positives = np.add.reduceat(weights.take(order[places], axis=1), first, axis=1)
-    last = np.append(starts[1:], len(order))[grows] - 1
-    gains = np.zeros((len(weights), len(starts)))
-    # Thresholds above the first case that was drawn have neither recall nor precision.
-    gains[:, grows] = positives * (positives.cumsum(axis=1) / np.maximum(cases.take(last, axis=1), 1))
-    with np.errstate(invalid="ignore"):
-        return gains.sum(axis=1) / positives.sum(axis=1)
-
-
-def weighted_precision(
-    scores: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"], weights: Weights, k: int
-) -> Float[np.ndarray, "draw"]:
-    """Share of positive cases among the k with the highest scores; its expectation where cases tie at the end."""
-    order = np.argsort(-scores, kind="stable")
-    for last in (10 * k, len(order)):  # few draws need more than the first
-        top = order[scores[order] >= scores[order[:last][-1]]]
-        of_top = weights.take(top, axis=1)
-        if of_top.sum(axis=1).min() >= k:
-            break
-    starts = np.flatnonzero(np.diff(-scores[top], prepend=-np.inf) > 0)
-    cases = np.add.reduceat(of_top, starts, axis=1)
-    positives = np.add.reduceat(of_top * positive[top], starts, axis=1)
-    until = cases.cumsum(axis=1).clip(max=k)
-    taken = np.diff(until, axis=1, prepend=0)
-    with np.errstate(invalid="ignore"):
-        return (taken * positives / np.maximum(cases, 1)).sum(axis=1) / until[:, -1]
-
-
-def weighted_median(values: Float[np.ndarray, "row"], weights: Weights) -> Float[np.ndarray, "draw"]:
-    """Median; of an even number of rows the mean of the middle two. NaN for a draw without any."""
-    if not len(values):
-        return np.full(len(weights), np.nan)
-    order = np.argsort(values, kind="stable")
-    ordered, below = values[order], weights.take(order, axis=1).cumsum(axis=1)
-    total = below[:, -1]
-    middle = np.stack([(total - 1) // 2, total // 2], axis=1)
-    places = [np.searchsorted(*one, side="right") for one in zip(below, middle, strict=True)]
-    lower, upper = ordered[np.array(places).clip(max=len(ordered) - 1)].T
-    return np.where(total > 0, (lower + upper) / 2, np.nan)
-
-
-def mean_of(
-    numbers: list[Float[np.ndarray, "draw"]], otherwise: Float[np.ndarray, "draw"]
-) -> Float[np.ndarray, "draw"]:
-    """Mean of numbers in each draw; `otherwise` if there are none."""
-    return sum(numbers[1:], numbers[0]) / len(numbers) if numbers else otherwise
 
 
 def _of_patients(

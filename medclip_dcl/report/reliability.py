@@ -10,6 +10,7 @@ import pandas as pd
 from medclip_dcl.common.findings import ensemble_used
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, perfect_error
 from medclip_dcl.metrics.summaries import BINS, bins_of
+from medclip_dcl.metrics.table import CALIBRATION
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report import charts
 from medclip_dcl.report.tables import (
@@ -207,12 +208,17 @@ def _table_of_thresholds(
 ) -> Table:
     """Sensitivity and specificity at the thresholds, where they were chosen and on the test."""
     rates = ("sensitivity", "specificity")
-    groups = {"threshold": ["probability"], "validate, where chosen": rates, "test": rates}
+    later = {x.name: x.heading for x in CALIBRATION.numbers if x.family}
+    groups = {
+        "threshold": ["probability"],
+        "validate, where chosen": rates,
+        "test": (*rates, *later.values()),
+    }
     shown = []
     for finding in findings:
         own = calibration.findings[finding]
         fitted = [Cell(number(getattr(own, name), _DIGITS)) for name in ("threshold", *rates)]
-        tested = [_cell(numbers, f"{finding}/{name}") for name in rates]
+        tested = [_cell(numbers, f"{finding}/{name}") for name in (*rates, *later)]
         shown.append(Row(finding, "plain", [*fitted, *tested]))
     [(target, share)] = calibration.target.items()
     return Table(

@@ -16,7 +16,7 @@ import pandas as pd
 from PIL import Image
 
 from medclip_dcl.common.files import write_text
-from medclip_dcl.metrics.summaries import DIRECTIONS
+from medclip_dcl.metrics.table import DIRECTIONS
 from medclip_dcl.options import Report
 from medclip_dcl.pictures.plots import draw_roc
 from medclip_dcl.report import charts, tables

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, UInt8
 
 from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.metrics import summaries
+from medclip_dcl.metrics.table import CLASSIFICATIONS
 from medclip_dcl.report.tables import (
     DESCRIPTIONS,
     NOTHING,
@@ -27,13 +28,13 @@ from medclip_dcl.report.tables import (
     Column,
     Row,
     Table,
+    column_of,
     interval_cell,
     signed,
 )
 from medclip_dcl.runs.saved import SavedResultsError
 from medclip_dcl.statistics.contrasts import ALPHA, joint_p
 from medclip_dcl.statistics.draws import (
-    CLASSIFICATIONS,
     N_DRAWS,
     Estimate,
     Predictions,
@@ -61,7 +62,7 @@ _COMPUTED: dict[str, tuple[Any, str]] = {
 }
 """Section -> function that computes its metrics, and the path before them."""
 
-_LABELS = {path: (heading, digits) for heading, path, digits in DESCRIPTIONS["subgroups"]}
+_LABELS = {x.path: (x.heading, x.digits) for x in map(column_of, DESCRIPTIONS["subgroups"])}
 
 Draws = Float[np.ndarray, "one_and_draws"]
 """A number among the tested patients, then in each draw; NaN where there is none."""

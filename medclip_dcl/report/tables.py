@@ -17,7 +17,8 @@ import pandas as pd
 import yaml
 
 from medclip_dcl.common.findings import CHEX5
-from medclip_dcl.metrics.summaries import DIRECTIONS, KS, MEAN_KS, by_path
+from medclip_dcl.metrics.summaries import by_path
+from medclip_dcl.metrics.table import ARROWS, CLASSIFICATIONS, DIRECTIONS, KS, MEAN_KS, SECTIONS, place_of
 from medclip_dcl.runs.saved import SavedResultsError, describe_checkpoint, describe_image_size, value_at
 from medclip_dcl.statistics.contrasts import UNTRAINED
 from medclip_dcl.statistics.draws import Estimate, TestedRun, units_of
@@ -39,16 +40,6 @@ PUBLISHED_COUNTS = {"boxes": 1448, "pairs": 1162, "images": 1047}
 
 MEAN = "mean"
 _AUC = re.compile(r"(finding_)?classification/(by_finding/(?P<finding>.+)/)?auc")
-_A_NUMBER = {
-    "classification": "auc",
-    "grounding": "miou",
-    "localisation": "hit",
-    "retrieval": "recall",
-    REPORTS: "image_report/recall",
-    CLASSIFIER: "by_finding",
-    "sentences": "auc",
-}
-"""Section -> an entry that is there if the section has any number."""
 
 
 class Column(NamedTuple):
@@ -131,7 +122,9 @@ def is_of_classifier(results: Results) -> bool:
 
 def is_measured(results: Results, section: str) -> bool:
     """The evaluation gave numbers: the set has labels, boxes or reports."""
-    return value_at(results["metrics"], f"{section}/{_A_NUMBER[section]}") is not None
+    if section == CLASSIFIER:
+        return is_of_classifier(results)
+    return value_at(results["metrics"], f"{section}/{SECTIONS[section].first}") is not None
 
 
 def unlike_published(results: Results) -> str:
@@ -208,16 +201,15 @@ def chance_levels(results: Results) -> dict[str, float]:
     Accuracy: of the commoner label. The unsigned CNR and the mIoU have none: it depends on the model.
     """
     found: dict[str, float] = {"grounding/cnr_signed": 0.0, "grounding/by_pair/cnr_signed": 0.0}
-    for section in ("classification", CLASSIFIER):
+    for section in CLASSIFICATIONS:
         averaged: dict[str, list[float]] = defaultdict(list)
         for finding, cases in (results["counts"].get(section) or {}).get("by_finding", {}).items():
             path, n = f"{section}/by_finding/{finding}", cases["positives"] + cases["negatives"]
             if n and value_at(results["metrics"], f"{path}/auc") is not None:
-                share = cases["positives"] / n
-                levels = {"auc": 0.5, "acc": max(cases.values()) / n, "average_precision": share}
-                for name, level in levels.items():
-                    found[f"{path}/{name}"] = level
-                    averaged[name].append(level)
+                for x in SECTIONS[section].numbers:
+                    if x.chance is not None:
+                        found[f"{path}/{x.name}"] = level = x.chance(**cases)
+                        averaged[x.name].append(level)
         found |= {f"{section}/{name}": sum(levels) / len(levels) for name, levels in averaged.items()}
     by_chance = (results["counts"].get(REPORTS) or {}).get("by_chance", {})
     tasks = {f"{REPORTS}/{task}": levels for task, levels in by_chance.items()}
@@ -233,8 +225,20 @@ def chance_levels(results: Results) -> dict[str, float]:
 
 def headline(results: Results) -> list[tuple[str, str, int, float]]:
     """Label, path, decimals and value of each measured number of the page's head."""
-    numbers = ((*one, value_at(results["metrics"], one[1])) for one in DESCRIPTIONS["headline"])
-    return [one for one in numbers if one[-1] is not None]
+    columns = [column_of(one, arrow=False) for one in DESCRIPTIONS["headline"]]
+    found = ((one.heading, one.path, one.digits, value_at(results["metrics"], one.path)) for one in columns)
+    return [one for one in found if one[-1] is not None]
+
+
+def column_of(described: str | list[Any], prefix: str = "", arrow: bool = True) -> Column:
+    """Column of a number: its path below `prefix`, and decimals and heading where they are not the declared ones."""
+    own: list[Any] = described if isinstance(described, list) else [described]
+    path = f"{prefix}/{own[0]}".removeprefix("/")
+    place = place_of(path)
+    assert place is not None, path
+    declared: list[Any] = [own[0], place.number.digits, place.number.heading]
+    _, digits, heading = own + declared[len(own) :]
+    return Column(heading + ARROWS[place.number.higher_is_better] * arrow, path, digits)
 
 
 def number(value: Any, digits: int) -> str:
@@ -304,7 +308,7 @@ def shown(runs: Mapping[str, TestedRun]) -> tuple[dict[str, Shown], dict[str, Sa
 def filled(runs: Mapping[str, Shown]) -> list[Table]:
     """Tables of what was measured in any of the runs (by the name of the row), which share protocol and cases."""
     measured = {}
-    for section in _A_NUMBER:
+    for section in SECTIONS:
         if of_runs := [run.results for run in runs.values() if is_measured(run.results, section)]:
             measured[section] = of_runs[0]
     found = (_table(description, measured, runs) for description in DESCRIPTIONS["tables"])
@@ -315,7 +319,7 @@ def other_tables(runs: Mapping[str, Results]) -> list[Table]:
     """A table for each section of results.json that no table describes, such as a user's evaluation."""
     found = []
     names = dict.fromkeys(name for results in runs.values() for name in results["metrics"])
-    for name in [name for name in names if name not in _A_NUMBER]:
+    for name in [name for name in names if name not in SECTIONS]:
         numbers = [dict(by_path(results["metrics"].get(name, {}), "")) for results in runs.values()]
         rows = [
             Row(
@@ -335,27 +339,46 @@ def detail_tables(runs: Mapping[str, Shown]) -> list[Table]:
     """A row for each finding or category, the runs that measured the section beside each other."""
     found = []
     for described in DESCRIPTIONS["details"]:
-        section, by, metrics = described["section"], described["by"], described["metrics"]
+        section = described["section"]
         of_runs = {name: run for name, run in runs.items() if is_measured(run.results, section)}
-        if not of_runs:
-            continue
-        first = next(iter(of_runs.values()))
-        levels = chance_levels(first.results)
-        rows = []
-        for name, cases in _cases(first.results, section, by).items():
-            path = f"{section}/{by}/{name}"
-            before = [first.cell(f"{path}/{metric}", digits) for _, metric, digits in described["before"]]
-            cells = [run.cell(f"{path}/{metric}", n) for run in of_runs.values() for _, metric, n in metrics]
-            after = [Cell(number(levels.get(f"{path}/{x}"), n)) for _, x, n in described["chance"]]
-            rows.append(Row(name, "plain", [Cell(cases), *before, *cells, *after]))
-        if section == "grounding":
-            chance = [Cell(number(levels.get(f"{section}/{metric}"), 0)) for _, metric, _ in metrics]
-            rows.append(Row("chance level", "chance", [Cell(""), *chance * len(of_runs)]))
-        columns = [Column(heading) for heading in (described["cases"], *(x[0] for x in described["before"]))]
-        columns += [Column(heading, group=run) for run in of_runs for heading, *_ in metrics]
-        columns += [Column(heading) for heading, *_ in described["chance"]]
-        found.append(Table(described["title"], columns, rows, described["note"]))
+        if of_runs:
+            found.append(_detail_table(described, f"{section}/{described['by']}", of_runs))
     return found
+
+
+def _detail_table(described: Mapping[str, Any], prefix: str, runs: Mapping[str, Shown]) -> Table:
+    section, _, by = prefix.partition("/")
+    first = next(iter(runs.values()))
+    levels = chance_levels(first.results)
+    names = _cases(first.results, section, by)
+    # Behind the described numbers those that were declared later, if a run has them.
+    later = [x.name for x in SECTIONS[section].numbers if x.family]
+    paths = {x: [f"{prefix}/{name}/{x}" for name in names] for x in later}
+    has_value = [
+        x
+        for x in later
+        if any(run.estimate(one).value is not None for run in runs.values() for one in paths[x])
+    ]
+    metrics = [*described["metrics"], *has_value]
+
+    def columns_of(numbers: Sequence[Any], name: str = "*") -> list[Column]:
+        return [column_of(one, f"{prefix}/{name}", arrow=False) for one in numbers]
+
+    rows = []
+    for name, cases in names.items():
+        before = [first.cell(x.path, x.digits) for x in columns_of(described["before"], name)]
+        cells = [run.cell(x.path, x.digits) for run in runs.values() for x in columns_of(metrics, name)]
+        after = [number(levels.get(x.path), x.digits) for x in columns_of(described["chance"], name)]
+        rows.append(Row(name, "plain", [Cell(cases), *before, *cells, *map(Cell, after)]))
+    if section == "grounding":
+        chance = [
+            Cell(number(levels.get(f"{section}/{x.path.rpartition('/')[2]}"), 0)) for x in columns_of(metrics)
+        ]
+        rows.append(Row("chance level", "chance", [Cell(""), *chance * len(runs)]))
+    columns = [Column(described["cases"]), *(Column(x.heading) for x in columns_of(described["before"]))]
+    columns += [Column(x.heading, group=run) for run in runs for x in columns_of(metrics)]
+    columns += [Column(x.heading) for x in columns_of(described["chance"])]
+    return Table(described["title"], columns, rows, described["note"])
 
 
 def _table(
@@ -444,8 +467,8 @@ def _columns(description: Mapping[str, Any], measured: Mapping[str, Results]) ->
     spans = description.get("groups", [["", len(described), ""]])
     groups = [(name, cases) for name, n_columns, cases in spans for _ in range(n_columns)]
     return [
-        Column(heading, f"{prefix}/{path}".removeprefix("/"), digits, *group)
-        for (heading, path, digits), group in zip(described, groups, strict=True)
+        column_of(one, prefix)._replace(group=group, cases=cases)
+        for one, (group, cases) in zip(described, groups, strict=True)
     ]
 
 

@@ -118,15 +118,16 @@ def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
     return found
 
 
-def value_at(metrics: Any, path: str) -> Any:
-    """A number in the metrics of results.json by its path, keys joined by "/"; None if there is none."""
+def value_at(metrics: Any, path: str, otherwise: Any = None) -> Any:
+    """A number in the metrics of results.json by its path, keys joined by "/"; `otherwise` if there is none."""
     if not isinstance(metrics, Mapping):
-        return None
+        return otherwise
     if path in metrics:
         return metrics[path]
     # A category may itself hold a "/".
-    inner = (value_at(metrics[key], path[len(key) + 1 :]) for key in metrics if path.startswith(f"{key}/"))
-    return next((value for value in inner if value is not None), None)
+    keys = (key for key in metrics if path.startswith(f"{key}/"))
+    inner = (value_at(metrics[key], path[len(key) + 1 :], otherwise) for key in keys)
+    return next((value for value in inner if value is not otherwise), otherwise)
 
 
 def read_json(file: Path, remedy: str = "delete it and run the command that wrote it") -> dict[str, Any]:

@@ -9,6 +9,7 @@ deviation of the draws over all numbers of the pair (max-t; Westfall and Young 1
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -19,10 +20,10 @@ import pandas as pd
 from jaxtyping import Float, Int
 from scipy import stats
 
-from medclip_dcl.metrics.summaries import mean_of
+from medclip_dcl.metrics.table import ANY, CLASSIFICATIONS, bounds_of, place_of
+from medclip_dcl.metrics.weighted import mean_of
 from medclip_dcl.runs.saved import SavedResultsError, differing_settings, setting
 from medclip_dcl.statistics.draws import (
-    CLASSIFICATIONS,
     LEVEL,
     N_DRAWS,
     ROUNDING,
@@ -40,6 +41,7 @@ from medclip_dcl.statistics.draws import (
 
 ALPHA = 0.05
 MIN_SEEDS = 3  # of an interval over seeds
+Bounds = tuple[float, float]
 UNTRAINED = "untrained"
 SEEDS = ("seed_everything", *(f"data.init_args.{name}" for name in ("seed", "subset_seed", "label_seed")))
 """Settings in which trainings of one configuration differ."""
@@ -215,7 +217,7 @@ def bootstrap_differences(
 def differences(
     numbers: Sequence[Numbers], predictions: Sequence[Predictions], findings: Sequence[str] | None = None
 ) -> dict[str, Estimate]:
-    """Differences of two sides in each draw; p by :func:`joint_p` over all of them, over `formed` ones by themselves.
+    """Differences of two sides in each draw; p by :func:`joint_p` over all numbers of a family (`Number.family`).
 
     Means over findings are compared where both sides have the same findings, or over `findings`, with p by themselves.
     """
@@ -224,13 +226,15 @@ def differences(
     paths = [path for path in a if path in b and (are_alike or not _is_mean_over_findings(path))]
     found = {path: a[path] - b[path] for path in paths}
     formed = {name for one in predictions for name in one.formed}
-    is_formed = {path: path.split("/")[-1] in formed for path in paths}
+    families: dict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        if findings is None or _is_mean_over_findings(path):
+            name, place = path.split("/")[-1], place_of(path)
+            families[name if name in formed or place is None else place.number.family].append(path)
     p: dict[str, float] = {}
-    tested = [path for path in paths if findings is None or _is_mean_over_findings(path)]
-    for family in ([path for path in tested if is_formed[path] == x] for x in (False, True)):
+    for family in families.values():
         behind = np.array([min(one.n_behind(path) for one in predictions) for path in family], dtype=int)
-        if family:
-            p |= zip(family, joint_p(np.array([found[path] for path in family]), behind), strict=True)
+        p |= zip(family, joint_p(np.array([found[path] for path in family]), behind), strict=True)
     return intervals_of(found, predictions, p, findings)
 
 
@@ -302,9 +306,15 @@ def _over_seeds(sides: Sides, baseline: str | None, findings: Sequence[str] | No
     table: Contrasts = {}
     found = pd.DataFrame(rows, columns=["label", "seed", "path", "value"])
     for path, of_path in found.groupby("path", sort=False):
-        parts = {"": means(of_path, ["label"])}
+        bounds = bounds_of([str(path)])
+        parts = {"": means(of_path, ["label"], bounds)}
         if baseline in sides:
-            pairs: dict[str, Any] = {"compared": "label", "reference": baseline, "pairs": "seed"}
+            pairs: dict[str, Any] = {
+                "compared": "label",
+                "reference": baseline,
+                "pairs": "seed",
+                "bounds": bounds,
+            }
             parts[str(baseline)] = paired_differences(of_path, **pairs)
         for minus, part in parts.items():
             for one in part.astype(object).where(part.notna(), None).to_dict("records"):
@@ -313,14 +323,18 @@ def _over_seeds(sides: Sides, baseline: str | None, findings: Sequence[str] | No
     return table
 
 
-def means(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Mean of the column value in each group of the columns `by`, with its 95% t interval; NaN is left out.
+def means(rows: pd.DataFrame, by: Sequence[str], bounds: Bounds = ANY) -> pd.DataFrame:
+    """Mean of the column value in each group of the columns `by`, with its 95% t interval within the number's bounds.
 
     Returns:
-        The columns of `by`, n, mean, low, high. One or two runs and equal values have no interval (NaN): most likely
-        the latter are copies of one another.
+        The columns of `by`, n, mean, low, high; NaN is left out. One or two runs and equal values have no interval
+        (NaN): most likely the latter are copies of one another.
     """
-    return _by_group(rows.dropna(subset=["value"]), by, "value").drop(columns="p")
+    return _within(bounds, _by_group(rows.dropna(subset=["value"]), by, "value").drop(columns="p"))
+
+
+def _within(bounds: Bounds, found: pd.DataFrame) -> pd.DataFrame:
+    return found.assign(low=found["low"].clip(lower=bounds[0]), high=found["high"].clip(upper=bounds[1]))
 
 
 def paired_differences(
@@ -331,6 +345,7 @@ def paired_differences(
     pairs: str,
     groups: Sequence[str] = (),
     level: float = LEVEL,
+    bounds: Bounds = ANY,
 ) -> pd.DataFrame:
     """Mean difference of each level from the reference over the pairs that both have, with its t interval.
 
@@ -340,6 +355,7 @@ def paired_differences(
         pairs: column by which runs are paired, such as the seed.
         groups: columns within whose combinations the levels are compared.
         level: of the interval.
+        bounds: of the number; its differences are at most their distance.
 
     Returns:
         The columns of `groups`, `compared`, n (number of pairs), mean, low, high, p of the two-sided paired t
@@ -352,7 +368,8 @@ def paired_differences(
     both = others.merge(own[[*keys, "value"]], on=keys, suffixes=("", "_reference"), validate="many_to_one")
     both["difference"] = both["value"] - both["value_reference"]
     found = _by_group(both, [*groups, compared], "difference", level)
-    return found.assign(p_holm=holm(found["p"].to_numpy("float64")))
+    distance = bounds[1] - bounds[0]
+    return _within((-distance, distance), found).assign(p_holm=holm(found["p"].to_numpy("float64")))
 
 
 def holm(p: np.ndarray) -> np.ndarray:

@@ -26,39 +26,17 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, digest_of_file, write_parquet
 from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.metrics import summaries
+from medclip_dcl.metrics.table import CLASSIFICATIONS, SECTIONS, place_of
+from medclip_dcl.metrics.weighted import mean_of
 from medclip_dcl.runs.saved import SavedResultsError, SavedRun, value_at
 
 N_DRAWS = 2000
 LEVEL = 0.95
 """Nominal coverage of an interval."""
 
-CLASSIFICATIONS = ("classification", "finding_classification")
-_CASE = {
-    **dict.fromkeys(CLASSIFICATIONS, ["finding", "dicom_id", "subject_id", "label"]),
-    "grounding": ["box", "dicom_id", "subject_id", "category", "phrase"],
-    "localisation": ["category", "dicom_id", "subject_id"],
-    "retrieval": ["direction", "box", "dicom_id", "subject_id"],
-    "report_retrieval": ["task", "direction", "query", "subject_id"],
-    "sentences": ["class", "sentence_id", "dicom_id", "subject_id", "label"],
-}
-"""Columns that identify a case, for pairing two runs."""
-_NUMBERS = {
-    "classification": ["score_positive", "score_negative"],
-    "finding_classification": ["logit"],
-    "grounding": [*summaries.GROUNDING, "pair_cnr_signed", "pair_miou"],
-    "localisation": [*summaries.LOCALISATION],
-    "retrieval": ["rank", "rank_tolerant"],
-    "report_retrieval": ["rank", "rank_tolerant"],
-    "sentences": ["rho", "score"],
-}
 _FINITE = ("logit", "rank", "rank_tolerant", "score", "score_negative", "score_positive", "subject_id")
 FEW = f"(n = ...) where no draw differs, or a finding or category has fewer than {MIN_PATIENTS} {{units}} of a class."
 """What stands in the place of an interval."""
-_OF_CLASSES = ("auc", "average_precision", "acc", "sensitivity", "specificity")
-_OF_CATEGORIES = {
-    "grounding": summaries.GROUNDING,
-    "localisation": (*summaries.LOCALISATION, *summaries.LOCALISATION_OPTIONS),
-}
 _TOLERANCE = 1e-6
 """results.json rounds an AUC to float32."""
 ROUNDING = 1e-12  # of draws that are equal
@@ -128,24 +106,18 @@ class Predictions:
         Others, such as means over findings, are not in it.
         """
         found: dict[str, int] = {}
-        for section, table in ((name, table) for name, table in self.tables.items() if len(table)):
-            if section in (*CLASSIFICATIONS, "calibration"):
+        for section, values in self.values.items():
+            table = self.tables[section]
+            places = {path: place for path in values if (place := place_of(path)) is not None and place.entry}
+            if "finding" in table:
                 of_class = table.groupby(["finding", table["label"] == 1])["subject_id"].nunique().unstack()
                 rarer = of_class.reindex(columns=[False, True]).fillna(0).min(axis=1)
-                paths = {f"{section}/by_finding/{finding}": [int(n)] * 5 for finding, n in rarer.items()}
-                names: tuple[str, ...] = _OF_CLASSES
-            elif names := tuple(name for name in _OF_CATEGORIES.get(section, ()) if name in table):
-                is_measured = table[[*names]].astype("float64").apply(np.isfinite)
-                of_patient = is_measured.groupby([table["category"], table["subject_id"]]).any()
-                rows = of_patient.groupby("category").sum().iterrows()
-                paths = {f"{section}/by_category/{category}": [*map(int, row)] for category, row in rows}
-            else:
+                found |= {path: int(rarer[place.entry]) for path, place in places.items()}
                 continue
-            found |= {
-                f"{path}/{x}": n
-                for path, of_path in paths.items()
-                for x, n in zip(names, of_path, strict=True)
-            }
+            for path, place in places.items():
+                rows = table[table["category"].astype(str) == place.entry]
+                is_measured = np.isfinite(rows[place.name].astype("float64"))
+                found[path] = rows.loc[is_measured, "subject_id"].nunique()
         return found
 
     def n_behind(self, path: str) -> int:
@@ -181,10 +153,10 @@ class TestedRun(SavedRun):
         """Predictions of all sections, which give the numbers of results.json."""
         results = self.tested
         tables = {}
-        for section in (section for section in _CASE if section in results["metrics"]):
+        for section in (section for section in SECTIONS if section in results["metrics"]):
             if (table := self.table(section)) is None:
                 raise SavedResultsError(f"{self.file_of(section)} is missing; create it with: {self.command}")
-            if missing := {*_CASE[section], *_NUMBERS[section]} - set(table):
+            if missing := {*SECTIONS[section].case_columns, *SECTIONS[section].value_columns} - set(table):
                 raise SavedResultsError(
                     f"{self.file_of(section)} has no column {min(missing)}; test the run again"
                 )
@@ -196,9 +168,12 @@ class TestedRun(SavedRun):
         leaves = (summaries.by_path(results["metrics"][section] or {}, section) for section in tables)
         values = {path: x for of_section in found.values.values() for path, (x,) in of_section.items()}
         values = {path: math.nan for of in leaves for path, x in of if isinstance(x, float)} | values
+        first = [f"{section}/{SECTIONS[section].first}" for section in found.values]
         for path, value in values.items():
-            stored = value_at(results["metrics"], path)
-            known = math.nan if stored is None else stored
+            stored = value_at(results["metrics"], path, "no number")
+            if stored == "no number" and path not in first:
+                continue  # results.json may lack a number
+            known = math.nan if stored in (None, "no number") else stored
             if not np.isclose(value, known, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True):
                 raise UserError(
                     f"{found.name} does not belong to {self.file}: {path} is {_number(value)} by the predictions and"
@@ -215,7 +190,7 @@ class TestedRun(SavedRun):
         """:func:`bootstrap_numbers` with seed 0, kept in the run folder."""
         predictions = self.predictions
         patients = predictions.patients if patients is None else patients
-        files = [digest_of_file(file) for file in (self.file, *map(self.file_of, _CASE))]
+        files = [digest_of_file(file) for file in (self.file, *map(self.file_of, SECTIONS))]
         # The values tell another definition of a metric, which in a checkout has no version of its own.
         values = {path: float(x) for one in predictions.values.values() for path, (x,) in one.items()}
         key = digest(str((__version__, n_draws, files, values, patients.tolist())).encode())
@@ -271,15 +246,13 @@ def _means_over_findings(section: str, values: Numbers, draws: Numbers) -> Numbe
     for path in (path for path in values if not path.startswith(of_findings)):
         metric = path.removeprefix(section)
         paths = [one for one in values if one.startswith(of_findings) and one.endswith(metric)]
-        found[path] = summaries.mean_of(
-            [draws[one] for one in paths if np.isfinite(values[one][0])], draws[path]
-        )
+        found[path] = mean_of([draws[one] for one in paths if np.isfinite(values[one][0])], draws[path])
     return found
 
 
 def _mean_over_classes(draws: Sequence[np.ndarray]) -> np.ndarray:
     """Mean over classes of sentences; one of another band has no number at all."""
-    return summaries.mean_of([one for one in draws if np.isfinite(one).any()], np.full_like(draws[0], np.nan))
+    return mean_of([one for one in draws if np.isfinite(one).any()], np.full_like(draws[0], np.nan))
 
 
 def numbers_of_draws(
@@ -356,13 +329,14 @@ def estimate(
 def require_same_cases(a: Predictions, b: Predictions) -> None:
     """Refuse to pair runs that were tested on different cases; of a classification, among the findings of both."""
     for section in sorted(a.tables.keys() & b.tables.keys()):
-        keys = [one.tables[section][_CASE[section]] for one in (a, b)]
+        case = [*SECTIONS[section].case_columns]
+        keys = [one.tables[section][case] for one in (a, b)]
         if section in CLASSIFICATIONS:
             both = {*keys[0]["finding"]} & {*keys[1]["finding"]}
             keys = [one[one["finding"].isin(both)] for one in keys]
         if keys[0].reset_index(drop=True).equals(keys[1].reset_index(drop=True)):
             continue
-        here, there = (one.sort_values(_CASE[section]).to_numpy() for one in keys)
+        here, there = (one.sort_values(case).to_numpy() for one in keys)
         if len(here) != len(there) or (here != there).any():
             raise SavedResultsError(
                 f"{a.name} and {b.name} cannot be paired: cases of {section} differ (image, patient, label or box);"

@@ -11,6 +11,7 @@ import pandas as pd
 
 from medclip_dcl.common.files import write_text
 from medclip_dcl.data.lineage import Answer
+from medclip_dcl.metrics import table
 from medclip_dcl.report import charts
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import (
@@ -54,7 +55,6 @@ _CHANCE = {
     "chance level: area": {"hit": "area"},
     "between readers": {"iou": "reader_iou", "dice": "reader_dice"},
 }
-_GROUPS = ("by_finding/", "by_category/")
 Trained = Mapping[tuple[str, str], Answer]
 """(set, model) -> images of the set in the model's training."""
 
@@ -139,10 +139,8 @@ def _compared_on(name: str, runs: Sequence[BenchmarkedRun], baseline: str) -> _O
 def place_of(path: str) -> dict[str, str]:
     """Section, finding and metric of a path; a finding may itself hold a "/"."""
     section, rest = path.split("/", maxsplit=1)
-    finding, metric = "", rest
-    for group in _GROUPS:
-        if rest.startswith(group):
-            finding, _, metric = rest.removeprefix(group).rpartition("/")
+    place = table.place_of(path)
+    finding, metric = place[:2] if place is not None and place.entry else ("", rest)
     return {"section": section, "finding": finding, "metric": metric}
 
 

@@ -13,8 +13,7 @@ from medclip_dcl.common.command_line import yaml_value
 from medclip_dcl.common.files import read_yaml
 from medclip_dcl.common.findings import prompt_texts, read_prompts
 from medclip_dcl.common.packaged import CONFIGS, find_configuration
-from medclip_dcl.metrics.summaries import DIRECTIONS, GROUNDING, KS, LOCALISATION, RHO_BANDS, is_higher_better
-from medclip_dcl.statistics.draws import CLASSIFICATIONS
+from medclip_dcl.metrics.table import SECTIONS, STORED, bounds_of, is_higher_better
 from medclip_dcl.studies.one_run import Run
 
 FACTS = {
@@ -41,32 +40,13 @@ TRAINING = "train/"
 """Prefix of the paths of outcomes of the last logged training step."""
 
 _CONFIG = "--config="
-_CASES = ("auc", "acc", "average_precision")
-_RANKS = ("recall", "medr", *(f"{way}/{x}" for way in DIRECTIONS for x in ("MedR", *(f"R@{k}" for k in KS))))
-_OF_SENTENCES = tuple(
-    f"{part}{x}" for part in ("", *(f"{x}/" for x in RHO_BANDS)) for x in ("auc", "precision_at_10")
-)
-PATHS = {
-    **dict.fromkeys(CLASSIFICATIONS, ("n_findings", *_CASES, *(f"by_finding/*/{x}" for x in _CASES))),
-    "grounding": tuple(f"{part}{x}" for part in ("", "by_pair/", "by_category/*/") for x in GROUNDING),
-    "localisation": tuple(f"{part}{x}" for part in ("", "by_category/*/") for x in LOCALISATION),
-    "retrieval": tuple(f"{part}{x}" for part in ("", "tolerant/") for x in _RANKS),
-    "report_retrieval": tuple(
-        f"{part}/{x}" for part in ("image_report", "image_report/tolerant", "image_sentence") for x in _RANKS
-    ),
-    "sentences": _OF_SENTENCES,
-    "texts": ("*/accuracy", "*/auc"),
-    "unimodal": (
-        *("knn/accuracy", "mean_classifier/*", "average_k/*", "linear_probe*/*/accuracy"),
-        *("intraclass_deviation", "classifiers/*/*"),
-    ),
-    "validate": (
-        *_CASES,
-        *["loss", "retrieval_recall", "medr", "image_to_text_medr", "text_to_image_medr", "knn_accuracy"],
-        *(f"sentences_{path.replace('/', '_')}" for path in _OF_SENTENCES),
-    ),
-}
-"""Section of results.json that this program writes, and validate/ -> paths of its numbers; * stands for any name."""
+PATHS = [
+    f"{section}/{path}"
+    for sections in (SECTIONS, STORED)
+    for section, declared in sections.items()
+    for path in declared.paths
+]
+"""Paths of the numbers of results.json and, after validate/, of metrics.csv; * stands for any name."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +62,8 @@ class Level:
 class Outcome:
     """A number of each run: the mean over paths in results.json, or, after "validate/" or "train/", in metrics.csv.
 
-    `step`: of the weights that the run kept: "best" by the validation's number `validate`, "end" for the last, or a
-    number; "" for results.json, of best.ckpt.
+    `higher_is_better`: None for the declared direction of the paths. `step`: of the weights that the run kept: "best"
+    by the validation's number `validate`, "end" for the last, or a number; "" for results.json, of best.ckpt.
     """
 
     path: str | list[str]
@@ -92,6 +72,11 @@ class Outcome:
     digits: int = 3
     step: str | int = ""
     validate: str = ""
+
+    def __post_init__(self) -> None:
+        known = {is_higher_better(path) for path in self.paths}
+        if self.higher_is_better is None and len(known) == 1:
+            object.__setattr__(self, "higher_is_better", known.pop())
 
     @property
     def rule(self) -> str:
@@ -107,6 +92,11 @@ class Outcome:
     @property
     def paths(self) -> list[str]:
         return as_list(self.path)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Range of the number."""
+        return bounds_of(self.paths)
 
     @property
     def scale(self) -> int:

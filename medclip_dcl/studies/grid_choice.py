@@ -34,13 +34,17 @@ def ranking(experiment: Experiment, table: pd.DataFrame) -> pd.DataFrame:
     """
     rows = table[table["outcome"] == experiment.choice]
     rows = rows.assign(**{COMBINATION: [_combination(experiment, row) for row in rows.to_dict("records")]})
-    is_least = not experiment.outcomes[experiment.choice].higher_is_better
-    found = means(rows, [COMBINATION])
-    found = found.sort_values("mean", ascending=is_least, kind="stable", ignore_index=True)
+    outcome = experiment.outcomes[experiment.choice]
+    found = means(rows, [COMBINATION], outcome.bounds)
+    found = found.sort_values(
+        "mean", ascending=not outcome.higher_is_better, kind="stable", ignore_index=True
+    )
     if experiment.pairs is None or found.empty:
         return found
     best = found[COMBINATION][0]
-    differences = paired_differences(rows, compared=COMBINATION, reference=best, pairs=experiment.pairs)
+    differences = paired_differences(
+        rows, compared=COMBINATION, reference=best, pairs=experiment.pairs, bounds=outcome.bounds
+    )
     columns = [COMBINATION, "n", "mean", "low", "high"]
     return found.merge(differences[columns], "left", COMBINATION, suffixes=("", "_difference"))
 

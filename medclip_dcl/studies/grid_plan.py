@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
@@ -19,6 +18,7 @@ from medclip_dcl.common.command_line import nearest, unknown_key
 from medclip_dcl.common.errors import UserError, quoted
 from medclip_dcl.common.files import read_yaml
 from medclip_dcl.common.packaged import FoundFile, find_configuration
+from medclip_dcl.metrics.table import place_of
 from medclip_dcl.statistics.contrasts import ALPHA
 from medclip_dcl.studies.grid import (
     BEST,
@@ -225,13 +225,12 @@ def _check_outcome(outcome: Outcome, where: str) -> None:
         )
     if not (outcome.validate or VALIDATION).startswith(VALIDATION):
         raise UserError(f"{where}.validate: expected a path of the validation ({VALIDATION})")
-    known = [f"{section}/{name}" for section, names in PATHS.items() for name in names]
-    tested = [section for section in PATHS if f"{section}/" != VALIDATION]
+    tested = {section for path in PATHS if f"{(section := path.partition('/')[0])}/" != VALIDATION}
     for path in (*outcome.paths, *([outcome.validate] if outcome.validate else [])):
         is_near = difflib.get_close_matches(path.partition("/")[0], tested, 1, 0.85)
-        is_near += difflib.get_close_matches(path, known, 1, 0.9)
-        if is_near and not any(fnmatchcase(path, one) for one in known):
-            raise UserError(f"{where}: no evaluation writes {path}{nearest(path, known)}")
+        is_near += difflib.get_close_matches(path, PATHS, 1, 0.9)
+        if is_near and not place_of(path):
+            raise UserError(f"{where}: no evaluation writes {path}{nearest(path, PATHS)}")
 
 
 def _check_steps(experiment: Experiment, where: str) -> None:

@@ -98,7 +98,7 @@ def _panel(
     y_label += f", {outcome.rule}" if outcome.rule and x != "step" else ""
     reference = experiment.reference if plot.kind == "differences" else None
     if reference is None:
-        points = means(rows, [*([compared] if compared else []), "x"])
+        points = means(rows, [*([compared] if compared else []), "x"], outcome.bounds)
     else:
         points = paired_differences(
             rows,
@@ -106,6 +106,7 @@ def _panel(
             reference=reference.value,
             pairs=str(experiment.pairs),
             groups=["x"],
+            bounds=outcome.bounds,
         )
         y_label = f"{y_label} − {_label(str(compared), reference)}"
     if points.empty:

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 
+from medclip_dcl.metrics.table import ARROWS
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, interval_cell, number, signed
 from medclip_dcl.statistics.contrasts import ALPHA, means, paired_differences
 from medclip_dcl.statistics.draws import Estimate
@@ -41,7 +42,10 @@ def _hypotheses(experiment: Experiment, table: pd.DataFrame) -> Table:
         for other, at in one.where.items():
             here = here[here[other] == experiment.level(other, at).value]
         outside = one.alpha * (1 if one.alternative == "two-sided" else 2)
-        found = paired_differences(here, compared=axis, reference=minus.value, pairs=pairs, level=1 - outside)
+        bounds = experiment.outcomes[one.outcome].bounds
+        found = paired_differences(
+            here, compared=axis, reference=minus.value, pairs=pairs, level=1 - outside, bounds=bounds
+        )
         cells = [Cell(NOTHING), Cell(NOTHING)]
         for row in found.to_dict("records"):
             p = row["p"]
@@ -93,11 +97,14 @@ def _numbers(experiment: Experiment, table: pd.DataFrame, also: Sequence[str] = 
     found: list[_Numbers] = []
     for name in experiment.outcomes:
         rows = table[table["outcome"] == name]
-        parts = [means(rows, [*experiment.rows, *also])]
+        bounds = experiment.outcomes[name].bounds
+        parts = [means(rows, [*experiment.rows, *also], bounds)]
         if compared and pairs and experiment.reference:
             reference = experiment.reference.value
             parts.append(
-                paired_differences(rows, compared=compared, reference=reference, pairs=pairs, groups=groups)
+                paired_differences(
+                    rows, compared=compared, reference=reference, pairs=pairs, groups=groups, bounds=bounds
+                )
             )
         for place, part in enumerate(parts):
             part = part.assign(outcome=name, is_difference=place == 1)
@@ -197,8 +204,8 @@ def _choice(experiment: Experiment, ranked: pd.DataFrame, level: str) -> Table:
 
 def _title(experiment: Experiment, name: str, rule: str = "") -> str:
     outcome = experiment.outcomes[name]
-    arrow = {True: " ↑", False: " ↓", None: ""}[outcome.higher_is_better]
-    return ", ".join(filter(None, (name, rule or outcome.rule, "%" * outcome.percent))) + arrow
+    named = ", ".join(filter(None, (name, rule or outcome.rule, "%" * outcome.percent)))
+    return named + ARROWS[outcome.higher_is_better]
 
 
 def _cell(one: _Numbers, outcome: Outcome, n_pairs: int) -> Cell:

@@ -14,7 +14,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import link
 from medclip_dcl.common.find_model import BEST
 from medclip_dcl.common.weight_files import read_model
-from medclip_dcl.metrics.summaries import is_higher_better
+from medclip_dcl.metrics.table import is_higher_better
 from medclip_dcl.models.trained_model import refuse_owners
 
 _NAMES = ("best", "last", "new", "previous", "unreadable", "untrained")

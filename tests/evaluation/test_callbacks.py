@@ -9,7 +9,6 @@ import dataclasses
 import json
 import math
 import shutil
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +35,7 @@ from medclip_dcl.evaluation import (
     ZeroShotClassification,
 )
 from medclip_dcl.evaluation.retrieval import box_features, by_chance
+from medclip_dcl.metrics.table import place_of
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import GlobalCosine
@@ -43,7 +43,6 @@ from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report.report import render
 from medclip_dcl.statistics.draws import bootstrap_intervals
-from medclip_dcl.studies.grid import PATHS
 
 STRIDE, ROWS, COLUMNS = 4, 3, 5
 N_IMAGES = 23
@@ -386,7 +385,7 @@ def test_every_number_has_an_interval(tested):
     found = bootstrap_intervals(tested.folder, n_draws=100)
     for section, metrics in tested.results["metrics"].items():
         for path, value in _numbers(metrics, section):
-            assert any(fnmatchcase(path, f"{section}/{name}") for name in PATHS[section]), path
+            assert place_of(path) is not None, path
             if not path.endswith("n_findings"):
                 assert found[path].value == (None if value is None else pytest.approx(value, abs=1e-6)), path
     assert found["grounding/by_pair/cnr"].low is not None
@@ -573,7 +572,7 @@ def test_results_say_what_they_are_of(tested):
     rarity = [
         found["classification"]["by_finding"]["Rarity"] for found in (results["metrics"], results["counts"])
     ]
-    assert rarity == [{"auc": None, "acc": None}, {"positives": 2, "negatives": 7}]
+    assert rarity == [{"auc": None, "acc": None, "balanced_acc": None}, {"positives": 2, "negatives": 7}]
     assert results["notes"]["classification"] == [
         "Rarity: no AUC and accuracy from 2 positive and 7 negative cases; at least 5 of each are needed (min_cases)"
     ]

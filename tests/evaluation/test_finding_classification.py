@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
 from medclip_dcl.command.cli import main
 from medclip_dcl.common.findings import CHEXPERT
@@ -105,8 +105,9 @@ def test_numbers_are_scikit_learns_of_the_predictions(tuned, labelled_set):
         "auc": roc_auc_score(edema["label"], edema["logit"]),
         "average_precision": average_precision_score(edema["label"], edema["logit"]),
         "acc": ((edema["logit"] > 0) == (edema["label"] == 1)).mean(),
+        "balanced_acc": balanced_accuracy_score(edema["label"], edema["logit"] > 0),
     }
-    nothing = {"auc": None, "average_precision": None, "acc": None}
+    nothing = {"auc": None, "average_precision": None, "acc": None, "balanced_acc": None}
     assert metrics["by_finding"]["Edema"] == pytest.approx(expected)
     assert metrics["by_finding"]["Fracture"] == metrics["by_finding"]["Support Devices"] == nothing
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)

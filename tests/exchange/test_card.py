@@ -21,13 +21,14 @@ from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
-from medclip_dcl.report.tables import DESCRIPTIONS, Cell, Column, Row, Table, number
+from medclip_dcl.report.tables import DESCRIPTIONS, Cell, Column, Row, Table, column_of, number
 from medclip_dcl.runs.saved import setting, value_at
 from medclip_dcl.statistics.draws import bootstrap_intervals
 from tests.small import PatchRegions
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADLINE = [entry for entry in DESCRIPTIONS["headline"] if not entry[1].startswith("finding_classification")]
+COLUMNS = [column_of(entry, arrow=False) for entry in DESCRIPTIONS["headline"]]
+HEADLINE = [(x.heading, x.path, x.digits) for x in COLUMNS if not x.path.startswith("finding_classification")]
 
 
 @pytest.fixture(scope="module")

@@ -5,14 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.metrics import accuracy_score, average_precision_score, roc_auc_score
+from sklearn.metrics import accuracy_score, average_precision_score, balanced_accuracy_score, roc_auc_score
 
-from medclip_dcl.metrics.summaries import (
-    classification,
-    once,
-    recalls,
-    sentences,
-    values_of,
+from medclip_dcl.metrics.summaries import classification, once, recalls, sentences, values_of
+from medclip_dcl.metrics.weighted import (
     weighted_auc,
     weighted_average_precision,
     weighted_mean,
@@ -79,6 +75,7 @@ def test_zero_shot_numbers_are_the_score_differences():
     expected = {
         "auc": roc_auc_score(labels, positive - negative),
         "acc": accuracy_score(labels, positive > negative),
+        "balanced_acc": balanced_accuracy_score(labels, positive > negative),
     }
     assert found["by_finding"]["Edema"] == pytest.approx(expected) and found["acc"] == expected["acc"]
 

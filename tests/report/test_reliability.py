@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.metrics import brier_score_loss
+from sklearn.metrics import brier_score_loss, f1_score
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
@@ -89,6 +89,7 @@ def test_numbers_of_test_cases_before_and_after(run, tables):
         assert [cell.text for cell in shown.cells[3:]] == [
             f"{is_above[labels == 1].mean():.3f}",
             f"{(~is_above)[labels == 0].mean():.3f}",
+            f"{f1_score(labels, is_above):.3f}",
         ]
         n_patients = min(rows.loc[rows["label"] == label, "subject_id"].nunique() for label in (0, 1))
         assert shown.cells[4].interval == f"(n = {n_patients})"  # of fewer than 20

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.metrics import roc_auc_score
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 
 from medclip_dcl.common.findings import CHEX5
 
@@ -116,14 +116,15 @@ def _measured(tables: Tables, decided_on: Tables | None = None) -> dict[str, Any
     for finding in CHEX5:
         decisive = (decided_on or tables)["classification"].query("finding == @finding")["label"]
         rows = cases[cases["finding"] == finding]
-        auc = acc = None
+        auc = acc = balanced = None
         if min((decisive == 1).sum(), (decisive == 0).sum()) >= MIN_CASES:
-            auc = acc = np.nan
+            auc = acc = balanced = np.nan
             if rows["label"].nunique() == 2:
                 difference = rows["score_positive"] - rows["score_negative"]
                 auc = float(roc_auc_score(rows["label"], difference))
                 acc = float(((difference > 0) == (rows["label"] == 1)).mean())
-        by_finding[finding] = {"auc": auc, "acc": acc}
+                balanced = float(balanced_accuracy_score(rows["label"], difference > 0))
+        by_finding[finding] = {"auc": auc, "acc": acc, "balanced_acc": balanced}
     boxes = tables["grounding"]
     keys = ["dicom_id", "phrase", *(["copy"] if "copy" in boxes else [])]
     pairs = boxes.drop_duplicates(keys)[["pair_cnr_signed", "pair_miou"]]
@@ -149,7 +150,7 @@ def _measured(tables: Tables, decided_on: Tables | None = None) -> dict[str, Any
                 name: float(
                     np.mean([found[name] for found in by_finding.values() if found[name] is not None])
                 )
-                for name in ("auc", "acc")
+                for name in ("auc", "acc", "balanced_acc")
             },
             "n_findings": sum(found["auc"] is not None for found in by_finding.values()),
             "by_finding": by_finding,

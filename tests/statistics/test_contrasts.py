@@ -265,13 +265,14 @@ def test_draws_are_kept_until_predictions_or_metrics_change(changed, tmp_path, m
     assert run.draws(n_draws=20) == {}
 
 
-def test_formed_numbers_are_a_family_of_their_own(tmp_path):
+def test_formed_and_later_numbers_are_families_of_their_own(tmp_path):
     pair = [made(tmp_path / str(seed), {"Mass": 30, "Edema": 30}, seed).predictions for seed in (1, 2)]
     pair = [replace(one, formed=("average_precision",)) for one in pair]
     found = bootstrap_differences(pair[0], pair[1], 60)
     a, b = (bootstrap_numbers(one, 60) for one in pair)
-    for is_formed in (True, False):
-        paths = [path for path in found if path.endswith("/average_precision") == is_formed]
+    names = {path: path.rpartition("/")[2] for path in found}
+    for family in ({"average_precision"}, {"balanced_acc"}, {"auc", "acc"}):
+        paths = [path for path in found if names[path] in family]
         p = joint_p(np.stack([a[path] - b[path] for path in paths]), np.full(len(paths), 30))
         assert [found[path].p for path in paths] == pytest.approx(p)
 

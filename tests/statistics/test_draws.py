@@ -14,7 +14,7 @@ import pytest
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import MIN_PATIENTS
-from medclip_dcl.metrics.summaries import LOCALISATION
+from medclip_dcl.metrics.table import SECTIONS
 from medclip_dcl.runs.saved import SavedResultsError
 from medclip_dcl.statistics import draws as intervals
 from medclip_dcl.statistics.contrasts import bootstrap_differences
@@ -100,7 +100,7 @@ def test_few_patients_have_a_count_instead(n, is_rarer):
     boxes = boxes.assign(
         category=np.where(patients < n, "rare", "often"), miou=boxes["cnr"], pair_miou=boxes["cnr"]
     )
-    of_map = dict.fromkeys(LOCALISATION, rows["logit"]) | {
+    of_map = dict.fromkeys(SECTIONS["localisation"].names, rows["logit"]) | {
         "reader_iou": np.where(patients < 3, rows["logit"], np.nan)
     }
     drawn = rows.assign(category=boxes["category"], **of_map)
@@ -116,10 +116,12 @@ def test_few_patients_have_a_count_instead(n, is_rarer):
     without = {path for path, one in found.items() if one.value is not None and one.low is None}
     # The mean of the readers is over the rare finding alone.
     readers = {"localisation/by_category/rare/reader_iou", "localisation/reader_iou"}
-    names = [f"finding_classification/by_finding/rare/auc/{x}" for x in ("auc", "average_precision", "acc")]
-    names += [f"calibration/by_finding/rare/auc/{x}" for x in ("sensitivity", "specificity")]
-    names += [f"grounding/by_category/rare/{x}" for x in ("cnr", "cnr_signed", "miou")]
-    names += [f"localisation/by_category/rare/{x}" for x in LOCALISATION if x != "reader_iou"]
+    # All numbers of the rare one, whatever is declared later.
+    names = [path for path in found if re.match(r"\w+/by_\w+/rare/", path) and path not in readers]
+    assert {
+        "finding_classification/by_finding/rare/auc/balanced_acc",
+        "calibration/by_finding/rare/auc/f1",
+    } < {*names}
     assert without - readers == ({*names} if n < MIN_PATIENTS else set())
     assert {found[path].n_patients for path in names} == {n} and readers <= without
     means = [path for path, one in found.items() if "/by_" not in path and "reader" not in path]
@@ -128,7 +130,9 @@ def test_few_patients_have_a_count_instead(n, is_rarer):
     cases = tables["finding_classification"]
     other = cases.assign(logit=np.random.default_rng(0).permutation(cases["logit"]))
     others = Predictions(tables | {"finding_classification": other})
-    difference = bootstrap_differences(others, predictions, 50)[names[0]]
+    difference = bootstrap_differences(others, predictions, 50)[
+        "finding_classification/by_finding/rare/auc/auc"
+    ]
     assert (difference.low is None) == (n < MIN_PATIENTS) and difference.n_patients == n
 
 
@@ -259,9 +263,32 @@ def _without(section: str, rows: str) -> Callable[[Path], None]:
     return spoil
 
 
+def _stored(section: str, *absent: str, **null: None) -> Callable[[Path], None]:
+    """Drops numbers of results.json, or sets them to null."""
+
+    def spoil(run: Path) -> None:
+        results = json.loads((run / "results.json").read_text())
+        numbers = results["metrics"][section]
+        results["metrics"][section] = {k: x for k, x in (numbers | null).items() if k not in absent}
+        (run / "results.json").write_text(json.dumps(results))
+
+    return spoil
+
+
+def test_results_may_lack_numbers_but_the_first(make_tested_run, tmp_path):
+    """They are computed from the predictions."""
+    whole, run = make_tested_run(tmp_path / "whole"), make_tested_run(tmp_path / "run")
+    _stored("grounding", "cnr", "by_category")(run)
+    _stored("classification", "acc", "by_finding")(run)
+    found, expected = TestedRun(run).predictions.values, TestedRun(whole).predictions.values
+    assert found == expected and "grounding/by_category/Edema/cnr" in found["grounding"]
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (_stored("grounding", "miou"), "by the predictions and no number by the results"),
+        (_stored("grounding", cnr=None), "by the predictions and None by the results"),
         (lambda run: (run / "results.json").unlink(), "create it with: medclip-dcl test --config"),
         (lambda run: (run / "predictions/grounding.parquet").unlink(), "grounding.parquet is missing"),
         (lambda run: (run / "predictions/grounding.parquet").write_text("x"), "not a readable Parquet file"),
