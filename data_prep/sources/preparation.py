@@ -297,7 +297,7 @@ def _with_checked_boxes(settings: Prepare, source: Source) -> Source:
     if n := int(fits_either_way.sum()):
         print(f"warning: {n:,} boxes stay as drawn, though Exif turns their images: see that they fit")
     beyond = dict.fromkeys(boxes.loc[is_beyond, "box_id"], "it reaches beyond its image")
-    _refuse_many(settings, "box", beyond, len(boxes), "write x, y, width, height, not corners", 0.05)
+    _refuse_many(settings, "box", beyond, len(boxes), "write x, y, width, height, not corners", 0.05 - 1e-9)
     kept, rejects, _ = set_tables.select_boxes(boxes, readable, source.resized)
     lost = lost_of(rejects)
     refused = {name: reason for name, reason in lost.items() if reason.startswith(set_tables.OTHER_SIZE)}

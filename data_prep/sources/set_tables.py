@@ -47,7 +47,7 @@ def upright_boxes(boxes: pd.DataFrame, images: pd.DataFrame) -> tuple[pd.DataFra
     is_beyond = pd.Series(False, boxes.index)
     for x, w, side, mirrored in (("x", "w", "image_width", (6, 7)), ("y", "h", "image_height", (7, 8))):
         beside = place[side] - place[x] - place[w]
-        is_beyond |= beside < -0.01 * place[side]
+        is_beyond |= np.minimum(place[x], beside) < -0.01 * place[side]
         place[x] = place[x].mask(is_turned & orientation.isin(mirrored), beside)
     return boxes.assign(**place), fits_either_way, is_beyond
 

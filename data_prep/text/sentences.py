@@ -38,11 +38,13 @@ _DASH_BETWEEN = re.compile(r"\s[-–*]+\s+(?=[A-Z])")
 # "1 No effusion" on a line of its own, see `_numbered_lines`.
 _LINE_NUMBER = re.compile(r"(\d{1,2})\s+(?=[A-Z])")
 # Another sign of a list, see `_bullets`; those that state something are none: "? edema", "↑ markings".
-_SIGN = re.compile(r"\s*((?:(?![_(\[{<\"'“„«?¿¡≈≠≤≥±∅¬↑↓↔.,;:)&/%])[^\w\s]){1,3}|o)\s+(?!\W?\d)(?=\S)")
+_SIGN = re.compile(
+    r"\s*(?!\? [a-zß-ÿ])((?:(?![_(\[{<\"'“„«¿¡≈≠≤≥±∅¬↑↓↔.,;:)&/%])[^\w\s]){1,3}|o)\s+(?!\W?\d)(?=\S)"
+)
 # Boxes of a form: "[x] Effusion", "☐ Edema". Those that are not `is_sure` need one of the other kind beside them.
 _BOX = re.compile(
-    r"(?P<indent>\s*)(?:[-*•]\s+)?(?P<is_sure>(?=[\[☒☑☐✗✘]))?(?P<box>(?P<ticked>\[ ?[xX✓✔√] ?\]|\( ?[xX] ?\)|[☒☑■✓✔])"
-    r"|\[ *_? *\]|\( *\)|[☐□✗✘])(?P<text>\s*[^\s.,;:)].*)"
+    r"(?P<indent>\s*)(?:[-*•]\s+)?(?P<is_sure>(?=[\[☒☑☐✗✘✅🗹❌✖]))?(?P<box>(?P<ticked>\[ ?[xX✓✔√] ?\]|\( ?[xX] ?\)"
+    r"|[☒☑■✓✔✅🗹◼⬛])|\[ *_? *\]|\( *\)|[☐□✗✘❌✖◻⬜🗆])(?P<text>\s*[^\s.,;:)].*)"
 )
 # A line with a mark, of more than 38 characters, with a stop that is not the last, or behind which a sentence goes on.
 _NOT_LISTED = re.compile(rf"(?im)^\s*(?:[^\w\s]|\d|\w{{1,3}}[.)])|\S.{{38}}|[.;?!]\s|{GOES_ON}")

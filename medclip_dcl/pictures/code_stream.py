@@ -57,7 +57,7 @@ def _header(stream: bytes) -> tuple[int, int, int, int, int, bool]:
         wavelet = stream[_segment(stream, start + 2, {0x52}) + 13]  # of the coding style; 0: 9-7
         return 0, bottom - top, right - left, samples, 1 + (depth & 0x7F), wavelet == 0
     # libjpeg would fill with grey what is missing.
-    if _JPEG_END not in stream.rstrip(b"\0")[-16:]:
+    if _JPEG_END not in stream.rstrip(b"\0\xff ")[-16:]:
         raise ValueError("no end marker")
     start = _segment(stream, len(_JPEG), _FRAMES)
     bits, rows, columns, samples = struct.unpack_from(">BHHB", stream, start + 4)

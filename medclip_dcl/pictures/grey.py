@@ -131,7 +131,7 @@ def _require_full_range(image: Image.Image) -> None:
     # PIL takes half of each word of uncompressed planes, and turns white to black in JPEG 2000.
     is_garbled = is_planar or image.format == "JPEG2000"
     pixels = np.sum([image.getchannel(band).histogram() for band in image.getbands() if band != "A"], axis=0)
-    if is_garbled or (pixels[1:].any() and not pixels[8192 >> 8 : 255].any()):
+    if is_garbled or not pixels[8192 >> 8 : 255].any():
         raise UnusableImageError(
             "colour of 16 bits in JPEG 2000, in separate planes or of values below 8,192 is not read; save it as grey"
         )

@@ -122,7 +122,7 @@ def test_colour_of_sixteen_bits_needs_them(bands: int) -> None:
     dark, labelled = full // 17, np.where(full < 65535, full // 17, 65535).astype(np.uint16)
     # White of more than 8 bits in JPEG 2000 becomes black in PIL.
     white = codecs.jpeg2k_encode(np.kron(full, np.ones((8, 8, 1), np.uint16)), level=0, reversible=True)
-    for content in (codecs.png_encode(dark), codecs.png_encode(labelled), white):
+    for content in (*map(codecs.png_encode, (dark, labelled, full // 257)), white):
         with pytest.raises(UnusableImageError, match="below 8,192"):
             read_grey(io.BytesIO(content))
 
