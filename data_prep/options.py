@@ -450,8 +450,9 @@ class Rank:
     rest of the report, one by the report's labels, which a set without any lacks. The rank of a report for a sentence
     is that of the sum of both scores. SET/ranking/NAME.parquet gets a vector for each sentence of the set and the
     quantiles of its scores over training reports; SET/ranking_reports/NAME.parquet a vector for each report of train
-    and validate. NAME has a fingerprint of reports, labels and options. An existing ranking is not learned again; a
-    killed command leaves nothing and starts anew. On a phantom the truth says how well reports are ranked.
+    and validate. NAME has a fingerprint of reports, labels, their codes and options. An existing ranking is not
+    learned again; a killed command leaves nothing and starts anew. On a phantom the truth says how well reports are
+    ranked.
     """
 
     data: Path = positional("prepared data set with reports", metavar="SET")

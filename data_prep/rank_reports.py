@@ -36,7 +36,8 @@ _RANKED = 2_000
 _ROWS = 8_192
 # Deviation below which a sentence's scores are taken for one and the same.
 _SAME = 1e-3
-_CODES = (1.0, 0.0, -1.0)
+# In a ranking's name. 2: 0 is coded as blank, as a silent report denies as truly as one that says so.
+_CODES_VERSION = 2
 
 
 class Reports(NamedTuple):
@@ -56,7 +57,7 @@ def rank_reports(settings: Rank) -> Path:
     prepared = PreparedSet(settings.data)
     labels = None if settings.rest_alone else _labels(prepared, settings.labels)
     seal = prepared.seal_of_reports()
-    table = b"" if labels is None else labels.to_csv().encode()
+    table = b"" if labels is None else f"codes {_CODES_VERSION}\n{labels.to_csv()}".encode()
     name = digest(*(x.encode() for x in seal.values()), table, str(settings.rest_alone).encode())[:8]
     file = prepared.folder / "ranking" / f"{'rest' if labels is None else 'rest_labels'}-{name}.parquet"
     of_reports = prepared.folder / REPORTS_FOLDER / file.name
@@ -82,7 +83,9 @@ def rank_reports(settings: Rank) -> Path:
     if labels is not None:
         learned.append(_learned(terms, train.says, _codes(labels, train.study_id)))
     elif not settings.rest_alone:
-        print(f"no training report of {settings.data} has a label: the rest of the report alone ranks")
+        print(
+            f"no training report of {settings.data} has a label 1 or -1: the rest of the report alone ranks"
+        )
 
     def vectors_of(reports: Reports) -> np.ndarray:
         rows = [reports.says @ terms, *([] if labels is None else [_codes(labels, reports.study_id)])]
@@ -112,6 +115,10 @@ def rank_reports(settings: Rank) -> Path:
     if any(unranked):
         print(
             f"  {sum(unranked):,} sentences have no known term, or one score for all reports: nothing is left out"
+        )
+    if len(names := prepared.models("ranking")) > 1:
+        print(
+            f"  {file.parent} has {', '.join(names)}: remove what is of no use, or name one by data.ranking"
         )
     for line in truth_lines(prepared, file.stem):
         print(line)
@@ -153,14 +160,14 @@ def _tfidf_rows(texts: np.ndarray, is_said: Bool[np.ndarray, " sentence"], folde
 
 
 def _labels(prepared: PreparedSet, file: Path | None) -> pd.DataFrame | None:
-    """Labels by study_id; None if no training report has any."""
+    """Labels by study_id; None if no training report has 1 or -1."""
     source = prepared.folder / "labels.parquet" if file is None else file
     try:
         labels = prepared.table("labels") if file is None else pd.read_parquet(file)
         labels = labels.set_index("study_id").sort_index()
     except (KeyError, OSError, pa.ArrowException) as error:
         raise PreparedDataError(f"{source}: expected a Parquet table with study_id ({error})") from error
-    is_wrong = labels.notna() & ~labels.isin([*_CODES])
+    is_wrong = labels.notna() & ~labels.isin([1, 0, -1])
     if labels.index.has_duplicates or is_wrong.any(axis=None):
         others = [str(name) for name in labels if is_wrong[name].any()]
         raise PreparedDataError(
@@ -168,13 +175,13 @@ def _labels(prepared: PreparedSet, file: Path | None) -> pd.DataFrame | None:
             f"{int(labels.index.duplicated().sum()):,} repeated study_id, and other values in the columns {others}"
         )
     is_of_training = labels.index.isin(prepared.studies("train"))
-    return labels if labels[is_of_training].notna().any(axis=None) else None
+    return labels if labels[is_of_training].isin([1, -1]).any(axis=None) else None
 
 
 def _codes(labels: pd.DataFrame, studies: Int[np.ndarray, " report"]) -> csr_matrix:
-    """(report, 4 x finding) 1 at the code of each finding: 1, 0, -1 or blank, as of a report without a row."""
-    values = labels.reindex(studies).to_numpy()
-    codes = np.stack([*(values == code for code in _CODES), np.isnan(values)], axis=2)
+    """(report, 3 x finding) 1 at the code of each finding: 1, -1, or neither, as of a report without a row."""
+    values = labels.reindex(studies).to_numpy(dtype=float, na_value=np.nan)
+    codes = np.stack([values == 1, values == -1, ~np.isin(values, [1, -1])], axis=2)
     return csr_matrix(codes.reshape(len(studies), -1).astype(np.float32))
 
 

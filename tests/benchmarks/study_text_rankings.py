@@ -1,6 +1,7 @@
 """What tells false negatives on a phantom: scores of pairs of a sentence and a report, between and within anchors.
 
     python tests/benchmarks/study_text_rankings.py SET --language_model LM --text_alone ENCODER --run RUN
+    python tests/benchmarks/study_text_rankings.py SET
 
 Run by hand, never in CI. SET is a prepared phantom, scored by LM (which it embeds here) and ranked; RUN was trained on
 its pairs. Writes docs/results/false_negatives_by_text.csv:
@@ -16,6 +17,10 @@ its pairs. Writes docs/results/false_negatives_by_text.csv:
   --model.init_args.context null: from LM, sentences of one report as positives; its [CLS].
 - trained_text_encoder: that of RUN.
 - a cosine is the greatest of the sentence with one of the report's.
+
+Both forms write docs/results/false_negatives_by_band.csv: auc_within of each ranking, and of its part of labels alone,
+for the anchors of each band of rho. A ranking's rows have its name up to the last "-". codes_apart is one that `rank`
+made at 4b3b9e86, with 0 and blank apart, its two files renamed to codes_apart-7afafedd.parquet.
 """
 
 from __future__ import annotations
@@ -35,9 +40,11 @@ from data_prep.rank_reports import Reports, reports_of, true_reports
 from medclip_dcl import load
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.metrics.false_negatives import auc_within_anchors
+from medclip_dcl.metrics.table import RHO_BANDS
 from medclip_dcl.objectives import RankedByText
 
 OUTPUT = Path(__file__).resolve().parents[2] / "docs/results/false_negatives_by_text.csv"
+BY_BAND = OUTPUT.with_name("false_negatives_by_band.csv")
 MIN_EXPECTED = 10
 
 
@@ -91,16 +98,55 @@ def rows_of(
     return rows
 
 
+def ranking_scores(prepared: PreparedSet, reports: Reports) -> dict[str, dict[str, np.ndarray]]:
+    """(sentence, report) of each ranking, whole and of its part of labels, by name."""
+    scores: dict[str, dict[str, np.ndarray]] = {"whole": {}, "labels": {}}
+    for stem in prepared.models("ranking"):
+        ranking, name = prepared.ranking(stem), stem.rpartition("-")[0]
+        of_reports = ranking.reports[np.searchsorted(ranking.study_id, reports.study_id)].astype(np.float32)
+        dim = of_reports.shape[1]
+        of_sentences = ranking.sentences[:, :dim].astype(np.float32)
+        scores["whole"][name] = of_sentences @ of_reports.T
+        if name != "rest":
+            scores["labels"][name] = of_sentences[:, dim // 2 :] @ of_reports[:, dim // 2 :].T
+    return scores
+
+
+def write_bands(prepared: PreparedSet) -> None:
+    rho = prepared.table("classes").sort_values("sentence_id")["rho"].to_numpy()
+    band = np.array([*RHO_BANDS])[np.searchsorted([*RHO_BANDS.values()], rho, side="right")]
+    rows = []
+    for use in ("train", "validate"):
+        reports = reports_of(prepared, use)
+        says, fits = reports.says.T.toarray() > 0, true_reports(prepared, reports.study_id)
+        for part, scores in ranking_scores(prepared, reports).items():
+            for name, score in scores.items():
+                for chosen in ("all", *RHO_BANDS):
+                    of = np.isin(band, [*RHO_BANDS] if chosen == "all" else [chosen])
+                    auc = auc_within_anchors(score[of], fits[of], says[of])
+                    row = {"ranking": name, "part": part, "reports": use, "band": chosen}
+                    rows.append({**row, "anchors": says[of].sum(), "auc_within": auc})
+    table = pd.DataFrame(rows)
+    print(table.round(3).to_string())
+    table.to_csv(BY_BAND, index=False, float_format="%.4f")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("data", type=Path, metavar="SET")
-    parser.add_argument("--language_model", required=True)
-    parser.add_argument("--text_alone", required=True, metavar="ENCODER")
-    parser.add_argument("--run", required=True)
+    parser.add_argument("--language_model")
+    parser.add_argument("--text_alone", metavar="ENCODER")
+    parser.add_argument("--run")
     options = parser.parse_args()
     prepared = PreparedSet(options.data)
+    write_bands(prepared)
+    encoders = (options.language_model, options.text_alone, options.run)
+    if not any(encoders):
+        return
+    if not all(encoders):
+        parser.error("expected all of --language_model, --text_alone and --run, or none")
     sentences = prepared.table("sentences").sort_values("sentence_id")
     texts = sentences["text"].tolist()
     log_p = prepared.log_p().set_index("sentence_id")["log_p"].loc[sentences["sentence_id"]].to_numpy()
@@ -135,13 +181,9 @@ def main() -> None:
             "rho": np.tile(rho[:, None], shape),
             **{name: best_cosines(values, says) for name, values in vectors.items()},
         }
-        for stem in prepared.models("ranking"):
-            ranking = prepared.ranking(stem)
-            of_reports = ranking.reports[np.searchsorted(ranking.study_id, reports.study_id)].astype(
-                np.float32
-            )
-            of_sentences = ranking.sentences[:, : of_reports.shape[1]].astype(np.float32)
-            scores[f"ranking_{stem.rpartition('-')[0]}"] = of_sentences @ of_reports.T
+        scores |= {
+            f"ranking_{name}": score for name, score in ranking_scores(prepared, reports)["whole"].items()
+        }
         rows += rows_of(prepared, use, scores, shares, reports)
     table = pd.DataFrame(rows)
     print(table.round(3).to_string())

@@ -189,19 +189,24 @@ def test_a_killed_command_leaves_no_ranking(ranked, tmp_path, monkeypatch):
     assert first.read_bytes() == (ranked / "ranking" / first.name).read_bytes()
 
 
-def test_labels_and_options_name_the_ranking(ranked, tmp_path, capsys):
+def test_labels_codes_and_options_name_the_ranking(ranked, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "set"
     shutil.copytree(ranked, folder)
     shutil.rmtree(folder / "ranking", ignore_errors=True)
     other = pd.read_parquet(folder / "labels.parquet").assign(Edema=1.0)
-    write_parquet(other, tmp_path / "other.parquet")
+    write_parquet(other.convert_dtypes(), tmp_path / "other.parquet")  # codes as integers or missing
     for words in ([], ["--rest_alone"], ["--labels", str(tmp_path / "other.parquet")]):
         main([str(folder), *words])
     assert len(PreparedSet(folder).models("ranking")) == 3
     with pytest.raises(PreparedDataError, match=r"several report rankings .*name one \(the option ranking\)"):
         PreparedSet(folder).ranking()
     capsys.readouterr()
-    blank = other.assign(**dict.fromkeys(other.columns[1:], np.nan))
+    with monkeypatch.context() as patch:  # as of an earlier release
+        patch.setattr(rank_reports, "_CODES_VERSION", 1)
+        main([str(folder)])
+    assert "nothing to do" not in (printed := capsys.readouterr().out) and "data.ranking" in printed
+    assert len(PreparedSet(folder).models("ranking")) == 4
+    blank = other.assign(**dict.fromkeys(other.columns[1:], np.nan)).assign(Edema=0.0)
     write_parquet(blank, folder / "labels.parquet")
     shutil.rmtree(folder / "ranking")
     main([str(folder)])
@@ -245,6 +250,34 @@ def test_reports_that_cannot_be_ranked_are_one_line(small_set, tmp_path):
     short = edited(small_set, tmp_path / "b", reports=lambda t: t[t["position"] == 0])
     with pytest.raises(PreparedDataError, match="two training reports of several sentences"):
         rank_reports.rank_reports(rank_reports.Rank(data=short))
+
+
+def test_silent_reports_rank_as_denying_ones(small_set, tmp_path):
+    """Pneumothorax by study: present, denied, not mentioned, not mentioned and without a row."""
+    said = [[6, 7, 2], [0, 1, 2], [2, 3], [2, 3]]
+    texts = {1: "No pneumothorax seen.", 6: "Small right pneumothorax."}
+
+    def spoken(table: pd.DataFrame) -> pd.DataFrame:
+        studies = table["study_id"].unique()
+        rows = [(x, "findings", place, i) for x in studies for place, i in enumerate(said[x % 4])]
+        return pd.DataFrame(rows, columns=table.columns)
+
+    def labelled(table: pd.DataFrame) -> pd.DataFrame:
+        blank = table.assign(**dict.fromkeys(table.columns[1:], np.nan))
+        blank["Pneumothorax"] = (table["study_id"] % 4).map({0: 1.0, 1: 0.0})
+        return blank[table["study_id"] % 4 < 3]
+
+    folder = edited(
+        small_set,
+        tmp_path / "set",
+        reports=spoken,
+        labels=labelled,
+        sentences=lambda t: t.assign(text=t["sentence_id"].map(texts).fillna(t["text"])),
+    )
+    ranking = PreparedSet(folder).ranking(rank_reports.rank_reports(rank_reports.Rank(data=folder)).stem)
+    by_labels = ranking.reports[:, 64:].astype(np.float32) @ ranking.sentences[0, 64:128].astype(np.float32)
+    present, denied, silent, no_row = (by_labels[ranking.study_id % 4 == code] for code in range(4))
+    assert present.max() < denied.min() and np.ptp([*denied, *silent, *no_row]) == 0
 
 
 def test_auc_within_anchors_is_that_of_each_anchor():
