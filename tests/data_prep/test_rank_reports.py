@@ -193,7 +193,7 @@ def test_labels_codes_and_options_name_the_ranking(ranked, tmp_path, monkeypatch
     folder = tmp_path / "set"
     shutil.copytree(ranked, folder)
     shutil.rmtree(folder / "ranking", ignore_errors=True)
-    other = pd.read_parquet(folder / "labels.parquet").assign(Edema=1.0)
+    other = pd.read_parquet(folder / "labels.parquet").assign(Edema=1.0, Pneumothorax=np.nan)
     write_parquet(other.convert_dtypes(), tmp_path / "other.parquet")  # codes as integers or missing
     for words in ([], ["--rest_alone"], ["--labels", str(tmp_path / "other.parquet")]):
         main([str(folder), *words])
