@@ -29,6 +29,8 @@ LORA_A, _LORA_B, _BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".b
 """Ends of the names that peft gives the two matrices of an adapter; its layer's own weights are in base_layer."""
 
 _SAFETENSORS = ".safetensors"
+# Without float8, which is quantised: its numbers have a scale elsewhere.
+_FLOATS = ("F16", "BF16", "F32", "F64", torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _MODULE = "network."
 WRAPPER = "module."
 """Before all names of weights that a DataParallel saved."""
@@ -193,13 +195,13 @@ def shapes_of(weights: Any, floats: bool = True) -> dict[str, tuple[int, ...]]:
     if isinstance(weights, Path) and weights.suffix == _SAFETENSORS:
         with suppress(SafetensorError, OSError), safe_open(weights, framework="pt") as stream:
             parts = [(name, stream.get_slice(name)) for name in stream.keys()]  # noqa: SIM118
-            return {name: tuple(x.get_shape()) for name, x in parts if floats or "F" not in x.get_dtype()}
+            return {name: tuple(x.get_shape()) for name, x in parts if floats or x.get_dtype() not in _FLOATS}
     elif isinstance(weights, Path):
         with suppress(UserError):  # named where its tensors are read
             return shapes_of(read_torch_file(weights), floats)
     entries = weights.items() if isinstance(weights, Mapping) else ()
     tensors = ((name, x) for name, x in entries if isinstance(x, Tensor))
-    return {name: tuple(x.shape) for name, x in tensors if floats or not x.is_floating_point()}
+    return {name: tuple(x.shape) for name, x in tensors if floats or x.dtype not in _FLOATS}
 
 
 def require_kind(network: Mapping[str, Any], kind: str) -> None:
@@ -254,7 +256,7 @@ def compare_state_dicts(expected: Mapping[str, Tensor], found: Mapping[str, Tens
             if a.shape != b.shape
         ],
         "quantised (give the original weights)": [
-            f"{name} {b.dtype}" for name, a, b in both if a.is_floating_point() and not b.is_floating_point()
+            f"{name} {b.dtype}" for name, a, b in both if a.is_floating_point() and b.dtype not in _FLOATS
         ],
     }
     return ", ".join(f"{problem} {some_of(names)}" for problem, names in problems.items() if names)

@@ -200,9 +200,10 @@ STORED = {
     )),
     "validate": Section((
         *map(Number, (*(x.name for x in _CASES["numbers"]), "retrieval_recall", "knn_accuracy")),
+        *(Number(f"{number.name}_*") for number in _CASES["numbers"]),
         *(Number(f"sentences_{path.replace('/', '_')}") for path in SECTIONS["sentences"].paths),
         Number("loss", "", False, bounds=ANY),
-        *(Number(x, "", False, bounds=_RANK) for x in ("medr", *(f"{way}_medr" for way in DIRECTIONS))),
+        *(Number(x, "", False, bounds=_RANK) for x in ("perplexity", "medr", *(f"{way}_medr" for way in DIRECTIONS))),
     )),
 }
 """Section of results.json, or validate/ of metrics.csv -> numbers that nothing computes from predictions."""
@@ -242,11 +243,9 @@ def bounds_of(paths: Sequence[str]) -> tuple[float, float]:
 
 
 def is_higher_better(metric: str) -> bool | None:
-    """Direction of a declared number, or of a logged metric such as validate/auc_edema; None for any other."""
+    """Direction of a declared number, or of a user's metric such as validate/my_auc; None for any other."""
     if (place := place_of(metric)) is not None:
         return place.number.higher_is_better
     if re.fullmatch(r"(train|validate)/(\w+_)?(loss|perplexity|medr)", metric):
         return False
-    of_findings = "|".join(number.name for number in _CASES["numbers"])
-    endings = r"(\w+_)?(recall|accuracy|auc|precision_at_10)"
-    return True if re.fullmatch(rf"validate/(({of_findings})_\w+|{endings})", metric) else None
+    return True if re.fullmatch(r"validate/(\w+_)?(recall|accuracy|auc|precision_at_10)", metric) else None

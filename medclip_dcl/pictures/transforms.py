@@ -83,8 +83,8 @@ def to_input(
     elif images.is_cpu and not torch.compiler.is_compiling() and not ((images - 0.5).abs() <= 1).all():
         raise UserError(f"{expected} NaN or values far beyond; divide by 255, and do not normalise them")
     if image_scale is not None:
-        if len(image_scale) != len(images):
-            raise UserError(f"image_scale: expected {len(images)} rows, as images, found {len(image_scale)}")
+        if (found := tuple(image_scale.shape)) != (len(images), 3):
+            raise UserError(f"image_scale: expected {(len(images), 3)}, a row for each image, found {found}")
         brightness, contrast, mean = image_scale.float().T[:, :, None, None, None]
         images = (contrast * (images * brightness) + (1 - contrast) * mean).clamp(0, 1)
     return images if images.shape[1] == 3 else images.expand(-1, 3, -1, -1)

@@ -22,6 +22,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import (
     digest,
     digest_of_file,
+    file_states,
     parse_json,
     read_text,
     write_json,
@@ -308,10 +309,10 @@ def run_of(config: Path) -> Path | None:
 
 
 def stated_data(model: SavedModel) -> tuple[object, ...]:
-    """What a model states of the data of its training, to be compared; without the images, whose table is large."""
+    """What a model states of the data of its training, to be compared; of the table of images, the size."""
     folder = FoundModel(model.path).folder or model.path
     own = model.checkpoint.get(LINEAGE)
-    return own, digest_of_file(folder / DATA_FILE), (folder / IMAGES_FILE).is_file()
+    return own, digest_of_file(folder / DATA_FILE), file_states([str(folder / IMAGES_FILE)])[0][0]
 
 
 def _length(config: Mapping[str, Any]) -> dict[str, float]:

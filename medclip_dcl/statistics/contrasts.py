@@ -238,8 +238,8 @@ def differences(
     return intervals_of(found, predictions, p, findings)
 
 
-def over_patients_and_seeds(gaps: Float[np.ndarray, "seed one_and_draws"]) -> Estimate:
-    """Mean over seeds of a difference, with a 95% interval over patients and seeds; none for a single seed.
+def over_patients_and_seeds(gaps: Float[np.ndarray, "seed one_and_draws"], bounds: Bounds = ANY) -> Estimate:
+    """Mean over seeds of a number's difference, with a 95% interval over patients and seeds; none for a single seed.
 
     To each draw of patients an error of the mean over seeds is added, from Student's distribution: alike seeds give the
     percentile interval over patients, and alike draws the t interval over seeds.
@@ -249,7 +249,8 @@ def over_patients_and_seeds(gaps: Float[np.ndarray, "seed one_and_draws"]) -> Es
         return estimate(numbers[:1])
     shares = (np.random.default_rng(0).permutation(len(numbers) - 1) + 0.5) / (len(numbers) - 1)
     numbers[1:] += stats.t.ppf(shares, n_seeds - 1) * gaps[:, 0].std(ddof=1) / np.sqrt(n_seeds)
-    return estimate(numbers)
+    distance = bounds[1] - bounds[0]
+    return estimate(numbers.clip(-distance, distance))
 
 
 def is_marked(difference: Estimate) -> bool:

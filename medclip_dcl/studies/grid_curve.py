@@ -37,7 +37,8 @@ def write_verdicts(experiment: Experiment, table: pd.DataFrame) -> list[str]:
         own, minus = sides.get(whole.value, {}), sides.get(half.value, {})
         if not (seeds := [seed for seed in own if seed in minus]):
             continue
-        found = over_patients_and_seeds(np.array([own[seed][name] - minus[seed][name] for seed in seeds]))
+        gaps = np.array([own[seed][name] - minus[seed][name] for seed in seeds])
+        found = over_patients_and_seeds(gaps, experiment.outcomes[name].bounds)
         of_key = table[(table[by_size.groups] == list(key)).all(axis=1)]  # another set has other patients
         n_patients = of_key.groupby(curve.axis)["train_patients"].median()
         before, after = (int(n_patients[level.value]) for level in (half, whole))

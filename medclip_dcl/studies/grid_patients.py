@@ -9,13 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.statistics.contrasts import mean_over_seeds
-from medclip_dcl.statistics.draws import (
-    Numbers,
-    TestedRun,
-    estimate,
-    require_same_cases,
-)
+from medclip_dcl.statistics.draws import Numbers, TestedRun, estimate, intervals_of, require_same_cases
 from medclip_dcl.studies.grid import Experiment, Outcome
 
 Sides = dict[object, dict[object, Numbers]]
@@ -25,7 +21,7 @@ def over_patients(experiment: Experiment, table: pd.DataFrame) -> tuple[pd.DataF
     """95% percentile intervals over patients of the means over the paired axis, and of the paired differences.
 
     Two tables: the group axes, the compared axis if any, outcome, patients_low, patients_high. Outcomes that no draw of
-    patients changes, such as those of the validation, are in neither.
+    patients changes, such as those of the validation, are in neither; those of too few patients have no interval.
     """
     columns = [*experiment.rows, "outcome", "patients_low", "patients_high"]
     means, differences = [], []
@@ -64,7 +60,11 @@ def _of_group(folders: Sequence[Path], outcomes: Mapping[str, Outcome]) -> list[
         require_same_cases(runs[0].predictions, run.predictions)
     patients = np.unique(np.concatenate([run.predictions.patients for run in runs]))
     found = []
-    for numbers in (run.draws(patients) for run in runs):
+    for run in runs:
+        numbers = run.draws(patients)
+        for path, one in intervals_of(numbers, [run.predictions]).items():
+            if one.n_patients is not None and one.n_patients < MIN_PATIENTS:
+                numbers[path] = np.append(numbers[path][:1], np.full(len(numbers[path]) - 1, np.nan))
         nothing = np.full_like(next(iter(numbers.values())), np.nan)
         found.append(
             {

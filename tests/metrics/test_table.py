@@ -48,6 +48,13 @@ def test_names_of_a_user_are_not_declared():
 
 
 @pytest.mark.parametrize(
+    "name", ["auc_edema", "acc_lung_opacity", "average_precision_edema", "balanced_acc_edema"]
+)
+def test_bounds_of_a_findings_validation(name):
+    assert bounds_of([f"validate/{name}"]) == (0, 1) and is_higher_better(f"validate/{name}")
+
+
+@pytest.mark.parametrize(
     ("metric", "direction"),
     [
         ("retrieval/tolerant/text_to_image/MedR", False),

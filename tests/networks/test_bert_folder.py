@@ -252,6 +252,7 @@ def broken_settings(folder: Path) -> None:
         (load_language_model, weights(**{"decoder.bias": torch.ones(18)}), "says it is tied"),
         (load_language_model, weights(bias=torch.full((18,), math.nan)), "NaN or infinite in .*cls.predictions.bias"),
         (load_language_model, weights(**{"transform.dense.weight": EIGHT_BITS}), "quantised .*dense.weight"),
+        (load_language_model, weights(**{"x.weight": EIGHT_BITS.to(torch.float8_e4m3fn)}), "quantised .*x.weight"),
         (load_language_model, without("cls."), "missing .*cls.predictions.bias.*--config language_model"),
         (load_language_model, truncate, r"\(Error while deserializing"),
         (load_language_model, pickled_code, r"\(Weights only load failed\).*Python objects are not opened"),

@@ -71,12 +71,13 @@ def test_weights_of_another_network_are_refused(tmp_path: Path) -> None:
         ResNetRegions(weights=str(tmp_path / "other.pth"))
 
 
-def test_quantised_weights_are_refused(exported: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_quantised_weights_are_refused(exported: Path, tmp_path: Path, dtype: torch.dtype) -> None:
     folder, name = shutil.copytree(exported, tmp_path / "model"), "text_encoder.projection.weight"
-    with_weights(folder, lambda state: state.update({name: (100 * state[name]).to(torch.int8)}))
+    with_weights(folder, lambda state: state.update({name: (100 * state[name]).to(dtype)}))
     mine = ImageTextNetwork.from_pretrained(exported)
     for load in (ImageTextNetwork.from_pretrained, lambda x: take_over(mine, x, ["text_encoder"])):
-        with pytest.raises(UserError, match=r"quantised .*projection.weight torch.int8"):
+        with pytest.raises(UserError, match=rf"quantised .*projection.weight {dtype}"):
             load(folder)
 
 

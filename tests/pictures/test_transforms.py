@@ -67,7 +67,8 @@ def test_images_in_floating_point_stay_as_they_are():
         (torch.full((2, 3, 3, 5), 90.0), None, r"in \[0, 1\], found .*divide by 255"),
         (torch.full((2, 3, 3, 5), -0.51, dtype=torch.float16), None, "do not normalise"),
         (torch.full((2, 3, 3, 5), torch.nan), None, "found NaN"),
-        (torch.ones(2, 1, 3, 5, dtype=torch.uint8), torch.tensor([[1.0, 1, 0]]), "image_scale: expected 2 .* 1"),
+        (torch.ones(2, 1, 3, 5, dtype=torch.uint8), torch.tensor([[1.0, 1, 0]]), r"image_scale: .*\(2, 3\).*\(1, 3\)"),
+        (torch.ones(2, 1, 3, 5, dtype=torch.uint8), torch.ones(2, 2), r"image_scale: .*\(2, 3\).*\(2, 2\)"),
     ],
 )  # fmt: skip
 def test_other_units_of_images_are_refused(images, scale, words):

@@ -301,3 +301,7 @@ def test_an_interval_over_patients_and_seeds_has_both_as_limits():
     assert both.low is not None and both.high is not None
     assert (both.high - both.low) / 2 == pytest.approx(expected, rel=0.05)
     assert over_patients_and_seeds(patients[None]).low is None
+    cut = over_patients_and_seeds(
+        np.repeat([[0.1], [0.4]], 41, axis=1), (0.0, 1.0)
+    )  # t with one degree of freedom
+    assert (cut.low, cut.high) == (-1, 1)

@@ -21,7 +21,7 @@ from medclip_dcl.studies.grid_results import results_table
 from tests.studies.grids import write_grid, write_results
 from tests.studies.test_grid_page import text_of
 
-N_PATIENTS, N_DRAWS = 25, 60
+N_PATIENTS, N_DRAWS = 60, 60
 OUTCOMES = {
     "AUC": {"path": "classification/auc", "higher_is_better": True},
     "both": {"path": ["classification/auc", "classification/acc"]},
@@ -110,6 +110,18 @@ def test_draws_are_averaged_over_seeds_and_paired(grid):
         (row,) = found.query("noise == 1 and rate == 'fast' and outcome == 'both'").to_dict("records")
         ends = np.quantile(expected, [0.025, 0.975])
         np.testing.assert_allclose([row["patients_low"], row["patients_high"]], ends, atol=1e-6)
+
+
+def test_few_patients_of_a_class_give_no_interval(grid):
+    experiment, tested = grid
+    for run in experiment.runs():
+        rows = tested[run.name].assign(label=lambda x: (x["subject_id"] < 7).astype(int))
+        auc, acc = numbers(rows)
+        metrics = {"auc": auc, "acc": acc, "by_finding": {"Edema": {"auc": auc, "acc": acc}}}
+        write_results(run.folder, {"classification": metrics}, protocol={"classification": {"min_cases": 1}})
+        rows.to_parquet(run.folder / "predictions/classification.parquet")
+    for found in over_patients(experiment, results_table(experiment)):
+        assert len(found) and found[["patients_low", "patients_high"]].isna().all(axis=None)
 
 
 def test_the_page_has_both_intervals_and_draws_once(grid, monkeypatch):
