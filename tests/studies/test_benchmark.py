@@ -258,11 +258,14 @@ def test_evaluate_refuses_in_one_line(models, labelled_set, prompts, tmp_path, m
     (trained / "config.yaml").write_text("model: {}\n")
     hernia = load(models["classifier"])
     setattr(hernia.network, "findings", ["Hernia"])  # noqa: B010
-    gone, replaced = (shutil.copytree(trained, tmp_path / name) for name in ("gone", "replaced"))
+    gone, replaced, fewer = (
+        shutil.copytree(trained, tmp_path / name) for name in ("gone", "replaced", "fewer")
+    )
     monkeypatch.chdir(tmp_path)
-    moved, *lost = map(load, ("trained", gone, replaced))
+    moved, *lost = map(load, ("trained", gone, replaced, fewer))
     monkeypatch.chdir(labelled_set)
     (gone / "data_images.parquet").unlink()
+    pd.read_parquet(file := fewer / "data_images.parquet").iloc[:1].to_parquet(file)
     (replaced / "data.json").write_text(json.dumps({"fingerprint": "beef", "images_of": []}))
     refusals: list[tuple[Any, Any, dict[str, Any], str]] = [
         ("nowhere", labelled_set, {}, "^no file or folder nowhere$"),
