@@ -173,7 +173,7 @@ def _table(run: plan.BenchmarkedRun) -> pd.DataFrame:
             is_positive = cases["label"] == 1 if "label" in cases else True
             of = cases["finding" if "finding" in cases else "category"]
             positives = int(((of == finding) & is_positive).sum())
-        patients = cases["subject_id"].nunique() if found.n_patients is None else found.n_patients
+        patients = found.n_patients if finding else cases["subject_id"].nunique()
         rows.append((finding, f"{section}/{metric}", found.value, found.low, found.high, positives, patients))
     table = pd.DataFrame(rows, columns=["finding", "metric", "value", "low", "high", "positives", "patients"])
     kinds = dict.fromkeys(("value", "low", "high"), "float64") | dict.fromkeys(
