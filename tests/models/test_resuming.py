@@ -33,7 +33,7 @@ from medclip_dcl.objectives import (
     ConstantClassProbability,
     RankedByText,
     ResampleByTextSimilarity,
-    SoftTargets,
+    WeightedInfoNCE,
 )
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.loggers import MetricsFile
@@ -112,7 +112,7 @@ CASES = {
             "masked_language_weight": 0.5,
             "negative_weights": ResampleByTextSimilarity(),
             "image_to_text": 0.3,
-            "loss": SoftTargets(0.3),
+            "loss": WeightedInfoNCE(),
         },
         data={"views": 2, "sentences": "all"},
         trainer={"precision": "bf16-mixed", "log_every_n_steps": 4},
