@@ -19,7 +19,6 @@ import numpy as np
 from medclip_dcl.metrics.weighted import Weights, weighted_auc, weighted_average_precision, weighted_mean
 
 CLASSIFICATIONS = ("classification", "finding_classification")
-BY_FINDING, BY_CATEGORY = "by_finding", "by_category"
 KS = (1, 5, 10, 50, 100)
 MEAN_KS = (10, 50, 100)
 """Of the mean recall, as in SSD's table 1."""
@@ -82,11 +81,6 @@ class Section:
     def names(self) -> list[str]:
         """Names of the numbers that are always there."""
         return [number.name for number in self.numbers if not number.is_optional]
-
-    @property
-    def group(self) -> str:
-        """by_finding or by_category where the section has them."""
-        return next((part.removesuffix("/*") for part in self.parts if part.endswith("/*")), "")
 
     @property
     def paths(self) -> Iterator[str]:

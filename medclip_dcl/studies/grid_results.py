@@ -159,8 +159,8 @@ def _value(
         metrics = _of_metrics_file(file, _time_of(file), step, prefix)
     elif any(path not in metrics and is_computed(path) for path in paths):
         folder = run.folder if step is None else run.folder / STEPS / str(step)
-        lacking: Mapping[str, Any] = dict.fromkeys(filter(is_computed, paths))
-        metrics = {**lacking, **_computed(folder, _time_of(folder / RESULTS_FILE)), **metrics}
+        computed: Mapping[str, Any] = _computed(folder, _time_of(folder / RESULTS_FILE))
+        metrics = {**(computed or dict.fromkeys(filter(is_computed, paths))), **metrics}
     if missing := [path for path in paths if path not in metrics]:
         known = ", ".join(sorted(metrics))
         raise UserError(f"outcomes.{name}: {file} has no metric {missing[0]}; it has {known}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ import pandas as pd
 import pytest
 from sklearn.metrics import accuracy_score, roc_auc_score
 
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.runs.saved import SavedResultsError
 from medclip_dcl.statistics.draws import TestedRun, patient_draws
-from medclip_dcl.studies.grid import Experiment
+from medclip_dcl.studies.grid import Experiment, Outcome
 from medclip_dcl.studies.grid_page import write_report
 from medclip_dcl.studies.grid_patients import over_patients
 from medclip_dcl.studies.grid_plan import read_experiment
@@ -83,6 +85,9 @@ def test_numbers_that_results_lack_are_of_predictions(grid, capsys):
         del results["metrics"]["classification"]["acc"]
         file.write_text(json.dumps(results))
     assert results_table(experiment)["value"].tolist() == pytest.approx(expected)
+    absent = replace(experiment, outcomes={"AP": Outcome("classification/average_precision")})
+    with pytest.raises(UserError, match="has no metric classification/average_precision"):  # of two prompts
+        results_table(absent)
     file = runs[0].folder / "predictions/classification.parquet"
     file.unlink()
     results_of_first = runs[0].folder / "results.json"
