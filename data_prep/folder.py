@@ -11,18 +11,19 @@ from dataclasses import replace
 
 import pandas as pd
 
-from data_prep.finding_names import plain_finding, same_finding
 from data_prep.options import VIEWS, Folder
 from data_prep.sources import preparation, source_tables
 from data_prep.sources import rows as row_tables
 from data_prep.sources.cells import with_texts
+from data_prep.sources.finding_names import plain_finding, same_finding
 from data_prep.sources.growth import digests_of_rows
 from data_prep.sources.preparation import Source
 from data_prep.sources.rows import NO_REPORT, PEOPLE, SPLIT_NAMES, TEXTS, TableCheck, label_columns
-from data_prep.sources.source_tables import SPLITS, CsvFile, ReleaseError
+from data_prep.sources.source_tables import SPLITS, CsvFile
 from data_prep.sources.spellings import find_files
 from data_prep.text.languages import WORDS
 from data_prep.text.sections import OWN_RULES_VERSION
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import encoding_of, kind_of_file
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.prepared import TABLES
@@ -84,7 +85,7 @@ def _table(settings: Folder, check: TableCheck) -> tuple[CsvFile, str]:
     """The table, read as its byte order mark and its header say where no option does, and its encoding."""
     content = source_tables.unpacked(settings.table, _READING_ADVICE)
     if settings.encoding is None and (kind := kind_of_file(content)):
-        raise ReleaseError(f"{settings.table} is {kind}; save it as a CSV file in UTF-8")
+        raise UserError(f"{settings.table} is {kind}; save it as a CSV file in UTF-8")
     encoding = settings.encoding or encoding_of(content)
     try:
         text = content.decode(encoding)
@@ -108,7 +109,7 @@ def _columns(settings: Folder, table: CsvFile, check: TableCheck) -> dict[str, s
     if settings.text_only and (
         named["image"] or named["sex"] or named["age"] or settings.images or settings.views != VIEWS
     ):
-        raise ReleaseError(
+        raise UserError(
             "--text_only has no images: leave out --image_column, --sex_column, --age_column, --images and --views"
         )
     # If an option names one kind of text, the other is not looked up by its default name.
@@ -183,7 +184,7 @@ def _read(settings: Folder, table: CsvFile, columns: dict[str, str], check: Tabl
         )
     root = settings.images if settings.images is not None else table.file.parent
     if not settings.text_only and not root.is_dir():
-        raise ReleaseError(f"--images {root} is not a folder")
+        raise UserError(f"--images {root} is not a folder")
     rows, placeholders = _cells(settings, table, columns, check)
     rows = _with_known_people(settings, rows)
     n_images = int((rows["image"] != "").sum())

@@ -14,9 +14,10 @@ from data_prep.sources import preparation, releases, set_tables
 from data_prep.sources.people import with_patients
 from data_prep.sources.preparation import Source
 from data_prep.sources.rows import SPLIT_NAMES
-from data_prep.sources.source_tables import FRONTAL_VIEWS, SPLITS, ReleaseError, require
+from data_prep.sources.source_tables import FRONTAL_VIEWS, SPLITS, require
 from data_prep.sources.spellings import find_files
 from data_prep.text.reports import find_reports, no_reports, report_places
+from medclip_dcl.common.errors import UserError
 
 
 def prepare(settings: MimicCxr) -> None:
@@ -24,7 +25,7 @@ def prepare(settings: MimicCxr) -> None:
     release = releases.find_release(settings.source, settings.labels)
     truth, rates = releases.truth_files(settings.source), releases.phantom_rates(settings.source)
     if settings.ms_cxr_split is not None and settings.ms_cxr is None:
-        raise ReleaseError("--ms_cxr_split: expected the file of the boxes, --ms_cxr, found none; add it")
+        raise UserError("--ms_cxr_split: expected the file of the boxes, --ms_cxr, found none; add it")
     radiologist = releases.radiologist_table(settings.source) if settings.test_labels is not None else None
     given = [file for file in (settings.ms_cxr, settings.patients, radiologist) if file is not None]
     made_from = preparation.made_from(
@@ -55,7 +56,7 @@ def _read(settings: MimicCxr, release: releases.Release, radiologist: Path | Non
         grounding = frozenset([*boxes["subject_id"], *of_images])
         boxes["view"] = boxes["dicom_id"].map(images.set_index("dicom_id")["view"])
         if boxes["view"].isna().all():
-            raise ReleaseError(f"{settings.ms_cxr}: none of its images is among those of {release.metadata}")
+            raise UserError(f"{settings.ms_cxr}: none of its images is among those of {release.metadata}")
     counts = _release_counts(images, boxes)
     if boxes is not None:
         of_split = _of_split(boxes, settings)
@@ -65,7 +66,7 @@ def _read(settings: MimicCxr, release: releases.Release, radiologist: Path | Non
     wanted = _subset(images, settings.subset, release)
     frontal = wanted[wanted["view"].isin(FRONTAL_VIEWS)].reset_index(drop=True)
     if frontal.empty:
-        raise ReleaseError(f"{release.metadata}: none of {len(wanted):,} images is frontal (AP or PA)")
+        raise UserError(f"{release.metadata}: none of {len(wanted):,} images is frontal (AP or PA)")
     if settings.patients is not None:
         frontal = with_patients(frontal, settings.patients)
         if "age" not in frontal:
@@ -94,7 +95,7 @@ def _read(settings: MimicCxr, release: releases.Release, radiologist: Path | Non
     }
     files = find_files(taken["path"], settings.source)
     if (is_dicom := files.str.endswith(".dcm")).any():
-        raise ReleaseError(
+        raise UserError(
             f"--source {settings.source}: expected the JPEG files of MIMIC-CXR-JPG, found DICOM files for "
             f"{is_dicom.sum():,} of {len(files):,} images (first: {files[is_dicom].iloc[0]}): MIMIC-CXR itself, with "
             "other grey levels; download MIMIC-CXR-JPG"
@@ -145,7 +146,7 @@ def _of_split(boxes: pd.DataFrame, settings: MimicCxr) -> pd.DataFrame:
             file=sys.stderr,
         )
     if wanted is not None and (split.isna().any() or not (split == wanted).any()):
-        raise ReleaseError(
+        raise UserError(
             f"--ms_cxr_split {settings.ms_cxr_split}: expected train, val or test in the column split of "
             f"{settings.ms_cxr}, which version 1.1.0 has, and boxes of it, found {found}; take that version, or leave "
             "the option out"
@@ -158,7 +159,7 @@ def _subset(images: pd.DataFrame, subset: Sequence[str] | None, release: release
         return images
     folder = "p" + (images["subject_id"] // 1_000_000).astype(str)
     if missing := sorted(set(subset) - set(folder)):
-        raise ReleaseError(
+        raise UserError(
             f"--subset: {release.metadata} has no patient in {', '.join(missing)}; its folders are "
             f"{', '.join(sorted(set(folder)))}"
         )

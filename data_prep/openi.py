@@ -13,23 +13,18 @@ from xml.etree import ElementTree
 
 import pandas as pd
 
-from data_prep.finding_names import common_names, names_of
 from data_prep.options import OpenI
 from data_prep.sources import preparation
+from data_prep.sources.finding_names import common_names, names_of
 from data_prep.sources.growth import files_of_set
 from data_prep.sources.preparation import Source
 from data_prep.sources.prepared_images import image_files
 from data_prep.sources.rows import TableCheck, rows_source, with_image_paths
 from data_prep.sources.set_tables import Reject
-from data_prep.sources.source_tables import (
-    ReleaseError,
-    is_placeholder,
-    read_label_table,
-    read_table,
-    require,
-)
+from data_prep.sources.source_tables import is_placeholder, read_label_table, read_table, require
 from data_prep.text.reports import MAX_BYTES
 from data_prep.text.sections import OWN_RULES_VERSION
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.pictures.image_file import ENDINGS
 
 ARCHIVE = "NLMCXR_reports.tgz"
@@ -57,9 +52,9 @@ def prepare(settings: OpenI) -> None:
     if projections is None and is_table and (place.parent / PROJECTIONS).is_file():
         projections = place.parent / PROJECTIONS
     if settings.text_only and (settings.images or settings.projections or settings.all_views):
-        raise ReleaseError("--text_only has no images: leave out --images, --projections and --all_views")
+        raise UserError("--text_only has no images: leave out --images, --projections and --all_views")
     if projections is None and not settings.text_only and (is_table or not settings.all_views):
-        raise ReleaseError(
+        raise UserError(
             f"{place} does not say which images are frontal; give --projections {PROJECTIONS} (of Kaggle's copy), or "
             "say --all_views or --text_only"
         )
@@ -89,7 +84,7 @@ def find_source(source: Path) -> Path:
     folders = [source / name for name in XML_FOLDERS if any((source / name).glob("*.xml"))]
     files = [source / name for name in (ARCHIVE, REPORTS) if (source / name).is_file()]
     if not folders and not files:
-        raise ReleaseError(
+        raise UserError(
             f"--source {source}: expected {ARCHIVE}, ecgen-radiology/*.xml or {REPORTS}, found none of them"
         )
     return [*folders, *files][0]
@@ -130,7 +125,7 @@ def _read(settings: OpenI, place: Path, projections: Path | None) -> Source:
         for name in rows.loc[is_left_out, "name"]
     ]
     if not settings.text_only and not (is_wanted & ~is_absent).any():
-        raise ReleaseError(
+        raise UserError(
             f"none of {is_wanted.sum():,} images is below {root}; say --images DIR, or --text_only"
         )
     counts = {
@@ -164,7 +159,7 @@ def read_xml(place: Path, rejected_share: float) -> tuple[list[OpeniReport], lis
             reports.append(found)
     if not reports or len(rejects) > max(1, rejected_share * len(names)):
         first = f" (first: {rejects[0][1]}, {rejects[0][2]})" if rejects else ""
-        raise ReleaseError(
+        raise UserError(
             f"{place}: expected the XML reports of Open-i ({ARCHIVE}, or what it unpacks to), found that "
             f"{len(rejects):,} of {len(names):,} cannot be read{first}; download it again, or allow more with "
             "--rejected_share"
@@ -222,7 +217,7 @@ def _archive_members(archive: Path) -> Iterator[tuple[str, bytes]]:
                     assert stream is not None  # it is a file
                     yield member.name.split("/")[-1], stream.read(MAX_BYTES + 1)
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:
-        raise ReleaseError(f"{archive} cannot be read ({error}); download it again") from error
+        raise UserError(f"{archive} cannot be read ({error}); download it again") from error
 
 
 def _folder_hash(folder: Path) -> str:

@@ -20,9 +20,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from data_prep.command import progress
+from data_prep.command import one_process_in, progress
 from data_prep.options import Shard
-from data_prep.sources.preparation import one_process_in
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import (
     digest,

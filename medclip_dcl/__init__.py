@@ -14,9 +14,9 @@ if sys.platform == "win32":
 from medclip_dcl.common.public_names import public
 
 if TYPE_CHECKING:
-    from medclip_dcl.inference.model import load as load
     from medclip_dcl.objectives.contrastive import contrastive_loss as contrastive_loss
     from medclip_dcl.studies.evaluate_model import evaluate as evaluate
+    from medclip_dcl.use.model import load as load
 
 try:
     __version__ = version("medclip_dcl")

@@ -17,62 +17,55 @@ from medclip_dcl.common.processes import let_threads_sleep
 class Verb(NamedTuple):
     """A verb: the function that runs it, the dataclass of its options, one line of help.
 
-    The function's module is imported to run the verb alone, not for its help. LightningCLI declares the options of
-    `fit`, `validate`, `test` and `predict`, whose function takes the words.
+    The options stand in options.py of the function's room, which imports neither torch nor pandas; the function's
+    module is imported to run the verb alone, not for its help. LightningCLI declares the options of `fit`, `validate`,
+    `test` and `predict`, whose function takes the words.
     """
 
     function: str
     options: str
     help: str
 
+    @property
+    def options_path(self) -> str:
+        """Import path of the dataclass."""
+        top, room, *_ = self.function.split(".")
+        own = f"{top}.{room}" if top == "medclip_dcl" or room == "phantom" else top
+        return f"{own}.options.{self.options}"
+
 
 _CLI, _SETTINGS = "medclip_dcl.command.cli.main", "medclip_dcl.command.settings"
-_MODEL, _DATA = "medclip_dcl.options", "data_prep.options"
 GROUPS = {
     "try": {
-        "demo": Verb(
-            "medclip_dcl.command.demo.run", f"{_MODEL}.Demo", "the whole way on a phantom, in minutes"
-        ),
+        "demo": Verb("medclip_dcl.command.demo.run", "Demo", "the whole way on a phantom, in minutes"),
     },
     "prepare data": {
-        "prepare mimic-cxr": Verb(
-            "data_prep.mimic_cxr.prepare", f"{_DATA}.MimicCxr", "MIMIC-CXR-JPG, or a phantom"
-        ),
-        "prepare folder": Verb(
-            "data_prep.folder.prepare", f"{_DATA}.Folder", "images or reports with a table"
-        ),
-        "prepare openi": Verb("data_prep.openi.prepare", f"{_DATA}.OpenI", "Open-i"),
-        "prepare public": Verb(
-            "data_prep.public.command.prepare", f"{_DATA}.Public", "NIH, CheXpert, RSNA, ..."
-        ),
-        "shard": Verb(
-            "data_prep.shard.run", f"{_DATA}.Shard", "store a set's images in a few tar files, or undo it"
-        ),
-        "phantom": Verb(
-            "data_prep.phantom.release.run",
-            "data_prep.phantom.options.Phantom",
-            "synthetic radiographs with reports",
-        ),
-        "check": Verb(
-            "data_prep.check.run", f"{_DATA}.Check", "verify a prepared set and count its contents"
-        ),
+        "prepare mimic-cxr": Verb("data_prep.mimic_cxr.prepare", "MimicCxr", "MIMIC-CXR-JPG, or a phantom"),
+        "prepare folder": Verb("data_prep.folder.prepare", "Folder", "images or reports with a table"),
+        "prepare openi": Verb("data_prep.openi.prepare", "OpenI", "Open-i"),
+        "prepare public": Verb("data_prep.public.command.prepare", "Public", "NIH, CheXpert, RSNA, ..."),
+        "shard": Verb("data_prep.shard.run", "Shard", "store a set's images in a few tar files, or undo it"),
+        "phantom": Verb("data_prep.phantom.release.run", "Phantom", "synthetic radiographs with reports"),
+        "check": Verb("data_prep.sources.check.run", "Check", "verify a prepared set and count its contents"),
     },
     "score sentences, encode sets": {
-        "score": Verb("data_prep.score_sentences.run", f"{_DATA}.Score", "likelihood of sentences"),
-        "embed": Verb("data_prep.embed_sentences.embed_sentences", f"{_DATA}.Embed", "sentence embeddings"),
+        "score": Verb("medclip_dcl.encoding.score_sentences.run", "Score", "likelihood of sentences"),
+        "embed": Verb("medclip_dcl.encoding.embed_sentences.embed_sentences", "Embed", "sentence embeddings"),
         "similar": Verb(
-            "data_prep.text_similarity.run", f"{_DATA}.Similar", "choose thresholds of text similarity"
+            "medclip_dcl.encoding.text_similarity.run", "Similar", "choose thresholds of text similarity"
         ),
         "rank": Verb(
-            "data_prep.rank_reports.rank_reports",
-            f"{_DATA}.Rank",
+            "medclip_dcl.encoding.rank_reports.rank_reports",
+            "Rank",
             "which reports fit a sentence, from the reports",
         ),
         "eta": Verb(
-            "data_prep.eta_report.write_report", f"{_DATA}.Eta", "class probabilities that follow from scores"
+            "medclip_dcl.encoding.eta_report.write_report",
+            "Eta",
+            "class probabilities that follow from scores",
         ),
         "encode": Verb(
-            "data_prep.encode.encode", f"{_DATA}.Encode", "outputs of frozen encoders, to train heads on"
+            "medclip_dcl.encoding.encode.encode", "Encode", "outputs of frozen encoders, to train heads on"
         ),
     },
     "train and evaluate": {
@@ -81,36 +74,26 @@ GROUPS = {
         "test": Verb(_CLI, "", "evaluate on test patients"),
         "predict": Verb(_CLI, "", "write scores and embeddings of a set"),
         "calibrate": Verb(
-            "medclip_dcl.command.calibrate.run",
-            f"{_MODEL}.Calibrate",
-            "probabilities and thresholds of findings",
+            "medclip_dcl.evaluation.calibrate.run", "Calibrate", "probabilities and thresholds of findings"
         ),
     },
     "compare": {
-        "report": Verb("medclip_dcl.report.report.run", f"{_MODEL}.Report", "page of a run"),
-        "compare": Verb("medclip_dcl.report.compare.run", f"{_MODEL}.Compare", "tables of tested runs"),
-        "benchmark": Verb(
-            "medclip_dcl.studies.benchmark.run", f"{_MODEL}.Benchmark", "test models on sets, on a page"
-        ),
+        "report": Verb("medclip_dcl.report.report.run", "Report", "page of a run"),
+        "compare": Verb("medclip_dcl.report.compare.run", "Compare", "tables of tested runs"),
+        "benchmark": Verb("medclip_dcl.studies.benchmark.run", "Benchmark", "test models on sets, on a page"),
         "configs": Verb(
-            "medclip_dcl.command.configs.run", f"{_MODEL}.Configs", "list packaged configurations, copy one"
+            "medclip_dcl.command.configs.run", "Configs", "list packaged configurations, copy one"
         ),
-        "study": Verb("medclip_dcl.studies.study.run", f"{_MODEL}.Study", "train and compare a grid of runs"),
+        "study": Verb("medclip_dcl.studies.study.run", "Study", "train and compare a grid of runs"),
     },
     "use a model": {
-        "ask": Verb("medclip_dcl.ask.tasks.run", f"{_MODEL}.Ask", "heat maps and scores of image files"),
-        "page": Verb("medclip_dcl.page.serve.run", f"{_MODEL}.Page", "heat maps of sentences in a browser"),
-        "export": Verb(
-            "medclip_dcl.exchange.export.run", f"{_MODEL}.Export", "a folder to share, ONNX, Hugging Face"
-        ),
+        "ask": Verb("medclip_dcl.use.ask.run", "Ask", "heat maps and scores of image files"),
+        "page": Verb("medclip_dcl.use.page.serve.run", "Page", "heat maps of sentences in a browser"),
+        "export": Verb("medclip_dcl.exchange.export.run", "Export", "a folder to share, ONNX, Hugging Face"),
         "bundle": Verb(
-            "medclip_dcl.command.bundle.run",
-            f"{_MODEL}.Bundle",
-            "wheels and a model for a machine without a network",
+            "medclip_dcl.exchange.bundle.run", "Bundle", "wheels and a model for a machine without a network"
         ),
-        "convert": Verb(
-            "medclip_dcl.exchange.convert.run", f"{_MODEL}.Convert", "a published CLIP, SigLIP or BioViL"
-        ),
+        "convert": Verb("medclip_dcl.exchange.convert.run", "Convert", "a published CLIP, SigLIP or BioViL"),
     },
 }
 VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}
@@ -147,7 +130,7 @@ def run(words: Sequence[str]) -> None:
         else:
             _named(verb.function)(["--help" if word == "--help-all" else word for word in words])
         return
-    options = parse_options(_named(verb.options), f"medclip-dcl {name}", words[name.count(" ") + 1 :])
+    options = parse_options(_named(verb.options_path), f"medclip-dcl {name}", words[name.count(" ") + 1 :])
     _named(verb.function)(options)
 
 

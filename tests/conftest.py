@@ -18,7 +18,7 @@ from jaxtyping import config as jaxtyping_config
 from jaxtyping import install_import_hook
 
 if TYPE_CHECKING:
-    from medclip_dcl.inference.model import LoadedModel
+    from medclip_dcl.use.model import LoadedModel
 
 ROOT = Path(__file__).resolve().parent.parent
 

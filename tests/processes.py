@@ -22,7 +22,7 @@ FRESH.set_forkserver_preload(
             "data_prep.mimic_cxr",
             "data_prep.folder",
             "data_prep.openi",
-            "data_prep.score_sentences",
+            "medclip_dcl.encoding.score_sentences",
             "pytest",
         ),
     ]

@@ -26,8 +26,8 @@ from pytorch_lightning.cli import LightningCLI
 
 from medclip_dcl.__main__ import VERBS, _named, main
 from medclip_dcl.command.lightning_cli import RunOptions
-from medclip_dcl.inference.model import LoadedModel
 from medclip_dcl.training.best_checkpoint import BestCheckpoint
+from medclip_dcl.use.model import LoadedModel
 from tests.small import platt_calibration
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -210,7 +210,7 @@ def test_documented_make_targets_installs_and_batch_files_exist():
 
 def test_documented_options_exist():
     """Each is an option of a verb, or of LightningCLI: of a run, the Trainer, or an argument of one of its classes."""
-    options = [_named(verb.options) for verb in VERBS.values() if verb.options]
+    options = [_named(verb.options_path) for verb in VERBS.values() if verb.options]
     known = {
         one.metadata.get("flag") or f"--{one.name}" for kind in options for one in dataclasses.fields(kind)
     }

@@ -12,7 +12,7 @@ from PIL import Image
 from medclip_dcl.report import compare, report
 from tests.command.small_runs import CLASSIFICATION, small
 from tests.program import shell
-from tests.statistics.conftest import _tested_run as make_tested_run
+from tests.report.conftest import _tested_run as make_tested_run
 from tests.test_house import MODULES, floors
 
 pytestmark = pytest.mark.slow
@@ -21,7 +21,8 @@ WITH_LIGHTNING = ("medclip_dcl.data", "medclip_dcl.runs.loggers")
 LOWER = [
     name
     for name in sorted(MODULES)
-    if floors()[f"{name}.__init__".split(".")[1]] <= floors()["inference"]
+    if name.startswith("medclip_dcl")
+    and floors()[f"{name}.__init__".split(".")[1]] <= floors()["use"]
     and not name.startswith(WITH_LIGHTNING)
 ]
 SCRIPT = """

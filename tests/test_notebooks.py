@@ -26,7 +26,7 @@ from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import case_table, write_table
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.statistics.draws import TestedRun
+from medclip_dcl.report.draws import TestedRun
 from medclip_dcl.studies.benchmark_page import place_of
 from tests.command.small_runs import small
 from tests.small import SENTENCES, platt_calibration

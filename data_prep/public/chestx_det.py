@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 from PIL import Image, ImageDraw
 
-from data_prep.finding_names import in_common, is_list_of_names, known_names, listed, names_of
 from data_prep.public.release_tables import BOX, MASK, PublicTables, ReleaseFolder, image_id, run_lengths
-from data_prep.sources.source_tables import OWN_FILE, ReleaseError, read_form
+from data_prep.sources.finding_names import in_common, is_list_of_names, known_names, listed, names_of
+from data_prep.sources.source_tables import OWN_FILE, read_form
+from medclip_dcl.common.errors import UserError
 
 FINDINGS = names_of("ChestX-Det")
 SIDE = 1024
@@ -29,7 +30,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
     where = f"{' and '.join(map(str, tables.values()))}, syms"
     named = known_names(images["syms"], FINDINGS, where)
     if named.empty:
-        raise ReleaseError(f"{where}: expected findings, found empty lists alone; {OWN_FILE}")
+        raise UserError(f"{where}: expected findings, found empty lists alone; {OWN_FILE}")
     labels, choices = listed(named, len(images), FINDINGS)
     regions["category"] = in_common(known_names(regions["category"], FINDINGS, where)).to_numpy()
     return PublicTables(

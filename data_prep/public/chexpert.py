@@ -8,9 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.finding_names import in_common, known_names, renamed
 from data_prep.public.release_tables import MASK, PublicTables, ReleaseFolder, image_id, uncompressed
-from data_prep.sources.source_tables import ReleaseError, labels_of, read_form, read_table
+from data_prep.sources.finding_names import in_common, known_names, renamed
+from data_prep.sources.source_tables import labels_of, read_form, read_table
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 
 _TABLES = {
@@ -51,12 +52,10 @@ def _images(file: Path, split: str) -> pd.DataFrame:
     )
     given = [name for name in table if name in (*CHEXPERT, "Airspace Opacity")]
     if not given:
-        raise ReleaseError(
-            f"{file}: expected CheXpert's columns of findings, found {', '.join(table.columns)}"
-        )
+        raise UserError(f"{file}: expected CheXpert's columns of findings, found {', '.join(table.columns)}")
     image = table["Path"].map(image_id)
     if (wrong := ~image.str.contains(r"^patient\d+_study")).any():
-        raise ReleaseError(
+        raise UserError(
             f"{file}, column Path: expected .../patient00001/study1/view1_frontal.jpg, found "
             f"{table.loc[wrong, 'Path'].iloc[0][:80]!r}"
         )

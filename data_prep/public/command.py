@@ -14,8 +14,8 @@ from data_prep.sources import preparation
 from data_prep.sources.growth import files_of_set
 from data_prep.sources.preparation import Source
 from data_prep.sources.rows import TableCheck, label_columns, rows_source
-from data_prep.sources.source_tables import ReleaseError
 from data_prep.sources.splits import draw_split
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
 
 READERS = {
@@ -42,18 +42,18 @@ def prepare(settings: Public) -> None:
     files = [*dict.fromkeys(folder.taken)]
     if settings.official_validate_as_test:
         if {*tables.rows["split"]} != {"train", "validate"}:
-            raise ReleaseError("--official_validate_as_test: the release has other parts; leave it out")
+            raise UserError("--official_validate_as_test: the release has other parts; leave it out")
         tables = replace(tables, images=tables.images.replace({"split": {"validate": "test"}}))
         settings = replace(settings, split_shares=settings.split_shares or (0.99, 0.01, 0.0))
     splits = set(tables.rows["split"])
     if settings.redraw_test and "test" not in splits:
-        raise ReleaseError("--redraw_test: the tables have no official test patients; leave it out")
+        raise UserError("--redraw_test: the tables have no official test patients; leave it out")
     # Split whose patients are drawn: "" where none is official, None for no draw. By the tables: a part of the images
     # may lack a split that is official.
     can_draw = "train" in splits and "validate" not in splits and sum(settings.shares[:2]) > 0
     drawn = "" if splits == {""} else "test" if settings.redraw_test else "train" if can_draw else None
     if drawn is None and (settings.split_shares is not None or settings.split_seed is not None):
-        raise ReleaseError("--split_shares and --split_seed: the split is official; leave them out")
+        raise UserError("--split_shares and --split_seed: the split is official; leave them out")
     choices = [*tables.choices]
     if drawn is not None:
         by = f"drawn by {', '.join(f'{share:g}' for share in settings.shares)}, seed {settings.seed} (choice)"
@@ -90,7 +90,7 @@ def _with_sentences(tables: PublicTables, prompts: PromptEnsembles) -> PublicTab
     """The tables with a sentence for each label of an image that has prompts, as its findings."""
     labels = tables.images[[finding for finding in label_columns(tables.images) if finding in prompts]]
     if labels.empty:
-        raise ReleaseError(
+        raise UserError(
             f"--templates: expected prompts of {', '.join(label_columns(tables.images))}, found none"
         )
     said = pd.Series("", index=labels.index)
@@ -129,9 +129,9 @@ def _source(settings: Public, folder: ReleaseFolder, tables: PublicTables, drawn
     )
     if not is_used.any():
         first = rows["image"].iloc[0]
-        raise ReleaseError(f"{folder.taken[0]}: all images are left out; {first}: {tables.left_out[first]}")
+        raise UserError(f"{folder.taken[0]}: all images are left out; {first}: {tables.left_out[first]}")
     if not is_there.any():
-        raise ReleaseError(
+        raise UserError(
             f"--source {folder.folder}: expected image files by the names of the table, such as "
             f"{rows['image'].iloc[0]}, found none"
         )
@@ -155,7 +155,7 @@ def _source(settings: Public, folder: ReleaseFolder, tables: PublicTables, drawn
     if boxes is not None:
         is_dicom = boxes["dicom_id"].map(lambda image: found[image].suffix.lower() in (".dcm", ".dicom"))
         if (boxes["image_width"].isna() & ~is_dicom.astype(bool)).any():
-            raise ReleaseError(
+            raise UserError(
                 f"{tables.title}: boxes are in pixels of the DICOM files; for pictures add a table of the DICOM files' "
                 "sizes, sizes.csv: image_id, width, height"
             )

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.finding_names import in_common, known_names, listed, names_of, renamed
 from data_prep.public.release_tables import BOX, PublicTables, ReleaseFolder, image_id, with_numbers
-from data_prep.sources.source_tables import OWN_FILE, ReleaseError, read_table, require, text_of
+from data_prep.sources.finding_names import in_common, known_names, listed, names_of, renamed
+from data_prep.sources.source_tables import OWN_FILE, read_table, require, text_of
 from data_prep.sources.spellings import as_spelled
+from medclip_dcl.common.errors import UserError
 
 FINDINGS, RELABELLED = names_of("NIH ChestX-ray14"), names_of("NIH ChestX-ray14, relabelled")
 BOX_SIDE = 1024
@@ -38,7 +39,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
         split_of = dict.fromkeys(as_spelled(in_train, images["image"]), "train")
         tested = dict.fromkeys(as_spelled(in_test, images["image"]), "test")
         if both := split_of.keys() & tested.keys():
-            raise ReleaseError(
+            raise UserError(
                 f"{train} and {test}: expected each image in one of them, found {min(both)} in both; {OWN_FILE}"
             )
         images["split"] = images["image"].map(split_of | tested).fillna("")
@@ -83,7 +84,7 @@ def read_relabels(folder: ReleaseFolder) -> PublicTables:
     split = table["Set Id" if one else "file"].str.lower().str[:3].map({"val": "validate", "tes": "test"})
     said = table[list(RELABELLED)].apply(lambda column: column.str.upper())
     if split.isna().any() or not said.isin(("YES", "NO", "")).all(axis=None):
-        raise ReleaseError(
+        raise UserError(
             f"{' or '.join(map(str, files))}: expected labels of YES, NO or empty, and a Set Id of validation or test; "
             f"{OWN_FILE}"
         )

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_prep.finding_names import is_list_of_names, known_names, listed, names_of, with_parents
 from data_prep.public.release_tables import PublicTables, ReleaseFolder, image_id
 from data_prep.sources.cells import value_of_cell
+from data_prep.sources.finding_names import is_list_of_names, known_names, listed, names_of, with_parents
 from data_prep.sources.source_tables import is_placeholder, read_table, require
 
 VIEWS = {"PA": "PA", "AP": "AP", "AP_horizontal": "AP"}

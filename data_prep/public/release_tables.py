@@ -13,8 +13,9 @@ import numpy as np
 import pandas as pd
 
 from data_prep.sources.prepared_images import listed_files
-from data_prep.sources.source_tables import ReleaseError, require
+from data_prep.sources.source_tables import require
 from data_prep.sources.spellings import as_spelled, code_points, plain_image
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.pictures.image_file import ENDINGS
 
 _CHEXPERT = re.compile(r"(patient\d+)/(study\d+)/(view\d+_[a-z]+)$", re.IGNORECASE)
@@ -54,7 +55,7 @@ class PublicTables:
         for name in self.images["image"].unique():
             if (other := first.setdefault(plain_image(name), name)) != name:
                 both = " and ".join(f"{spelling}{code_points(spelling)}" for spelling in (other, name))
-                raise ReleaseError(f"{self.title}: images {both}: expected one spelling; correct the tables")
+                raise UserError(f"{self.title}: images {both}: expected one spelling; correct the tables")
         for name in ("boxes", "masks"):
             if (regions := getattr(self, name)) is not None:
                 ids = pd.Series(as_spelled(regions["image"], first.values()), regions.index, dtype="object")
@@ -74,7 +75,7 @@ class PublicTables:
         ):
             if is_wrong.any():
                 image, category = self.boxes.loc[is_wrong, ["image", "category"]].iloc[0]
-                raise ReleaseError(
+                raise UserError(
                     f"{self.title}: wrong boxes: {is_wrong.sum():,} of {len(self.boxes):,} (first: {category} on image "
                     f"{image}): expected boxes {expected}"
                 )
@@ -115,9 +116,7 @@ class ReleaseFolder:
         for name in names:
             found = [file for file in self._files if file.name in (name, f"{name}.gz")]
             if len({file.name for file in found}) < len(found):
-                raise ReleaseError(
-                    f"--source {self.folder} holds {found[0]} and {found[1]}; keep one of them"
-                )
+                raise UserError(f"--source {self.folder} holds {found[0]} and {found[1]}; keep one of them")
             if found:
                 self.taken.append(found[0])
                 return found[0]
@@ -132,7 +131,7 @@ class ReleaseFolder:
         found = {split: file for split, of in names.items() if (file := self.optional(*of)) is not None}
         if not found:
             expected = " or ".join(name for of_split in names.values() for name in of_split)
-            raise ReleaseError(
+            raise UserError(
                 f"--source {self.folder}: expected {expected} (or packed, .gz), found neither in it nor below it"
             )
         return found
@@ -147,7 +146,7 @@ class ReleaseFolder:
             if name not in ids:
                 continue
             if found.setdefault(name, file) != file:
-                raise ReleaseError(
+                raise UserError(
                     f"--source {self.folder} holds image {name} twice: {found[name]} and {file}; keep one of them"
                 )
         return found

@@ -7,7 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from data_prep.public.release_tables import MASK, PublicTables, ReleaseFolder
-from data_prep.sources.source_tables import OWN_FILE, ReleaseError, read_table
+from data_prep.sources.source_tables import OWN_FILE, read_table
+from medclip_dcl.common.errors import UserError
 
 FINDING = "Pneumothorax"
 SIDE = 1024
@@ -40,7 +41,7 @@ def _counts(text: str, image: str, file: Path) -> list[int]:
     numbers = [int(number) if number.isdecimal() else -1 for number in text.split()]
     left = SIDE * SIDE - sum(numbers)
     if len(numbers) % 2 or min(numbers, default=-1) < 0 or left < 0:
-        raise ReleaseError(
+        raise UserError(
             f"{file}, EncodedPixels of {image[:80]}: expected pairs of a distance from the last run and a length, "
             f"within {SIDE} x {SIDE} pixels; {OWN_FILE}"
         )

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.finding_names import in_common, known_names, names_of, renamed
 from data_prep.public.release_tables import BOX, PublicTables, ReleaseFolder, with_numbers
-from data_prep.sources.source_tables import OWN_FILE, ReleaseError, read_table
+from data_prep.sources.finding_names import in_common, known_names, names_of, renamed
+from data_prep.sources.source_tables import OWN_FILE, read_table
 from data_prep.sources.spellings import as_spelled
+from medclip_dcl.common.errors import UserError
 
 _KNOWN = names_of("VinDr-CXR")
 _NONE = "No finding"
@@ -40,7 +41,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
         drawn = table[table["x_min"].notna() & (table["class_name"] != _NONE)]
         named = labels.stack().reindex(pd.MultiIndex.from_frame(drawn[["image_id", "class_name"]]))
         if named.isna().any():
-            raise ReleaseError(f"{file} has boxes of images or findings without a label in {of_labels}")
+            raise UserError(f"{file} has boxes of images or findings without a label in {of_labels}")
         boxes.append(drawn[named.to_numpy() == 1])
     images = pd.concat(parts, ignore_index=True)
     labels, choices = renamed(images.drop(columns=["image", "split"]))
@@ -76,9 +77,7 @@ def _table_of_votes(file: Path) -> pd.DataFrame:
     findings = [name for name in table.columns if name not in ("image_id", "rad_id")]
     values = with_numbers(table, findings, file)[findings]
     if not findings or not values.isin((0, 1)).all(axis=None):
-        raise ReleaseError(
-            f"{file}: expected columns of findings with 0 or 1, found other values; {OWN_FILE}"
-        )
+        raise UserError(f"{file}: expected columns of findings with 0 or 1, found other values; {OWN_FILE}")
     values.columns = known_names(pd.Series(findings), _KNOWN, f"{file}, its columns")
     return values.groupby([table["image_id"], table["rad_id"]]).max()
 
@@ -91,8 +90,6 @@ def _sizes(file: Path | None, images: pd.Series) -> pd.DataFrame:
     table = read_table(file, ("image_id",), ("width", "height", "dim1", "dim0")).drop_duplicates()
     given = ["width", "height"] if {"width", "height"} <= {*table} else ["dim1", "dim0"]
     if not {*given} <= {*table} or table["image_id"].duplicated().any():
-        raise ReleaseError(
-            f"{file}: expected image_id, width and height, one row an image; correct the table"
-        )
+        raise UserError(f"{file}: expected image_id, width and height, one row an image; correct the table")
     table = with_numbers(table, given, file).set_index(pd.Index(as_spelled(table["image_id"], images)))
     return table[given].set_axis(columns, axis=1)

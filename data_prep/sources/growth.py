@@ -23,14 +23,14 @@ State = tuple[str, int, int]
 """Name, size in bytes and time in ns of a file."""
 
 
-class Found(NamedTuple):
+class SourceState(NamedTuple):
     """State of the file of each image that has one, by path of the prepared image; digests of rows."""
 
     images: Mapping[str, State]
     rows: Collection[str]
 
     @classmethod
-    def now(cls, images: pd.DataFrame, rows: Iterable[str]) -> Found:
+    def now(cls, images: pd.DataFrame, rows: Iterable[str]) -> SourceState:
         """Of the images and rows of a `Source`."""
         files = images["file"].tolist()
         states = zip(images["path"], files, file_states(files), strict=True)
@@ -39,7 +39,7 @@ class Found(NamedTuple):
         )
 
     @classmethod
-    def of_set(cls, output: Path) -> Found | None:
+    def of_set(cls, output: Path) -> SourceState | None:
         """What the set was made from; None if that is not there or not readable."""
         try:
             table = pd.read_parquet(output / FILE)[_COLUMNS]
@@ -59,7 +59,7 @@ class Found(NamedTuple):
 
 def files_of_set(output: Path) -> dict[str, str]:
     """Path of each prepared image -> name of its original: images that stay in the set if their files are gone."""
-    found = Found.of_set(output)
+    found = SourceState.of_set(output)
     return {} if found is None else {path: found.images[path][0] for path in _prepared(output, found.images)}
 
 
@@ -96,7 +96,7 @@ class Growth(NamedTuple):
     damaged: Collection[str] = ()
 
     @classmethod
-    def between(cls, kept: Found, now: Found, chosen: Iterable[str], output: Path) -> Growth:
+    def between(cls, kept: SourceState, now: SourceState, chosen: Iterable[str], output: Path) -> Growth:
         """From what a set was made from to what is there now, for the images that the `Source` chooses."""
         before = kept.images
         absent = dict.fromkeys(_prepared(output, before.keys() - now.images.keys()))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.sources.source_tables import ReleaseError, read_table, require
+from data_prep.sources.source_tables import read_table, require
+from medclip_dcl.common.errors import UserError
 
 OLDEST = 120
 """Larger ages, in years, are not believed."""
@@ -62,7 +63,7 @@ def with_patients(images: pd.DataFrame, file: Path) -> pd.DataFrame:
     of_patient = table.set_index(patients.astype("int64"))
     found = of_patient.reindex(images["subject_id"]).set_axis(images.index)
     if found["gender"].isna().all():
-        raise ReleaseError(
+        raise UserError(
             f"{file}: none of {images['subject_id'].nunique():,} patients of the images is in it; --patients expects "
             "hosp/patients.csv.gz of MIMIC-IV"
         )

@@ -6,11 +6,8 @@ left unchanged, but for --complete, and a set made with other options is never o
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -18,15 +15,17 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.command import progress, worker_processes
+from data_prep.command import one_process_in, progress, worker_processes
 from data_prep.options import Prepare, PrepareReports
+from data_prep.shard import to_shards
 from data_prep.sources import prepared_images as image_files
 from data_prep.sources import set_tables
-from data_prep.sources.growth import FILE, Found, Growth
-from data_prep.sources.source_tables import ReleaseError, and_others, file_hash
+from data_prep.sources.growth import FILE, Growth, SourceState
+from data_prep.sources.source_tables import and_others, file_hash
 from data_prep.sources.splits import too_few_lines
 from data_prep.text import sections, sentences
 from data_prep.text.reports import Report, Sentences, read_sentences
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_text
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.identity import IMAGE_FILES, describe
@@ -90,7 +89,7 @@ def prepare_set(settings: Prepare, made_from: Mapping[str, Any], read: Callable[
     """Prepare or complete a set, finish a broken one, or say that it is finished; `read` checks the tables."""
     _require_same(settings.output, made_from, True)
     source = read()
-    now = Found.now(source.images, source.rows or ())
+    now = SourceState.now(source.images, source.rows or ())
     if _growth(settings, made_from, source, now) is None and not settings.shards:
         return
     with one_process_in(settings.output):
@@ -99,14 +98,12 @@ def prepare_set(settings: Prepare, made_from: Mapping[str, Any], read: Callable[
         if growth is not None:
             _make(settings, made_from, source, now, growth)
         if settings.shards:
-            from data_prep.shard import to_shards  # it imports this module
-
             index = ShardIndex.read(settings.output)
             to_shards(PreparedSet(settings.output), settings.output, index is not None and index.texts)
 
 
 def _make(
-    settings: Prepare, made_from: Mapping[str, Any], source: Source, now: Found, growth: Growth
+    settings: Prepare, made_from: Mapping[str, Any], source: Source, now: SourceState, growth: Growth
 ) -> None:
     output = settings.output
     finished, unfinished = output / "dataset.json", output / UNFINISHED
@@ -140,14 +137,14 @@ def _make(
             finished.unlink(missing_ok=True)
         for path in sorted(growth.stale):
             (output / "images" / path).unlink(missing_ok=True)
-        Found({**growth.gone, **now.images}, now.rows).write(output)
+        SourceState({**growth.gone, **now.images}, now.rows).write(output)
         images, image_rejects = _prepare_images(source.images, settings, pool)
     written, rejects, counts = _assemble(source, images, found, settings.cases)
     rejects = [*source.rejects, *image_rejects, *rejects]
     by_use = counts.get("studies_by_use", counts["images_by_use"])
     if sum(by_use.values()) == by_use["excluded"] or (source.reports is not None and not found.of_study):
         _write_rejects(output, rejects)
-        raise ReleaseError(f"nothing is left ({_named(by_use)}); {output / 'rejects.csv'} has the reasons")
+        raise UserError(f"nothing is left ({_named(by_use)}); {output / 'rejects.csv'} has the reasons")
     # While the tables are written again, the set must not count as finished.
     finished.unlink(missing_ok=True)
     for name, frame in written.items():
@@ -170,39 +167,6 @@ def _make(
         )
         for problem in PreparedSet(output).score_problems():
             print(problem)
-
-
-@contextmanager
-def one_process_in(output: Path) -> Iterator[None]:
-    """Keep other processes from writing the same set; the lock ends with this process, however it ends.
-
-    What a killed run was writing is removed, but not where the file system has no locks: others may be at work.
-    """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        # A file opened for writing, since NFS does not share locks of folders. It is never removed: another process
-        # may just have locked it.
-        file = os.open(output / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise PreparedDataError(
-            f"output {output} cannot be written ({error.strerror}); choose another --output"
-        ) from error
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise PreparedDataError(
-                f"output {output} is being written by another process; wait for it to finish, or choose "
-                "another --output"
-            ) from error
-        except OSError as error:
-            print(f"{output} cannot be locked ({error.strerror}): see that no other process prepares it")
-        else:
-            for leftover in list(output.rglob(".*.tmp")):
-                leftover.unlink(missing_ok=True)
-        yield
-    finally:
-        os.close(file)
 
 
 def _assemble(
@@ -331,7 +295,6 @@ def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd
 # --- Origin of a set -------------------------------------------------------------------------------------------------
 
 UNFINISHED = "unfinished.json"
-_LOCK = ".lock"
 _CONTENT = "content of "
 
 
@@ -397,11 +360,13 @@ def _require_same(
         )
 
 
-def _growth(settings: Prepare, made_from: Mapping[str, Any], source: Source, now: Found) -> Growth | None:
+def _growth(
+    settings: Prepare, made_from: Mapping[str, Any], source: Source, now: SourceState
+) -> Growth | None:
     """Changes with which a set is to be made or completed; None for a finished set, which is said."""
     output = settings.output
-    kept = Found.of_set(output)
-    growth = Growth.between(kept or Found({}, ()), now, source.images["path"], output)
+    kept = SourceState.of_set(output)
+    growth = Growth.between(kept or SourceState({}, ()), now, source.images["path"], output)
     can_grow = kept is not None and source.rows is not None
     _require_same(output, made_from, can_grow, growth.lost_rows, source.images["file"])
     if not (output / "dataset.json").is_file():
@@ -492,7 +457,7 @@ def _refuse_many(
     _write_rejects(settings.output, [(kind, name, reason) for name, reason in sorted(reasons.items())])
     first, reason = min(reasons.items())
     kinds = "boxes" if kind == "box" else f"{kind}s"
-    raise ReleaseError(
+    raise UserError(
         f"{len(reasons):,} of {total:,} {kinds} cannot be used, more than {100 * share:g}% (first: "
         f"{first}, {reason}; all of them: {settings.output / 'rejects.csv'}); {remedy}, or allow more with "
         "--rejected_share, then run the same command again"

@@ -10,14 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from data_prep.sources.source_tables import (
-    SPLITS,
-    ReleaseError,
-    read_form,
-    read_label_table,
-    read_table,
-    require,
-)
+from data_prep.sources.source_tables import SPLITS, read_form, read_label_table, read_table, require
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.runs.saved import read_json
 
@@ -49,7 +43,7 @@ def find_release(folder: Path, labeler: str = "chexpert") -> Release:
                 names.add(file.name.partition(f"-{kind}.csv")[0])
     if len(names) != 1 or len(tables) != 3:
         found = ", ".join(sorted(file.name for file in folder.glob("mimic-cxr-*.csv*"))) or "none"
-        raise ReleaseError(
+        raise UserError(
             f"--source {folder}: expected mimic-cxr-2.0.0-{{metadata,split,{labeler}}}.csv.gz (or .csv), of one "
             f"version, found {found}; they are next to the folder 'files' on the download page of MIMIC-CXR-JPG"
         )
@@ -80,7 +74,7 @@ def read_images(release: Release) -> pd.DataFrame:
     images = metadata.merge(split, on=keys, how="outer", indicator="place")
     alone = images[images["place"] != "both"]
     if len(alone):
-        raise ReleaseError(
+        raise UserError(
             f"{release.metadata.name} and {release.split.name}: expected the same images, patients and studies, found "
             f"{len(alone):,} rows in one of them only (first: {alone['dicom_id'].iloc[0]}); take both from one download"
         )
@@ -106,7 +100,7 @@ def radiologist_table(folder: Path) -> Path:
     """The labels of test studies by a radiologist, which MIMIC-CXR-JPG 2.1.0 has."""
     if files := sorted(folder.glob("mimic-cxr-*-test-set-labeled.csv*")):
         return files[-1]
-    raise ReleaseError(
+    raise UserError(
         f"--test_labels radiologist: expected mimic-cxr-2.1.0-test-set-labeled.csv in {folder}, found none; "
         "MIMIC-CXR-JPG 2.1.0 has it beside the other tables"
     )
@@ -121,11 +115,11 @@ def with_radiologist(labels: pd.DataFrame, file: Path, tested: Iterable[int]) ->
     given = ", ".join(read.columns.drop("study_id")) or "none"
     read = read.rename(columns={"Airspace Opacity": "Lung Opacity"})
     if given == "none" or not read.columns.is_unique:
-        raise ReleaseError(f"{file}: expected a column for each finding of CheXpert, found {given}")
+        raise UserError(f"{file}: expected a column for each finding of CheXpert, found {given}")
     test_studies = {*tested}
     is_tested = read["study_id"].isin(test_studies)
     if not is_tested.any():
-        raise ReleaseError(
+        raise UserError(
             f"{file}: expected studies of the official test split, found none; take it from the release of the images"
         )
     missing = ", ".join(name for name in CHEXPERT if name not in read)

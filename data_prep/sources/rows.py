@@ -17,11 +17,12 @@ from data_prep.options import PrepareRows, PrepareSplit
 from data_prep.sources import preparation, set_tables
 from data_prep.sources.people import ages, sexes
 from data_prep.sources.preparation import Source
-from data_prep.sources.source_tables import SPLITS, ReleaseError, wrong_values
+from data_prep.sources.source_tables import SPLITS, wrong_values
 from data_prep.sources.spellings import plain_name, plain_number
 from data_prep.sources.splits import IDENTIFIERS, draw_split
 from data_prep.text.reports import Report
 from data_prep.text.sections import Section
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 
 TEXTS = ("text", "findings", "impression")
@@ -76,7 +77,7 @@ class TableCheck:
         print(f"warning: {self.file}: {text}", file=sys.stderr)
 
     def finish(self) -> None:
-        """Raise the problems in one `ReleaseError`, if there are any."""
+        """Raise the problems in one `UserError`, if there are any."""
         if not self.problems:
             return
         said = self.problems[0]
@@ -85,7 +86,7 @@ class TableCheck:
             said = f"{len(self.problems)} problems: {'; '.join(numbered)}"
         can_drop = self.rejects and self.drop_bad_rows is False
         option = ", or leave out bad rows by --drop_bad_rows" if can_drop else ""
-        raise ReleaseError(f"{self.file}: {said}; fix the table{option}")
+        raise UserError(f"{self.file}: {said}; fix the table{option}")
 
 
 def rows_source(
@@ -119,7 +120,7 @@ def rows_source(
         rejects += [("report", study, "its study has no image") for study in alone["study"]]
         wanted = rows[has_image]
         if images.empty:
-            raise ReleaseError(f"{file}: no row has a frontal image; for reports alone pass --text_only")
+            raise UserError(f"{file}: no row has a frontal image; for reports alone pass --text_only")
     reports = _reports(wanted, rejects) if {*TEXTS} & {*rows} else None
     identifiers = pd.concat([names_of_patients, names_of_studies])
     study_names = dict(zip(names_of_studies["number"], names_of_studies["name"], strict=True))
@@ -179,7 +180,7 @@ def _splits(rows: pd.DataFrame, settings: PrepareSplit, check: TableCheck) -> pd
         if share > 0 and not (drawn == split).any():
             # A user's own table alone can have one.
             column = "give the table a column split, or " if check.drop_bad_rows is not None else ""
-            raise ReleaseError(
+            raise UserError(
                 f"{check.file}: no patient of {rows['patient'].nunique():,} was drawn for {split}; {column}choose "
                 "other --split_shares or another --split_seed"
             )

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from data_prep.sources.source_tables import FRONTAL_VIEWS, ReleaseError
+from data_prep.sources.source_tables import FRONTAL_VIEWS
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import SEXES, columns_of, labelled_findings
 from medclip_dcl.data.table_checks import USES
@@ -182,7 +183,7 @@ def class_tables(
     classes = sentences.merge(known, on="text", how="left").merge(truth["classes"], on="class_id", how="left")
     unknown = classes[classes["rho"].isna()]
     if len(unknown):
-        raise ReleaseError(
+        raise UserError(
             f"phantom_truth: {len(unknown):,} of {len(sentences):,} sentences have no known class (first: "
             f"{unknown['text'].iloc[0]!r}); the truth belongs to another phantom, or the reports were cut into other "
             "sentences than those that the phantom wrote: generate it again"

@@ -1,6 +1,6 @@
 """Read and check the tables and JSON files of a source.
 
-Every column that is used is checked before any work begins; what is missing or invalid is a `ReleaseError`.
+Every column that is used is checked before any work begins; what is missing or invalid is a `UserError`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import pandas as pd
 
 from data_prep.sources.spellings import code_points, plain_number
+from data_prep.text.plain_text import PLACEHOLDER
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import encoding_of, kind_of_file, parse_json
 
@@ -31,17 +32,13 @@ SEPARATOR_LINE = re.compile(r"\Asep=(.)\r?\n")
 """Excel's own first line, which names the delimiter."""
 
 
-class ReleaseError(UserError):
-    """A file of a release is missing or invalid; the message says what to do."""
-
-
 def file_hash(file: Path) -> str:
     """First 16 digits of the SHA-256 of a file, to recognise a table that was used before."""
     try:
         with file.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()[:16]
     except OSError as error:
-        raise ReleaseError(f"{file} cannot be read ({error.strerror}); put a readable file there") from error
+        raise UserError(f"{file} cannot be read ({error.strerror}); put a readable file there") from error
 
 
 SHOWN = 5
@@ -52,12 +49,6 @@ MAX_CELL = 2**17
 
 ROW = "row"
 """Name of an index that counts the rows of a file; its header is row 1."""
-
-PLACEHOLDER = (
-    r"-?nan|\(?null\)?|nil|none|n/?a|n\.a|<na>|nat|\\n|#n/?[av]|#[a-z/]+0?[!?]|undefined|missing|unk(?:nown)?|unbekannt"
-    r"|anonym(?:ous|i[sz]ed)"
-)
-"""Words of exports and spreadsheets that alone in a cell stand for a missing value."""
 
 
 def is_placeholder(column: pd.Series) -> pd.Series:
@@ -78,11 +69,11 @@ def unpacked(file: Path, advice: str) -> bytes:
         with (gzip.open if is_packed else open)(file, "rb") as stream:
             content = bytes(stream.read(MAX_BYTES + 1))
     except FileNotFoundError as error:
-        raise ReleaseError(f"{file} cannot be read ({error.strerror}); correct its path") from error
+        raise UserError(f"{file} cannot be read ({error.strerror}); correct its path") from error
     except (OSError, EOFError, zlib.error) as error:
-        raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
+        raise UserError(f"{file} cannot be read ({error}); {advice}") from error
     if len(content) > MAX_BYTES:
-        raise ReleaseError(
+        raise UserError(
             f"{file}: expected a table of at most {MAX_BYTES / 2**30:g} GiB unpacked, found more; download "
             "it again if it should be smaller, or leave out columns that are not needed"
         )
@@ -109,7 +100,7 @@ class CsvFile:
                 first = lines.line_num + 1
         except csv.Error as error:
             place = f"{self.file}, row from line {first} on"
-            raise ReleaseError(f"{place} cannot be read ({error}); {self.advice}") from error
+            raise UserError(f"{place} cannot be read ({error}); {self.advice}") from error
 
     def header(self) -> list[str]:
         """The column names."""
@@ -125,13 +116,13 @@ class CsvFile:
         """
         file, advice, wanted, header = self.file, self.advice, [*columns], self.header()
         if missing := [column for column in wanted if column not in header]:
-            raise ReleaseError(
+            raise UserError(
                 f"{file} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
                 f"found {', '.join(header) or 'an empty file'}"
             )
         wanted += [column for column in other_columns if column in header and column not in wanted]
         if twice := [column for column in wanted if header.count(column) > 1]:
-            raise ReleaseError(f"{file} has the column {twice[0]} twice; {advice}")
+            raise UserError(f"{file} has the column {twice[0]} twice; {advice}")
         places = [header.index(column) for column in wanted]
         # A delimiter at a line's end is no column, in the header or in a row.
         n_named = max(place for place, name in enumerate(["", *header]) if name or not place)
@@ -150,7 +141,7 @@ class CsvFile:
             else:
                 rows[number] = [row[place].strip() for place in places]
         if not rows:
-            raise ReleaseError(f"{file} holds no row; {advice}")
+            raise UserError(f"{file} holds no row; {advice}")
         table = pd.DataFrame.from_dict(rows, orient="index", columns=wanted, dtype=str)
         return table.rename_axis(ROW), unequal
 
@@ -173,9 +164,7 @@ class CsvFile:
         alike = [n for n, cells in inner.items() if len(cells) == len(header) and known & forms(cells)]
         step = int((len(header), self.delimiter) == (2, ","))
         if found := [n + 1 for n in alike if n + step in alike]:
-            raise ReleaseError(
-                f"{self.file}: line {min(found)} is a row inside of a quote; double that quote"
-            )
+            raise UserError(f"{self.file}: line {min(found)} is a row inside of a quote; double that quote")
 
 
 def unequal_lines(lines: Sequence[str]) -> str:
@@ -194,7 +183,7 @@ def read_table(file: Path, columns: Iterable[str], other_columns: Iterable[str] 
         other_columns = [name for name in table.header() if name]
     found, unequal = table.read(columns, other_columns)
     if unequal:
-        raise ReleaseError(f"{file}, {unequal_lines(unequal)}; {advice}")
+        raise UserError(f"{file}, {unequal_lines(unequal)}; {advice}")
     return found.reset_index(drop=True)
 
 
@@ -202,11 +191,11 @@ def text_of(file: Path, advice: str = "download it again") -> str:
     """Text of a downloaded file, packed by gzip or not, in UTF-8 or UTF-16."""
     content = unpacked(file, advice)
     if (kind := kind_of_file(content)) not in ("", "JSON"):
-        raise ReleaseError(f"{file} is {kind}; {OWN_FILE}")
+        raise UserError(f"{file} is {kind}; {OWN_FILE}")
     try:
         return content.decode(encoding_of(content))
     except UnicodeError as error:
-        raise ReleaseError(f"{file} cannot be read ({error}); {advice}") from error
+        raise UserError(f"{file} cannot be read ({error}); {advice}") from error
 
 
 def read_form(file: Path, form: str, read: Callable[[Any], T]) -> T:
@@ -214,12 +203,12 @@ def read_form(file: Path, form: str, read: Callable[[Any], T]) -> T:
     content = text_of(file)
     try:
         return read(parse_json(content))
-    except ReleaseError:
+    except UserError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         advice = "download it again" if isinstance(error, json.JSONDecodeError) else OWN_FILE
         missing = "nothing named or numbered " if isinstance(error, KeyError) else ""
-        raise ReleaseError(
+        raise UserError(
             f"{file}: expected {form}, found another form ({missing}{error}); {advice}"
         ) from error
 
@@ -262,7 +251,7 @@ def require(column: pd.Series, is_right: pd.Series, expected: str, file: Path) -
     """Check every value of a column."""
     is_wrong = ~is_right.astype(bool)
     if is_wrong.any():
-        raise ReleaseError(f"{file}, {wrong_values(column, is_wrong, expected)}; {OWN_FILE}")
+        raise UserError(f"{file}, {wrong_values(column, is_wrong, expected)}; {OWN_FILE}")
 
 
 def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:

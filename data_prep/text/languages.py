@@ -10,6 +10,9 @@ from typing import NamedTuple
 
 import yaml
 
+SECTIONS = ("findings", "impression")
+"""Sections to choose from. A combined section (FINDINGS AND IMPRESSION) counts as either."""
+
 
 class Words(NamedTuple):
     """Words of a language, from ``words.yaml``, which explains them; those from `ordinals` on are patterns."""

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data_prep.command import progress
-from data_prep.sources.source_tables import ReleaseError
 from data_prep.text.abbreviations import language_of, unknown_script
-from data_prep.text.exports import plain_text
+from data_prep.text.plain_text import plain_text
 from data_prep.text.sections import Notes, Section, own_sections, study_sections
 from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import encoding_of
 
 ARCHIVE = "mimic-cxr-reports.zip"
@@ -122,7 +122,7 @@ def find_reports(paths: Mapping[int, str], places: Sequence[Path]) -> Iterator[R
             for report in with_files:
                 yield _with_content(report, archive, members.get(paths[report.study_id]))
     except _DAMAGED_ZIP as error:
-        raise ReleaseError(
+        raise UserError(
             f"{archives[0]} cannot be read ({error}); expected {ARCHIVE} or the folder that it unpacks to: download it "
             "again"
         ) from error
@@ -170,7 +170,7 @@ def read_sentences(
     results = progress(_in_blocks(read, iter(reports), pool), total, "reports", "reports")
     texts = dict(results)
     if texts and all(text.is_unreadable for text in texts.values()):
-        raise ReleaseError(nowhere)
+        raise UserError(nowhere)
     lost = Counter(
         t.notes.longest[0]
         for t in texts.values()
@@ -178,7 +178,7 @@ def read_sentences(
     )
     head, number = [*lost.most_common(1), ("", 0)][0]
     if findings_heads is None and len(wanted) > 1 and number > max(1, len(texts) / 2):
-        raise ReleaseError(
+        raise UserError(
             f"--findings_heads: {number:,} of {len(texts):,} reports have their longest text under {head}, a head "
             f'that no list knows; take it by --findings_heads "{head}", or leave it out by --findings_heads FINDINGS'
         )

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from data_prep.options import SECTIONS
-from data_prep.sources.source_tables import PLACEHOLDER
 from data_prep.text.languages import (
+    SECTIONS,
     SIGN_OFF,
     TO_ANOTHER,
     WORDS,
@@ -34,6 +33,7 @@ from data_prep.text.languages import (
     with_english_headers,
     without_views,
 )
+from data_prep.text.plain_text import PLACEHOLDER
 from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
 
 RULES_VERSION = 5
@@ -46,7 +46,7 @@ NO_HEADER = "no_header"
 """Text under no header, see `own_sections`."""
 
 OWN_RULES_VERSION = 4
-"""As `RULES_VERSION`, of reports that are not MIMIC-CXR's: `own_sections` and `data_prep.text.exports`."""
+"""As `RULES_VERSION`, of reports that are not MIMIC-CXR's: `own_sections` and `data_prep.text.plain_text`."""
 
 LEFT_OUT, ENDED, KEPT = "left out", "ended the impression", "kept as text"
 """What is done with an unknown head, see `Notes`."""

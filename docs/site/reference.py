@@ -20,7 +20,7 @@ from medclip_dcl.command.lightning_cli import RunOptions
 from medclip_dcl.evaluation.callback import Evaluation
 from medclip_dcl.training.best_checkpoint import BestCheckpoint
 
-PACKAGES = "inference objectives networks metrics scoring models data evaluation unimodal"
+PACKAGES = "use objectives networks metrics scoring models data evaluation unimodal"
 FURTHER = (
     "common.distributed.gather_with_grad common.find_model.find_model data.link.LinkedDataModule "
     "data.samplers.EpochDataModule evaluation.callback.Evaluation report.subgroups.subgroup_table"

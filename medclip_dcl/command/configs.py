@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from medclip_dcl.command.options import Configs
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import read_text, write_text
 from medclip_dcl.common.packaged import Kind, find_packaged, packaged_files
-from medclip_dcl.options import Configs
 
 _TAKERS: dict[Kind, str] = {
     "": "--config NAME",

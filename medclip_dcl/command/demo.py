@@ -14,9 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from medclip_dcl.command.options import Demo
 from medclip_dcl.common.command_line import in_words
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.options import Demo
 
 PROGRAM = (sys.executable, "-m", "medclip_dcl")
 RAW, SET, LANGUAGE_MODEL, RUN = "data/phantom_raw", "data/phantom", "runs/demo_language_model", "runs/demo"

@@ -29,7 +29,7 @@ from medclip_dcl.command.config_files import (
     unambiguous_files,
     with_packaged_files,
 )
-from medclip_dcl.command.described_network import (
+from medclip_dcl.command.network_of_checkpoint import (
     forget_initial_weights,
     take_missing_encoder_from,
     take_network_from,
@@ -58,7 +58,7 @@ from medclip_dcl.runs.run_folder import (
     UNTRAINED_CHECKPOINT,
     RunFolder,
     RunFolderError,
-    described_length,
+    length_in_words,
 )
 from medclip_dcl.runs.saved import (
     STEPS,
@@ -335,7 +335,7 @@ class MedclipCLI(LightningCLI):
             if is_longer:
                 if self.run.is_finished:
                     rank_zero_info(
-                        f"{self.run.folder} was finished and goes on to {described_length(self.config_dump)}; results, "
+                        f"{self.run.folder} was finished and goes on to {length_in_words(self.config_dump)}; results, "
                         "predictions, figures and report of its earlier end get their number of epochs or steps in "
                         "their names; the learning rate follows the schedule of the new length from here on"
                     )

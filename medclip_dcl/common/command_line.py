@@ -27,6 +27,10 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, digest_of_file
 
 Item = TypeVar("Item")
+MODEL = "run folder, checkpoint, exported folder or Hugging Face repository (owner/name)"
+CALIBRATION = "file of calibrate --output, in place of the model's"
+PROMPTS = "YAML file of finding: [negative, positive], or a packaged one by its name, public or chexpert14"
+ENSEMBLE = "several prompts a side: the mean of scores or of embeddings"
 _SYNONYMS = {"train": "fit", "evaluate": "test", "lr": "learning_rate", "epochs": "max_epochs"}
 """Words of other programs -> those of this one."""
 _SYSTEM = {
@@ -272,7 +276,9 @@ def _of_annotation(hint: Any) -> dict[str, Any]:
         return {"choices": parts}
     if len(parts) == 1:  # X | None, Sequence[X]
         return _of_annotation(parts[0])
-    return {"type": hint} if hint in (Path, int, float) else {}
+    if hint is Path:
+        return {"type": hint, "metavar": "FILE"}
+    return {"type": hint} if hint in (int, float) else {}
 
 
 def number(most: float) -> Callable[[str], float]:

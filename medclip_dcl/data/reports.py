@@ -27,10 +27,9 @@ from medclip_dcl.data.masking import SPECIAL_TOKENS, Masking
 from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, TrainingOrder, worker_options
 from medclip_dcl.networks.bert_folder import resolve_folder, word_pieces
-from medclip_dcl.networks.language_model import load_masked_tokenizer
+from medclip_dcl.networks.language_model import load_masked_tokenizer, special_tokens_around
 from medclip_dcl.networks.masked_language import IGNORED, masked_places
 from medclip_dcl.networks.text_encoder import share_of_truncated
-from medclip_dcl.networks.tokenizer_files import special_tokens_around
 
 # Batches are cut from this many batches' worth of sentences, sorted by length: little padding, yet random.
 _POOL = 32

@@ -269,7 +269,7 @@ class EvaluationData(Protocol):
 
 
 @runtime_checkable
-class DescribedData(Protocol):
+class OwnData(Protocol):
     """A datamodule without a prepared set, which describes its data for results.json."""
 
     def dataset(self) -> dict[str, Any]: ...

@@ -24,10 +24,10 @@ from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.data.prepared import OPTIONAL
 from medclip_dcl.evaluation.callback import (
-    DescribedData,
     Evaluation,
     EvaluationData,
     EvaluationResult,
+    OwnData,
     evaluation_data,
     is_part,
 )
@@ -167,7 +167,7 @@ class ResultsWriter(Callback):
             },
         }
 
-    def _tested(self, datamodule: EvaluationData | DescribedData) -> dict[str, Any]:
+    def _tested(self, datamodule: EvaluationData | OwnData) -> dict[str, Any]:
         """Entries that say which images were tested and, for those of a prepared set, how they were shown."""
         if not isinstance(datamodule, EvaluationData):
             return {"dataset": datamodule.dataset()}
@@ -196,10 +196,10 @@ def _settings(network: Any) -> dict[str, Any]:
         return {}
 
 
-def _tested_data(trainer: Trainer) -> EvaluationData | DescribedData:
+def _tested_data(trainer: Trainer) -> EvaluationData | OwnData:
     """The Trainer's datamodule; one with a prepared set is described by that."""
     data = trainer_data(trainer)
-    if isinstance(data, DescribedData) and not isinstance(data, EvaluationData):
+    if isinstance(data, OwnData) and not isinstance(data, EvaluationData):
         return data
     return evaluation_data(trainer)
 

@@ -29,13 +29,13 @@ from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.described import ImageNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report import tables
+from medclip_dcl.report.draws import TestedRun, method, units_of
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.reliability import fitted_table
 from medclip_dcl.report.subgroups import describe_run
 from medclip_dcl.report.tables import Cell, Column, Row, Table
 from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size, read_json, setting
-from medclip_dcl.statistics.draws import TestedRun, method, units_of
 
 CARD_FILE = "README.md"
 RESULTS = "### Summary"

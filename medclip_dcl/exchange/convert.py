@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from medclip_dcl.options import Convert
+from medclip_dcl.exchange.options import Convert
 
 if TYPE_CHECKING:
     from medclip_dcl.networks.image_text import ImageTextNetwork

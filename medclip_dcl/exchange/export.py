@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from medclip_dcl.options import Export
+from medclip_dcl.exchange.options import Export
 
 
 def run(options: Export) -> None:

@@ -12,9 +12,9 @@ from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.exchange.card import CARD_FILE, RESULTS, model_card
 from medclip_dcl.exchange.onnx_files import CLASSIFIER_FILE, IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
-from medclip_dcl.inference.model import LoadedModel, load
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.runs.run_folder import DATA_FILE
+from medclip_dcl.use.model import LoadedModel, load
 
 _SAVED = (CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE)
 FILES = (*_SAVED, CARD_FILE, DATA_FILE, IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE, CLASSIFIER_FILE)

@@ -24,7 +24,7 @@ from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
 from medclip_dcl.models.optimisation import adamw_warmup_cosine, parameter_groups
-from medclip_dcl.models.trained_model import Batch, ImageModel, described_part
+from medclip_dcl.models.trained_model import Batch, ImageModel, part_of_model
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import RegionEncoder
 
@@ -98,7 +98,7 @@ class Classifier(ImageModel):
                 "model.frozen: expected encoder_learning_rate null, layer_decay 1.0 and frozen_steps 0 with it, since "
                 f"it trains no encoder; found {encoder_learning_rate}, {layer_decay} and {frozen_steps}"
             )
-        image_encoder = image_encoder or described_part("image_encoder", RegionEncoder, init_from)
+        image_encoder = image_encoder or part_of_model("image_encoder", RegionEncoder, init_from)
         self.network = FindingNetwork(image_encoder, list(CHEX5) if findings is None else findings)
         if init_from is not None:
             self.start_from(self.network, init_from, ["image_encoder"])

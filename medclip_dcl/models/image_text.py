@@ -19,7 +19,7 @@ from medclip_dcl.common.weight_files import read_model, with_adapters_merged
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
 from medclip_dcl.models.gradient_cache import in_parts
 from medclip_dcl.models.optimisation import Schedule, adamw_warmup_cosine, parameter_groups
-from medclip_dcl.models.trained_model import Batch, ImageModel, described_part
+from medclip_dcl.models.trained_model import Batch, ImageModel, part_of_model
 from medclip_dcl.networks.adapters import LoRA, add_adapters, check_adaptable, has_adapters, merge_adapters
 from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_encoder import RegionEncoder
@@ -149,9 +149,9 @@ class ImageTextModel(ImageModel):
                 f"model: expected image_to_text in [0, 1] and beta2 in [0, 1), found {image_to_text} and {beta2}"
             )
         if image_encoder is None and text_encoder is None and similarity is None:
-            similarity = described_part("similarity", Similarity, init_from)
-        image_encoder = image_encoder or described_part("image_encoder", RegionEncoder, init_from)
-        text_encoder = text_encoder or described_part("text_encoder", SentenceEncoder, init_from)
+            similarity = part_of_model("similarity", Similarity, init_from)
+        image_encoder = image_encoder or part_of_model("image_encoder", RegionEncoder, init_from)
+        text_encoder = text_encoder or part_of_model("text_encoder", SentenceEncoder, init_from)
         for encoder in () if lora is None else (image_encoder, text_encoder):
             check_adaptable(encoder)
         self.network = ImageTextNetwork(image_encoder, text_encoder, similarity)

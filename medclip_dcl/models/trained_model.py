@@ -238,7 +238,7 @@ def _is_other(there: Any, here: Any) -> bool:
     return bool(differing_arguments(there, here)) if isinstance(there, dict) else there != here
 
 
-def described_part(name: str, base: type[Part], init_from: str | None) -> Part:
+def part_of_model(name: str, base: type[Part], init_from: str | None) -> Part:
     """A part of a network as `init_from` describes it, with weights of its own."""
     described, source = None, ""
     if init_from is not None:

@@ -33,11 +33,11 @@ from medclip_dcl.networks.bert_folder import (
     read_folder_json,
     resolve_folder,
 )
+from medclip_dcl.networks.language_model import load_library_tokenizer
 from medclip_dcl.networks.library_folder import (
     check_source,
     forward_settings,
     library_config,
-    load_library_tokenizer,
     longest_sentence,
     plain_settings,
     pretrained_size,

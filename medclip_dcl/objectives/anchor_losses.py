@@ -10,8 +10,8 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
-from medclip_dcl.objectives.described import Described
 from medclip_dcl.objectives.negative_weights import NegativeWeights
+from medclip_dcl.objectives.part import ObjectivePart
 
 
 class Anchors(NamedTuple):
@@ -36,7 +36,7 @@ class Anchors(NamedTuple):
     """(candidate, ...) likewise."""
 
 
-class AnchorLoss(Described):
+class AnchorLoss(ObjectivePart):
     """Base class: the loss of each anchor of a batch.
 
     A subclass implements `forward`. Its parameters are trained with the network. Under DistributedDataParallel each

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.objectives.contrastive import checked
-from medclip_dcl.objectives.described import Described
+from medclip_dcl.objectives.part import ObjectivePart
 
 USUAL_MEDIAN = (1e-4, 0.5)
 """Usual range of the median eta; below it the loss is close to InfoNCE, above it anchors are at the floor."""
@@ -38,7 +38,7 @@ def unusual_median(eta: np.ndarray) -> str:
     )
 
 
-class ClassProbability(Described):
+class ClassProbability(ObjectivePart):
     """Base class: a rule that gives each anchor its eta, capped at `max_eta`.
 
     Your own rule may require any numeric column of the tables sentences, classes and log_p of the prepared set, or of

@@ -37,7 +37,7 @@ class ContrastiveStatistics(NamedTuple):
     """Mean share of the negatives' sum of exp s that the correction subtracts, in [0, 1]."""
 
 
-class Rows(NamedTuple):
+class AnchorLogits(NamedTuple):
     """The statistics of each anchor's logits s that the loss needs."""
 
     log_sum_negative: Float[Tensor, "anchor"]
@@ -130,7 +130,7 @@ def contrastive_statistics(
 
 
 def losses_of_rows(
-    rows: Rows, class_probability: float | Tensor = 0.0, floor: float | Tensor = -math.inf
+    rows: AnchorLogits, class_probability: float | Tensor = 0.0, floor: float | Tensor = -math.inf
 ) -> Float[Tensor, "anchor"]:
     """`contrastive_loss` of each anchor from the statistics of its logits."""
     is_plain = not isinstance(class_probability, Tensor) and not isinstance(floor, Tensor)
@@ -146,7 +146,7 @@ def losses_of_rows(
 
 @torch.no_grad()
 def statistics_of_rows(
-    rows: Rows, class_probability: float | Tensor = 0.0, floor: float | Tensor = -math.inf
+    rows: AnchorLogits, class_probability: float | Tensor = 0.0, floor: float | Tensor = -math.inf
 ) -> ContrastiveStatistics:
     """`contrastive_statistics` from the statistics of each anchor's logits."""
     eta = eta_of_anchors(class_probability, rows.log_count)
@@ -168,7 +168,7 @@ def at_least_float32(tensor: Tensor) -> Tensor:
 
 def _rows(
     logits: Tensor, positives: Tensor, weights: Tensor | None, correction_logits: Tensor | None = None
-) -> Rows:
+) -> AnchorLogits:
     if logits.dim() != 2 or not logits.is_floating_point() or not len(logits):
         raise ValueError(
             "logits: expected floating point of shape (anchor, candidate) with at least one anchor, found "
@@ -215,7 +215,7 @@ def _rows(
             )
         others = correction_logits.to(logits)
         log_mean_positive = others.logsumexp(1) - math.log(others.shape[1])
-    return Rows(
+    return AnchorLogits(
         log_sum_negative=_log_sum_exp(weighted.masked_fill(is_positive, least)),
         log_count=log_count,
         positive_logits=logits.gather(1, columns.long()),
@@ -255,7 +255,7 @@ def _log_sum_exp(values: Tensor) -> Tensor:
     return log_sum.masked_fill(log_sum <= torch.finfo(values.dtype).min, -math.inf)
 
 
-def _log_g(rows: Rows, eta: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _log_g(rows: AnchorLogits, eta: Tensor, floor: float | Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """log g of each anchor, True where it is at the floor, and the corrected share.
 
     log g = max{ log mean_n exp s + log(1 - share) - log(1 - eta), floor }, share = eta mean_m exp s / mean_n exp s.

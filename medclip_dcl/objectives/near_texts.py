@@ -11,15 +11,15 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError, check_choice
-from medclip_dcl.objectives.described import Described
 from medclip_dcl.objectives.negative_weights import cosines, share_above
+from medclip_dcl.objectives.part import ObjectivePart
 
 # Shares of the pairs of texts above which a threshold is refused, and warned of: an image has several sentences, and is
 # near if one of them is.
 _MAX, _MANY = 0.9, 0.1
 
 
-class NearTexts(Described):
+class NearTexts(ObjectivePart):
     """Counts an image as known to fit a sentence if their texts' cosine exceeds a threshold.
 
     FaNe (Zhang et al., AAAI 2026) takes two reports with such a similarity for positives of each other; see

@@ -19,7 +19,7 @@ from medclip_dcl.common.devices import widest_float
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.objectives.contrastive import at_least_float32, checked
-from medclip_dcl.objectives.described import Described
+from medclip_dcl.objectives.part import ObjectivePart
 
 Fields = Mapping[str, Tensor]
 Weights = Float[Tensor, "anchor candidate"]
@@ -34,7 +34,7 @@ _LOG_MAX_SHARE = math.log(_MAX_SHARE)
 _PAIRS = 10_000
 
 
-class NegativeWeights(Described):
+class NegativeWeights(ObjectivePart):
     """Base class: weight of each candidate as a negative of each anchor, at least 0.
 
     A rule defines `pair_weights`; `finished` then scales or draws, row by row, among the candidates that are negatives.

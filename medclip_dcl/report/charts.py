@@ -18,7 +18,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from medclip_dcl.pictures.plots import COLOURS, LINES, MARKERS, MUTED, draw_ranks, lay_out, plain_log_labels
-from medclip_dcl.statistics.draws import Estimate
+from medclip_dcl.report.draws import Estimate
 
 _TEXT = "#010203"
 """Placeholder for the page's text colour; no other element has it."""

@@ -14,8 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.common.files import write_json, write_text
-from medclip_dcl.options import Compare
 from medclip_dcl.report import charts
+from medclip_dcl.report.contrasts import (
+    UNTRAINED,
+    Contrasts,
+    compared,
+    explain,
+    is_marked,
+    side_named,
+    sides_of,
+)
+from medclip_dcl.report.draws import N_DRAWS, Estimate, TestedRun, require_same_cases, units_of
+from medclip_dcl.report.options import Compare
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import (
     NOTHING,
@@ -40,16 +50,6 @@ from medclip_dcl.runs.saved import (
     differing_settings,
     setting,
 )
-from medclip_dcl.statistics.contrasts import (
-    UNTRAINED,
-    Contrasts,
-    compared,
-    explain,
-    is_marked,
-    side_named,
-    sides_of,
-)
-from medclip_dcl.statistics.draws import N_DRAWS, Estimate, TestedRun, require_same_cases, units_of
 
 FILES = ("comparison.md", "comparison.tex", "comparison.html", "comparison.json")
 

@@ -13,6 +13,7 @@ from medclip_dcl.metrics.summaries import BINS, bins_of
 from medclip_dcl.metrics.table import CALIBRATION
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.report import charts
+from medclip_dcl.report.draws import Estimate, Predictions, TestedRun, bootstrap_intervals, units_of
 from medclip_dcl.report.tables import (
     CLASSIFIER,
     NOTHING,
@@ -25,7 +26,6 @@ from medclip_dcl.report.tables import (
     number,
 )
 from medclip_dcl.runs.saved import value_at
-from medclip_dcl.statistics.draws import Estimate, Predictions, TestedRun, bootstrap_intervals, units_of
 
 _DIGITS = 3
 _FLOAT32 = ("32", "32-true")

@@ -17,10 +17,11 @@ from PIL import Image
 
 from medclip_dcl.common.files import write_text
 from medclip_dcl.metrics.table import DIRECTIONS
-from medclip_dcl.options import Report
 from medclip_dcl.pictures.plots import draw_roc
 from medclip_dcl.report import charts, tables
 from medclip_dcl.report import reliability as calibration
+from medclip_dcl.report.draws import TestedRun, method, units_of
+from medclip_dcl.report.options import Report
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.subgroups import describe_run
 from medclip_dcl.runs.run_folder import LEFT_OUT_FILE
@@ -33,7 +34,6 @@ from medclip_dcl.runs.saved import (
     read_parquet,
     value_at,
 )
-from medclip_dcl.statistics.draws import TestedRun, method, units_of
 
 REPORT_FILE = "report.html"
 

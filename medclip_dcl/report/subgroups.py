@@ -1,8 +1,8 @@
 """Metrics by view, sex and age group of the tested images, and the gap of each group to the others.
 
 The gap is the group minus the rest: all images whose attribute is known and another; a small reference group would make
-every gap uncertain (choice). Patients are drawn as in ``medclip_dcl.statistics.draws``; p is adjusted for all gaps by
-``medclip_dcl.statistics.contrasts.joint_p``, with the patients of the smaller side.
+every gap uncertain (choice). Patients are drawn as in ``medclip_dcl.report.draws``; p is adjusted for all gaps by
+``medclip_dcl.report.contrasts.joint_p``, with the patients of the smaller side.
 """
 
 from __future__ import annotations
@@ -21,6 +21,16 @@ from jaxtyping import Bool, Float, UInt8
 from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.metrics import summaries
 from medclip_dcl.metrics.table import CLASSIFICATIONS
+from medclip_dcl.report.contrasts import ALPHA, joint_p
+from medclip_dcl.report.draws import (
+    N_DRAWS,
+    Estimate,
+    Predictions,
+    TestedRun,
+    estimate,
+    numbers_of_draws,
+    patient_draws,
+)
 from medclip_dcl.report.tables import (
     DESCRIPTIONS,
     NOTHING,
@@ -33,16 +43,6 @@ from medclip_dcl.report.tables import (
     signed,
 )
 from medclip_dcl.runs.saved import SavedResultsError
-from medclip_dcl.statistics.contrasts import ALPHA, joint_p
-from medclip_dcl.statistics.draws import (
-    N_DRAWS,
-    Estimate,
-    Predictions,
-    TestedRun,
-    estimate,
-    numbers_of_draws,
-    patient_draws,
-)
 
 ATTRIBUTES = {"view": "View", "sex": "Sex", "age": "Age at the study"}
 """Attribute -> its name on the page."""
@@ -66,7 +66,7 @@ _LABELS = {x.path: (x.heading, x.digits) for x in map(column_of, DESCRIPTIONS["s
 
 Draws = Float[np.ndarray, "one_and_draws"]
 """A number among the tested patients, then in each draw; NaN where there is none."""
-Rows = Bool[np.ndarray, "row"]
+RowMask = Bool[np.ndarray, "row"]
 
 
 _Compared = tuple[Draws, Draws, int]
@@ -186,7 +186,7 @@ class _Evaluation:
         self.metrics |= {f"{self.section}/by_finding/{name}/auc": name for name in self._findings}
         self._known: dict[Any, dict[str, Draws]] = {}
 
-    def compared(self, *sides: Rows) -> dict[str, _Compared]:
+    def compared(self, *sides: RowMask) -> dict[str, _Compared]:
         """Each metric in the group and in the rest."""
         patients = {finding: self._n_patients(finding, sides) for finding in self._findings}
         patients = {finding: n for finding, n in patients.items() if n >= MIN_PATIENTS}
@@ -201,7 +201,7 @@ class _Evaluation:
             if metric in own and metric in others
         }
 
-    def _n_patients(self, finding: str, sides: Sequence[Rows]) -> int:
+    def _n_patients(self, finding: str, sides: Sequence[RowMask]) -> int:
         """Patients with, or without, the finding in the group or in the rest, the fewest; 0 for too few cases."""
         least = len(self.counts[0])
         its, positive = self._finding == self._findings.index(finding), self.table["label"].to_numpy() == 1
@@ -211,7 +211,7 @@ class _Evaluation:
             least = min(least, n if len(cases) >= self.min_cases else 0)
         return least
 
-    def _numbers(self, rows: Rows, findings: tuple[str, ...]) -> dict[str, Draws]:
+    def _numbers(self, rows: RowMask, findings: tuple[str, ...]) -> dict[str, Draws]:
         """Path -> number over these rows, computed once: of two groups each is the rest of the other."""
         key = rows.tobytes(), findings
         if key not in self._known:

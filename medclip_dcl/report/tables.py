@@ -19,9 +19,9 @@ import yaml
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics.summaries import by_path
 from medclip_dcl.metrics.table import ARROWS, CLASSIFICATIONS, DIRECTIONS, KS, MEAN_KS, SECTIONS, place_of
+from medclip_dcl.report.contrasts import UNTRAINED
+from medclip_dcl.report.draws import Estimate, TestedRun, units_of
 from medclip_dcl.runs.saved import SavedResultsError, describe_checkpoint, describe_image_size, value_at
-from medclip_dcl.statistics.contrasts import UNTRAINED
-from medclip_dcl.statistics.draws import Estimate, TestedRun, units_of
 
 Results = Mapping[str, Any]
 Show = Callable[[Any, int], str]

@@ -321,7 +321,7 @@ def _length(config: Mapping[str, Any]) -> dict[str, float]:
     return {unit: math.inf if value in (None, -1) else value for unit, value in found.items()}
 
 
-def described_length(config: Mapping[str, Any]) -> str:
+def length_in_words(config: Mapping[str, Any]) -> str:
     """Epochs and steps at which a run ends, in words."""
     ends = [f"{value} {unit}" for unit, value in _length(config).items() if value < math.inf]
     return " or ".join(ends) or "trainer.max_time"

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks.bert_folder import encodings
-from medclip_dcl.networks.tokenizer_files import Around, special_tokens_around
+from medclip_dcl.networks.language_model import Around, special_tokens_around
 from medclip_dcl.scoring.whole_model import MaskedCopies
 
 

@@ -8,7 +8,7 @@ from types import FrameType
 from typing import NoReturn
 
 from medclip_dcl.common.command_line import in_words
-from medclip_dcl.options import Benchmark as Options
+from medclip_dcl.studies.options import Benchmark as Options
 
 
 def run(options: Options) -> None:
@@ -19,8 +19,8 @@ def run(options: Options) -> None:
     from medclip_dcl.common.devices import usable_device
     from medclip_dcl.common.errors import UserError
     from medclip_dcl.common.findings import read_prompts
+    from medclip_dcl.report.draws import require_same_cases
     from medclip_dcl.runs.saved import other_geometry
-    from medclip_dcl.statistics.draws import require_same_cases
     from medclip_dcl.studies import benchmark_plan as plan
     from medclip_dcl.studies.benchmark_page import write_page
     from medclip_dcl.studies.one_run import LOG_FILE, run_one

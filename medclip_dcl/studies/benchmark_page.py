@@ -13,6 +13,16 @@ from medclip_dcl.common.files import write_text
 from medclip_dcl.data.lineage import Answer
 from medclip_dcl.metrics import table
 from medclip_dcl.report import charts
+from medclip_dcl.report.contrasts import (
+    Contrasts,
+    Sides,
+    compared,
+    explain,
+    is_marked,
+    side_named,
+    sides_of,
+)
+from medclip_dcl.report.draws import Estimate, units_of
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import (
     MEAN,
@@ -30,16 +40,6 @@ from medclip_dcl.report.tables import (
     number,
     signed,
 )
-from medclip_dcl.statistics.contrasts import (
-    Contrasts,
-    Sides,
-    compared,
-    explain,
-    is_marked,
-    side_named,
-    sides_of,
-)
-from medclip_dcl.statistics.draws import Estimate, units_of
 from medclip_dcl.studies.benchmark_plan import APART, BenchmarkedRun, marks
 
 PAGE, CSV = "benchmark.html", "benchmark.csv"

@@ -19,9 +19,9 @@ from medclip_dcl.common.findings import Ensemble, PromptEnsembles, ensemble_used
 from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, SavedModel, read_model
 from medclip_dcl.data.lineage import Answer, Lineage
 from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.report.draws import Predictions, TestedRun
 from medclip_dcl.runs.run_folder import ASKED_FILE
 from medclip_dcl.runs.saved import RESULTS_FILE, TEST_CONFIG, SavedResultsError, read_config, read_json
-from medclip_dcl.statistics.draws import Predictions, TestedRun
 from medclip_dcl.studies.one_run import Run
 
 TESTS = "tests"

@@ -22,13 +22,13 @@ from medclip_dcl.common.findings import Ensemble, PromptSource, read_prompts
 from medclip_dcl.common.packaged import find_packaged
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.lineage import Lineage
-from medclip_dcl.inference.model import LoadedModel
 from medclip_dcl.runs.run_folder import DATA_FILE, IMAGES_FILE, stated_data
 from medclip_dcl.runs.saved import other_geometry
 from medclip_dcl.studies import benchmark_plan as plan
 from medclip_dcl.studies.benchmark import stop
 from medclip_dcl.studies.benchmark_page import place_of
 from medclip_dcl.studies.one_run import run_one
+from medclip_dcl.use.model import LoadedModel
 
 _ONE_AT_A_TIME = threading.Lock()
 """A test has the output, the random states and the environment of the process."""

@@ -10,7 +10,7 @@ import pandas as pd
 import yaml
 
 from medclip_dcl.common.files import write_text
-from medclip_dcl.statistics.contrasts import means, paired_differences
+from medclip_dcl.report.contrasts import means, paired_differences
 from medclip_dcl.studies.grid import Experiment, Level, merged
 
 COMBINATION = "levels"

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from medclip_dcl.common.files import write_text
-from medclip_dcl.statistics.contrasts import over_patients_and_seeds
+from medclip_dcl.report.contrasts import over_patients_and_seeds
 from medclip_dcl.studies.grid import Comparison, Experiment, last_doubling
 from medclip_dcl.studies.grid_patients import sides_of_groups
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 
 from medclip_dcl.common.files import write_text
+from medclip_dcl.report.draws import N_DRAWS, TestedRun, units_of
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.tables import NOTHING
-from medclip_dcl.statistics.draws import N_DRAWS, TestedRun, units_of
 from medclip_dcl.studies.grid import BEST, Experiment
 from medclip_dcl.studies.grid_plots import draw_plots
 from medclip_dcl.studies.grid_tables import ALPHA, tables

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from medclip_dcl.common.findings import MIN_PATIENTS
-from medclip_dcl.statistics.contrasts import mean_over_seeds
-from medclip_dcl.statistics.draws import Numbers, TestedRun, estimate, intervals_of, require_same_cases
+from medclip_dcl.report.contrasts import mean_over_seeds
+from medclip_dcl.report.draws import Numbers, TestedRun, estimate, intervals_of, require_same_cases
 from medclip_dcl.studies.grid import Experiment, Outcome
 
 Sides = dict[object, dict[object, Numbers]]

@@ -19,7 +19,7 @@ from medclip_dcl.common.errors import UserError, quoted
 from medclip_dcl.common.files import read_yaml
 from medclip_dcl.common.packaged import FoundFile, find_configuration
 from medclip_dcl.metrics.table import place_of
-from medclip_dcl.statistics.contrasts import ALPHA
+from medclip_dcl.report.contrasts import ALPHA
 from medclip_dcl.studies.grid import (
     BEST,
     END,

@@ -18,7 +18,7 @@ from matplotlib.ticker import ScalarFormatter
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.pictures.plots import COLOURS, MARKERS, MUTED, write_figure
 from medclip_dcl.report.charts import chart
-from medclip_dcl.statistics.contrasts import means, paired_differences
+from medclip_dcl.report.contrasts import means, paired_differences
 from medclip_dcl.studies.grid import Experiment, Level, Places, Plot, as_list
 
 FOLDER = "plots"

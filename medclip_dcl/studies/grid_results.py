@@ -16,6 +16,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_parquet
 from medclip_dcl.metrics.summaries import by_path
 from medclip_dcl.metrics.table import SECTIONS, is_computed
+from medclip_dcl.report.draws import TestedRun
 from medclip_dcl.runs.run_folder import FIT_FILE, METRICS_FILE
 from medclip_dcl.runs.saved import (
     CONFIG_FILE,
@@ -27,7 +28,6 @@ from medclip_dcl.runs.saved import (
     read_parquet,
     read_results,
 )
-from medclip_dcl.statistics.draws import TestedRun
 from medclip_dcl.studies.grid import (
     AT,
     BEST,

@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from medclip_dcl.metrics.table import ARROWS
+from medclip_dcl.report.contrasts import ALPHA, means, paired_differences
+from medclip_dcl.report.draws import Estimate
 from medclip_dcl.report.tables import NOTHING, Cell, Column, Row, Table, interval_cell, number, signed
-from medclip_dcl.statistics.contrasts import ALPHA, means, paired_differences
-from medclip_dcl.statistics.draws import Estimate
 from medclip_dcl.studies.grid import BEST, Experiment, Level, Outcome
 from medclip_dcl.studies.grid_choice import COMBINATION, choices, ranking
 from medclip_dcl.studies.grid_patients import over_patients

@@ -14,7 +14,6 @@ from typing import NoReturn
 
 from medclip_dcl.common.command_line import in_words
 from medclip_dcl.common.devices import usable_device
-from medclip_dcl.options import Study
 from medclip_dcl.runs.saved import setting
 from medclip_dcl.studies.grid import Experiment, merged
 from medclip_dcl.studies.grid_choice import write_choices
@@ -24,6 +23,7 @@ from medclip_dcl.studies.grid_plan import check_cells, read_experiment
 from medclip_dcl.studies.grid_results import claim_folder, write_table
 from medclip_dcl.studies.grid_workers import run_ones
 from medclip_dcl.studies.one_run import LOG_FILE, End, Run, is_done
+from medclip_dcl.studies.options import Study
 
 
 def run(options: Study) -> None:

@@ -11,10 +11,10 @@ from torch.nn.functional import max_pool2d
 
 from medclip_dcl.common.errors import check_min
 from medclip_dcl.networks.image_encoder import RESNET_STAGES, draw_kernels, resnet_stages
-from medclip_dcl.objectives.described import Described
+from medclip_dcl.objectives.part import ObjectivePart
 
 
-class SmallImageEncoder(Described):
+class SmallImageEncoder(ObjectivePart):
     """Base class: images to one feature vector each.
 
     Images are in [0, 1] and not normalised: the BatchNorm after the first convolution does it (choice).

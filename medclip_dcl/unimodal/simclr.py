@@ -15,7 +15,7 @@ from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.objectives.anchor_losses import Anchors
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
 from medclip_dcl.objectives.contrastive import (
-    Rows,
+    AnchorLogits,
     at_least_float32,
     losses_of_rows,
     reduce_losses,
@@ -186,7 +186,7 @@ def _rows_of_views(
     own_positive: bool,
     class_id: Tensor | None,
     gamma2: float,
-) -> Rows:
+) -> AnchorLogits:
     """Statistics of the logits of the 2 * image anchors."""
     images = len(first)
     views = normalize(at_least_float32(torch.cat([first, second])), dim=1)
@@ -211,7 +211,7 @@ def _rows_of_views(
         left = (2 * (~is_same).sum(1)).to(log_count.dtype).repeat(2)
         log_sum_negative = log_sum_negative + (log_count - left.log()).where(left > 0, 0)
         log_count = log_count.where(left > 0, -math.inf)
-    return Rows(
+    return AnchorLogits(
         log_sum_negative=log_sum_negative,
         log_count=log_count,
         positive_logits=positive[:, None],

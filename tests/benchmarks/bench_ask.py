@@ -25,8 +25,8 @@ import torch
 from results_file import HERE, command, write_section
 
 from medclip_dcl import load
-from medclip_dcl.ask.loading import image_files_in
 from medclip_dcl.pictures.inputs import as_grey, network_input
+from medclip_dcl.use.loading import image_files_in
 from tests.program import shell
 
 TITLE = "Ask"

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from data_prep.eta_report import false_negatives, scored_sentences, with_labels, write_report
-from data_prep.options import Eta
 from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.encoding.eta_report import false_negatives, scored_sentences, with_labels, write_report
+from medclip_dcl.encoding.options import Eta
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 WORDS = {

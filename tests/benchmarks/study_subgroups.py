@@ -26,8 +26,8 @@ from data_prep.phantom import release
 from data_prep.phantom.people import PATIENTS_FILE
 from data_prep.phantom.studies import PlannedStudy, plan_studies
 from medclip_dcl.command import cli
+from medclip_dcl.report.contrasts import ALPHA
 from medclip_dcl.report.subgroups import subgroup_table
-from medclip_dcl.statistics.contrasts import ALPHA
 from tests.program import verb
 
 TITLE = "Gaps between groups that are found"

@@ -34,11 +34,11 @@ import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.metrics import roc_auc_score
 
-from data_prep.embed_sentences import embed_sentences
-from data_prep.options import Embed
-from data_prep.rank_reports import Reports, reports_of, true_reports
 from medclip_dcl import load
 from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.encoding.embed_sentences import embed_sentences
+from medclip_dcl.encoding.options import Embed
+from medclip_dcl.encoding.rank_reports import Reports, reports_of, true_reports
 from medclip_dcl.metrics.false_negatives import auc_within_anchors
 from medclip_dcl.metrics.table import RHO_BANDS
 from medclip_dcl.objectives import RankedByText

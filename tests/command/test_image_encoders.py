@@ -14,7 +14,7 @@ from transformers import Dinov2Config, Dinov2Model
 
 from medclip_dcl import load
 from medclip_dcl.command.cli import main
-from medclip_dcl.command.described_network import take_network_from
+from medclip_dcl.command.network_of_checkpoint import take_network_from
 from medclip_dcl.common.formats import CHECKPOINT, VERSION_KEY
 from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.networks import BertSentences, ImageTextNetwork, LSENonLocal

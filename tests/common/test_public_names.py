@@ -10,7 +10,7 @@ import pytest
 PACKAGES = (
     "data",
     "evaluation",
-    "inference",
+    "use",
     "metrics",
     "models",
     "networks",

@@ -11,7 +11,7 @@ from medclip_dcl.data.eta import anchors_of_sentences, shuffled_eta, with_eta
 from medclip_dcl.data.fields import FieldFiles, check_fields, read_own_fields, sentence_field
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.objectives import KnownClassProbability, LanguageModelClassProbability
-from tests.data_prep.test_eta_report import write_set
+from tests.encoding.test_eta_report import write_set
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from data_prep.command import worker_processes
-from data_prep.sources.source_tables import ReleaseError
 from medclip_dcl.common.command_line import run_command
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_text
@@ -29,7 +28,7 @@ def raising(error: BaseException) -> None:
 
 def test_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        raising(ReleaseError("no table;\n  do this"))
+        raising(UserError("no table;\n  do this"))
     assert stop.value.code == 2
     assert capsys.readouterr().err == "medclip-dcl: error: no table; do this\n"
 

@@ -15,12 +15,12 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep import check, options
 from data_prep import folder as command
+from data_prep import options
 from data_prep.folder import prepare
 from data_prep.options import Folder
+from data_prep.sources import check
 from data_prep.sources.preparation import summary
-from data_prep.sources.source_tables import ReleaseError
 from data_prep.sources.splits import draw_split
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
@@ -212,7 +212,7 @@ def test_columns_of_other_names_delimiter_and_encoding(table: Path) -> None:
         first = PreparedSet(table.parent.parent / "set").table(name)
         pd.testing.assert_frame_equal(prepared.table(name), first)
     for encoding, wanted in ((None, "UTF-8"), ("ascii", "ascii")):
-        with pytest.raises(ReleaseError, match=rf"line \d is not {wanted}; name the --encoding"):
+        with pytest.raises(UserError, match=rf"line \d is not {wanted}; name the --encoding"):
             prepare(settings(other, output=output / "x", delimiter=";", encoding=encoding, **names))
 
 
@@ -403,7 +403,7 @@ def test_a_table_that_cannot_be_right_is_named(
     table: Path, change: Callable[[pd.DataFrame], pd.DataFrame], options: dict[str, Any], message: str
 ) -> None:
     write(table, change(read(table)))
-    with pytest.raises(ReleaseError, match=message):
+    with pytest.raises(UserError, match=message):
         prepare(settings(table, **options))
     assert not (table.parent.parent / "set").exists()
 
@@ -439,12 +439,12 @@ def test_all_problems_are_listed_and_bad_rows_dropped(table: Path) -> None:
     write(table, pd.concat([rows, rows.iloc[[2, 2]].assign(text=["A.", "B."])]))
     table.write_text(table.read_text() + "one,two\n1,2,3\n")
     with pytest.raises(
-        ReleaseError,
+        UserError,
         match=r"4 problems: \(1\) line 11: 2 values for 7 columns, and 1 more.*\(2\).*maybe.*\(3\).*holdout.*a/2",
     ):
         prepare(settings(table))
     with pytest.raises(
-        ReleaseError, match=r"lacks the column Befund; .*lacks the column MRN.*\(3\) line 11.*mayb"
+        UserError, match=r"lacks the column Befund; .*lacks the column MRN.*\(3\) line 11.*mayb"
     ):
         prepare(settings(table, patient_column="MRN", text_column="Befund"))
     prepared = made(table, drop_bad_rows=True)
@@ -483,7 +483,7 @@ def test_header_rows_and_long_cells_of_others(table: Path, capsys: pytest.Captur
     assert len(prepared.table("images")) == 4
     assert "rows that repeat the header and are left out: 1 (row 4)" in capsys.readouterr().err
     write(table, rows.assign(text=[*rows["text"][:5], "B" * 200_000]))
-    with pytest.raises(ReleaseError, match="line 9: more than 131,072 characters in column text"):
+    with pytest.raises(UserError, match="line 9: more than 131,072 characters in column text"):
         prepare(settings(table, output=table.parent / "x"))
 
 
@@ -572,7 +572,7 @@ def test_files_of_other_kinds_are_named(table: Path) -> None:
         (rows.to_html, "HTML or XML"),
     ):
         writing(table)
-        with pytest.raises(ReleaseError, match=f"table.csv is {kind}; save it as a CSV file in UTF-8"):
+        with pytest.raises(UserError, match=f"table.csv is {kind}; save it as a CSV file in UTF-8"):
             prepare(settings(table))
 
 
@@ -596,7 +596,7 @@ def test_absolute_paths_and_an_unquoted_comma(table: Path) -> None:
     images = made(table, rows).table("images")
     assert images["dicom_id"].tolist() == ["a/1.png", "a/2.jpg", "b.tif", "c"]
     table.write_text(table.read_text().replace('"Heart is big, as before."', "Heart is big, as before."))
-    with pytest.raises(ReleaseError, match="8 values for 7 columns .*must stand in quotes"):
+    with pytest.raises(UserError, match="8 values for 7 columns .*must stand in quotes"):
         prepare(settings(table, output=table.parent / "x"))
 
 
@@ -604,7 +604,7 @@ def test_rows_without_image_or_text_have_reasons(table: Path) -> None:
     rows = read(table).replace({"image": {"c": ""}, "text": {"Heart is big, as before.": ""}})
     write(table, rows)
     (table.parent / "b.tif").unlink()
-    with pytest.raises(ReleaseError, match=r"2 of 4 images cannot be used, more than 0% \(first: "):
+    with pytest.raises(UserError, match=r"2 of 4 images cannot be used, more than 0% \(first: "):
         shade(table.parent, "d.png")
         (table.parent / "d.png").write_bytes(b"")
         write(table, pd.concat([rows, rows.iloc[:1].assign(image="d.png")]))
@@ -625,7 +625,7 @@ def test_empty_reports_count_as_unusable(table: Path) -> None:
     write(table, rows)
     for text_only in (False, True):
         with pytest.raises(
-            ReleaseError, match=r"2 of 4 reports cannot be used, more than 49% .*--rejected_share"
+            UserError, match=r"2 of 4 reports cannot be used, more than 49% .*--rejected_share"
         ):
             prepare(settings(table, rejected_share=0.49, text_only=text_only))
     (table.parent / "b.tif").unlink()  # images are another share: a single one is always allowed
@@ -635,7 +635,7 @@ def test_empty_reports_count_as_unusable(table: Path) -> None:
         "report",
     ]
     write(table, rows.assign(text=""))
-    with pytest.raises(ReleaseError, match="no row has any text"):
+    with pytest.raises(UserError, match="no row has any text"):
         prepare(settings(table, rejected_share=1.0, output=table.parent / "x"))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from data_prep.check import check_set
+from data_prep.sources.check import check_set
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.prepared import PreparedDataError
 from tests.data_prep.killing import Watch, changes, content, differing, run

@@ -20,13 +20,13 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep.check import check_set
 from data_prep.mimic_cxr import prepare
 from data_prep.options import MimicCxr
 from data_prep.sources import preparation, releases, set_tables
+from data_prep.sources.check import check_set
 from data_prep.sources.prepared_images import size_of
 from data_prep.sources.releases import find_release
-from data_prep.sources.source_tables import ReleaseError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
 from medclip_dcl.pictures.image_file import read_grey
 from tests.data_prep.killing import content
@@ -214,7 +214,7 @@ def test_without_locks_temporary_files_stay(
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(preparation.fcntl, "flock", refuse)
+    monkeypatch.setattr("fcntl.flock", refuse)
     other = raw.parent / "set" / ".images.parquet.1.tmp"
     other.parent.mkdir()
     other.write_bytes(b"half")
@@ -270,7 +270,7 @@ def test_set_made_differently_is_not_overwritten(raw: Path) -> None:
 def test_unfinished_set_continues_only_with_its_options(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report_path(raw, 50000003).rename(raw / "away")
     report_path(raw, 50000004).rename(raw / "away too")
-    with pytest.raises(ReleaseError, match="2 of 10 reports cannot be used, more than 1%"):
+    with pytest.raises(UserError, match="2 of 10 reports cannot be used, more than 1%"):
         prepare(settings(raw))
     assert [row[0] for row in rejects(raw.parent / "set")] == ["report", "report"]
     # No image was made yet: the options may still change.
@@ -324,13 +324,13 @@ def test_a_set_without_chosen_sections_is_refused(raw: Path) -> None:
     for study in {study for _, study, *_ in IMAGES.values()}:
         report_path(raw, study).write_text(TITLE + " FINDINGS:  Clear.\n")
     words = {"sections": ("impression",), "ms_cxr": None}
-    with pytest.raises(ReleaseError, match="10 of 10 reports .* more than 50% .*choose other --sections"):
+    with pytest.raises(UserError, match="10 of 10 reports .* more than 50% .*choose other --sections"):
         prepare(settings(raw, **words))
-    with pytest.raises(ReleaseError, match="nothing is left .*excluded 11"):
+    with pytest.raises(UserError, match="nothing is left .*excluded 11"):
         prepare(settings(raw, **words, rejected_share=1.0))
     for study in (50000001, 50000002, 50000003, 50000004):
         report_path(raw, study).write_text(TITLE + " IMPRESSION:  Clear.\n")
-    with pytest.raises(ReleaseError, match="6 of 10 reports"):
+    with pytest.raises(UserError, match="6 of 10 reports"):
         prepare(settings(raw, **words, rejected_share=0.55))
     assert len(made(raw, **words, rejected_share=0.6).table("reports")) == 4
 
@@ -354,7 +354,7 @@ def test_the_release_of_images_has_no_reports(raw: Path) -> None:
         target = moved / "mimic-cxr-reports" / file.relative_to(raw)
         target.parent.mkdir(parents=True, exist_ok=True)
         file.rename(target)
-    with pytest.raises(ReleaseError) as error:
+    with pytest.raises(UserError) as error:
         prepare(settings(raw))
     for part in (
         "no report was found: p10/p10000001/s50000001.txt and the reports of the other 9 studies",
@@ -363,7 +363,7 @@ def test_the_release_of_images_has_no_reports(raw: Path) -> None:
         "the folder that holds files/pXX/pXXXXXXXX/sXXXXXXXX.txt, by --reports",
     ):
         assert part in str(error.value)
-    with pytest.raises(ReleaseError, match=f"studies are in none of .*{raw}/nowhere; MIMIC-CXR-JPG"):
+    with pytest.raises(UserError, match=f"studies are in none of .*{raw}/nowhere; MIMIC-CXR-JPG"):
         prepare(settings(raw, reports=raw / "nowhere"))
     # Either layout below the given folder, the folder "files" itself, or the reports put into the source.
     prepare(settings(raw, output=raw.parent / "0", reports=moved))
@@ -406,7 +406,7 @@ def test_a_damaged_report_archive_is_named(raw: Path) -> None:
     whole = archive.read_bytes()
     archive.write_bytes(whole[:-40])
     with pytest.raises(
-        ReleaseError, match="mimic-cxr-reports.zip cannot be read .File is not a zip file.; expected"
+        UserError, match="mimic-cxr-reports.zip cannot be read .File is not a zip file.; expected"
     ):
         prepare(settings(raw))
     # A byte within the packed text of one report: its checksum no longer fits.
@@ -457,7 +457,7 @@ def test_a_subset_holds_the_patients_of_its_folders(raw: Path) -> None:
     assert (counts["boxes"], counts["boxes_outside_subset"]) == (2, 1)
     # "In the release" is what was asked for; the release itself stands under its own name.
     assert (counts["images_in_release"], counts["release"]["images"]) == (11, 12)
-    with pytest.raises(ReleaseError, match=r"--subset: .* has no patient in p11; its folders are p10, p20"):
+    with pytest.raises(UserError, match=r"--subset: .* has no patient in p11; its folders are p10, p20"):
         prepare(settings(raw, output=raw.parent / "other", subset=("p10", "p11")))
     with pytest.raises(PreparedDataError, match=r"\(subset: p10 there, none now\)"):
         prepare(settings(raw))
@@ -628,7 +628,7 @@ def test_boxes_written_as_corners_are_refused(raw: Path) -> None:
     edit_boxes(
         raw, lambda content: [box.update(bbox=corners[box["image_id"]]) for box in content["annotations"]]
     )
-    with pytest.raises(ReleaseError, match="3 of 3 boxes .* more than 5% .* beyond its image.*not corners"):
+    with pytest.raises(UserError, match="3 of 3 boxes .* more than 5% .* beyond its image.*not corners"):
         prepare(settings(raw))
     prepare(settings(raw, rejected_share=1.0))
 
@@ -665,7 +665,7 @@ def test_boxes_of_distorted_images_need_an_explanation(raw: Path) -> None:
     for number in (7, 9, 11):
         with Image.open(image_path(raw, number)) as image:
             image.resize((20, 20)).save(image_path(raw, number))
-    with pytest.raises(ReleaseError, match="3 of 3 boxes cannot be used.* or say --resized, or allow"):
+    with pytest.raises(UserError, match="3 of 3 boxes cannot be used.* or say --resized, or allow"):
         prepare(settings(raw))
     assert not (raw.parent / "set" / "images").exists()
     prepare(settings(raw, resized="stretch"))
@@ -847,7 +847,7 @@ def test_unusable_sources_and_outputs_are_refused(
     raw: Path, change: Callable[[Path], dict[str, Any] | None], message: str
 ) -> None:
     changed = change(raw) or {}
-    with pytest.raises((ReleaseError, PreparedDataError), match=message):
+    with pytest.raises((UserError, PreparedDataError), match=message):
         prepare(settings(raw, **changed))
     assert not (raw.parent / "set" / "dataset.json").exists()
 

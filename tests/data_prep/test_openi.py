@@ -16,7 +16,7 @@ from PIL import Image
 
 from data_prep.openi import NEGBIO, parse_report, prepare
 from data_prep.options import OpenI
-from data_prep.sources.source_tables import ReleaseError
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 
 # uid -> findings, impression, images (official name, view)
@@ -191,7 +191,7 @@ def test_images_that_are_not_there_are_left_out(official: Path, kaggle: Path) ->
     }
     for file in (official / "NLMCXR_png").iterdir():
         file.unlink()
-    with pytest.raises(ReleaseError, match="none of 27 images is below .*; say --images DIR, or --text_only"):
+    with pytest.raises(UserError, match="none of 27 images is below .*; say --images DIR, or --text_only"):
         prepare(settings(official, all_views=True, output=official.parent / "none"))
 
 
@@ -219,7 +219,7 @@ def test_labels_that_mean_the_same_are_taken(kaggle: Path) -> None:
         use.index[use.isin(["validate", "test"])]
     )
     file.write_text(file.read_text().replace("CXR2,", "CXR1,"))
-    with pytest.raises(ReleaseError, match="expected CXR and a number, each study once, found 'CXR1'"):
+    with pytest.raises(UserError, match="expected CXR and a number, each study once, found 'CXR1'"):
         prepare(settings(kaggle, labels=file, output=kaggle.parent / "other"))
 
 
@@ -231,7 +231,7 @@ def test_table_of_frontal_images_is_asked_for(official: Path) -> None:
         ({"source": official / "nowhere"}, "nowhere: expected NLMCXR_reports.tgz, .* found none of them"),
     ]
     for changed, message in refused:
-        with pytest.raises(ReleaseError, match=message):
+        with pytest.raises(UserError, match=message):
             prepare(settings(**{"source": official, **changed}))
 
 
@@ -249,7 +249,7 @@ def test_table_of_frontal_images_is_asked_for(official: Path) -> None:
 def test_a_table_with_repeated_rows_is_refused(kaggle: Path, name: str, row: str, message: str) -> None:
     with (kaggle / name).open("a") as table:
         table.write(f"{row}\n")
-    with pytest.raises(ReleaseError, match=message):
+    with pytest.raises(UserError, match=message):
         prepare(settings(kaggle))
 
 
@@ -322,20 +322,20 @@ def test_archive_is_never_unpacked_and_damage_named(official: Path, tmp_path: Pa
     assert prepared.table("studies")["study_id"].tolist() == [*sorted(REPORTS), 99]
     assert [3, "findings", "Clear."] in said(prepared)
     assert {file for file in tmp_path.parent.rglob("*") if "set" not in file.parts} == before
-    with pytest.raises(ReleaseError, match=r"links\.tgz: expected the XML reports .* 0 of 0 cannot be read"):
+    with pytest.raises(UserError, match=r"links\.tgz: expected the XML reports .* 0 of 0 cannot be read"):
         prepare(settings(tmp_path / "links.tgz", text_only=True, output=tmp_path / "b"))
     whole = archive.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"no archive", whole[:200] + b"\0" * 50 + whole[250:]):
         archive.write_bytes(damaged)
-        with pytest.raises(ReleaseError, match=r"(?s)evil\.tgz cannot be read .*; download it again"):
+        with pytest.raises(UserError, match=r"(?s)evil\.tgz cannot be read .*; download it again"):
             prepare(settings(archive, text_only=True, output=tmp_path / "b"))
     pack(archive, {**files, "a/1.xml": xml(1).replace("normal", "large").encode()})
-    with pytest.raises(ReleaseError, match="expected studies whose rows have one findings, found '1'"):
+    with pytest.raises(UserError, match="expected studies whose rows have one findings, found '1'"):
         prepare(settings(archive, text_only=True, output=tmp_path / "b"))
     pack(archive, {**files, "1.xml": b"<", "2.xml": b"<"})
-    with pytest.raises(ReleaseError, match=r"2 of 27 cannot be read \(first: 1\.xml, report is not XML"):
+    with pytest.raises(UserError, match=r"2 of 27 cannot be read \(first: 1\.xml, report is not XML"):
         prepare(settings(archive, text_only=True, output=tmp_path / "b"))
-    with pytest.raises(ReleaseError, match="1 of 1 cannot be read"):
+    with pytest.raises(UserError, match="1 of 1 cannot be read"):
         only = pack(tmp_path / "only.tgz", {"1.xml": b"<"})
         prepare(settings(only, text_only=True, output=tmp_path / "b", rejected_share=1.0))
     prepare(settings(archive, text_only=True, output=tmp_path / "b", rejected_share=0.1))

@@ -20,16 +20,16 @@ import pytest
 import torch
 
 from data_prep import shard
-from data_prep.check import check_set
-from data_prep.encode import encode
-from data_prep.image_checks import check_files
-from data_prep.options import Encode
-from data_prep.sources.preparation import one_process_in
+from data_prep.command import one_process_in
+from data_prep.sources.check import check_set
+from data_prep.sources.image_checks import check_files
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest_of_file
 from medclip_dcl.data import identity, shards
 from medclip_dcl.data.images import Images
 from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.encoding.encode import encode
+from medclip_dcl.encoding.options import Encode
 from tests.data.test_labelled import datamodule
 from tests.data_prep.killing import content, differing
 from tests.data_prep.small_release import image_path, write_release

@@ -41,8 +41,8 @@ from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.pictures.geometry import View
+from medclip_dcl.report.draws import bootstrap_intervals
 from medclip_dcl.report.report import render
-from medclip_dcl.statistics.draws import bootstrap_intervals
 
 STRIDE, ROWS, COLUMNS = 4, 3, 5
 N_IMAGES = 23

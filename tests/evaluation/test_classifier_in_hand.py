@@ -171,7 +171,7 @@ def test_its_onnx_file_gives_its_logits(run, labelled_set, tmp_path):
 
 def test_the_page_shows_its_scores_without_sentences(exported, labelled_set):
     client = pytest.importorskip("starlette.testclient").TestClient
-    from medclip_dcl.page.app import make_app
+    from medclip_dcl.use.page.app import make_app
 
     page, file = (
         client(make_app(load(exported), "mine"), "http://localhost"),

@@ -19,8 +19,8 @@ from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.report.compare import compare, write_comparison
+from medclip_dcl.report.draws import bootstrap_intervals
 from medclip_dcl.report.report import render
-from medclip_dcl.statistics.draws import bootstrap_intervals
 from tests.evaluation.classifier_runs import results, words
 from tests.program import verb
 

@@ -15,7 +15,7 @@ import pytest
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import TABLES
 from medclip_dcl.evaluation import Localisation, ResultsWriter
-from medclip_dcl.statistics.draws import bootstrap_intervals
+from medclip_dcl.report.draws import bootstrap_intervals
 from tests.evaluation.test_callbacks import (
     WORDS,
     ColourData,

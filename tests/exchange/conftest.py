@@ -9,7 +9,7 @@ import torch
 
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from tests.exchange.small import small_network, write_run
-from tests.statistics.conftest import make_predictions, make_tested_run, measured
+from tests.report.conftest import make_predictions, make_tested_run, measured
 
 
 @pytest.fixture(scope="module")

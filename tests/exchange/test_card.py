@@ -21,9 +21,9 @@ from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
+from medclip_dcl.report.draws import bootstrap_intervals
 from medclip_dcl.report.tables import DESCRIPTIONS, Cell, Column, Row, Table, column_of, number
 from medclip_dcl.runs.saved import setting, value_at
-from medclip_dcl.statistics.draws import bootstrap_intervals
 from tests.small import PatchRegions
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,12 +13,12 @@ from pytorch_lightning import Trainer
 
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.evaluation import Grounding, Retrieval, ZeroShotClassification
-from medclip_dcl.inference.model import load
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import ConstantClassProbability
+from medclip_dcl.use.model import load
 from tests.models.test_image_text import Losses, trainer
 from tests.program import verb
 

@@ -18,7 +18,6 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.data import by_length
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.prepared import PreparedSet
-from medclip_dcl.inference.model import load
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.models.optimisation import (
     adamw_warmup_cosine,
@@ -38,6 +37,7 @@ from medclip_dcl.objectives import (
 )
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from medclip_dcl.training.left_out import LeftOutNegatives, left_out_negatives
+from medclip_dcl.use.model import load
 from tests.networks.test_text_encoder import of_family
 from tests.objectives.test_anchor_losses import Proud, Scaled
 from tests.small import LinearPatches, PatchRegions

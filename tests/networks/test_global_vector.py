@@ -14,10 +14,10 @@ from torch.nn.functional import cosine_similarity, normalize
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.evaluation import EmbeddingMap, Retrieval, ZeroShotClassification
-from medclip_dcl.inference.model import LoadedModel
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks import FindingNetwork, GlobalCosine, ImageTextNetwork, LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
+from medclip_dcl.use.model import LoadedModel
 from tests.small import GlobalPatches, LinearPatches, RegionsAndGlobal
 
 

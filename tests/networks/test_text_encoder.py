@@ -16,7 +16,7 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.parts import differing_arguments, part_config
-from medclip_dcl.networks import library_folder
+from medclip_dcl.networks import language_model
 from medclip_dcl.networks.image_text import ImageTextNetwork, pad_tokens
 from medclip_dcl.networks.initial_weights import take_over
 from medclip_dcl.networks.pretrained_regions import TransformersRegions
@@ -382,7 +382,7 @@ def test_a_sentencepiece_file_names_its_extra(folder_of, tmp_path, monkeypatch):
         raise ImportError("SentencePieceExtractor requires the SentencePiece library\nbut it was not found")
 
     monkeypatch.setattr(T.AutoTokenizer, "from_pretrained", from_pretrained)
-    monkeypatch.setattr(library_folder, "is_sentencepiece_available", lambda: False)
+    monkeypatch.setattr(language_model, "is_sentencepiece_available", lambda: False)
     with pytest.raises(
         UserError, match=r"it needs the package sentencepiece, and protobuf: pip .*\[models\]"
     ):

@@ -17,10 +17,10 @@ import pytest
 from PIL import Image
 
 from data_prep.sources.prepared_images import Job, prepare_image
-from medclip_dcl.inference.model import as_grey
 from medclip_dcl.pictures import dicom
 from medclip_dcl.pictures.grey import DICOM, LOSSY_DICOM, UnusableImageError, kind_and_notes, notes_of
 from medclip_dcl.pictures.image_file import read_grey
+from medclip_dcl.use.model import as_grey
 
 pydicom = pytest.importorskip("pydicom", reason="pip install -e '.[test]' installs pydicom")
 imagecodecs = pytest.importorskip("imagecodecs", reason="pip install -e '.[test]' installs imagecodecs")

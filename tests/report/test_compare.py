@@ -14,10 +14,10 @@ from scipy import stats
 
 from medclip_dcl.metrics import summaries
 from medclip_dcl.report.compare import FILES, compare, tables
+from medclip_dcl.report.contrasts import bootstrap_differences
+from medclip_dcl.report.draws import bootstrap_intervals
 from medclip_dcl.report.page import latex_text, markdown_text
 from medclip_dcl.report.tables import number
-from medclip_dcl.statistics.contrasts import bootstrap_differences
-from medclip_dcl.statistics.draws import bootstrap_intervals
 from tests.program import shell
 from tests.report.page import Page
 

@@ -16,11 +16,11 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.metrics import calibration
 from medclip_dcl.metrics.calibration import Calibration, fit_finding, perfect_error
+from medclip_dcl.report import draws as intervals
+from medclip_dcl.report.draws import TestedRun, patient_draws
 from medclip_dcl.report.reliability import section
 from medclip_dcl.report.report import render
 from medclip_dcl.report.tables import Table
-from medclip_dcl.statistics import draws as intervals
-from medclip_dcl.statistics.draws import TestedRun, patient_draws
 
 SCALE = 6.0
 SETTINGS = dict.fromkeys(("image_encoder", "text_encoder", "similarity"), "0")

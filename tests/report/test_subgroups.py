@@ -12,11 +12,11 @@ from sklearn.metrics import roc_auc_score
 
 from medclip_dcl.metrics import summaries
 from medclip_dcl.report import charts, subgroups
+from medclip_dcl.report.contrasts import ALPHA
+from medclip_dcl.report.draws import Predictions, patient_draws
 from medclip_dcl.report.report import render
 from medclip_dcl.report.subgroups import describe, subgroup_table, table_of_groups
 from medclip_dcl.runs.saved import SavedResultsError
-from medclip_dcl.statistics.contrasts import ALPHA
-from medclip_dcl.statistics.draws import Predictions, patient_draws
 
 N_IMAGES = 240
 

@@ -28,8 +28,8 @@ import pytest
 from PIL import Image
 
 from data_prep import folder, mimic_cxr, openi
-from data_prep.check import check_set
 from data_prep.options import Folder, MimicCxr, OpenI
+from data_prep.sources.check import check_set
 from tests.data_prep.small_release import write_release
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep.check import check_set
+from data_prep.sources.check import check_set
 from medclip_dcl.data.prepared import TABLES
 from tests.data_prep.killing import Watch, changes, content, differing, run
 from tests.data_prep.small_release import write_release

@@ -31,10 +31,10 @@ from medclip_dcl.common.findings import CHEXPERT, Ensemble, PromptEnsembles, rea
 from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.networks.image_encoder import ResNetRegions
+from medclip_dcl.report import draws as intervals
 from medclip_dcl.report.compare import compare
+from medclip_dcl.report.contrasts import sides_of
 from medclip_dcl.runs.saved import command_of_test
-from medclip_dcl.statistics import draws as intervals
-from medclip_dcl.statistics.contrasts import sides_of
 from medclip_dcl.studies import benchmark_plan as plan
 from medclip_dcl.studies import one_run
 from medclip_dcl.studies.benchmark import stop

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from medclip_dcl.statistics.draws import TestedRun
+from medclip_dcl.report.draws import TestedRun
 from medclip_dcl.studies.grid_curve import write_verdicts
 from medclip_dcl.studies.grid_plan import read_experiment
 from medclip_dcl.studies.grid_results import write_table

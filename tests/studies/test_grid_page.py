@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.statistics.contrasts import means, paired_differences
+from medclip_dcl.report.contrasts import means, paired_differences
 from medclip_dcl.studies.grid import Experiment
 from medclip_dcl.studies.grid_page import write_report
 from medclip_dcl.studies.grid_plan import read_experiment

@@ -13,8 +13,8 @@ import pytest
 from sklearn.metrics import accuracy_score, roc_auc_score
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.report.draws import TestedRun, patient_draws
 from medclip_dcl.runs.saved import SavedResultsError
-from medclip_dcl.statistics.draws import TestedRun, patient_draws
 from medclip_dcl.studies.grid import Experiment, Outcome
 from medclip_dcl.studies.grid_page import write_report
 from medclip_dcl.studies.grid_patients import over_patients
@@ -140,7 +140,7 @@ def test_the_page_has_both_intervals_and_draws_once(grid, monkeypatch):
     def drawn_again(*arguments: object) -> None:
         raise AssertionError("drawn again")
 
-    monkeypatch.setattr("medclip_dcl.statistics.draws.bootstrap_numbers", drawn_again)
+    monkeypatch.setattr("medclip_dcl.report.draws.bootstrap_numbers", drawn_again)
     assert write_report(experiment, results_table(experiment)).read_text() == page
 
 

@@ -21,7 +21,7 @@ from torch.nn.functional import normalize
 
 from medclip_dcl import load
 from medclip_dcl.command.cli import main
-from medclip_dcl.command.described_network import take_network_from
+from medclip_dcl.command.network_of_checkpoint import take_network_from
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.weight_files import SavedModel, read_model
 from medclip_dcl.report.report import render

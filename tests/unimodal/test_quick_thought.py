@@ -16,11 +16,11 @@ from pytorch_lightning import Callback, Trainer
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from data_prep.embed_sentences import embed_sentences
-from data_prep.options import Embed
 from medclip_dcl.command.cli import main
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.encoding.embed_sentences import embed_sentences
+from medclip_dcl.encoding.options import Embed
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.run_folder import RunFolder

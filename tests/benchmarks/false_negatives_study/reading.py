@@ -28,7 +28,7 @@ from scipy import optimize, stats
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import read_yaml, write_text
 from medclip_dcl.pictures.plots import COLOURS, LINES, MARKERS, write_figure
-from medclip_dcl.statistics.contrasts import means
+from medclip_dcl.report.contrasts import means
 
 PLAN = [Path(__file__).with_name(name) for name in ("plan.yaml", "hypotheses.yaml")]
 SETTING = ["similarity", "pairs", "start"]

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep.check import check_set
 from data_prep.public.release_tables import ReleaseFolder
-from data_prep.sources.source_tables import ReleaseError
+from data_prep.sources.check import check_set
 from medclip_dcl.command import cli
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import PreparedSet
 from tests.program import verb
 
@@ -229,7 +229,7 @@ def test_the_only_mask_of_another_size_is_refused(tmp_path: Path, real_data: Pat
     (source / "train-rle.csv").write_text("ImageId, EncodedPixels\na,5 9\n")
     with Image.open(next((real_data / "nih/images").iterdir())) as image:
         image.resize((40, 50)).save(source / "a.png")
-    with pytest.raises(ReleaseError, match="1 of 1 masks cannot be used"):
+    with pytest.raises(UserError, match="1 of 1 masks cannot be used"):
         prepare("siim", source, tmp_path / "set", "--split_shares", "0,0,1")
     prepare("siim", source, tmp_path / "set", "--split_shares", "0,0,1", "--rejected_share", "1")
     assert PreparedSet(tmp_path / "set").table("masks").empty
@@ -250,7 +250,7 @@ def test_official_validate_patients_of_chexpert_as_test(tmp_path: Path, real_dat
     images = PreparedSet(tmp_path / "set").table("images")
     n_of_use = images["use"].value_counts().to_dict()
     assert n_of_use["test"] == 3 and 5 < n_of_use["validate"] < 20 and n_of_use["train"] > 20
-    with pytest.raises(ReleaseError, match="the release has other parts"):
+    with pytest.raises(UserError, match="the release has other parts"):
         (tmp_path / "raw/train.csv").rename(tmp_path / "raw/test.csv")
         prepare("chexpert", tmp_path / "raw", tmp_path / "other", "--official_validate_as_test")
 
@@ -278,7 +278,7 @@ def test_sets_without_a_box_or_image(
     shutil.copyfile(next((real_data / "nih/images").iterdir()), source / "a.jpg")
     if said:
         with pytest.raises(
-            ReleaseError, match=f"{file}: {said} out; a: its name is in neither train_val_list.txt"
+            UserError, match=f"{file}: {said} out; a: its name is in neither train_val_list.txt"
         ):
             prepare(name, source, output)
     else:
@@ -292,7 +292,7 @@ def test_boxes_on_pictures_need_the_originals_sizes(tmp_path: Path, real_data: P
     rows = "image_id,class_name,x_min,y_min,x_max,y_max\na,Nodule/Mass,200,400,600,1000\n"
     (source / "annotations_test.csv").write_text(rows)
     shutil.copyfile(next((real_data / "nih/images").iterdir()), source / "a.jpg")  # 512 pixels
-    with pytest.raises(ReleaseError, match=r"sizes.csv: image_id, width, height"):
+    with pytest.raises(UserError, match=r"sizes.csv: image_id, width, height"):
         prepare("vindr", source, output)
     (source / "sizes.csv").write_text("image_id,width,height\na,2048,2048\n")
     prepare("vindr", source, output)

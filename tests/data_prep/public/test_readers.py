@@ -23,7 +23,6 @@ import pytest
 import yaml
 from pycocotools import mask as coco
 
-from data_prep.finding_names import aliases, names_of, with_parents
 from data_prep.public import chestx_det, chexpert, nih, padchest, rsna, siim, vindr
 from data_prep.public.release_tables import (
     PublicTables,
@@ -32,8 +31,9 @@ from data_prep.public.release_tables import (
     run_lengths,
     uncompressed,
 )
-from data_prep.sources.source_tables import ReleaseError
+from data_prep.sources.finding_names import aliases, names_of, with_parents
 from data_prep.sources.spellings import as_spelled
+from medclip_dcl.common.errors import UserError
 
 _FOUND = find_spec("torchxrayvision")
 WHEEL = Path(_FOUND.origin).parent / "data" if _FOUND is not None and _FOUND.origin else None
@@ -405,7 +405,7 @@ def test_a_finding_of_padchest_makes_its_parents_present(tmp_path: Path) -> None
 def test_names_of_padchest_are_those_of_its_table() -> None:
     known = set(names_of("PadChest"))
     findings = set(aliases()) | {name.lower() for name in known}
-    tree = yaml.safe_load((files("data_prep.public") / "findings.yaml").read_text(encoding="utf-8"))
+    tree = yaml.safe_load((files("data_prep.sources") / "findings.yaml").read_text(encoding="utf-8"))
     children = [child for other in tree.values() for child in other.get("children", ())]
     assert len(known) == 194 and set(children) <= known
     # Every finding above another is a name, too, and none is above itself.
@@ -615,7 +615,7 @@ REFUSED: dict[str, tuple[Callable[[ReleaseFolder], PublicTables], dict[str, Any]
 @pytest.mark.parametrize("case", REFUSED)
 def test_damaged_release_is_named(tmp_path: Path, case: str) -> None:
     read, files, words = REFUSED[case]
-    with pytest.raises(ReleaseError) as error:
+    with pytest.raises(UserError) as error:
         read(_write(tmp_path, files))
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
@@ -623,7 +623,7 @@ def test_damaged_release_is_named(tmp_path: Path, case: str) -> None:
 def test_an_image_found_twice_is_refused(tmp_path: Path) -> None:
     release = _write(tmp_path, {"a/7.png": "", "b/7.jpg": "", "b/8.png": "", "b/._8.png": ""})
     assert release.images(["8", "9"]) == {"8": tmp_path / "b/8.png"}
-    with pytest.raises(ReleaseError, match="image 7 twice"):
+    with pytest.raises(UserError, match="image 7 twice"):
         release.images(["7"])
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from data_prep.check import check_set
+from data_prep.sources.check import check_set
 from data_prep.sources.growth import FILE
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from tests.data_prep.killing import content

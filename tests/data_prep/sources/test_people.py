@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from data_prep.sources.people import ages, sexes, with_patients
-from data_prep.sources.source_tables import ReleaseError
+from medclip_dcl.common.errors import UserError
 
 IMAGES = pd.DataFrame(
     {
@@ -98,5 +98,5 @@ def test_without_study_dates_there_is_no_age(tmp_path):
     ],
 )
 def test_a_file_of_other_patients_is_refused(tmp_path, changed, message):
-    with pytest.raises(ReleaseError, match=message):
+    with pytest.raises(UserError, match=message):
         with_patients(IMAGES, patients(tmp_path, **changed))

@@ -18,7 +18,8 @@ from data_prep.sources.releases import (
     read_labels,
     read_ms_cxr,
 )
-from data_prep.sources.source_tables import CsvFile, ReleaseError
+from data_prep.sources.source_tables import CsvFile
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
 
 A, B = "0000000a-00000000-00000000-00000000-00000001", "0000000b-00000000-00000000-00000000-00000002"
@@ -99,7 +100,7 @@ DAMAGED = [
 @pytest.mark.parametrize(("changed", "message"), DAMAGED)
 def test_damaged_table_is_named(tmp_path: Path, changed: dict[str, str], message: str) -> None:
     release = find_release(write(tmp_path, **changed))
-    with pytest.raises(ReleaseError) as error:
+    with pytest.raises(UserError) as error:
         read_images(release)
         read_labels(release)
     assert message in str(error.value)
@@ -110,19 +111,19 @@ def test_a_comma_at_a_lines_end_is_no_column(tmp_path: Path) -> None:
     commas = read_images(find_release(write(tmp_path / "commas", split=SPLIT.replace(",train", ",train,"))))
     assert commas.equals(whole)
     shifted = SPLIT.replace("split\n", "split,,\n").replace(",train", ",train,x")
-    with pytest.raises(ReleaseError, match="line 2: 5 values for 4 columns"):
+    with pytest.raises(UserError, match="line 2: 5 values for 4 columns"):
         read_images(find_release(write(tmp_path / "shifted", split=shifted)))
 
 
 def test_missing_tables_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ReleaseError, match="nowhere: expected mimic-cxr-2.0.0-.*, found none; they are next"):
+    with pytest.raises(UserError, match="nowhere: expected mimic-cxr-2.0.0-.*, found none; they are next"):
         find_release(tmp_path / "nowhere")
     folder = write(tmp_path / "raw", "2.1.0")
     (folder / "mimic-cxr-2.1.0-split.csv.gz").unlink()
-    with pytest.raises(ReleaseError, match=r"metadata,split,chexpert.*found mimic-cxr-2.1.0-chexpert"):
+    with pytest.raises(UserError, match=r"metadata,split,chexpert.*found mimic-cxr-2.1.0-chexpert"):
         find_release(folder)
     write(folder, "2.0.0")
-    with pytest.raises(ReleaseError, match=r"of one version, found .*2\.0\.0.*2\.1\.0"):
+    with pytest.raises(UserError, match=r"of one version, found .*2\.0\.0.*2\.1\.0"):
         find_release(folder)
 
 
@@ -133,7 +134,7 @@ def test_a_damaged_archive_is_an_error(tmp_path: Path, damage: Callable[[bytes],
     folder = write(tmp_path)
     file = folder / "mimic-cxr-2.0.0-split.csv.gz"
     file.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(ReleaseError, match=r"split\.csv\.gz cannot be read .* download it again"):
+    with pytest.raises(UserError, match=r"split\.csv\.gz cannot be read .* download it again"):
         read_images(find_release(folder))
 
 
@@ -154,7 +155,7 @@ def test_a_damaged_archive_is_an_error(tmp_path: Path, damage: Callable[[bytes],
 )
 def test_a_quote_that_joins_rows_is_refused(text: str, delimiter: str, line: int) -> None:
     table = CsvFile(Path("table.csv"), text, "", delimiter)
-    with pytest.raises(ReleaseError, match=f"table.csv: line {line} is a row") if line else nullcontext():
+    with pytest.raises(UserError, match=f"table.csv: line {line} is a row") if line else nullcontext():
         table.require_rows(["id"])
 
 
@@ -167,7 +168,7 @@ def test_a_table_without_end_is_refused(
     assert len(source_tables.unpacked(tmp_path / name, "")) == 2**20
     (tmp_path / name).write_bytes(pack(b"a" * (2**20 + 1)))
     with pytest.raises(
-        ReleaseError, match=rf"{name}: expected a table of at most 0.00\d* GiB unpacked, found more"
+        UserError, match=rf"{name}: expected a table of at most 0.00\d* GiB unpacked, found more"
     ):
         source_tables.unpacked(tmp_path / name, "")
 
@@ -232,6 +233,6 @@ def test_boxes_of_version_110_name_patients(tmp_path: Path) -> None:
 )
 def test_a_wrong_box_file_is_an_error(tmp_path: Path, content: str, message: str) -> None:
     (tmp_path / "a.json").write_text(content)
-    with pytest.raises(ReleaseError) as error:
+    with pytest.raises(UserError) as error:
         read_ms_cxr(tmp_path / "a.json")
     assert message in str(error.value)

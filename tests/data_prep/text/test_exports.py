@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from data_prep.text.exports import plain_text
+from data_prep.text.plain_text import plain_text
 
 
 @pytest.mark.parametrize(

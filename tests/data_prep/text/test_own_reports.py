@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from data_prep.sources.source_tables import ReleaseError
 from data_prep.text.reports import MAX_CHARACTERS, Report, read_passages, read_sentences
 from data_prep.text.sections import (
     BOTH,
@@ -20,6 +19,7 @@ from data_prep.text.sections import (
     own_sections,
     study_sections,
 )
+from medclip_dcl.common.errors import UserError
 from tests.data_prep.text.test_sections import SHAPES
 
 # One letter for the section of each passage that is found.
@@ -315,7 +315,7 @@ def test_a_head_of_most_text_is_named(head: str, is_mimic: bool) -> None:
         ]
         return [*read_sentences(reports, 5, SECTIONS, None, "none", findings_heads=heads).of_study.values()]
 
-    with pytest.raises(ReleaseError, match=rf"^--findings_heads: 3 of 5 reports .* {head.upper()}"):
+    with pytest.raises(UserError, match=rf"^--findings_heads: 3 of 5 reports .* {head.upper()}"):
         read()
     assert read([head.lower()])[0] == [("findings", "The heart is large."), ("impression", "Fine.")]
     assert read(["FINDINGS"])[0] == [("impression", "Fine.")]

@@ -1,1 +1,0 @@
-"""Ask a trained model about image files from the shell: ``medclip-dcl ask``."""

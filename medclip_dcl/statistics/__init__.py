@@ -1,1 +1,0 @@
-"""Bootstrap draws of patients, and comparisons of runs, trainings and groups."""
