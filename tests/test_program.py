@@ -89,7 +89,9 @@ def test_options_of_a_verb(name, capsys):
     """Positional arguments in the order of the table; each option has help; a wrong one is refused in a line."""
     module, _, cls = OPTIONS[name].rpartition(".")
     fields = dataclasses.fields(getattr(importlib.import_module(module), cls))
-    positional = [field.metadata.get("metavar", "FILE") for field in fields if field.metadata.get("flag", "") is None]
+    positional = [
+        field.metadata.get("metavar", "FILE") for field in fields if field.metadata.get("flag", "") is None
+    ]
     assert positional == POSITIONAL.get(name, [])
     assert all(field.metadata["help"] for field in fields)
     with pytest.raises(SystemExit, match="2"):
