@@ -52,10 +52,10 @@ def read(folder: ReleaseFolder, language: str = "en") -> PublicTables:
         language=language,
         choices=[
             *choices,
-            "labels: of radiologists, and above them in PadChest's tree; a finding that no row and no positive sentence "
-            f"of the study lists is absent (choice); findings that PadChest does not list: {others}",
-            f"sentences ({language}): negative {(~is_positive).sum():,}, positive {is_positive.sum():,}, of which without "
-            f"a box {(is_positive & (n_boxes == 0)).sum():,}; without text {(~has_text).sum():,}",
+            "labels: of radiologists, and above them in PadChest's tree; a finding that no row or positive sentence of "
+            f"the study lists is absent (choice); findings that PadChest does not list: {others}",
+            f"sentences ({language}): negative {(~is_positive).sum():,}, positive {is_positive.sum():,}, of which "
+            f"without a box {(is_positive & (n_boxes == 0)).sum():,}; without text {(~has_text).sum():,}",
             f"boxes: {len(boxes):,}, category by the first label (choice); cut at the image's edge: {n_cut:,}; of "
             f"negative sentences, not used: {n_boxes[~is_positive].sum():,}",
         ],

@@ -8,7 +8,7 @@ import pandas as pd
 
 from data_prep.public.release_tables import PublicTables, ReleaseFolder, image_id
 from data_prep.sources.rows import SPLIT_NAMES
-from data_prep.sources.source_tables import is_placeholder, read_form
+from data_prep.sources.source_tables import is_placeholder, read_form, require
 
 VIEWS = {"AP": "AP", "PA": "PA", "ANTERO_POSTERIOR": "AP", "POSTERO_ANTERIOR": "PA", "AP (KUB)": "AP"}
 UNKNOWN = ("UNKNOWN", "N/A", "NONE", "MISSING")
@@ -24,6 +24,8 @@ def read(folder: ReleaseFolder, unknown_views: bool = False) -> PublicTables:
     }
     parts = {split: read_form(file, _FORM, _images) for split, file in folder.tables(names).items()}
     images = pd.concat([rows.assign(split=split) for split, rows in parts.items()], ignore_index=True)
+    is_one = images.groupby("study")["split"].transform("nunique") == 1
+    require(images["study"], is_one, "each study in one split", folder.taken[-1])
     stated = images["view"]
     view = stated.map(VIEWS | dict.fromkeys(UNKNOWN if unknown_views else (), "FRONTAL"))
     reasons = stated.isin(UNKNOWN).map({True: "its view is unknown", False: "its view is not frontal"})
@@ -35,7 +37,7 @@ def read(folder: ReleaseFolder, unknown_views: bool = False) -> PublicTables:
         left_out=dict(zip(images.loc[view.isna(), "image"], reasons[view.isna()], strict=True)),
         choices=[
             f"views taken as frontal: {taken}; left out: {left_out} (--unknown_views takes {', '.join(UNKNOWN)})",
-            f"frontal test images: {of_test.sum() - of_test['ANTERO_POSTERIOR']:,} without ANTERO_POSTERIOR (published: "
+            f"test images, frontal: {of_test.drop('ANTERO_POSTERIOR').sum():,} without ANTERO_POSTERIOR (published: "
             f"8,083), {of_test['ANTERO_POSTERIOR']:,} with it",
             "reports: findings and impression; the indication is not read. Labels: none",
         ],

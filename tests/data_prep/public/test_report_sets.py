@@ -19,13 +19,14 @@ from data_prep.sources.source_tables import ReleaseError
 from medclip_dcl.data.prepared import PreparedSet
 from tests.data_prep.public.test_command import prepare
 
-GREY = np.random.default_rng(0).integers(0, 4000, (40, 60)).astype(np.uint16)
+GREY = np.random.default_rng(0)
+GROUNDED, VIEWS = "grounded_reports_20240819.json", "metadata/{}_metadata_view_position.json"
 THICKENING, EFFUSION = "Apical thickening. Chronic.", "Cardiomegaly with effusion"
 
 
 def _png(file: Path, width: int = 60) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(GREY[:, :width]).save(file)
+    Image.fromarray(GREY.integers(0, 4000, (40, width)).astype(np.uint16)).save(file)
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:
@@ -257,7 +258,7 @@ BAD: dict[str, tuple[Any, Any, str]] = {
     "study of two tables": (
         rexgradient,
         lambda f: (f / VIEWS.format("valid")).write_text((f / VIEWS.format("test")).read_text()),
-        "expected studies whose rows have one split",
+        "expected each study in one split",
     ),
     "shares": (
         padchest_gr,
@@ -278,7 +279,6 @@ BAD: dict[str, tuple[Any, Any, str]] = {
     "language": (rexgradient, "--language es", "--language: only for padchest_gr, not rexgradient"),
     "templates": (rexgradient, "--templates public", "--templates: rexgradient has reports"),
 }
-GROUNDED, VIEWS = "grounded_reports_20240819.json", "metadata/{}_metadata_view_position.json"
 
 
 @pytest.mark.parametrize("case", BAD)
