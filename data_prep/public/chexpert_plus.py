@@ -30,8 +30,8 @@ def read(folder: ReleaseFolder) -> PublicTables:
         labels = read_form(of_labels, form, _labels, lines=True)
     copies = table[texts].join(labels.reindex(rows["image"]).set_axis(rows.index))
     # A study has one report, anonymised once for each image.
-    first = copies[~rows["study"].duplicated()].set_axis(rows["study"].unique())
-    first = first.reindex(rows["study"]).set_axis(rows.index)
+    first = copies[~rows["study"].duplicated()].set_axis(rows["study"].unique()).reindex(rows["study"])
+    first.index = rows.index
     differs = (copies.ne(first) & (copies.notna() | first.notna())).groupby(rows["study"]).any()
     n_texts, n_labels = (differs[columns].any(axis=1).sum() for columns in (texts, [*labels]))
     n_end = ((table[texts] == "").all(axis=1) & (table[_END] != "")).sum()

@@ -35,8 +35,7 @@ READERS = {
     "chexpert_plus": read_chexpert_plus,
     "rexgradient": read_rexgradient,
 }
-_OPTIONS = {"language": "padchest_gr", "unknown_views": "rexgradient"}
-"""Option -> the only set that has it."""
+_OPTIONS = {"language": "padchest_gr", "unknown_views": "rexgradient"}  # the only set that has it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,7 @@ from data_prep.sources.rows import SPLIT_NAMES
 from data_prep.sources.source_tables import OWN_FILE, ReleaseError, read_form, read_table, require
 
 _READERS = {"boxes": "1", "extra_boxes": "2"}
-_BEYOND = 1e-3
-"""Share of a side by which boxes that were drawn up to an edge reach beyond it; they are cut."""
+_BEYOND = 1e-3  # of a side: boxes that were drawn up to an edge; they are cut
 _FORM = "studies of StudyID, ImageID and findings (sentence_en, sentence_es, abnormal, boxes, labels)"
 _COLUMNS = {"PatientID": "patient", "split": "split", "PatientSex_DICOM": "sex", "PatientAge": "age"}
 

@@ -16,6 +16,7 @@ from PIL import Image
 
 from data_prep.check import check_set
 from data_prep.sources.source_tables import ReleaseError
+from medclip_dcl.command import cli
 from medclip_dcl.data.prepared import PreparedSet
 from tests.data_prep.public.test_command import prepare
 
@@ -108,7 +109,9 @@ def test_padchest_gr_keeps_sentences_boxes_and_readers(tmp_path: Path) -> None:
         *([image, "1", "Cardiomegaly"] for image in "ad"),
     ]
     np.testing.assert_allclose(
-        boxes[[*"xywh"]], [[5, 20, 15, 20], *[[25, 10, 12.5, 10]] * 3, [26.5, 10, 13.25, 10]], atol=1e-9
+        boxes[[*"xywh"]],
+        np.array([[5, 20, 15, 20.0], *[[25, 10, 12.5, 10]] * 3, [26.5, 10, 13.25, 10]]),
+        atol=1e-9,
     )
     cases = found.table("cases").query("use == 'test' and finding in ('Pleural Effusion', 'Scoliosis')")
     assert cases["label"].tolist() == [1, 0, 0, 0] and cases["dicom_id"].tolist() == ["a", "b"] * 2
@@ -120,6 +123,20 @@ def test_padchest_gr_keeps_sentences_boxes_and_readers(tmp_path: Path) -> None:
     prepare("padchest_gr", tmp_path / "raw", tmp_path / "es", "--language", "es")
     assert _said(PreparedSet(tmp_path / "es"))[0] == ("positive", "Engrosamiento apical")
     assert PreparedSet(tmp_path / "es").info["language"] == "es"
+
+
+@pytest.mark.slow
+def test_a_model_grounds_its_phrases_by_reader(tmp_path: Path, exported: Path) -> None:
+    prepare("padchest_gr", padchest_gr(tmp_path / "raw"), tmp_path / "set")
+    words = ["--config", "mimic_cxr", "--ckpt_path", str(exported), "--untrained", "false"]
+    words += ["--data.init_args.folder", str(tmp_path / "set"), "--data.init_args.num_workers", "0"]
+    words += ["--trainer.accelerator", "cpu", "--trainer.precision", "32-true"]
+    cli.main(["test", *words, "--run_folder", str(tmp_path / "run")])
+    found = json.loads((tmp_path / "run/results.json").read_text())
+    assert found["counts"]["grounding"]["by_reader"] == {"1": 2, "2": 1}
+    # The first reader's boxes have 15 x 20 and 13 x 10 pixels, that of the second is the latter.
+    assert found["metrics"]["grounding"]["by_pair"]["reader_iou"] == pytest.approx(130 / 430)
+    assert {*pd.read_parquet(tmp_path / "run/predictions/grounding.parquet")["dicom_id"]} == {"a"}
 
 
 # --- CheXpert Plus ----------------------------------------------------------------------------------------------------
@@ -186,7 +203,7 @@ def test_chexpert_plus_takes_a_studys_first_row(tmp_path: Path) -> None:
 def rexgradient(
     folder: Path, train_views: Any = ("PA", "AP (KUB)", "ERECT", "UNKNOWN", None), n: int = 6
 ) -> Path:
-    parts = {
+    parts: dict[str, list[Any]] = {
         "train": [
             ("P1", train_views, n, "None", "Normal."),
             ("P2", ["LATERAL", "POSTERO_ANTERIOR"], 2, "none", None),
