@@ -50,7 +50,7 @@ class Source:
             file below ``images/``, ending in .jpg) and file (path of the original); optionally rows and columns
             (pixels according to a table), sex and age (see `medclip_dcl.data.prepared.OPTIONAL`).
         labels: by study, as `source_tables.read_label_table` gives them.
-        reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once; or sentences. None: without.
+        reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once; or sentences; or None.
         no_reports: error message if no report was found.
         language: of all reports, from `languages.LANGUAGES`; None: each one's own.
         studies: study_id, subject_id, official_split of reports that come without images; None where there are images.
