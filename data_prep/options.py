@@ -26,7 +26,10 @@ SHARES = (0.8, 0.1, 0.1)
 """Of the patients, for train, validate and test, where a source has no split."""
 VIEWS = ("PA", "AP", "FRONTAL")
 """Frontal views, in upper or lower case."""
-PUBLIC = ("nih", "nih_relabelled", "chexpert", "rsna", "vindr", "siim", "padchest", "chestx_det")
+PUBLIC = (
+    *("nih", "nih_relabelled", "chexpert", "rsna", "vindr", "siim", "padchest", "chestx_det"),
+    *("padchest_gr", "chexpert_plus", "rexgradient"),
+)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -283,7 +286,7 @@ class OpenI(PrepareRows):
 
 @dataclass(frozen=True, kw_only=True)
 class Public(PrepareSplit):
-    """Prepare a public set with labels, boxes or masks, and without reports.
+    """Prepare a public set with labels, boxes or masks, and of padchest_gr, chexpert_plus and rexgradient reports.
 
     FOLDER is the unpacked release in any arrangement of its folders (docs/public_sets.md). A part of the images is
     enough: the others are counted. The same command continues after a kill.
@@ -306,6 +309,8 @@ class Public(PrepareSplit):
         "(choice); they are no reports, which dataset.json says",
         None,
     )
+    language: Literal["en", "es"] = option("of padchest_gr: language of its sentences (en)", "en")
+    unknown_views: bool = option("of rexgradient: images whose view is unknown as well", False)
 
 
 @dataclass(frozen=True, kw_only=True)

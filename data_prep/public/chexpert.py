@@ -53,13 +53,18 @@ def _images(file: Path, split: str) -> pd.DataFrame:
     given = [name for name in table if name in (*CHEXPERT, "Airspace Opacity")]
     if not given:
         raise UserError(f"{file}: expected CheXpert's columns of findings, found {', '.join(table.columns)}")
+    labels, _ = renamed(table[given].apply(labels_of, file=file))
+    return image_rows(table, file).assign(split=split).join(labels)
+
+
+def image_rows(table: pd.DataFrame, file: Path) -> pd.DataFrame:
+    """Image, patient, study, view, sex and age of the rows of a table with a column Path."""
     image = table["Path"].map(image_id)
     if (wrong := ~image.str.contains(r"^patient\d+_study")).any():
         raise UserError(
             f"{file}, column Path: expected .../patient00001/study1/view1_frontal.jpg, found "
             f"{table.loc[wrong, 'Path'].iloc[0][:80]!r}"
         )
-    labels, _ = renamed(table[given].apply(labels_of, file=file))
     parts = image.str.split("_")
     # test_labels.csv of CheXlocalize names neither view nor patient's sex and age: the path says frontal or lateral.
     is_frontal = image.str.endswith("_frontal")
@@ -69,11 +74,10 @@ def _images(file: Path, split: str) -> pd.DataFrame:
         "patient": parts.str[0],
         "study": parts.str[0] + "_" + parts.str[1],
         "view": projection.where(projection.isin(("AP", "PA")), "FRONTAL").where(is_frontal, "LATERAL"),
-        "split": split,
         "sex": table.get("Sex", ""),
         "age": table.get("Age", ""),
     }
-    return pd.DataFrame(rows).join(labels)
+    return pd.DataFrame(rows)
 
 
 def _masks(content: Any, file: Path) -> pd.DataFrame:

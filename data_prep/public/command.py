@@ -1,4 +1,4 @@
-"""Prepare a public set with labels, boxes or masks, and without reports."""
+"""Prepare a public set with labels, boxes or masks, of which few have reports."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ import pandas as pd
 
 from data_prep.options import PrepareReports, Public
 from data_prep.public import chestx_det, chexpert, nih, padchest, rsna, siim, vindr
+from data_prep.public.chexpert_plus import read as read_chexpert_plus
+from data_prep.public.padchest_gr import read as read_padchest_gr
 from data_prep.public.release_tables import PublicTables, ReleaseFolder
+from data_prep.public.rexgradient import read as read_rexgradient
 from data_prep.sources import preparation
 from data_prep.sources.growth import files_of_set
 from data_prep.sources.preparation import Source
-from data_prep.sources.rows import TableCheck, label_columns, rows_source
+from data_prep.sources.rows import NO_REPORT, TEXTS, TableCheck, label_columns, rows_source
 from data_prep.sources.splits import draw_split
+from data_prep.text.reports import cut_sentences
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
 
@@ -27,18 +31,26 @@ READERS = {
     "siim": siim.read,
     "padchest": padchest.read,
     "chestx_det": chestx_det.read,
+    "padchest_gr": read_padchest_gr,
+    "chexpert_plus": read_chexpert_plus,
+    "rexgradient": read_rexgradient,
 }
+_OPTIONS = {"language": "padchest_gr", "unknown_views": "rexgradient"}  # the only set that has it
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Templated(Public, PrepareReports):
-    """Sentences are read like those of findings."""
+class _WithReports(Public, PrepareReports):
+    """Sentences are cut from findings and impression, or templates read like these."""
 
 
 def prepare(settings: Public) -> None:
     """Prepare a set, finish a broken one, or say that it is finished."""
     folder = ReleaseFolder(settings.source)
-    tables = READERS[settings.name](folder)
+    own = {option: getattr(settings, option) for option, name in _OPTIONS.items() if name == settings.name}
+    for option in _OPTIONS.keys() - own.keys():
+        if getattr(settings, option) != getattr(Public, option):
+            raise UserError(f"--{option}: only for {_OPTIONS[option]}, not {settings.name}; leave it out")
+    tables = READERS[settings.name](folder, **own)
     files = [*dict.fromkeys(folder.taken)]
     if settings.official_validate_as_test:
         if {*tables.rows["split"]} != {"train", "validate"}:
@@ -63,8 +75,12 @@ def prepare(settings: Public) -> None:
             "patients: the release names none; each image counts as one, and intervals are by image"
         )
     templates = settings.templates
+    has_texts = bool({*TEXTS} & {*tables.images})
+    if templates is not None and (has_texts or tables.sentences is not None):
+        raise UserError(f"--templates: {settings.name} has reports; leave it out")
+    if templates is not None or has_texts:
+        settings = _WithReports(**vars(settings))
     if templates is not None:
-        settings = _Templated(**vars(settings))
         tables = _with_sentences(tables, read_prompts(templates, "--templates"))
         choices.append(f"sentences: none of reports, but templates of the labels ({templates.name})")
     for choice in choices:
@@ -73,6 +89,7 @@ def prepare(settings: Public) -> None:
         "split": {"official": splits != {""}, "shares": list(settings.shares), "seed": settings.seed},
         "redraw_test": settings.redraw_test,
         **preparation.given(settings, "official_validate_as_test"),
+        **own,
         "choices": choices,
         "names_patients": tables.names_patients,
         "images_of": list(tables.images_of),
@@ -115,7 +132,7 @@ def _source(settings: Public, folder: ReleaseFolder, tables: PublicTables, drawn
         path.removesuffix(".jpg"): folder.folder / name
         for path, name in files_of_set(settings.output).items()
     }
-    found = kept | folder.images(rows.loc[is_used, "image"])
+    found = kept | folder.images(rows.loc[is_used, "image"], tables.other_endings)
     is_there = rows["image"].isin(found)
     counts = {
         "images_in_release": len(rows),
@@ -137,6 +154,9 @@ def _source(settings: Public, folder: ReleaseFolder, tables: PublicTables, drawn
         )
     rows = rows[is_there].reset_index(drop=True)
     rows = rows.assign(file=rows["image"].map(found).map(str), split=_splits(rows, settings, drawn))
+    if {*TEXTS} & {*rows}:
+        is_blank = (rows[["findings", "impression"]] == "").all(axis=1)
+        rows[NO_REPORT] = is_blank.map({True: "it has no findings or impression", False: ""})
     check = TableCheck(folder.taken[0])
     check.rejects += [("image", image, reason) for image, reason in tables.left_out.items()]
     source = rows_source(rows, settings, check, counts)
@@ -164,6 +184,10 @@ def _source(settings: Public, folder: ReleaseFolder, tables: PublicTables, drawn
     if masks is not None:
         counts_text = masks["counts"].map(lambda runs: " ".join(map(str, runs)))
         masks = masks.assign(phrase="", reader="", counts=counts_text).reset_index(drop=True)
+    if tables.sentences is not None:
+        study_of = zip(source.images["dicom_id"], source.images["study_id"], strict=True)
+        of_study = {study: tables.sentences.get(image, ()) for image, study in study_of}
+        source = replace(source, reports=cut_sentences(of_study, tables.language))
     return replace(source, boxes=boxes, masks=masks)
 
 

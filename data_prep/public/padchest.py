@@ -18,7 +18,7 @@ _METHODS = ("Physician", "RNN_model")
 _NAMES = ("PADCHEST_chest_x_ray_images_labels_160K_01.02.19.csv", "chest_x_ray_images_labels_160K.csv")
 _UNUSABLE = ("exclude", "suboptimal study")
 _TOP = ("radiological finding", "differential diagnosis")
-_NOT_FINDINGS = {"normal", "unchanged", "", *_UNUSABLE, *_TOP}
+NOT_FINDINGS = {"normal", "unchanged", "", *_UNUSABLE, *_TOP}
 
 
 def read(folder: ReleaseFolder) -> PublicTables:
@@ -51,7 +51,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
     }
     reason = pd.Series(np.select(list(reasons.values()), list(reasons), ""), table.index)
     used = stated[stated.index.isin(reason.index[reason == ""])]
-    labels, choices = listed(used.map(with_parents(used.unique())).explode(), len(table), (), _NOT_FINDINGS)
+    labels, choices = listed(used.map(with_parents(used.unique())).explode(), len(table), (), NOT_FINDINGS)
     # "unchanged" compares with an earlier image: what is not listed may be there.
     labels = labels.mask((labels == 0) & has["unchanged"][:, None])
     born, taken = (

@@ -20,7 +20,8 @@ from medclip_dcl.pictures.image_file import ENDINGS
 
 _CHEXPERT = re.compile(r"(patient\d+)/(study\d+)/(view\d+_[a-z]+)$", re.IGNORECASE)
 BOX = ["image", "category", "reader", "x", "y", "w", "h", "image_width", "image_height"]
-"""Columns of boxes: reader who drew it ("" for none or a consensus), pixels of an image of this size (NaN: itself)."""
+"""Columns of boxes: reader who drew it ("" for none or a consensus), pixels of an image of this size (NaN: itself;
+1 x 1: shares of its sides); optionally their phrase."""
 MASK = ["image", "category", "height", "width", "counts"]
 """Columns of masks: COCO run lengths, column by column, alternately outside and inside, outside first."""
 
@@ -33,12 +34,15 @@ class PublicTables:
         title: name of the set.
         images: one row each: image (id, see `image_id`), a column of floats for each finding: 1, 0, -1 (uncertain), NaN
             (unlabelled); and where the release has them patient, study, view, split ("" to be drawn), sex and age, as
-            text, "" if unknown.
+            text, "" if unknown; findings and impression, the same in all rows of a study.
         boxes: `BOX`.
         masks: `MASK`.
         left_out: image -> why it is not used.
         choices: sentences about labels, splits and patients, printed and kept in dataset.json.
         images_of: sets whose images these are.
+        sentences: image -> (section, sentence) of its report, which the release has cut; None for other sets.
+        language: of the reports.
+        other_endings: of files that give way to one of the same image with another ending.
     """
 
     title: str
@@ -48,6 +52,9 @@ class PublicTables:
     left_out: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[str] = ()
     images_of: Sequence[str] = ()
+    sentences: Mapping[str, Sequence[tuple[str, str]]] | None = None
+    language: str = "en"
+    other_endings: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         """Give boxes and masks the ids of `images`; boxes must be in pixels, and of findings that are not absent."""
@@ -68,7 +75,7 @@ class PublicTables:
         is_small = self.boxes[["x", "y", "w", "h"]].max(axis=1).between(0, 1).to_numpy()
         for is_wrong, expected in (
             (
-                is_small & (is_small.mean() > 0.5),
+                is_small & (is_small.mean() > 0.5) & (self.boxes["image_width"] != 1).to_numpy(),
                 "in pixels; multiply shares of an image by its width and height",
             ),
             (is_absent, "of findings that the image has by its label; correct one of them"),
@@ -136,16 +143,17 @@ class ReleaseFolder:
             )
         return found
 
-    def images(self, wanted: Iterable[str]) -> dict[str, Path]:
-        """Image id -> file, of the wanted images that are there."""
+    def images(self, wanted: Iterable[str], other_endings: Sequence[str] = ()) -> dict[str, Path]:
+        """Image id -> file, of the wanted images that are there; files of `other_endings` give way."""
         ids = set(wanted)
         found: dict[str, Path] = {}
         pictures = [file for file in self._files if ENDINGS.search(file.name)]
+        pictures.sort(key=lambda file: file.suffix in other_endings)
         names = as_spelled((image_id(file.as_posix()) for file in pictures), ids)
         for name, file in zip(names, pictures, strict=True):
             if name not in ids:
                 continue
-            if found.setdefault(name, file) != file:
+            if found.setdefault(name, file) != file and file.suffix not in other_endings:
                 raise UserError(
                     f"--source {self.folder} holds image {name} twice: {found[name]} and {file}; keep one of them"
                 )

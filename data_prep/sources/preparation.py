@@ -49,7 +49,7 @@ class Source:
             file below ``images/``, ending in .jpg) and file (path of the original); optionally rows and columns
             (pixels according to a table), sex and age (see `medclip_dcl.data.prepared.OPTIONAL`).
         labels: by study, as `source_tables.read_label_table` gives them.
-        reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once. None: a set without any.
+        reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once; or sentences; or None.
         no_reports: error message if no report was found.
         language: of all reports, from `languages.LANGUAGES`; None: each one's own.
         studies: study_id, subject_id, official_split of reports that come without images; None where there are images.
@@ -68,7 +68,7 @@ class Source:
 
     images: pd.DataFrame
     labels: pd.DataFrame
-    reports: Iterable[Report] | None = None
+    reports: Iterable[Report] | Sentences | None = None
     n_reports: int = 0
     no_reports: str = ""
     language: str | None = "en"
@@ -116,8 +116,8 @@ def _make(
     write_json({**earlier, **made_from}, unfinished)
     source = _with_checked_boxes(settings, source)
     with worker_processes(settings.workers) as pool:
-        found = Sentences()
-        if source.reports is not None and isinstance(settings, PrepareReports):
+        found = source.reports if isinstance(source.reports, Sentences) else Sentences()
+        if not isinstance(source.reports, Sentences | None) and isinstance(settings, PrepareReports):
             found = read_sentences(
                 source.reports,
                 source.n_reports,

@@ -62,7 +62,7 @@ def select_boxes(
     height and width of the source's files in pixels. A box on a resized copy is scaled with it, if the copy kept the
     proportions up to a pixel or `resized` says how it got others. The boxes keep the file's order, except that those of
     one phrase are adjacent. Boxes of a source without phrases have none; those without the size of the image that they
-    were drawn on are in its own pixels. Returns the number of boxes that were scaled as well.
+    were drawn on are in its own pixels; those of 1 x 1 are shares. Returns the number of scaled boxes as well.
     """
     # Without the column all are on chosen images.
     view = boxes["view"] if "view" in boxes else pd.Series(FRONTAL_VIEWS[0], index=boxes.index)
@@ -75,7 +75,8 @@ def select_boxes(
         found = found.assign(phrase="", **sides)
     wide, high = found["width"] / found["image_width"], found["height"] / found["image_height"]
     # Either side may have been rounded by a pixel.
-    is_whole = (wide - high).abs() <= 1 / found["image_width"] + 1 / found["image_height"]
+    is_share = (found["image_width"] == 1) & (found["image_height"] == 1)
+    is_whole = is_share | ((wide - high).abs() <= 1 / found["image_width"] + 1 / found["image_height"])
     if resized in ("pad", "crop"):
         one = (np.minimum if resized == "pad" else np.maximum)(wide, high)
         wide, high = wide.where(is_whole, one), high.where(is_whole, one)
@@ -108,7 +109,7 @@ def select_boxes(
     phrase = table.groupby(["dicom_id", "category", "phrase"], sort=False).ngroup()
     is_resized = (found["width"] != found["image_width"]) | (found["height"] != found["image_height"])
     table = table.loc[phrase.sort_values(kind="stable").index].reset_index(drop=True)
-    return table, rejects, int((is_resized & (found["reason"] == "")).sum())
+    return table, rejects, int((is_resized & ~is_share & (found["reason"] == "")).sum())
 
 
 def select_masks(masks: pd.DataFrame, images: pd.DataFrame) -> tuple[pd.DataFrame, list[Reject]]:

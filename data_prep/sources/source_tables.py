@@ -12,6 +12,7 @@ import io
 import json
 import math
 import re
+import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -62,15 +63,19 @@ damaged or hostile archive may unpack to any size."""
 
 
 def unpacked(file: Path, advice: str) -> bytes:
-    """Content of a file, packed by gzip or not; `advice` says what to do about a damaged one."""
+    """Content of a file, packed by gzip or not, or of the table in a .zip; `advice`: what to do about a damaged one."""
     try:
         with file.open("rb") as stream:
             is_packed = stream.read(2) == b"\x1f\x8b"
         with (gzip.open if is_packed else open)(file, "rb") as stream:
             content = bytes(stream.read(MAX_BYTES + 1))
+        if file.suffix == ".zip":
+            with zipfile.ZipFile(file) as archive:
+                tables = [name for name in archive.namelist() if re.fullmatch(r"(?!__MACOSX).*\.csv", name)]
+                content = archive.open(tables[0]).read(MAX_BYTES + 1) if tables else content
     except FileNotFoundError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); correct its path") from error
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, zipfile.BadZipFile) as error:
         raise UserError(f"{file} cannot be read ({error}); {advice}") from error
     if len(content) > MAX_BYTES:
         raise UserError(
@@ -198,9 +203,11 @@ def text_of(file: Path, advice: str = "download it again") -> str:
         raise UserError(f"{file} cannot be read ({error}); {advice}") from error
 
 
-def read_form(file: Path, form: str, read: Callable[[Any], T]) -> T:
-    """`read` of the content of a downloaded JSON file, which has this form."""
+def read_form(file: Path, form: str, read: Callable[[Any], T], lines: bool = False) -> T:
+    """`read` of the content of a downloaded JSON file, which has this form; of JSON `lines` a list of them."""
     content = text_of(file)
+    if lines:
+        content = f"[{','.join(filter(str.strip, content.splitlines()))}]"
     try:
         return read(parse_json(content))
     except UserError:

@@ -202,6 +202,14 @@ def read_sentences(
     return result
 
 
+def cut_sentences(of_study: Mapping[int, Sequence[tuple[str, str]]], language: str) -> Sentences:
+    """Sentences, as (section, sentence), that a source has cut itself."""
+    result = Sentences(language=language, languages={language: sum(map(bool, of_study.values()))})
+    texts = {study: Passages(tuple(found), has_others=True) for study, found in of_study.items()}
+    _collect(result, texts, lambda study, sentence: [sentence])
+    return result
+
+
 def _in_blocks(
     read: Callable[[Report], Passages], reports: Iterator[Report], pool: Executor | None
 ) -> Iterator[tuple[int, Passages]]:

@@ -51,7 +51,8 @@ class EvaluationTables(EvaluatedImages):
 
     Attributes:
         cases: dicom_id, finding, label (1 / 0), of every finding that the set labels.
-        boxes: with a phrase: dicom_id, category, phrase, x, y, w, h in original pixels; empty on validate.
+        boxes: with a phrase: dicom_id, category, phrase, x, y, w, h in original pixels, and their reader where the set
+            names it; empty on validate.
         sentences: dicom_id, sentence_id, text: distinct sentences of each report; on test, of the retrieved reports.
         view: the part of each image that the model sees.
         findings: labelled by the set, even without a case in this stage.
@@ -448,7 +449,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             images=images[["dicom_id", "subject_id", "study_id", "height", "width"]],
             cases=cases.loc[cases["dicom_id"].isin(evaluated), _CASE_COLUMNS].reset_index(drop=True),
             findings=self.prepared.findings,
-            boxes=boxes[list(TABLES["boxes"])].reset_index(drop=True),
+            boxes=boxes.reset_index(drop=True),
             sentences=sentences[["dicom_id", "sentence_id", "text"]],
             view=self.fitted_view,
             reports_in_words=in_words,

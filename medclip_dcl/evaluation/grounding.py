@@ -7,36 +7,40 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
 from medclip_dcl.common.errors import check_choice, check_min
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.callback import EvaluationResult, subject_ids
-from medclip_dcl.evaluation.regions import Region, RegionEvaluation, Regions, Size, boxes_by_case
+from medclip_dcl.evaluation.regions import Region, RegionEvaluation, Regions, Size, boxes_by_case, image_sizes
 from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, summaries
+from medclip_dcl.metrics.localisation import between_readers
 from medclip_dcl.metrics.table import SECTIONS
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import Seen
 
 COLUMNS = (
     ["dicom_id", "subject_id", "category", "phrase", "box", "x", "y", "w", "h"]
-    + ["cnr", "cnr_signed", "miou", "pair_cnr_signed", "pair_miou"]
+    + ["cnr", "cnr_signed", "miou", "pair_cnr_signed", "pair_miou", "hit", "area", "pair_hit", "pair_area"]
 )  # fmt: skip
-"""Columns of the predictions; pair_*: of the union of the phrase's boxes on the image, repeated for each of them."""
+"""Columns of the predictions; pair_*: of the union of the phrase's boxes on the image, repeated for each of them. A set
+that names readers also has `reader`, of whose boxes pair_* is the union, reader_iou and reader_dice."""
 
 NO_BOXES = (
     "the set has no boxes with phrases: grounding, and retrieval of boxes and phrases, are not measured (these boxes "
-    "come with medclip-dcl prepare mimic-cxr --ms_cxr FILE)"
+    "come with medclip-dcl prepare mimic-cxr --ms_cxr FILE, and prepare public padchest_gr)"
 )
 
 
 class Grounding(RegionEvaluation):
-    """Contrast-to-noise ratio and mean IoU of each box, averaged over boxes, and over image-phrase pairs.
+    """Contrast-to-noise ratio, mean IoU and pointing game of each box, as means over boxes and image-phrase pairs.
 
     The heat map holds the cosine of each region with the phrase, enlarged to the size of the image, without min-max
     scaling (choices, not from the paper). Where the model sees a part of the image only, the pixels of that part count;
-    a box outside it has a mIoU of 0 and no CNR.
+    a box outside it has a mIoU of 0 and no CNR. A pair of several readers is the mean over those who drew it, each with
+    the union of their boxes (`by_reader`). Hit and area are those of `Localisation`.
 
     Logs ``test/cnr``, ``test/cnr_signed``, ``test/miou`` (over boxes) and ``test/pair_cnr``,
     ``test/pair_cnr_signed``, ``test/pair_miou`` (over image-phrase pairs, each with the union of its boxes).
@@ -71,7 +75,10 @@ class Grounding(RegionEvaluation):
         self.smoothing = float(smoothing)
 
     def regions(self, tables: EvaluationTables) -> Regions:
-        return boxes_by_case(tables, tables.boxes, "phrase")
+        return boxes_by_case(tables, tables.boxes.assign(case=_names(tables.boxes)), "case")
+
+    def text(self, name: str) -> str:
+        return name.partition("\n")[0]
 
     def compared(
         self, heat_map: Float[Tensor, "height width"], regions: Sequence[Region], original: Size, seen: Seen
@@ -103,18 +110,21 @@ class Grounding(RegionEvaluation):
         of_phrases = [found for of_image in values.values() for found in of_image.values()]
         by_box = {row: agreement for found in of_phrases for row, agreement in found["boxes"].items()}
         boxes = tables.boxes[tables.boxes.index.isin(by_box)]
-        pairs = zip(boxes["dicom_id"], boxes["phrase"], strict=True)
-        of_boxes = np.array([by_box[box] for box in boxes.index]).reshape(-1, 2)
-        of_pairs = np.array([values[dicom_id][phrase]["pair"] for dicom_id, phrase in pairs]).reshape(-1, 2)
+        pairs = zip(boxes["dicom_id"], _names(boxes), strict=True)
+        of_pairs = [values[dicom_id][name]["pair"] for dicom_id, name in pairs]
+        numbers = {
+            f"{of}{name}": column
+            for of, found in (("", [by_box[box] for box in boxes.index]), ("pair_", of_pairs))
+            for name, column in zip(Agreement._fields, np.array(found).reshape(-1, 4).T, strict=True)
+        }
+        own = {} if "reader" not in boxes else _of_readers(boxes, image_sizes(tables))
         cases = boxes.assign(
             subject_id=subject_ids(tables, boxes["dicom_id"]),
             box=boxes.index.astype("int64"),
-            cnr_signed=of_boxes[:, 0],
-            cnr=np.abs(of_boxes[:, 0]),
-            miou=of_boxes[:, 1],
-            pair_cnr_signed=of_pairs[:, 0],
-            pair_miou=of_pairs[:, 1],
-        )[COLUMNS].reset_index(drop=True)
+            cnr=np.abs(numbers["cnr_signed"]),
+            **numbers,
+            **own,
+        )[[*COLUMNS, *own]].reset_index(drop=True)
         metrics = summaries.values_of(summaries.grounding(cases, summaries.once(cases)))
         scalars = {name: metrics[name] for name in SECTIONS["grounding"].names}
         scalars |= {f"pair_{name}": value for name, value in metrics["by_pair"].items()}
@@ -142,6 +152,7 @@ class Grounding(RegionEvaluation):
                 "images": int(cases["dicom_id"].nunique()),
                 "patients": int(cases["subject_id"].nunique()),
                 "pairs": len(cases.drop_duplicates(["dicom_id", "phrase"])),
+                **(_drawn(cases.drop_duplicates(["dicom_id", "phrase", "reader"])) if own else {}),
                 "phrases": int(cases["phrase"].nunique()),
                 "boxes_by_category": {
                     str(name): int(n) for name, n in cases["category"].value_counts().sort_index().items()
@@ -153,7 +164,31 @@ class Grounding(RegionEvaluation):
         return {self.section: result}
 
 
+def _drawn(cases: pd.DataFrame) -> dict[str, Any]:
+    """Number of pairs that each reader drew, and of those that one reader alone drew."""
+    n_alone = (~cases.duplicated(["dicom_id", "phrase"], keep=False)).sum()
+    return {"by_reader": cases["reader"].value_counts().to_dict(), "pairs_of_one_reader": int(n_alone)}
+
+
+def _names(boxes: pd.DataFrame) -> list[str]:
+    """Name of each box's case: its phrase, and on a line of its own the reader, if the set names one."""
+    readers = boxes["reader"] if "reader" in boxes else [""] * len(boxes)
+    return ["\n".join(filter(None, names)) for names in zip(boxes["phrase"], readers, strict=True)]
+
+
+def _of_readers(boxes: pd.DataFrame, sizes: Mapping[str, Size]) -> dict[str, Any]:
+    """The reader of each box, and the readers' agreement on its phrase."""
+    found: dict[Any, dict[str, float]] = {}
+    pair: Any
+    for pair, rows in boxes.groupby(["dicom_id", "phrase"]):
+        several = rows if rows["reader"].nunique() > 1 else rows[:0]
+        masks = [Region(box=box).inside(sizes[pair[0]]) for box in several[[*"xywh"]].itertuples(index=False)]
+        found[pair] = between_readers(several["reader"], masks)
+    of_boxes = [found[pair] for pair in zip(boxes["dicom_id"], boxes["phrase"], strict=True)]
+    return {"reader": boxes["reader"], **pd.DataFrame(of_boxes, boxes.index, ["reader_iou", "reader_dice"])}
+
+
 def _agreement(boxed: BoxedHeatMap, boxes: Sequence[Rectangle | None]) -> Agreement:
     """Agreement with the union of boxes; None stands for a box outside the view."""
     seen = [box for box in boxes if box is not None]
-    return boxed.agreement(seen) if seen else Agreement(math.nan, 0.0)
+    return boxed.agreement(seen) if seen else Agreement(math.nan, 0.0, 0.0, 0.0)

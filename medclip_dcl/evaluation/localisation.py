@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import Any, Literal
 
 import numpy as np
@@ -27,7 +26,7 @@ from medclip_dcl.evaluation.regions import (
 )
 from medclip_dcl.metrics import contrast_to_noise_ratio, default_thresholds, summaries
 from medclip_dcl.metrics.grounding import overlaps
-from medclip_dcl.metrics.localisation import iou_of_masks, pointing_hit, segmentation, within
+from medclip_dcl.metrics.localisation import between_readers, iou_of_masks, pointing_hit, segmentation, within
 from medclip_dcl.metrics.table import SECTIONS
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.geometry import Seen
@@ -97,9 +96,6 @@ class Localisation(RegionEvaluation):
         inside = torch.from_numpy(np.logical_or.reduce(drawn))
         iou, dice = overlaps(heat_map, inside)
         is_seen = ~heat_map.isnan()
-        by_reader: dict[str, np.ndarray] = {}
-        for region, mask in zip(regions, drawn, strict=True):
-            by_reader[region.reader] = by_reader.get(region.reader, np.zeros_like(mask)) | mask
         others: dict[str, Any] = {}
         if self.tolerance is not None:
             near = torch.from_numpy(within(inside.numpy(), self.tolerance))
@@ -108,15 +104,13 @@ class Localisation(RegionEvaluation):
             levels = NORMALISED_THRESHOLDS if self.normalised == "tuned" else [None]
             found = [segmentation(heat_map.numpy(), level) for level in levels]
             others["normalised"] = [iou_of_masks(one, (inside & is_seen).numpy()) for one in found]
-        pairs = np.array([iou_of_masks(one, other) for one, other in combinations(by_reader.values(), 2)])
         return {
             "n_regions": len(regions),
             "area": float(inside[is_seen].float().mean()),
             "hit": float(pointing_hit(heat_map, inside)),
             "cnr_signed": float(contrast_to_noise_ratio(heat_map, inside, signed=True)),
             "miou": float(iou.mean()),
-            "reader_iou": float(pairs.mean()) if len(pairs) else math.nan,
-            "reader_dice": float((2 * pairs / (1 + pairs)).mean()) if len(pairs) else math.nan,
+            **between_readers([region.reader for region in regions], drawn),
             "curves": np.stack([iou.numpy(), dice.numpy()]),
             **others,
         }

@@ -173,7 +173,7 @@ class RegionEvaluation(EvaluationCallback):
         cases = self.results[self.section].predictions
         for group, place, row in chosen_examples(cases["cnr_signed"], self.examples):
             case = cases.iloc[row]
-            dicom_id, name = case["dicom_id"], case[self.name]
+            dicom_id, name = case["dicom_id"], "\n".join(filter(None, (case[self.name], case.get("reader"))))
             measured, original = self._maps[dicom_id][name], self._sizes[dicom_id]
             heat_map = self._in_image(torch.from_numpy(measured["map"]), measured["size"], original).numpy()
             own_first = sorted(

@@ -152,11 +152,18 @@ def overlaps(
     return iou, 2 * iou / (1 + iou)
 
 
+def highest(heat_map: Float[Tensor, "height width"]) -> Bool[Tensor, "height width"]:
+    """Pixels of the max, equal within rounding (1e-6); NaN, where the model saw nothing, is none of them."""
+    return heat_map >= heat_map.nan_to_num(-torch.inf).max() - 1e-6
+
+
 class Agreement(NamedTuple):
-    """Signed contrast-to-noise ratio and mean IoU of one region of a heat map."""
+    """Signed contrast-to-noise ratio, mean IoU, pointing game (`pointing_hit`) and area of one region of a heat map."""
 
     cnr_signed: float
     miou: float
+    hit: float
+    area: float
 
 
 class BoxedHeatMap:
@@ -170,7 +177,7 @@ class BoxedHeatMap:
         self._thresholds = default_thresholds(heat_map.dtype).to(heat_map.device)
         values = heat_map.reshape(-1)
         self._origin = values[0].double()
-        self._total = self._no_sums()
+        self._total, self._highest = self._no_sums(), highest(heat_map)
         self._levels = torch.empty(heat_map.shape, dtype=torch.uint8, device=heat_map.device)
         size = _block_size(values)
         for block, levels in zip(values.split(size), self._levels.view(-1).split(size), strict=True):
@@ -179,22 +186,24 @@ class BoxedHeatMap:
 
     def agreement(self, boxes: Sequence[Rectangle]) -> Agreement:
         """Agreement with the union of boxes, each inside the heat map."""
-        inside = self._no_sums()
+        inside, n_highest = self._no_sums(), 0
         for part in disjoint_parts(boxes):
             place = slice(part.top, part.bottom), slice(part.left, part.right)
             inside += self._sums(self.heat_map[place].reshape(-1), self._levels[place].reshape(-1))
+            n_highest += int(self._highest[place].sum())
         (n_in, sum_in, square_in), (n_out, sum_out, square_out) = (
             sums[:3].tolist() for sums in (inside, self._total - inside)
         )
+        pointed = n_highest / int(self._highest.sum()), n_in / (n_in + n_out)
         if not n_out:
-            return self._by_mask(boxes)
+            return Agreement(*self._by_mask(boxes), *pointed)
         mean_in, mean_out = sum_in / n_in, sum_out / n_out
         variance = square_in / n_in - mean_in**2 + square_out / n_out - mean_out**2
         if not variance > _SMALL_VARIANCE * float(self._total[2] / self._total[0]):
             # Nearly constant on both sides: the difference of sums is rounding error.
-            return self._by_mask(boxes)
+            return Agreement(*self._by_mask(boxes), *pointed)
         iou = _iou(_at_least(inside[3:]), _at_least(self._total[3:]))
-        return Agreement((mean_in - mean_out) / variance**0.5, float(iou.mean()))
+        return Agreement((mean_in - mean_out) / variance**0.5, float(iou.mean()), *pointed)
 
     def _no_sums(self) -> Float[Tensor, "sum"]:
         return torch.zeros(3 + len(self._thresholds) + 1, dtype=torch.float64, device=self.heat_map.device)
@@ -205,12 +214,12 @@ class BoxedHeatMap:
         counts = torch.bincount(levels, minlength=len(self._thresholds) + 1).double()
         return torch.cat([torch.stack([counts.sum(), shifted.sum(), shifted @ shifted]), counts])
 
-    def _by_mask(self, boxes: Sequence[Rectangle]) -> Agreement:
+    def _by_mask(self, boxes: Sequence[Rectangle]) -> tuple[float, float]:
         mask = torch.zeros(self.heat_map.shape, dtype=torch.bool, device=self.heat_map.device)
         for box in boxes:
             mask[box.top : box.bottom, box.left : box.right] = True
         ratio = contrast_to_noise_ratio(self.heat_map, mask, signed=True)
-        return Agreement(float(ratio), float(mean_iou(self.heat_map, mask)))
+        return float(ratio), float(mean_iou(self.heat_map, mask))
 
 
 def disjoint_parts(boxes: Sequence[Rectangle]) -> list[Rectangle]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
 from scipy import ndimage
 from torch import Tensor
+
+from medclip_dcl.metrics.grounding import highest
 
 
 def pointing_hit(
@@ -24,8 +26,7 @@ def pointing_hit(
         1 or 0; of several maxima, equal within rounding (1e-6), the share that lies inside, since an enlarged map is
         flat beyond the outermost regions' centres. NaN if no pixel is defined.
     """
-    highest = heat_map.nan_to_num(-torch.inf).max()
-    is_top = heat_map >= highest - 1e-6
+    is_top = highest(heat_map)
     return (mask & is_top).sum() / is_top.sum()
 
 
@@ -65,6 +66,15 @@ def segmentation(
 def iou_of_masks(one: Bool[np.ndarray, "height width"], other: Bool[np.ndarray, "height width"]) -> float:
     """IoU of CheXlocalize: NaN where one of them is empty."""
     return float((one & other).sum() / (one | other).sum()) if one.any() and other.any() else float("nan")
+
+
+def between_readers(readers: Iterable[str], masks: Iterable[np.ndarray]) -> dict[str, float]:
+    """Mean IoU and Dice of pairs of readers, each with the union of their masks (H, W) bool; NaN for one reader."""
+    unions: dict[str, np.ndarray] = {}
+    for reader, mask in zip(readers, masks, strict=True):
+        unions[reader] = unions.get(reader, False) | mask
+    pairs = np.array([iou_of_masks(*pair) for pair in combinations(unions.values(), 2)] or [np.nan])
+    return {"reader_iou": float(pairs.mean()), "reader_dice": float((2 * pairs / (1 + pairs)).mean())}
 
 
 def filled_runs(

@@ -117,24 +117,34 @@ def scores_of(cases: pd.DataFrame) -> pd.Series:
 
 
 def grounding(boxes: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
-    """Mean CNR and mIoU over boxes, over those of each category, and over image-phrase pairs (`pair_` columns)."""
+    """Means over boxes, over those of each category, and over image-phrase pairs (`pair_` columns).
+
+    With readers, a pair is the mean of those who drew it, whose own means are `by_reader`.
+    """
     boxes = boxes.reset_index(drop=True)
 
     def means(rows: pd.DataFrame) -> Numbers:
         return box_means(rows, weights.take(rows.index, axis=1), min_patients=min_patients)
 
-    found = means(boxes)
-    found["by_category"] = {str(category): means(rows) for category, rows in boxes.groupby("category")}
-    pairs = boxes.drop_duplicates(["dicom_id", "phrase"]).sort_values("dicom_id", kind="stable")
-    of_pairs = {"cnr_signed": pairs["pair_cnr_signed"], "miou": pairs["pair_miou"]}
-    found["by_pair"] = means(pairs.assign(cnr=pairs["pair_cnr_signed"].abs(), **of_pairs))
+    each = boxes.drop(columns=["reader_iou", "reader_dice"], errors="ignore")
+    found = means(each)
+    found["by_category"] = {str(category): means(rows) for category, rows in each.groupby("category")}
+    pair = ["dicom_id", "phrase"]
+    of_readers = boxes.drop_duplicates([*pair, *boxes.columns.intersection(["reader"])])
+    unions = of_readers.filter(regex="^pair_").rename(columns=lambda name: name.removeprefix("pair_"))
+    of_readers = of_readers.assign(cnr=unions["cnr_signed"].abs(), **unions)
+    pairs = of_readers.drop_duplicates(pair).sort_values("dicom_id", kind="stable")
+    of_pairs = of_readers.groupby(pair)[["cnr", *unions]].transform("mean")
+    found["by_pair"] = means(pairs.assign(**of_pairs.loc[pairs.index]))
+    if "reader" in boxes:
+        found["by_reader"] = {str(reader): means(rows) for reader, rows in of_readers.groupby("reader")}
     return found
 
 
 def box_means(boxes: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
-    """Mean CNR, signed CNR and mIoU."""
+    """Mean of each number of grounding that the boxes have."""
     found = {}
-    for name in SECTIONS["grounding"].names:
+    for name in (x.name for x in SECTIONS["grounding"].numbers if not x.is_optional or x.name in boxes):
         values = boxes[name].to_numpy(dtype="float64")
         mean = weighted_mean(values, weights)
         found[name] = _of_patients(boxes[np.isfinite(values)], mean, min_patients)

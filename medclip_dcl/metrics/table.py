@@ -150,11 +150,17 @@ _MAPS = (
     Number("reader_iou", "readers' IoU", None), Number("reader_dice", "readers' Dice", None),
     Number("hit_within", "hit within", is_optional=True), Number("iou_normalised", "IoU, normalised", is_optional=True),
 )
+_POINTED = (  # declared later
+    Number("hit", "hit", family="hit", is_optional=True), Number("area", "area", None, family="hit", is_optional=True),
+    Number("reader_iou", "readers' IoU", None, family="readers", is_optional=True),
+    Number("reader_dice", "readers' Dice", None, family="readers", is_optional=True),
+)
 SECTIONS = {
     "classification": Section(**_CASES, value_columns=("score_positive", "score_negative")),
     "finding_classification": Section(**_CASES, value_columns=("logit",)),
     "grounding": Section(
-        _BOXES, ("", "by_category/*", "by_pair"), ("box", "dicom_id", "subject_id", "category", "phrase"),
+        (*_BOXES, *_POINTED), ("", "by_category/*", "by_pair", "by_reader/*"),
+        ("box", "dicom_id", "subject_id", "category", "phrase"),
         (*(x.name for x in _BOXES), "pair_cnr_signed", "pair_miou"), "miou",
     ),
     "localisation": Section(

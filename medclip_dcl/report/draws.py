@@ -115,7 +115,8 @@ class Predictions:
                 found |= {path: int(rarer[place.entry]) for path, place in places.items()}
                 continue
             for path, place in places.items():
-                rows = table[table["category"].astype(str) == place.entry]
+                column = "reader" if "/by_reader/" in path else "category"
+                rows = table[table[column].astype(str) == place.entry]
                 is_measured = np.isfinite(rows[place.name].astype("float64"))
                 found[path] = rows.loc[is_measured, "subject_id"].nunique()
         return found

@@ -341,7 +341,7 @@ def detail_tables(runs: Mapping[str, Shown]) -> list[Table]:
     for described in DESCRIPTIONS["details"]:
         section = described["section"]
         of_runs = {name: run for name, run in runs.items() if is_measured(run.results, section)}
-        if of_runs:
+        if of_runs and _cases(next(iter(of_runs.values())).results, section, described["by"]):
             found.append(_detail_table(described, f"{section}/{described['by']}", of_runs))
     return found
 
@@ -481,8 +481,8 @@ def _counts(results: Results, section: str) -> Mapping[str, Any]:
 def _cases(results: Results, section: str, by: str) -> dict[str, str]:
     """Finding or category -> its number of cases, of findings that of positive and negative ones."""
     counts = results.get("counts", {}).get(section, {})
-    if by == "by_category":
-        return {name: f"{n:,}" for name, n in (counts.get(by) or counts["boxes_by_category"]).items()}
+    if by != "by_finding":
+        return {name: f"{n:,}" for name, n in (counts.get(by) or counts.get(f"boxes_{by}", {})).items()}
     findings = results.get("metrics", {}).get(section, {}).get(by, {})
     counts = counts.get(by, {})
     return {f: "{positives} / {negatives}".format(**counts[f]) if f in counts else NOTHING for f in findings}

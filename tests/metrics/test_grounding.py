@@ -18,6 +18,7 @@ from medclip_dcl.metrics import (
     default_thresholds,
     mean_iou,
 )
+from medclip_dcl.metrics.localisation import pointing_hit
 
 NAN = math.nan
 
@@ -141,11 +142,12 @@ def test_edges_of_boxes_are_rounded_and_clipped():
     assert box_bounds(2.2, 0.8, 0.3, 0.4, image_height=4, image_width=6) == Rectangle(0, 2, 2, 3)
 
 
-def by_mask(heat_map: Tensor, boxes: list[Rectangle]) -> tuple[float, float]:
+def by_mask(heat_map: Tensor, boxes: list[Rectangle]) -> tuple[float, ...]:
     mask = torch.zeros(heat_map.shape, dtype=torch.bool)
     for top, bottom, left, right in boxes:
         mask[top:bottom, left:right] = True
-    return float(contrast_to_noise_ratio(heat_map, mask, signed=True)), float(mean_iou(heat_map, mask))
+    ratio, pointed = contrast_to_noise_ratio(heat_map, mask, signed=True), pointing_hit(heat_map, mask)
+    return float(ratio), float(mean_iou(heat_map, mask)), float(pointed), float(mask.float().mean())
 
 
 @pytest.mark.parametrize(
