@@ -229,10 +229,10 @@ def encoding_of(content: bytes) -> str:
     return likely if zeros[likely] > len(second) / 2 else "utf-8-sig"
 
 
-def read_text(file: Path) -> str:
-    """Read a text file in UTF-8, whatever the locale."""
+def read_text(file: Path, encoding: str = "utf-8-sig") -> str:
+    """Read a text file, by default in UTF-8, whatever the locale."""
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return file.read_text(encoding)
     except FileNotFoundError as error:
         raise MissingFileError(f"no file {file}") from error
     except UnicodeDecodeError as error:

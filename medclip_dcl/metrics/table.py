@@ -191,7 +191,7 @@ CALIBRATION = Section(
 """Numbers of a calibrated classification, a section that results.json never has."""
 STORED = {
     **dict.fromkeys(CLASSIFICATIONS, Section((Number("n_findings", "", None, bounds=_ABOVE_0),))),
-    "texts": Section((Number("accuracy"), Number("auc")), ("*",)),
+    "texts": Section((Number("accuracy"), Number("auc"), Number("f1", "F1", is_optional=True)), ("*",)),
     "unimodal": Section((
         *map(Number, ("knn/accuracy", "mean_classifier/accuracy", "average_k/*/accuracy", "classifiers/*/*")),
         Number("linear_probe*/*/accuracy"),

@@ -24,7 +24,8 @@ class GruSentences(SentenceEncoder):
     """Encoders f of anchors and g of candidates: the last states of a bidirectional GRU each (Logeswaran & Lee, 2018).
 
     Features are f and g joined. Words are in lower case, cut at blanks and punctuation; f and g share the word vectors
-    (choices; Quick-Thought's code keeps capitals, and trains two tables).
+    (choices; Quick-Thought's code keeps capitals, trains two tables, and divides f and g by their norms first).
+    The reset gate multiplies matrix times state, and biases start near 0 (there: the state alone; gates' start at 1).
 
     Args:
         dim: size of f and of g, even (Quick-Thought's code: 1200).

@@ -1,4 +1,4 @@
-"""Evaluation of sentence encoders: cross-validated logistic regression on frozen features (DCL, table 2)."""
+"""Evaluation of sentence encoders: logistic regression on frozen features, cross-validated or split (DCL, table 2)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class SentenceEvaluation(Evaluation):
     A case has the mean features of its texts, standardised by a fold's training cases (choice). Classes with fewer
     groups or distinct cases than folds are left out, tasks with fewer than two classes are not evaluated. Accuracy is
     the mean over folds, AUC that of the predictions of all folds together, each class against the rest and averaged
-    over classes.
+    over classes. A published split is one fold, of which nothing is left out: its test cases are predicted. The
+    features of a pair (u, v) are |u - v| and u * v (Quick-Thought's code), and it has F1 of class 1, too.
 
     Args:
         folds: 10 (DCL); stratified by class, with a group's cases in one fold. Training cases with the texts of a case
@@ -58,14 +59,18 @@ class SentenceEvaluation(Evaluation):
         by_text = features[text.argsort()].cpu().numpy()
         tables = []
         for name, task in ({} if result.notes else data.tasks).items():
-            table = self._classified(np.stack([by_text[texts].mean(0) for texts in task["texts"]]), task)
-            result.counts[name] = {"cases": len(table), "left_out": len(task) - len(table)}
+            is_split = "use" in task
+            is_pair = is_split and len(task["texts"].iloc[0]) == 2
+            table = self._classified(_features(by_text, task["texts"], is_pair), task)
+            others = (task["use"] == "train").sum() if is_split else len(task) - len(table)
+            result.counts[name] = {"cases": len(table), "training" if is_split else "left_out": int(others)}
             if table.empty:
                 result.notes.append(
-                    f"{name} was not evaluated: fewer than two classes have {self.folds} groups of distinct cases"
+                    f"{name} was not evaluated: fewer than two classes "
+                    + ("are in both files" if is_split else f"have {self.folds} groups of distinct cases")
                 )
                 continue
-            result.metrics[name] = _metrics(table)
+            result.metrics[name] = _metrics(table, is_pair)
             tables.append(table[["case", "fold", "label", "predicted"]].assign(task=name))
         if tables:
             result.metrics["mean"] = pd.DataFrame(result.metrics).T.mean().to_dict()
@@ -77,36 +82,53 @@ class SentenceEvaluation(Evaluation):
     def _classified(self, features: Float[np.ndarray, "case feature"], task: pd.DataFrame) -> pd.DataFrame:
         """Fold, label, predicted class and a probability for each class of the cases of all folds; empty: none."""
         from sklearn.linear_model import LogisticRegression
-        from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
-        task = task.assign(text=pd.factorize(task["texts"].map(tuple))[0])
-        sizes = task.groupby("label")[["group", "text"]].nunique().min(axis=1)
-        classes = sorted(sizes.index[sizes >= self.folds])
-        case = np.flatnonzero(task["label"].isin(classes))
-        if len(classes) < 2:
-            return pd.DataFrame()
-        features, task = features[case], task.iloc[case]
-        label, text = task["label"].to_numpy().astype(str), task["text"].to_numpy()
-        folds = StratifiedGroupKFold(self.folds, shuffle=True, random_state=self.seed)
-        splits = [
-            (train[~np.isin(text[train], text[test])], test)
-            for train, test in folds.split(features, label, task["group"])
-        ]
         model = make_pipeline(StandardScaler(), LogisticRegression(C=self.c, max_iter=1000))
-        found = cross_val_predict(model, features, label, cv=splits, method="predict_proba")
-        described = pd.DataFrame({"case": case, "fold": 0, "label": label})
-        described["predicted"] = np.array(classes)[found.argmax(1)]
-        for number, (_, test) in enumerate(splits):
-            described.loc[test, "fold"] = number
-        return described.join(pd.DataFrame(found, columns=classes).add_prefix("p "))
+        label, tables = task["label"].to_numpy().astype(str), [pd.DataFrame()]
+        for number, (train, test) in enumerate(self._folds(task)):
+            model.fit(features[train], label[train])
+            found = model.predict_proba(features[test])
+            described = {"case": test, "fold": number, "label": label[test]}
+            table = pd.DataFrame({**described, "predicted": model.classes_[found.argmax(1)]})
+            tables.append(table.join(pd.DataFrame(found, columns=model.classes_).add_prefix("p ")))
+        table = pd.concat(tables)
+        return table if table.empty else table.fillna(0.0).sort_values("case", ignore_index=True)
+
+    def _folds(self, task: pd.DataFrame) -> list[tuple[Any, Any]]:
+        """Training and tested cases of each fold; none without two classes in it."""
+        from sklearn.model_selection import StratifiedGroupKFold
+
+        label = task["label"].to_numpy().astype(str)
+        if "use" in task:
+            train, test = (np.flatnonzero(task["use"] == use) for use in ("train", "test"))
+            return [(train, test)] if len({*label[train]} & {*label[test]}) > 1 else []
+        text = pd.factorize(task["texts"].map(tuple))[0]
+        sizes = task.assign(text=text).groupby("label")[["group", "text"]].nunique().min(axis=1)
+        case = np.flatnonzero(task["label"].map(sizes) >= self.folds)
+        if len({*label[case]}) < 2:
+            return []
+        folds = StratifiedGroupKFold(self.folds, shuffle=True, random_state=self.seed)
+        splits = folds.split(case, label[case], task["group"].iloc[case])
+        cases = ((case[train], case[test]) for train, test in splits)
+        return [(train[~np.isin(text[train], text[test])], test) for train, test in cases]
 
 
-def _metrics(table: pd.DataFrame) -> dict[str, float]:
-    from sklearn.metrics import roc_auc_score
+def _features(by_text: np.ndarray, texts: pd.Series, is_pair: bool) -> Float[np.ndarray, "case feature"]:
+    """Mean features of the texts of each case; of a pair |u - v| and u * v."""
+    if not is_pair:
+        return np.stack([by_text[numbers].mean(0) for numbers in texts])
+    u, v = by_text[np.stack([*texts]).T]
+    return np.hstack([np.abs(u - v), u * v])
+
+
+def _metrics(table: pd.DataFrame, is_pair: bool) -> dict[str, float]:
+    from sklearn.metrics import f1_score, roc_auc_score
 
     is_right = table["predicted"] == table["label"]
-    names = [str(name) for name in table if str(name).startswith("p ")]
-    aucs = [roc_auc_score(table["label"] == name[2:], table[name]) for name in names]
-    return {"accuracy": float(is_right.groupby(table["fold"]).mean().mean()), "auc": float(np.mean(aucs))}
+    is_class = {name: table["label"] == name[2:] for name in map(str, table) if name.startswith("p ")}
+    aucs = [roc_auc_score(positive, table[name]) for name, positive in is_class.items() if positive.any()]
+    accuracy = float(is_right.groupby(table["fold"]).mean().mean())
+    f1 = {"f1": float(f1_score(table["label"] == "1", table["predicted"] == "1"))} if is_pair else {}
+    return {"accuracy": accuracy, "auc": float(np.mean(aucs)), **f1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -22,6 +23,15 @@ from medclip_dcl.data.prepared import PreparedSet, labelled_findings
 from medclip_dcl.data.samplers import EpochDataModule, EpochSampler, ShardSampler, as_it_is, worker_options
 from medclip_dcl.networks.image_text import pad_tokens
 
+_PUBLISHED = {
+    "train_5500.label": ("TREC_10.label", "latin-1", r"(\w+):\S+ (.+)", "CLASS:subclass question"),
+    "msr_paraphrase_train.txt": (
+        *("msr_paraphrase_test.txt", "utf-8-sig", r"([01])(?:\t[^\t]*){2}\t([^\t]+)\t([^\t]+)"),
+        "5 columns between tabs: 0 or 1, two ids, two sentences",
+    ),
+}
+"""Training file of a published split (TREC, MSRP) -> its test file, encoding, form of a line, and the form in words."""
+
 
 @dataclass(frozen=True)
 class SentencesRequirements:
@@ -37,18 +47,20 @@ class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModu
     of its distinct texts; row (sentence,), the text of each sentence; document and position (sentence,).
 
     The test serves each text of all tasks as a document of its own. Tasks are the files of `tasks`, and labels 1 and 0
-    of the set's reports outside training: a case is a report, its group the patient.
+    of the set's reports outside training: a case is a report, its group the patient. TREC (`train_5500.label`, six
+    classes) and MSRP (`msr_paraphrase_train.txt`) have a published split, with the test file beside that file.
 
     Args:
         folder: a prepared set with reports; null for none.
         text_file: UTF-8, a sentence a line, an empty line between documents; null for a prepared set.
-        tasks: name: CSV file with columns text and label, whose classes are told apart.
+        tasks: name: CSV file with columns text and label, whose classes are told apart; or one of these files.
         batch_size: documents per step, of all processes together.
         seed: of the order.
 
     Attributes:
         texts: distinct ones of the stage.
-        tasks: by name, a table of cases: texts (numbers of the case's texts), label, and group.
+        tasks: by name, a table of cases: texts (numbers of the case's texts), label, and group, or use ("train" or
+            "test") where the split is published, in which two texts are a pair.
     """
 
     accepts = SentencesRequirements
@@ -81,7 +93,8 @@ class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModu
             self._documents = by_case
         else:
             self._documents = [*np.arange(len(texts))[:, None]]
-            self.tasks = {str(name): task for name, task in cases.groupby("task", sort=False)}
+            by_task = cases.groupby("task", sort=False)
+            self.tasks = {str(name): task.dropna(axis=1, how="all") for name, task in by_task}
 
     def provided(self) -> list[str]:
         return self.texts
@@ -90,7 +103,7 @@ class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModu
         """Description of the data for results.json."""
         source = Path(str(self.folder or self.text_file))
         content = PreparedSet(source).fingerprint if self.folder else digest_of_file(source)
-        tasks = {name: digest_of_file(Path(file)) for name, file in self.task_files.items()}
+        tasks = {name: " ".join(map(digest_of_file, _files(file))) for name, file in self.task_files.items()}
         return {"source": source.name, "fingerprint": content, "tasks": tasks}
 
     def _load_documents(self) -> pd.DataFrame:
@@ -201,7 +214,9 @@ def _labelled_reports(prepared: PreparedSet) -> pd.DataFrame:
 
 
 def _labelled_texts(name: str, file: str) -> pd.DataFrame:
-    """Task, texts, label and group of the rows of a CSV file; equal texts are one group."""
+    """Task, texts, label, and group or use of the cases of a file; equal texts of a CSV file are one group."""
+    if Path(file).name in _PUBLISHED:
+        return _published_cases(name, file)
     try:
         table = pd.read_csv(file, usecols=["text", "label"], dtype=str, keep_default_na=False)
     except (OSError, ValueError) as error:
@@ -212,3 +227,24 @@ def _labelled_texts(name: str, file: str) -> pd.DataFrame:
         )
     table["texts"] = [[text] for text in table["text"]]
     return table.rename(columns={"text": "group"}).assign(task=name)
+
+
+def _files(task: str) -> list[Path]:
+    """The file of a task, and the one with the test cases of a published split."""
+    file, published = Path(task), _PUBLISHED.get(Path(task).name)
+    return [file, file.with_name(published[0])] if published else [file]
+
+
+def _published_cases(name: str, task: str) -> pd.DataFrame:
+    """Task, use, label and texts of the cases of a published split, read line by line: quotes are part of a text."""
+    _, encoding, pattern, form = _PUBLISHED[Path(task).name]
+    cases = []
+    for use, file in zip(("train", "test"), _files(task), strict=True):
+        for number, line in enumerate(read_text(file, encoding).split("\n"), 1):
+            if not line.strip() or (number == 1 and line.startswith("Quality\t")):
+                continue
+            if not (found := re.fullmatch(pattern, line.strip())):
+                where, columns = f"data.tasks.{name}: {file}, line {number}", line.strip().count("\t") + 1
+                raise UserError(f"{where}: expected {form}; found another form, in {columns} column(s)")
+            cases.append((name, use, found[1], [*found.groups()[1:]]))
+    return pd.DataFrame(cases, columns=["task", "use", "label", "texts"])

@@ -162,6 +162,8 @@ class Cells:
         data.batch_size = 8
         data.folder = str(self.labelled_set if "label_fraction" in data else self.embedded_set)
         if "tasks" in data:
+            data.text_file = None
+            model.text_encoder.init_args.update(Namespace(dim=8, word_dim=8))
             return
         data.num_workers, data.image_size = 0, SIDE
         sees_whole = data.crop_size is None if "label_fraction" in data else data.features

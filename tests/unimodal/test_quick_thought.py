@@ -30,6 +30,7 @@ from medclip_dcl.training.throughput import _examples
 from medclip_dcl.unimodal import GruSentences, QuickThought, SentenceEvaluation, SentencesDataModule
 from medclip_dcl.unimodal.network import UnimodalNetwork
 from medclip_dcl.unimodal.quick_thought import SentenceNetwork, quick_thought_loss
+from medclip_dcl.unimodal.sentence_evaluation import _features, _metrics
 from medclip_dcl.unimodal.sentences import SentencesRequirements
 from tests.models.test_resuming import Kill, Killed, assert_same
 
@@ -166,6 +167,69 @@ def test_a_task_named_like_a_finding_and_a_source_without_documents_are_refused(
         SentencesDataModule(text_file=str(tmp_path / "one.txt")).load("fit")
 
 
+# Published splits
+
+HEADER = "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\r\n"
+PAIRS = [("1", 'He said "no.', "He said no."), ("0", "A \u2028dog", "dogs"), ("1", "A", 'B" x')]
+
+
+def write_published(folder: Path) -> dict[str, str]:
+    """TREC and MSRP in the layout in which they are published, and their tasks."""
+    lines = (
+        b"DESC:manner How did caf\xe9s begin ?\nHUM:ind Who \x85 ?\n",
+        b"HUM:ind Who is : he ?\nDESC:def What ?\n",
+    )
+    for name, content in zip(("train_5500.label", "TREC_10.label"), lines, strict=True):
+        (folder / name).write_bytes(content)
+    for name, pairs in (("train", PAIRS[:2]), ("test", PAIRS[2:])):
+        text = HEADER + "".join(f"{label}\t12\t34\t{u}\t{v}\r\n" for label, u, v in pairs)
+        (folder / f"msr_paraphrase_{name}.txt").write_bytes(text.encode("utf-8-sig"))
+    return {"MSRP": str(folder / "msr_paraphrase_train.txt"), "TREC": str(folder / "train_5500.label")}
+
+
+def test_published_splits_are_read_as_they_are(tmp_path):
+    tasks = write_published(tmp_path)
+    data = SentencesDataModule(text_file="-", tasks=tasks)
+    data.load("test")
+    found = {
+        name: [
+            (*case[:2], *(data.texts[i] for i in case[2])) for case in task[["use", "label", "texts"]].values
+        ]
+        for name, task in data.tasks.items()
+    }
+    assert found == {
+        "MSRP": [(use, *pair) for use, pair in zip(("train", "train", "test"), PAIRS, strict=True)],
+        "TREC": [
+            ("train", "DESC", "How did caf\xe9s begin ?"),
+            ("train", "HUM", "Who \x85 ?"),
+            ("test", "HUM", "Who is : he ?"),
+            ("test", "DESC", "What ?"),
+        ],
+    }
+    before = data.dataset()["tasks"]
+    (tmp_path / "TREC_10.label").write_bytes(b"HUM:ind Who ?\n")
+    assert [name for name in tasks if before[name] != data.dataset()["tasks"][name]] == ["TREC"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("msr_paraphrase_test.txt", HEADER + "1\t1\t2\tsecret", "line 2: expected 5 columns .*, in 4 column"),
+        ("msr_paraphrase_test.txt", "1\t1\t2\tsecret\tb\tc", "line 1: expected 5 columns .*, in 6 column"),
+        ("msr_paraphrase_train.txt", HEADER + "2\t1\t2\tsecret\tb", "line 2: expected .* 0 or 1"),
+        ("train_5500.label", "\nsecret who ?", "line 2: expected CLASS:subclass question"),
+        ("TREC_10.label", "HUM:secret", "line 1: expected CLASS:subclass question"),
+        ("TREC_10.label", None, "no file .*TREC_10.label"),
+    ],
+)
+def test_other_forms_of_published_splits_are_refused(file, content, message, tmp_path):
+    tasks = write_published(tmp_path)
+    (tmp_path / file).unlink() if content is None else (tmp_path / file).write_text(content)
+    with pytest.raises(UserError, match=message) as error:
+        SentencesDataModule(text_file="-", tasks=tasks).load("test")
+    assert "secret" not in str(error.value).replace(file, "") and "\n" not in str(error.value)
+
+
 # Encoders
 
 
@@ -236,6 +300,61 @@ def test_equal_reports_of_other_patients_are_not_trained_on():
     assert (found["predicted"] == found["label"]).mean() < 0.6
     few = task.assign(group=np.arange(120) % 4)
     assert SentenceEvaluation(folds=5)._classified(features, few).empty
+
+
+def split_task(label: list[str], n_training: int) -> pd.DataFrame:
+    """Cases of a published split, the first of them for training, with a text each."""
+    use = ["train" if i < n_training else "test" for i in range(len(label))]
+    return pd.DataFrame({"texts": [np.array([i]) for i in range(len(label))], "label": label, "use": use})
+
+
+def test_a_published_split_learns_from_training_cases_alone():
+    """Test labels are exchanged, but for one of a class that training lacks."""
+    features = np.eye(2)[[0, 1] * 4 + [0, 1, 0, 1, 0]].astype("float32")
+    task = split_task(["a", "b"] * 4 + ["b", "a", "b", "a", "new"], 8)
+    table = SentenceEvaluation()._classified(features, task)
+    assert table["case"].tolist() == [8, 9, 10, 11, 12]
+    assert table["predicted"].tolist() == ["a", "b", "a", "b", "a"]
+    assert _metrics(table, is_pair=False) == pytest.approx({"accuracy": 0.0, "auc": (0 + 0.5 / 3) / 2})
+    assert SentenceEvaluation()._classified(features[:10], split_task(["a", "b"] * 4 + ["b", "b"], 8)).empty
+
+
+def test_pairs_are_told_by_difference_and_product():
+    u, v = np.random.default_rng(0).normal(size=(2, 7, 3))
+    numbers = pd.Series([np.array([i, 7 + i]) for i in range(7)])
+    found = _features(np.concatenate([u, v]), numbers, is_pair=True)
+    pairs = [[*zip(a, b, strict=True)] for a, b in zip(u, v, strict=True)]
+    expected = [[*(abs(a - b) for a, b in pair), *(a * b for a, b in pair)] for pair in pairs]
+    np.testing.assert_allclose(found, expected)
+
+
+def test_f1_of_the_larger_class_alone_is_that_of_its_share():
+    """Without information: accuracy p, F1 2p / (1 + p), AUC 1/2; of MSRP's 1,725 test pairs .665 and .799."""
+    task = split_task(["1", "1", "0"] * 4 + ["1"] * 1147 + ["0"] * 578, 12)
+    found = _metrics(SentenceEvaluation()._classified(np.zeros((1737, 2)), task), is_pair=True)
+    p = 1147 / 1725
+    assert found == pytest.approx({"accuracy": p, "auc": 0.5, "f1": 2 * p / (1 + p)})
+
+
+def test_both_kinds_of_tasks_are_tested_together(tmp_path):
+    words = [f"{a} {b}" for a in ("heart", "lung") for b in "abcdefghij"]
+    pd.DataFrame({"text": words, "label": ["x"] * 10 + ["y"] * 10}).to_csv(tmp_path / "t.csv")
+    evaluation, network = SentenceEvaluation(folds=2), model()
+    network.use_data(words, "fit")
+    data = SentencesDataModule(
+        text_file="-", tasks={"t": str(tmp_path / "t.csv"), **write_published(tmp_path)}
+    )
+    trainer = Trainer(accelerator="cpu", logger=False, callbacks=[evaluation], enable_progress_bar=False)
+    with pytest.warns(UserWarning, match="MSRP was not evaluated: fewer than two classes are in both files"):
+        trainer.test(network, data, verbose=False)
+    result = evaluation.results["texts"]
+    assert result.counts == {
+        "t": {"cases": 20, "left_out": 0},
+        "MSRP": {"cases": 0, "training": 2},
+        "TREC": {"cases": 2, "training": 2},
+    }
+    means = [result.metrics[name]["accuracy"] for name in ("t", "TREC")]
+    assert result.metrics["mean"]["accuracy"] == pytest.approx(np.mean(means))
 
 
 # Runs
