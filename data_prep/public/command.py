@@ -16,6 +16,7 @@ from data_prep.sources.preparation import Source
 from data_prep.sources.rows import TableCheck, label_columns, rows_source
 from data_prep.sources.source_tables import ReleaseError
 from data_prep.sources.splits import draw_split
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
 
 READERS = {
@@ -31,8 +32,8 @@ READERS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Templated(Public, PrepareReports):
-    """Sentences are read like those of findings."""
+class _WithReports(Public, PrepareReports):
+    """Sentences of templates are read like those of findings."""
 
 
 def prepare(settings: Public) -> None:
@@ -64,15 +65,21 @@ def prepare(settings: Public) -> None:
         )
     templates = settings.templates
     if templates is not None:
-        settings = _Templated(**vars(settings))
+        settings = _WithReports(**vars(settings))
         tables = _with_sentences(tables, read_prompts(templates, "--templates"))
         choices.append(f"sentences: none of reports, but templates of the labels ({templates.name})")
+    if settings.reports:
+        if templates is not None or "report" not in tables.images:
+            raise UserError("--reports: expected padchest with a column Report, and no --templates")
+        settings = _WithReports(**vars(settings))
+        tables = replace(tables, images=tables.images.rename(columns={"report": "text"}))
     for choice in choices:
         print(f"{tables.title}: {choice}", file=sys.stderr)
     options = {
         "split": {"official": splits != {""}, "shares": list(settings.shares), "seed": settings.seed},
         "redraw_test": settings.redraw_test,
         **preparation.given(settings, "official_validate_as_test"),
+        **({"reports": True, "language": tables.language} if settings.reports else {}),
         "choices": choices,
         "names_patients": tables.names_patients,
         "images_of": list(tables.images_of),
@@ -164,7 +171,7 @@ def _source(settings: Public, folder: ReleaseFolder, tables: PublicTables, drawn
     if masks is not None:
         counts_text = masks["counts"].map(lambda runs: " ".join(map(str, runs)))
         masks = masks.assign(phrase="", reader="", counts=counts_text).reset_index(drop=True)
-    return replace(source, boxes=boxes, masks=masks)
+    return replace(source, boxes=boxes, masks=masks, language=tables.language if settings.reports else "en")
 
 
 def _splits(rows: pd.DataFrame, settings: Public, drawn: str | None) -> pd.Series:

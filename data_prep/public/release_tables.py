@@ -32,12 +32,13 @@ class PublicTables:
         title: name of the set.
         images: one row each: image (id, see `image_id`), a column of floats for each finding: 1, 0, -1 (uncertain), NaN
             (unlabelled); and where the release has them patient, study, view, split ("" to be drawn), sex and age, as
-            text, "" if unknown.
+            text, "" if unknown; report, of which `--reports` makes sentences.
         boxes: `BOX`.
         masks: `MASK`.
         left_out: image -> why it is not used.
         choices: sentences about labels, splits and patients, printed and kept in dataset.json.
-        images_of: sets whose images these are.
+        images_of: sets whose images these are; the last one is the family whose names of patients it has.
+        language: of the reports, from `languages.LANGUAGES`.
     """
 
     title: str
@@ -47,6 +48,7 @@ class PublicTables:
     left_out: Mapping[str, str] = field(default_factory=dict)
     choices: Sequence[str] = ()
     images_of: Sequence[str] = ()
+    language: str = "en"
 
     def __post_init__(self) -> None:
         """Give boxes and masks the ids of `images`; boxes must be in pixels, and of findings that are not absent."""
