@@ -82,7 +82,7 @@ def test_digests_are_of_images_now(small_set, tmp_path):
     assert now.drop(index=3).equals(written.drop(index=3))
 
 
-def other_images(folder: Path, to: Path, **info: str) -> PreparedSet:
+def other_images(folder: Path, to: Path, **info: Any) -> PreparedSet:
     """A set of other images; of the same source unless `info` says otherwise."""
     shutil.copytree(folder, to)
     for name, column in (("images", "dicom_id"), ("image_files", "digest")):
@@ -202,10 +202,10 @@ TABLE = "folder of images with a table"
 
 
 def of_source(
-    folder: Path, to: Path, source: str, options: dict[str, Any], digits: int = 0, less: int = 0, **info: Any
+    folder: Path, to: Path, source: str, options: dict[str, Any], digits: int = 0, *, less: int = 0
 ) -> PreparedSet:
     """Other images, of patients whose names are `less` than the numbers of `folder`: of so many digits, or numbers."""
-    other_images(folder, to, **{"phantom": False, "source": source, "options": options, **info})
+    other_images(folder, to, phantom=False, source=source, options=options)
     images = pd.read_parquet(to / "images.parquet")
     names = images["subject_id"] - less
     if digits:  # subject_id stays: a place in the set's own list
@@ -279,7 +279,7 @@ def test_models_without_names_are_not_guessed(small_set, tmp_path) -> None:
     trained = of_source(small_set, tmp_path / "there", "PadChest", PUBLIC, 36)
     record, images = Lineage.of(None).after(trained, False)
     before = images.drop(columns=["patient", "family"])
-    tested = of_source(small_set, tmp_path / "here", "PadChest-GR", OF_PADCHEST, 36, 7)
+    tested = of_source(small_set, tmp_path / "here", "PadChest-GR", OF_PADCHEST, 36, less=7)
     lineage = Lineage(tmp_path, record, before)
     lineage.require_untrained(tested, tested.table("images")["dicom_id"])
     assert str(lineage.of_set(tested)) == "images of this set elsewhere (PadChest)"
@@ -295,7 +295,7 @@ def test_models_without_names_are_not_guessed(small_set, tmp_path) -> None:
 def test_shared_images_tell_whose_names_are_used(small_set, tmp_path) -> None:
     """A user's table of images that a release has, too: one of them says that its names are the release's."""
     trained = of_source(small_set, tmp_path / "there", "PadChest", PUBLIC, 36)
-    tested = of_source(small_set, tmp_path / "here", TABLE, {}, 36, 7)
+    tested = of_source(small_set, tmp_path / "here", TABLE, {}, 36, less=7)
     lineage = Lineage(tmp_path, *Lineage.of(None).after(trained, False))
     held_out = tested.table("images").query("use == 'test'")["dicom_id"]
     lineage.require_untrained(tested, held_out)

@@ -68,7 +68,8 @@ def made(file: Path, name: str, **options: Any) -> PreparedSet:
 
 def uses(prepared: PreparedSet) -> dict[str, set[str]]:
     studies = prepared.table("studies")
-    return studies["use"].groupby(prepared.patient_names(studies["subject_id"])).agg(set).to_dict()
+    names = prepared.patient_names(studies["subject_id"])
+    return {str(name): {*of} for name, of in studies["use"].groupby(names)}
 
 
 def test_reports_of_named_patients_are_in_no_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
