@@ -100,6 +100,9 @@ class Prepare:
         "cases of a finding by exact labels: all, or as many with as without", "all"
     )
     limit: int | None = positive("at most N patients of each use, for a first try", None)
+    keep_out: Path | None = option(
+        "exclude patients named here, or by image or study, one a line", None, metavar="FILE|SET"
+    )
     rejected_share: float = option(
         "share of images, reports, boxes and masks to leave out as missing, damaged or of another size (0.01); one "
         "of several always may",
@@ -161,9 +164,7 @@ class PrepareSplit(Prepare):
 class PrepareRows(PrepareSplit, PrepareReports):
     """Options of sources that are tables of rows with reports."""
 
-    text_only: bool = option(
-        "a set of reports alone: for language models, scores and embeddings of sentences", False
-    )
+    text_only: bool = option("a set of reports alone, for language models and scores of sentences", False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,6 +304,7 @@ class Public(PrepareSplit):
         "test on the official validate patients, if none are for test (CheXpert), and draw validate from train (0.01)",
         False,
     )
+    reports: bool = option("also its reports (padchest: Spanish, without accents)", False)
     templates: Path | None = option(
         "prompts (a file, or a packaged one by its name, such as public) from which each image gets sentences by its "
         "labels: the first positive one of a finding that it has, the first negative one of a finding that it has not "

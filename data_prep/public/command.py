@@ -40,7 +40,7 @@ _OPTIONS = {"language": "padchest_gr", "unknown_views": "rexgradient"}  # the on
 
 @dataclass(frozen=True, kw_only=True)
 class _WithReports(Public, PrepareReports):
-    """Sentences are cut from findings and impression, or templates read like these."""
+    """Sentences are cut from reports, or templates read like these."""
 
 
 def prepare(settings: Public) -> None:
@@ -75,14 +75,18 @@ def prepare(settings: Public) -> None:
             "patients: the release names none; each image counts as one, and intervals are by image"
         )
     templates = settings.templates
+    if settings.reports:
+        if templates is not None or "report" not in tables.images:
+            raise UserError("--reports: expected padchest with a column Report, and no --templates")
+        tables = replace(tables, images=tables.images.rename(columns={"report": "text"}))
     has_texts = bool({*TEXTS} & {*tables.images})
-    if templates is not None and (has_texts or tables.sentences is not None):
-        raise UserError(f"--templates: {settings.name} has reports; leave it out")
-    if templates is not None or has_texts:
-        settings = _WithReports(**vars(settings))
     if templates is not None:
+        if has_texts or tables.sentences is not None:
+            raise UserError(f"--templates: {settings.name} has reports; leave it out")
         tables = _with_sentences(tables, read_prompts(templates, "--templates"))
         choices.append(f"sentences: none of reports, but templates of the labels ({templates.name})")
+    if templates is not None or has_texts:
+        settings = _WithReports(**vars(settings))
     for choice in choices:
         print(f"{tables.title}: {choice}", file=sys.stderr)
     options = {
@@ -90,6 +94,7 @@ def prepare(settings: Public) -> None:
         "redraw_test": settings.redraw_test,
         **preparation.given(settings, "official_validate_as_test"),
         **own,
+        **({"reports": True, "language": tables.language} if settings.reports else {}),
         "choices": choices,
         "names_patients": tables.names_patients,
         "images_of": list(tables.images_of),
@@ -154,9 +159,9 @@ def _source(settings: Public, folder: ReleaseFolder, tables: PublicTables, drawn
         )
     rows = rows[is_there].reset_index(drop=True)
     rows = rows.assign(file=rows["image"].map(found).map(str), split=_splits(rows, settings, drawn))
-    if {*TEXTS} & {*rows}:
-        is_blank = (rows[["findings", "impression"]] == "").all(axis=1)
-        rows[NO_REPORT] = is_blank.map({True: "it has no findings or impression", False: ""})
+    if settings.templates is None and (texts := [name for name in TEXTS if name in rows]):
+        is_blank = (rows[texts] == "").all(axis=1)
+        rows[NO_REPORT] = is_blank.map({True: "its report is empty", False: ""})
     check = TableCheck(folder.taken[0])
     check.rejects += [("image", image, reason) for image, reason in tables.left_out.items()]
     source = rows_source(rows, settings, check, counts)
@@ -188,7 +193,7 @@ def _source(settings: Public, folder: ReleaseFolder, tables: PublicTables, drawn
         study_of = zip(source.images["dicom_id"], source.images["study_id"], strict=True)
         of_study = {study: tables.sentences.get(image, ()) for image, study in study_of}
         source = replace(source, reports=cut_sentences(of_study, tables.language))
-    return replace(source, boxes=boxes, masks=masks)
+    return replace(source, boxes=boxes, masks=masks, language=tables.language if settings.reports else "en")
 
 
 def _splits(rows: pd.DataFrame, settings: Public, drawn: str | None) -> pd.Series:

@@ -25,8 +25,8 @@ def read(folder: ReleaseFolder) -> PublicTables:
     """The table of 160,861 images; those with labels by physicians are the test split."""
     file = folder.table(*_NAMES)
     columns = ("ImageID", "StudyID", "PatientID", "Projection", "MethodLabel", "Labels")
-    table = read_table(file, (*columns, "PatientSex_DICOM", "PatientBirth", "StudyDate_DICOM"))
-    image = table["ImageID"].map(image_id)
+    table = read_table(file, (*columns, "PatientSex_DICOM", "PatientBirth", "StudyDate_DICOM"), ("Report",))
+    image, reports = table["ImageID"].map(image_id), table.get("Report", pd.Series(dtype="str")).str.strip()
     cells = pd.Series(table["Labels"].unique())
     is_missing = is_placeholder(cells) | (cells == "")
     of_cell = dict(zip(cells, cells.mask(is_missing, "[]").map(value_of_cell), strict=True))
@@ -68,8 +68,10 @@ def read(folder: ReleaseFolder) -> PublicTables:
                 "split": is_read.map({True: "test", False: "train"}),
                 "sex": table["PatientSex_DICOM"],
                 "age": (taken - born).map("{:.0f}".format).replace("nan", ""),
+                **({"report": reports.mask(is_placeholder(reports), "")} if len(reports) else {}),
             }
         ).join(labels),
+        language="es",
         left_out={name: why for name, why in zip(image, reason, strict=True) if why},
         choices=[
             *choices,

@@ -34,14 +34,15 @@ class PublicTables:
         title: name of the set.
         images: one row each: image (id, see `image_id`), a column of floats for each finding: 1, 0, -1 (uncertain), NaN
             (unlabelled); and where the release has them patient, study, view, split ("" to be drawn), sex and age, as
-            text, "" if unknown; findings and impression, the same in all rows of a study.
+            text, "" if unknown; findings and impression, the same in all rows of a study; report, of which `--reports`
+            makes sentences.
         boxes: `BOX`.
         masks: `MASK`.
         left_out: image -> why it is not used.
         choices: sentences about labels, splits and patients, printed and kept in dataset.json.
-        images_of: sets whose images these are.
+        images_of: sets whose images these are; the last one is the family whose names of patients it has.
         sentences: image -> (section, sentence) of its report, which the release has cut; None for other sets.
-        language: of the reports.
+        language: of the reports, from `languages.LANGUAGES`.
         other_endings: of files that give way to one of the same image with another ending.
     """
 

@@ -41,7 +41,7 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
         problems += prepared.table_problems(found)
         counts = {**prepared.info["counts"], **set_tables.count(found)}
         lines += [*count_lines(counts), *_patients(found), *_anchors(found)]
-        lines += too_few_lines(prepared.folder, prepared.info, found)
+        lines += [] if problems else too_few_lines(prepared.folder, prepared.info, found)
     for kind in ("log_p", "text_embedding"):
         if names := prepared.models(kind):
             lines.append(f"  {kind:<10} {', '.join(names)}")

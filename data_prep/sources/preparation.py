@@ -21,12 +21,13 @@ from data_prep.shard import to_shards
 from data_prep.sources import prepared_images as image_files
 from data_prep.sources import set_tables
 from data_prep.sources.growth import FILE, Growth, SourceState
+from data_prep.sources.keep_out import names_to_keep_out, studies_to_keep_out
 from data_prep.sources.source_tables import and_others, file_hash
 from data_prep.sources.splits import too_few_lines
 from data_prep.text import sections, sentences
 from data_prep.text.reports import Report, Sentences, read_sentences
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import write_json, write_text
+from medclip_dcl.common.files import digest, write_json, write_text
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.identity import IMAGE_FILES, describe
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
@@ -63,7 +64,8 @@ class Source:
         rejects: rows that were left out while the tables were read.
         files: texts of more files of the set by name.
         rows: digests of the rows of a table to which further rows may be added; None for a table that must stay.
-        study_names: the source's names of studies by study_id, for rejects.csv; those that are not named are numbers.
+        study_names, patient_names: the source's names by study_id and subject_id; those that are not named are numbers.
+        kept_out: study_id of all studies of patients who are kept out of every use.
     """
 
     images: pd.DataFrame
@@ -83,12 +85,16 @@ class Source:
     files: Mapping[str, str] = field(default_factory=dict)
     rows: Sequence[str] | None = None
     study_names: Mapping[int, str] = field(default_factory=dict)
+    patient_names: Mapping[int, str] = field(default_factory=dict)
+    kept_out: frozenset[int] = frozenset()
 
 
 def prepare_set(settings: Prepare, made_from: Mapping[str, Any], read: Callable[[], Source]) -> None:
     """Prepare or complete a set, finish a broken one, or say that it is finished; `read` checks the tables."""
     _require_same(settings.output, made_from, True)
     source = read()
+    if settings.keep_out is not None:
+        source = _with_kept_out(source, settings.keep_out, made_from["options"].get("columns", ["study"]))
     now = SourceState.now(source.images, source.rows or ())
     if _growth(settings, made_from, source, now) is None and not settings.shards:
         return
@@ -100,6 +106,22 @@ def prepare_set(settings: Prepare, made_from: Mapping[str, Any], read: Callable[
         if settings.shards:
             index = ShardIndex.read(settings.output)
             to_shards(PreparedSet(settings.output), settings.output, index is not None and index.texts)
+
+
+def _with_kept_out(source: Source, file: Path, columns: Iterable[str]) -> Source:
+    """The source with studies to exclude, without their boxes and masks."""
+    names_of = {"subject_id": source.patient_names}
+    if "study" in columns:  # else studies have numbers of rows
+        names_of = {"study_id": source.study_names, **names_of}
+    rows = source.images if source.studies is None else source.studies.assign(dicom_id="")
+    studies, n = studies_to_keep_out(rows, names_to_keep_out(file), names_of)
+    images = source.images.loc[source.images["study_id"].isin(studies), "dicom_id"]
+    regions: dict[str, Any] = {
+        kind: of_kind[~of_kind["dicom_id"].isin(images)].reset_index(drop=True)
+        for kind, of_kind in (("boxes", source.boxes), ("masks", source.masks))
+        if of_kind is not None
+    }
+    return replace(source, **regions, kept_out=studies, counts={**source.counts, "kept_out": n})
 
 
 def _make(
@@ -156,7 +178,8 @@ def _make(
     counts["rejects"] = {kind: [row[0] for row in rejects].count(kind) for kind in kinds}
     language = {"language": found.language} if found.languages else {}
     rules = {"image_rules": {kind: RULES[kind] for kind in sorted({*images["kind"]})}}
-    info = {**made_from, **rules, **language, "counts": counts, **describe(settings.output, written)}
+    names = {name.removesuffix(".csv"): digest(text.encode()) for name, text in source.files.items()}
+    info = {**made_from, **rules, **language, **names, "counts": counts, **describe(settings.output, written)}
     write_json(info, finished)
     unfinished.unlink()
     print("\n".join([summary(output, info), *too_few_lines(output, info, written)]))
@@ -182,14 +205,15 @@ def _assemble(
     if source.masks is not None:
         written["masks"], mask_rejects = set_tables.select_masks(source.masks, images)
         box_rejects += mask_rejects
-    images = images.assign(use=set_tables.decide_use(images, source.grounding_patients, boxed, found.reasons))
+    without = {*found.reasons, *source.kept_out}
+    images = images.assign(use=set_tables.decide_use(images, source.grounding_patients, boxed, without))
     studies = images
     if source.studies is not None:
         studies = source.studies.assign(dicom_id="")
-        studies = studies.assign(use=set_tables.decide_use(studies, (), (), found.reasons))
+        studies = studies.assign(use=set_tables.decide_use(studies, (), (), without))
         written["studies"] = set_tables.typed(studies, "studies")
     present = set(studies["study_id"])
-    texts = {study: text for study, text in found.of_study.items() if study in present}
+    texts = {study: text for study, text in found.of_study.items() if study in present - source.kept_out}
     written["images"], written[IMAGE_FILES] = (
         set_tables.typed(images, name) for name in ("images", IMAGE_FILES)
     )
@@ -302,6 +326,9 @@ def made_from(
     settings: Prepare, source: str, phantom: bool, files: Sequence[Path], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Everything that the content of a set depends on, except reports and images (too many to hash)."""
+    kept_out = {}
+    if (file := settings.keep_out) is not None:
+        kept_out["keep_out"] = f"{file.name} {file_hash(file / 'dataset.json' if file.is_dir() else file)}"
     text_rules = {
         "section_rules": sections.RULES_VERSION,
         "sentence_rules": sentences.RULES_VERSION,
@@ -321,6 +348,7 @@ def made_from(
             **({"sections": list(settings.sections)} if isinstance(settings, PrepareReports) else {}),
             "cases": settings.cases,
             "limit": settings.limit,
+            **kept_out,
             **(text_rules if isinstance(settings, PrepareReports) else {}),
             **options,
         },
@@ -500,6 +528,7 @@ def count_lines(counts: Mapping[str, Any]) -> list[str]:
         images,
         ("patients", "{patients:,}, of whom {patients_grounding:,} for grounding"),
         ("sex, age", f"{_named(people)} (images)" if people else ""),
+        ("kept out", _named(counts["kept_out"]) if "kept_out" in counts else ""),
         ("reports", reports),
         ("sentences", sentences),
     ]

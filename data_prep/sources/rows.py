@@ -19,11 +19,12 @@ from data_prep.sources.people import ages, sexes
 from data_prep.sources.preparation import Source
 from data_prep.sources.source_tables import SPLITS, wrong_values
 from data_prep.sources.spellings import plain_name, plain_number
-from data_prep.sources.splits import IDENTIFIERS, draw_split
+from data_prep.sources.splits import draw_split
 from data_prep.text.reports import Report
 from data_prep.text.sections import Section
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.data.prepared import IDENTIFIERS
 
 TEXTS = ("text", "findings", "impression")
 """Columns of `rows_source` that hold text: a whole report, or its sections."""
@@ -123,7 +124,6 @@ def rows_source(
             raise UserError(f"{file}: no row has a frontal image; for reports alone pass --text_only")
     reports = _reports(wanted, rejects) if {*TEXTS} & {*rows} else None
     identifiers = pd.concat([names_of_patients, names_of_studies])
-    study_names = dict(zip(names_of_studies["number"], names_of_studies["name"], strict=True))
     images = images.assign(dicom_id=images["image"], path=_prepared_paths(images["image"]))
     return Source(
         images=images[[*_IMAGE_COLUMNS, *(name for name in PEOPLE if name in images)]],
@@ -134,7 +134,8 @@ def rows_source(
         studies=studies,
         counts=source_counts,
         rejects=rejects,
-        study_names=study_names,
+        study_names=dict(names_of_studies[["number", "name"]].to_numpy().tolist()),
+        patient_names=dict(names_of_patients[["number", "name"]].to_numpy().tolist()),
         files={IDENTIFIERS: identifiers.to_csv(index=False, lineterminator="\n")} if len(identifiers) else {},
     )
 

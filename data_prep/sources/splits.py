@@ -11,10 +11,7 @@ import pandas as pd
 
 from data_prep.sources.source_tables import SHOWN, SPLITS
 from medclip_dcl.common.findings import MIN_PATIENTS, PLATT_PATIENTS
-from medclip_dcl.data.prepared import case_table, labelled_findings
-
-IDENTIFIERS = "identifiers.csv"
-"""In a prepared set: the source's names of patients and studies that are not whole numbers, with their numbers."""
+from medclip_dcl.data.prepared import PreparedSet, case_table, labelled_findings
 
 _NEEDS = {"validate": (PLATT_PATIENTS, "calibration"), "test": (MIN_PATIENTS, "an interval")}
 """Use -> patients with, and patients without a finding that something needs there."""
@@ -39,7 +36,7 @@ def too_few_lines(folder: Path, info: Mapping[str, Any], tables: Mapping[str, pd
     Where the whole split was drawn, the last line has the shares by which most of them get enough, if any do.
 
     Args:
-        folder: the set, in which `IDENTIFIERS` lies where names are not whole numbers.
+        folder: the set, whose names of patients are drawn.
         info: its dataset.json.
         tables: images, labels and cases.
     """
@@ -84,10 +81,7 @@ def _other_splits(folder: Path, info: Mapping[str, Any], images: pd.DataFrame, l
     split = options.get("split")
     if not isinstance(split, dict) or options.get("limit") is not None:
         return
-    names = images["subject_id"].astype(str)
-    if (folder / IDENTIFIERS).is_file():
-        table = pd.read_csv(folder / IDENTIFIERS, dtype=str, keep_default_na=False).query("kind == 'patient'")
-        names = names.replace(dict(zip(table["number"], table["name"], strict=True)))
+    names = PreparedSet(folder).patient_names(images["subject_id"])
     if (draw_split(names, split["shares"], split["seed"]) != images["official_split"]).any():
         return
     for train in (share for share in _TRAIN_SHARES if share < split["shares"][0]):

@@ -322,7 +322,13 @@ class MedclipCLI(LightningCLI):
         if self.prepared is not None and is_first and not self.run.saved_config():
             encoder = (config.model.get("init_args", {}).get("image_encoder") or {}).get("init_args", {})
             published = {encoder.get("pretrained"), encoder.get("weights")} - {None, IMAGENET}
-            data, images = Lineage.of(self.source).after(self.prepared, bool(published))
+            lineage = Lineage.of(self.source)
+            data, images = lineage.after(self.prepared, bool(published))
+            if elsewhere := lineage.of_set(self.prepared).elsewhere:
+                unknown = "whose patients cannot be compared with those of the held-out images"
+                rank_zero_warn(
+                    f"{lineage.where} was trained on {elsewhere}, {unknown} of {self.prepared.folder}"
+                )
         is_longer = self.run.check(self.config_dump, data)
         if self.run.is_finished and not is_longer:
             raise FinishedRun(f"{self.run.folder} is finished: nothing to do; {self.run.advice_to_go_on()}")

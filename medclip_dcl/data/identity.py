@@ -23,8 +23,9 @@ from medclip_dcl.common.files import digest, digest_of_file, file_states
 from medclip_dcl.data.shards import FOLDER, TIMES, ShardIndex
 
 IMAGE_FILES = "image_files"
-IMAGE_DIGESTS = ["dicom_id", "subject_id", "use", "digest", "original"]
-"""Columns that identify images; original: height, width and bytes of the original file."""
+IMAGE_DIGESTS = ["dicom_id", "subject_id", "use", "digest", "original", "patient", "family"]
+"""Columns that identify images; original: height, width and bytes of the original file; patient: digest of the source's
+name of the patient, None where it names none; family: `PreparedSet.family`."""
 _THREADS = 16
 # Seconds of hashing after which its progress is shown.
 _LONG = 2

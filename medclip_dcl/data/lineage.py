@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import digest
 from medclip_dcl.common.find_model import FoundModel
 from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.data.identity import IMAGE_DIGESTS
@@ -66,6 +67,9 @@ class Lineage:
         if not isinstance(self.sets, list):
             raise UserError(f"{where / DATA_FILE}: {IMAGES_OF}: expected a list of sets, found {self.sets!r}")
         self.images = pd.DataFrame(columns=IMAGE_DIGESTS) if images is None else images
+        if "patient" not in self.images:  # written before: numbers, which are names where no set has others
+            numbers = self.images["subject_id"].astype(str)
+            self.images = self.images.assign(patient=[digest(x.encode()) for x in numbers], family=None)
         self.is_known = None not in self.sets and (not self.sets or not self.images.empty)
 
     @classmethod
@@ -84,42 +88,62 @@ class Lineage:
 
     def of_set(self, prepared: PreparedSet) -> Answer:
         """Say which images of a set the model was trained on."""
-        known, images = self.images.query("use == 'train'"), prepared.image_digests()
+        images, is_trained, people, same, is_told = self._compared(prepared)
         is_own = self.fingerprint == prepared.fingerprint
-        train_images = (
-            is_own
-            or bool(images["digest"].isin(known["digest"]).any())
-            or len(images.merge(known, on=["dicom_id", "original"])) > 0
-        )
-        # Images of the same release are told by `require_untrained`; copies in another one have other files.
+        is_trained |= images["patient"].isin(people.get("train", ()))
+        train_images = is_own or bool(is_trained.any() or (same["use_there"] == "train").any())
         source, *others = own_sets(prepared)
-        is_told = len(images.merge(self.images, on=["dicom_id", "original"])) > 0
         here = {*others, *([] if is_told else [source])}
+        # Copies in another release have other files: only patients tell, if every training on the family names them.
+        there = self.images[self.images["family"].isin([prepared.family, None])]
+        if prepared.family and prepared.names_patients and len(there) and not there.isna().any(axis=None):
+            here = set()
         names = self.sets[1 + len(others) :] if is_own else self.sets
         elsewhere = next((name for name in names if name in here), None) or ""
         return Answer(train_images, elsewhere, self.is_known or (is_own and not names))
+
+    def _compared(
+        self, prepared: PreparedSet
+    ) -> tuple[pd.DataFrame, pd.Series, dict[str, set[str]], pd.DataFrame, bool]:
+        """Images of a set, which are training images, patients by use of the training, same originals, if these tell.
+
+        Names are compared within the family of the set, and where the images that both have are of the same names.
+        """
+        images, trained = prepared.image_digests(), self.images.query("use == 'train'")
+        is_trained, families = images["digest"].isin(trained["digest"]), {prepared.family} - {""}
+        both = images.merge(self.images, on="dicom_id", suffixes=("", "_there"))
+        same = both[both["original"] == both["original_there"]]
+        shared = [images.merge(self.images.drop_duplicates("digest"), on="digest", suffixes=("", "_there"))]
+        # The same originals, prepared in another way. Phantoms of one seed have the same names, and other images.
+        if len(same) > len(both) / 2:
+            is_trained |= images["dicom_id"].isin(trained["dicom_id"])
+            shared.append(same)
+        for rows in shared:
+            if (rows["patient"] == rows["patient_there"]).all():
+                families |= {*rows["family_there"]}
+        comparable = self.images[self.images["family"].isin(families)].dropna(subset="patient")
+        people = {str(use): {*names} for use, names in comparable.groupby("use")["patient"]}
+        is_told = len(same) > 0 and (not prepared.names_patients or families >= {*same["family_there"]})
+        return images, is_trained, people, same, is_told
 
     def require_untrained(self, prepared: PreparedSet, evaluated: Iterable[str]) -> None:
         """Refuse to evaluate images (dicom_id) that the model was trained on, or other images of these patients."""
         if self.fingerprint == prepared.fingerprint:
             return
-        images, trained = prepared.image_digests(), self.images.query("use == 'train'")
-        is_trained = images["digest"].isin(trained["digest"])
-        people = set(images.loc[is_trained, "subject_id"])
-        # The same originals, prepared in another way. Phantoms of one seed have the same names, and other images.
-        both = images.merge(self.images, on="dicom_id", suffixes=("", "_there"))
-        same = both[both["original"] == both["original_there"]]
-        if len(same) > len(both) / 2:
-            is_trained |= images["dicom_id"].isin(trained["dicom_id"])
-            if (same["subject_id"] == same["subject_id_there"]).all():
-                people |= set(trained["subject_id"])
+        images, is_trained, people, *_ = self._compared(prepared)
+        is_of_people = images["subject_id"].isin(images.loc[is_trained, "subject_id"])
+        is_of_people |= images["patient"].isin(people.get("train", ()))
+        # A checkpoint and thresholds were chosen on validate patients.
+        is_tested = images["use"].isin(("test", "grounding"))
+        is_of_people |= is_tested & images["patient"].isin(people.get("validate", ()))
         is_evaluated = images["dicom_id"].isin(list(evaluated))
-        of_people = images[is_evaluated & images["subject_id"].isin(people)]
+        of_people = images[is_evaluated & is_of_people]
         if len(of_people):
             raise UserError(
                 f"{prepared.folder}: {int((is_evaluated & is_trained).sum()):,} of {int(is_evaluated.sum()):,} images "
                 f"to evaluate are training images of {self.where}, and {len(of_people):,} are of its training "
-                f"patients (first: {of_people['dicom_id'].iloc[0]}); use a set with the split of the training"
+                f"patients, or validate patients (first: {of_people['dicom_id'].iloc[0]}); use a set with the split of "
+                f"the training, or train on a set prepared with --keep_out {prepared.folder}"
             )
 
     def after(self, prepared: PreparedSet, is_published: bool) -> tuple[dict[str, Any], pd.DataFrame]:

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import digest, parse_json, write_parquet
+from medclip_dcl.common.files import digest, digest_of_file, parse_json, write_parquet
 from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
 from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, changed_tables, current_content
@@ -30,6 +30,8 @@ from medclip_dcl.data.table_checks import REFERENCES, contradictions, damage, sc
 from medclip_dcl.data.vectors import read_vectors, write_vectors
 
 FORMAT_VERSION = PREPARED_SET.version
+IDENTIFIERS = "identifiers.csv"
+"""In a prepared set: the source's names of patients and studies that are not whole numbers, with their numbers."""
 
 TABLES: dict[str, dict[str, str]] = {
     "images": {
@@ -304,7 +306,35 @@ class PreparedSet:
         changed = images["path"].map(self.content.images)
         now = images["digest"].mask(changed.notna(), changed)
         height, width, size = (images[name].astype(str) for name in ("height", "width", "original_bytes"))
-        return images.assign(digest=now, original=height + " x " + width + ", " + size)[IMAGE_DIGESTS]
+        images = images.assign(digest=now, original=height + " x " + width + ", " + size, family=self.family)
+        names = self.patient_names(images["subject_id"])
+        of_name = {name: digest(name.encode()) if self.names_patients else None for name in names.unique()}
+        return images.assign(patient=names.map(of_name))[IMAGE_DIGESTS]
+
+    def patient_names(self, subject_id: pd.Series) -> pd.Series:
+        """Names of patients in the source: by `IDENTIFIERS`, which must be as it was written, else the numbers."""
+        file, names = self.folder / IDENTIFIERS, subject_id.astype(str)
+        is_changed = self.info.get("identifiers") not in (None, digest_of_file(file))
+        if file.is_file() and not is_changed:
+            table = pd.read_csv(file, dtype=str, keep_default_na=False).query("kind == 'patient'")
+            names = names.map(dict(zip(table["number"], table["name"], strict=True))) if len(table) else names
+        if is_changed or names.isna().any():
+            raise PreparedDataError(
+                f"{file}: expected the names of all patients as they were written, by which patients are compared with "
+                "those of other sets; prepare the set again into a new folder"
+            )
+        return names
+
+    @property
+    def family(self) -> str:
+        """Source whose names of patients hold in every set of it, such as "PadChest" in PadChest-GR.
+
+        "" for a table of one's own, whose names may be another hospital's as well, and for a phantom.
+        """
+        source, options = self.info["source"], self.info["options"]
+        if "names_patients" in options:  # a public set
+            return [source, *options.get("images_of", [])][-1]
+        return "mimic-cxr" if source.startswith("mimic-cxr") and not self.is_phantom else ""
 
     @property
     def is_phantom(self) -> bool:
@@ -488,6 +518,10 @@ class PreparedSet:
         problems = [f"changed, added or removed after the set was made: {changed}"] if changed else []
         problems += [problem for name in tables for problem in damage(name, tables)]
         images, labels = (tables[name].drop_duplicates() for name in ("images", "labels"))
+        try:
+            self.patient_names(images["subject_id"])
+        except PreparedDataError as error:
+            problems.append(str(error))
         cases = case_table(images, labels, self.info["options"].get("cases", "all"))
         return problems + contradictions(tables, cases)
 

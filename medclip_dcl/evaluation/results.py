@@ -93,9 +93,11 @@ class ResultsWriter(Callback):
             return
         lineage.require_untrained(prepared, data.evaluation("test").images["dicom_id"])
         file = _relative(trainer.ckpt_path or self.exported, Path(trainer.default_root_dir))
+        elsewhere = lineage.of_set(prepared).elsewhere
         self._notes["data"] = [
             f"{file} was trained on another set ({lineage.record.get('source')}, fingerprint {lineage.fingerprint}) "
             f"than it was tested on ({prepared.info['source']}, fingerprint {prepared.fingerprint})"
+            + (f"; its training patients in {elsewhere} cannot be compared" if elsewhere else "")
         ]
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

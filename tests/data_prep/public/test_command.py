@@ -298,3 +298,57 @@ def test_boxes_on_pictures_need_the_originals_sizes(tmp_path: Path, real_data: P
     prepare("vindr", source, output)
     boxes = PreparedSet(output).table("boxes")
     assert boxes[["category", "x", "y", "w", "h"]].to_numpy().tolist() == [["Lung Lesion", 50, 100, 100, 150]]
+
+
+@pytest.fixture
+def padchest(tmp_path: Path) -> Path:
+    """Six images of four patients; the reports as the release writes them, one of them lost."""
+    (tmp_path / "PadChest").mkdir()
+    reports = ["cambi pulmonar cronic sever . no derram pleural .", "no derram pleural .", " nan"]
+    rows = [
+        {
+            "ImageID": f"{n}.png",
+            **{
+                "StudyID": f"s{n // 2}",
+                "PatientID": f"{n // 2:036d}",
+                "Projection": "PA",
+                "Labels": "['edema']",
+            },
+            **{"MethodLabel": "Physician" if n < 2 else "RNN_model", "Report": reports[n // 2 % 3]},
+            **{"PatientSex_DICOM": "F", "PatientBirth": "1950", "StudyDate_DICOM": "20150304"},
+        }
+        for n in range(40)
+    ]
+    for n in range(40):
+        Image.linear_gradient("L").rotate(n).save(tmp_path / f"PadChest/{n}.png")
+    pd.DataFrame(rows).to_csv(tmp_path / "PadChest/chest_x_ray_images_labels_160K.csv", index=False)
+    return tmp_path / "PadChest"
+
+
+def test_reports_of_padchest_are_spanish(padchest: Path, tmp_path: Path) -> None:
+    prepare("padchest", padchest, tmp_path / "set", "--reports", "--rejected_share", "0.5")
+    found = PreparedSet(tmp_path / "set")
+    said = found.table("reports").merge(found.table("sentences"), on="sentence_id").sort_values("position")
+    texts = said.groupby("study_id")["text"].agg(list).tolist()
+    assert [len(texts), max(texts, key=len)] == [
+        14,
+        ["cambi pulmonar cronic sever .", "no derram pleural ."],
+    ]
+    images = found.table("images")
+    assert (images["use"] == "excluded").sum() == 12 and found.info["options"]["language"] == "es"
+    assert check_set(tmp_path / "set")[1] == []
+    prepare("padchest", padchest, tmp_path / "plain")
+    plain = PreparedSet(tmp_path / "plain")
+    assert not plain.has("sentences") and not {"reports", "language"} & {*plain.info["options"]}
+    assert (plain.table("images")["use"] != "excluded").all()
+
+
+def test_reports_that_a_release_lacks_are_refused(padchest: Path, tmp_path: Path) -> None:
+    table = padchest / "chest_x_ray_images_labels_160K.csv"
+    prompts = tmp_path / "prompts.yaml"
+    prompts.write_text("Edema: [a, b]\n")
+    with pytest.raises(UserError, match="--reports: expected padchest .*, and no --templates"):
+        prepare("padchest", padchest, tmp_path / "set", "--reports", "--templates", str(prompts))
+    pd.read_csv(table, dtype=str).drop(columns="Report").to_csv(table, index=False)
+    with pytest.raises(UserError, match="--reports: expected padchest with a column Report"):
+        prepare("padchest", padchest, tmp_path / "set", "--reports")

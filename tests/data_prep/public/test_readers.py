@@ -229,6 +229,9 @@ def test_whole_padchest_table(tmp_path: Path) -> None:
     assert int((kept["Cardiomegaly"] == 1).sum()) == wanted["cardiomegaly"]
     assert int((kept["Pleural Effusion"] == 1).sum()) >= wanted["pleural effusion"]  # and loculated ones
     assert int(kept["Cardiomegaly"].isna().sum()) == unchanged
+    said = {row["ImageID"].removesuffix(".png"): row["Report"].strip() for row in rows}
+    assert (kept["report"] == kept["image"].map(said).replace("nan", "")).all() and found.language == "es"
+    assert int((kept["report"] == "").sum()) == 13
 
 
 MASKS = [

@@ -1,0 +1,63 @@
+"""Patients that a list of names keeps out of every use, for ``--keep_out``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from data_prep.sources.source_tables import text_of
+from data_prep.sources.spellings import plain_image, plain_number
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.data.prepared import PreparedSet
+
+
+def names_to_keep_out(file: Path) -> list[str]:
+    """Lines of a file that are not empty, or of a prepared set its validate, test and grounding patients (images)."""
+    if not file.is_dir():
+        return [line.strip() for line in text_of(file, "correct it").splitlines() if line.strip()]
+    prepared = PreparedSet(file)
+    people = prepared.table("studies" if prepared.has("studies") else "images")
+    people = people[~people["use"].isin(("train", "excluded"))]
+    named = prepared.patient_names(people["subject_id"]) if prepared.names_patients else people["dicom_id"]
+    return sorted({*named})
+
+
+def studies_to_keep_out(
+    rows: pd.DataFrame, names: Sequence[str], names_of: Mapping[str, Mapping[int, str]]
+) -> tuple[frozenset[int], dict[str, int]]:
+    """Studies (study_id) of the patients who are named, or an image or study of whom is; counts of rows and of names.
+
+    `names_of`: column, study_id or subject_id -> number -> name, of numbers that are not their own names.
+
+    Raises:
+        UserError: no name is known.
+    """
+    known: dict[str, tuple[str, object]]
+    known = {plain_image(name): ("dicom_id", name) for name in rows["dicom_id"]}
+    for column, of_number in names_of.items():
+        for number in rows[column].unique().tolist():
+            known[plain_number(of_number.get(number, str(number)))] = (column, number)
+    found = [next((known[key] for key in _keys(name) if key in known), None) for name in names]
+    if not any(found):
+        raise UserError(
+            "--keep_out: expected names of frontal images, studies or patients of the source, one a line, found none "
+            f"in {len(names):,} lines; correct them"
+        )
+    is_named = pd.Series(False, rows.index)
+    for column in ("dicom_id", *names_of):
+        is_named |= rows[column].isin([hit[1] for hit in found if hit and hit[0] == column])
+    studies = rows.loc[rows["subject_id"].isin(rows.loc[is_named, "subject_id"]), "study_id"]
+    n = int(is_named.sum())
+    counts = {"named": n, "others of their patients": len(studies) - n, "unknown names": found.count(None)}
+    return frozenset(studies), counts
+
+
+def _keys(line: str) -> Iterator[str]:
+    """Spellings of a line, then of its first cell: of a number, and of an image by the longest end of its path."""
+    for name in dict.fromkeys((line, re.split(r"[,;\t]", line, maxsplit=1)[0])):
+        parts = plain_image(name).replace("\\", "/").split("/")
+        ends = (joint.join(parts[start:]) for start in range(len(parts)) for joint in "/_")
+        yield from filter(None, (plain_number(name), *ends))
