@@ -40,8 +40,8 @@ def built(config: Any) -> Any:
     )
 
 
-def model_of(name: str, bert: str) -> ImageTextModel:
-    """A small model with the objective of a configuration."""
+def model_of(name: str, bert: str, **options: Any) -> ImageTextModel:
+    """A small model with the objective of a configuration, and further options."""
     parts: dict[str, Any] = {
         "image_encoder": {"class_path": "tests.small.PatchRegions", "init_args": {"dim": 16}},
         "text_encoder": {
@@ -60,12 +60,14 @@ def model_of(name: str, bert: str) -> ImageTextModel:
         else:
             parts[key] = value
     torch.manual_seed(3)
-    return ImageTextModel(**{key: built(value) for key, value in parts.items()})
+    return ImageTextModel(**{key: built(value) for key, value in parts.items()}, **options)
 
 
-def steps(name: str, device: torch.device, dtype: torch.dtype, folder: str, bert: str) -> Steps:
+def steps(
+    name: str, device: torch.device, dtype: torch.dtype, folder: str, bert: str, **options: Any
+) -> Steps:
     """Forward and backward of two batches, float16 with a GradScaler."""
-    model = model_of(name.partition(" ")[0], bert)
+    model = model_of(name.partition(" ")[0], bert, **options)
     batch_size, contrastive_batch = (4, 8) if name == IN_PARTS else (8, None)
     data = ImageTextDataModule(
         folder,

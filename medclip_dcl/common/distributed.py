@@ -60,11 +60,12 @@ def gather_with_grad(rows: Shaped[Tensor, "local ..."]) -> Shaped[Tensor, "all .
 def global_mean(values: Shaped[Tensor, "local"]) -> Shaped[Tensor, ""]:
     """Mean over all processes' values, scaled so that averaging gradients over ranks gives the global gradient.
 
-    On each rank: sum(values) * world size / (global count). Averaged over ranks it is the global mean.
+    On each rank: sum(values) * world size / (global count). Averaged over ranks it is the global mean; 0, with a
+    gradient of 0, where no process has a value.
     """
     if not is_distributed():
-        return values.mean()
-    return values.sum() * (dist.get_world_size() / global_count(values.shape[0], values.device))
+        return values.mean() if len(values) else values.sum()
+    return values.sum() * (dist.get_world_size() / max(1, global_count(values.shape[0], values.device)))
 
 
 def global_count(count: int, device: torch.device | None = None) -> int:

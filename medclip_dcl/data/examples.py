@@ -103,6 +103,7 @@ class ReportedExamples(Dataset):
         extra: entries of every batch.
         correction: draws training images for each anchor, which follow the views; None for none.
         training, training_images: the images that it draws from.
+        labels: targets of the images' labels, (image, finding); None for none.
     """
 
     reported: Arrays
@@ -120,6 +121,7 @@ class ReportedExamples(Dataset):
     correction: CorrectionImages | None = None
     training: Arrays | None = None
     training_images: Images | Features | None = None
+    labels: FieldRows | None = None
 
     def __len__(self) -> int:
         return len(self.reported["place"])
@@ -182,6 +184,8 @@ class ReportedExamples(Dataset):
             "candidate": {name: rows[indices] for name, rows in self.candidate.items()},
             **self.extra,
         }
+        if self.labels is not None:
+            batch["labels"] = self.labels[indices]
         if self.correction is not None:
             batch["has_others"] = torch.tensor([example["has_others"] for example in examples])
         if self.masking is not None:

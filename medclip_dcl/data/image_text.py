@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from medclip_dcl.common.distributed import rank_and_size
 from medclip_dcl.common.errors import UserError, check_choice, check_min
-from medclip_dcl.common.findings import CHEX5
+from medclip_dcl.common.findings import CHEX5, in_order
 from medclip_dcl.data.arrays import Arrays
 from medclip_dcl.data.correction import CorrectionImages, correction_arrays
 from medclip_dcl.data.examples import ReportedExamples, expected_anchors, reported_arrays, token_arrays
@@ -33,6 +33,7 @@ from medclip_dcl.data.fields import (
     sentence_field,
 )
 from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, require_part, usual_crop
+from medclip_dcl.data.labelled import LabelPolicy
 from medclip_dcl.data.link import ImageTextData, ImageTextRequirements
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet
@@ -96,9 +97,10 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     masked_labels (sentence, token) and masked_by_length where it asked for them; by_length, the places of distinct
     sentences that are encoded together (`encoders.by_length`), and row_of_sentence (sentence,), the row of each
     among them. An objective with `correction_images` has images of the correction behind the views, first those
-    drawn first, and has_others (image,), False where they are the image itself. Test and prediction batches hold
-    images only. With `features` a batch holds features (image, channel, row, column) in place of images, and states
-    (distinct, hidden) in place of tokens.
+    drawn first, and has_others (image,), False where they are the image itself. A model with `label_weight` has
+    labels (image, finding): 1, 0, or NaN for an entry that is left out, as all of a study without labels. Test and
+    prediction batches hold images only. With `features` a batch holds features (image, channel, row, column) in place
+    of images, and states (distinct, hidden) in place of tokens.
 
     Args:
         folder: the prepared data set.
@@ -136,6 +138,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             features/ (`medclip-dcl encode`); null: none. They are those of the image as evaluation sees it, so that
             nothing varies: crop_size must be image_size or null, brightness and contrast 0, views 1; and batch_size is
             as cheap as contrastive_batch, which must be null.
+        uncertain: what a label of -1 counts as for the model's `label_weight`, as in `LabelledDataModule`.
+        blank: what no mention counts as there.
     """
 
     accepts = ImageTextRequirements
@@ -163,6 +167,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         test_reports: int = 5000,
         features: str | None = None,
         ranking: str | None = None,
+        uncertain: Literal["ones", "zeros", "ignore"] = "ignore",
+        blank: Literal["zeros", "ignore"] = "zeros",
     ) -> None:
         super().__init__(
             *(folder, image_size, crop_size, batch_size, brightness, contrast),
@@ -190,6 +196,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self.contrastive_batch, self.views = contrastive_batch or batch_size, views
         self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
         self.fields_file, self.ranking_name = fields, ranking
+        self.policy = LabelPolicy(uncertain, blank)
+        self._needs_labels = False
         self._train: ReportedExamples | None = None
         self._validate: ReportedExamples | None = None
         self._evaluation: dict[str, EvaluationTables] = {}
@@ -197,7 +205,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def provided(self) -> ImageTextData:
         encoders = None if self.features is None else self.features.info.encoders
         images = replace(self.image_settings(), encoded_by=encoders)
-        return ImageTextData(images, None if self._train is None else self.contrastive_batch)
+        findings = map(str, self._label_targets if self._needs_labels else ())
+        return ImageTextData(images, None if self._train is None else self.contrastive_batch, tuple(findings))
 
     @cached_property
     def features(self) -> Features | None:
@@ -211,6 +220,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self.of_machine(lambda: self.prepared.check("images"))
         if self.features is not None:
             self._require_fitting_features(self.features)
+        self._needs_labels = self.requirements.labels and stage in ("fit", "validate")
         if stage != "fit":
             return
         self.of_machine(self._require_images_to_fit)
@@ -294,6 +304,32 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def _own_fields(self) -> OwnFields | None:
         return None if self.fields_file is None else read_own_fields(self.fields_file)
 
+    @cached_property
+    def _label_targets(self) -> pd.DataFrame:
+        """Targets of the labelled studies, by study_id, in the columns with both values among those of training."""
+        targets = self.policy.of_studies(self.prepared.rows("labels"))
+        training = targets[targets.index.isin(self._reported("train")["study_id"])]
+        columns = in_order(map(str, targets))
+        found = [column for column in columns if training[column].nunique() > 1]
+        if not found:
+            raise PreparedDataError(
+                f"model.label_weight: expected a label column of {self.folder} with positive and negative training "
+                f"studies (data.uncertain {self.policy.uncertain}, data.blank {self.policy.blank}), found none of "
+                f"{len(columns)}; prepare the set from a source with labels, or set model.init_args.label_weight: 0"
+            )
+        left_out = ", ".join(column for column in columns if column not in found) or "none"
+        note = ", exact readings of a phantom's reports" * self.prepared.is_phantom
+        rank_zero_info(
+            f"model.label_weight: {len(found)} of {len(columns)} label columns{note}; left out, without both values "
+            f"among {len(training):,} labelled training studies: {left_out}"
+        )
+        return targets[found]
+
+    def _labels(self, use: str, reported: Arrays) -> FieldRows:
+        targets, ids = self._label_targets, reported["study_id"]
+        what = {"of": f"labels of {use}", **asdict(self.policy)}
+        return FieldRows(self.arrays(what, lambda: {"value": targets.reindex(ids).to_numpy()}))
+
     def _examples(self, reported: Arrays, augmented: bool) -> ReportedExamples:
         required = self.requirements
         of_sentences, of_images = required.sentence_fields, required.image_fields
@@ -334,6 +370,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             masking=masking,
             extra=extra,
             seen=self.view.seen,
+            labels=self._labels("train" if augmented else "validate", reported) if required.labels else None,
             **self._correction(),
         )
 

@@ -32,6 +32,28 @@ MEANINGS = {"ones": 1.0, "zeros": 0.0, "ignore": float("nan")}
 
 
 @dataclass(frozen=True)
+class LabelPolicy:
+    """What uncertain and blank labels of a labelled study count as in training."""
+
+    uncertain: str
+    blank: str
+
+    def __post_init__(self) -> None:
+        check_choice("data.uncertain", self.uncertain, MEANINGS)
+        check_choice("data.blank", self.blank, ("zeros", "ignore"))
+
+    def targets(self, labels: np.ndarray) -> np.ndarray:
+        """1, 0, or NaN for an entry that is left out, float32."""
+        meant = np.where(labels == UNCERTAIN, MEANINGS[self.uncertain], labels)
+        return np.where(np.isnan(labels), MEANINGS[self.blank], meant).astype(np.float32)
+
+    def of_studies(self, labels: pd.DataFrame) -> pd.DataFrame:
+        """Targets of the studies with a label, by study_id, from the table "labels"."""
+        rows = labels.set_index("study_id").dropna(how="all")
+        return pd.DataFrame(self.targets(rows.to_numpy()), rows.index, rows.columns)
+
+
+@dataclass(frozen=True)
 class LabelledImages(EvaluatedImages):
     """Tables of the evaluation of a classifier.
 
@@ -102,9 +124,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         )
         if not 0 < label_fraction <= 1:
             raise UserError(f"data.label_fraction: expected a number in (0, 1], found {label_fraction}")
-        check_choice("data.uncertain", uncertain, MEANINGS)
-        check_choice("data.blank", blank, ("zeros", "ignore"))
-        self.meaning = {"uncertain": MEANINGS[uncertain], "blank": MEANINGS[blank]}
+        self.policy = LabelPolicy(uncertain, blank)
         self.label_fraction, self.label_seed = label_fraction, label_seed
         self._train: Targets | None = None
         self._features: dict[str, Tensor] = {}
@@ -171,9 +191,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
             self._kept[use] = self.arrays({"of": "labelled images", "use": use}, lambda: self._arrays_of(use))
         kept = self._kept[use]
         labels = np.stack([kept[f"label/{finding}"] for finding in self.requirements.findings], axis=1)
-        meant = np.where(labels == UNCERTAIN, self.meaning["uncertain"], labels)
-        meant = np.where(np.isnan(labels), self.meaning["blank"], meant)
-        targets = torch.from_numpy(meant.astype(np.float32))
+        targets = torch.from_numpy(self.policy.targets(labels))
         return Targets(kept["dicom_id"], kept["path"], kept["subject_id"], targets)
 
     def _arrays_of(self, use: str) -> dict[str, Any]:

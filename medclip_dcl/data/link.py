@@ -145,6 +145,7 @@ class ImageTextRequirements:
     `prepare` takes the expected number of anchors of an epoch of each sentence in training, and its `prepared_fields`.
     `are_truncated` is True for each sentence of which `tokenize` drops the end.
     `correction_images` and `correction_count` are those of `InBatchObjective`.
+    `labels`: the images' labels are asked for, too.
     """
 
     tokenize: Callable[[Sequence[str]], list[list[int]]]
@@ -160,6 +161,7 @@ class ImageTextRequirements:
     prepared_fields: tuple[str, ...] = ()
     correction_images: str = "own"
     correction_count: int = 1
+    labels: bool = False
 
 
 @dataclass(frozen=True)
@@ -198,10 +200,12 @@ class ImageTextData:
     """Images provided to an image-text model, and the images of all processes in a batch of training.
 
     `batch_size`: None where nothing is trained, or it is not known.
+    `label_findings`: columns of the batches' labels; empty without labels.
     """
 
     images: ImageSettings
     batch_size: int | None = None
+    label_findings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

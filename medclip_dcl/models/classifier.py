@@ -12,13 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
 
-from medclip_dcl.common.distributed import (
-    gather_objects,
-    gather_with_grad,
-    global_count,
-    is_distributed,
-    rank_and_size,
-)
+from medclip_dcl.common.distributed import gather_objects, gather_with_grad, global_mean, is_distributed
 from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.common.weight_files import read_model
@@ -174,8 +168,7 @@ class Classifier(ImageModel):
 
     def _loss(self, batch: dict[str, Any]) -> Tensor:
         """Mean over the labelled entries of all processes, as averaging gradients over them needs it."""
-        losses = finding_losses(self._logits(batch), batch["labels"], self.positive_weight)
-        loss = losses.sum() * (rank_and_size()[1] / max(1, global_count(len(losses), losses.device)))
+        loss = global_mean(finding_losses(self._logits(batch), batch["labels"], self.positive_weight))
         if is_distributed() and self.encoder_is_frozen:
             # Processes wait for the gradient of every parameter that may ever have one.
             trained = (p for p in self.network.image_encoder.parameters() if p.requires_grad)

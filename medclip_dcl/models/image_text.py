@@ -17,6 +17,7 @@ from medclip_dcl.common.errors import UserError, check_options
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import read_model, with_adapters_merged
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
+from medclip_dcl.models.classifier import finding_losses
 from medclip_dcl.models.gradient_cache import in_parts
 from medclip_dcl.models.optimisation import Schedule, adamw_warmup_cosine, parameter_groups
 from medclip_dcl.models.trained_model import Batch, ImageModel, part_of_model
@@ -32,7 +33,7 @@ from medclip_dcl.objectives.in_batch import InBatchObjective
 
 _OPTIONS = (
     *("masked_language_weight", "learning_rate", "weight_decay", "warmup_steps"),
-    *("text_learning_rate", "beta2", "frozen", "schedule"),
+    *("text_learning_rate", "beta2", "frozen", "schedule", "label_weight"),
 )
 """Arguments that a checkpoint keeps beside the objective's."""
 # Parts of the objective that may be null.
@@ -80,6 +81,9 @@ class ImageTextModel(ImageModel):
             replacement as a function of (seed, epoch, index): with the sentence's "class", from the phantom's truth (an
             oracle), or with the same "sentence" in their report; crops of the own image where no other exists.
         correction_count: number of drawn images, M: a step encodes 1 + M times the images of a batch.
+        label_weight: weight of the binary cross entropy of the label columns, which is added: each view's vector, its
+            global one or the mean of its projected regions, gives the labels of its study by a linear layer, the label
+            head. It learns the columns that have both values among the training studies.
         near_texts: counts images whose text is similar enough as of the sentence's own text, for `same_text`, which
             must then be "positive" or "ignore"; null for equal sentences alone.
         frozen: true: the encoders before their projections stay as they are, in evaluation mode (BatchNorm statistics,
@@ -123,6 +127,7 @@ class ImageTextModel(ImageModel):
         schedule: Schedule = "cosine",
         correction_images: Literal["own", "class", "sentence"] = "own",
         correction_count: int = 1,
+        label_weight: float = 0.0,
     ) -> None:
         super().__init__()
         check_options(
@@ -131,6 +136,7 @@ class ImageTextModel(ImageModel):
                 "weight_decay": weight_decay,
                 "warmup_steps": warmup_steps,
                 "masked_language_weight": masked_language_weight,
+                "label_weight": label_weight,
             },
         )
         if frozen and (text_learning_rate is not None or masked_language_weight or compile):
@@ -168,7 +174,7 @@ class ImageTextModel(ImageModel):
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.text_learning_rate, self.beta2 = text_learning_rate, beta2
         self.schedule: Schedule = schedule
-        self.masked_language_weight = masked_language_weight
+        self.masked_language_weight, self.label_weight = masked_language_weight, label_weight
         self.frozen, self.is_compiled, self.lora = frozen, compile, lora
         for part in self.frozen_parts():
             part.requires_grad_(False).eval()
@@ -205,6 +211,7 @@ class ImageTextModel(ImageModel):
             else self.objective.negative_weights.prepare_requires,
             self.objective.correction_images,
             self.objective.correction_count,
+            self.label_weight > 0,
         )
 
     def _prepare(self, anchors: Tensor, fields: Mapping[str, Tensor]) -> None:
@@ -230,6 +237,8 @@ class ImageTextModel(ImageModel):
 
     def use_data(self, data: ImageTextData, stage: str) -> None:
         self.use_images(data.images, stage)
+        if data.label_findings:
+            self.network.set_label_head(data.label_findings)
         if stage == "fit" and data.batch_size is not None:
             _require_two(data.batch_size)
 
@@ -257,6 +266,9 @@ class ImageTextModel(ImageModel):
                 part.compile(fullgraph=True, dynamic=True)  # batches of sentences have any size
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        is_trained = self._trainer is not None and self._trainer.state.fn in ("fit", "validate")
+        if not is_trained:  # else its data give the label head
+            self.network.set_label_head(checkpoint.get("network", {}).get("label_head"))
         super().on_load_checkpoint(checkpoint)
         lora = checkpoint.get("lora")
         if lora is not None and not has_adapters(self):
@@ -349,7 +361,18 @@ class ImageTextModel(ImageModel):
             of_language = global_mean(losses) if across_processes else losses.mean()
             metrics["masked_language_loss"] = of_language.detach()
             loss = loss + self.masked_language_weight * of_language
+        if self.label_weight:
+            of_labels = self._label_loss(encoded, batch, across_processes)
+            metrics["label_loss"] = of_labels.detach()
+            loss = loss + self.label_weight * of_labels
         return loss, encoded, metrics
+
+    def _label_loss(self, encoded: Encoded, batch: dict[str, Any], across_processes: bool) -> Tensor:
+        """Mean over the labelled entries; images of the correction, behind the views, have no part in it."""
+        labels = batch["labels"][batch["view_of"]]
+        logits = self.network.label_logits(encoded)[: len(labels)]
+        losses = finding_losses(logits, labels, labels.new_ones(labels.shape[1]))
+        return global_mean(losses) if across_processes else losses.sum() / max(1, len(losses))
 
     def _encoded(self, batch: dict[str, Any]) -> Encoded:
         if "features" in batch:

@@ -154,7 +154,8 @@ class NetworkModel(TrainedModel):
                 f"the checkpoint: expected kind {self.kind}, found {found}{self.instead_of_other_kinds}"
             )
         CHECKPOINT.check(checkpoint, "the checkpoint")
-        if others := [part for part in self.parts if _is_other(there[part], here[part])]:
+        parts = (*self.parts, "label_head")  # which a part of the models have
+        if others := [part for part in parts if _is_other(there.get(part), here.get(part))]:
             raise UserError(
                 f"the checkpoint was trained with another {' and '.join(others)} (settings, tokenizer or findings "
                 "differ); restore what it was trained with, or choose another --run_folder to train anew"

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.parts import build_part, part_config
@@ -36,6 +36,7 @@ class ImageTextNetwork(ImageNetwork):
         geometry: how images were fitted to a square in training, see `medclip_dcl.pictures.geometry`.
         prepared_size: to which they were fitted before they were scaled to `image_size`; None for the same.
         crop_size: side of the random crops in training, in pixels; None if unknown.
+        label_head: findings of a linear layer on the images' vectors, see `set_label_head`; None for no such layer.
 
     Raises:
         UserError: encoders (or the similarity) of different embedding sizes; an unknown geometry; a similarity that
@@ -56,6 +57,7 @@ class ImageTextNetwork(ImageNetwork):
         geometry: str = "stretch",
         prepared_size: int | None = None,
         crop_size: int | None = None,
+        label_head: Sequence[str] | None = None,
     ) -> None:
         super().__init__(image_encoder, image_size, mean, std, geometry, prepared_size, crop_size)
         self.text_encoder = text_encoder
@@ -69,10 +71,27 @@ class ImageTextNetwork(ImageNetwork):
                 f"image_encoder.global_vector: {type(self.similarity).__name__} compares regions alone; set it to "
                 "false, or similarity to medclip_dcl.networks.GlobalCosine"
             )
+        self.label_findings: tuple[str, ...] = ()
+        self.label_head: nn.Linear | None = None
+        self.set_label_head(label_head)
 
     @property
     def stride(self) -> int:
         return self.image_encoder.stride
+
+    def set_label_head(self, findings: Sequence[str] | None) -> None:
+        """Set the linear layer with a logit for each finding, which starts at 0 unless it is there; None for none."""
+        if (findings := tuple(findings or ())) != self.label_findings:
+            self.label_findings = findings
+            head = nn.Linear(self.image_encoder.dim, len(findings)).to(self.mean) if findings else None
+            for parameter in () if head is None else head.parameters():
+                nn.init.zeros_(parameter)
+            self.label_head = head
+
+    def label_logits(self, encoded: Encoded) -> Float[Tensor, "image finding"]:
+        """Logits of the label head's findings, linear in `image_vectors`."""
+        assert self.label_head is not None, "set_label_head"
+        return self.label_head(self.image_vectors(encoded))
 
     def encoders_fingerprint(self) -> dict[str, str]:
         """Identity of what each encoder computes before its projection: its weights and settings."""
@@ -185,6 +204,7 @@ class ImageTextNetwork(ImageNetwork):
             "image_encoder": part_config(self.image_encoder),
             "text_encoder": part_config(self.text_encoder),
             "similarity": part_config(self.similarity),
+            "label_head": list(self.label_findings) or None,
             **self.image_config(),
         }
 
@@ -196,6 +216,7 @@ class ImageTextNetwork(ImageNetwork):
             build_part(config["text_encoder"], SentenceEncoder),
             build_part(config["similarity"], Similarity),
             **cls.image_arguments(config),
+            label_head=config.get("label_head"),  # earlier descriptions have none
         )
 
 

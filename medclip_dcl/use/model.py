@@ -250,7 +250,8 @@ class LoadedModel:
             images: one or several.
             prompts: finding -> (negative, positive), each a prompt or several; or a YAML file of them,
                 by path or packaged name (chexpert14). None: CheX5's, or with `calibrated` those of the calibration. A
-                classifier takes none.
+                classifier takes none. "label_head": the findings of a model that was trained with `label_weight`, and
+                its logits of them, without calibration.
             calibrated: return probabilities; NaN for a finding that had too few cases to calibrate.
             batch_size: images at a time.
             ensemble: of several prompts a side: "scores" averages their scores, "embeddings" their normalised
@@ -285,6 +286,13 @@ class LoadedModel:
 
         With `calibrated` they are those that the model's calibration turns into probabilities.
         """
+        if prompts == "label_head" and isinstance(head := self.network, ImageTextNetwork):
+            if not head.label_findings or ensemble or calibrated:
+                raise UserError(
+                    f"prompts label_head: expected a model trained with label_weight, no ensemble and no calibration, "
+                    f"found {self.name} with the findings {[*head.label_findings]}, {ensemble} and {calibrated}"
+                )
+            return FindingScorer([*head.label_findings], lambda x: self._finite(lambda: head.label_logits(x)))
         calibration = self.require_calibration() if calibrated else None
         pairs = calibration.prompts(prompts, ensemble) if calibration else None
         if isinstance(network := self.network, FindingNetwork):

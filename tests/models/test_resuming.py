@@ -102,7 +102,9 @@ class Case:
 CASES = {
     "plain": Case(),
     "accumulating_unevenly": Case(data={"num_workers": 2}, trainer={"accumulate_grad_batches": 4}),
-    "gradient_cache": Case(data={"contrastive_batch": 8}, trainer={"accumulate_grad_batches": 2}),
+    "gradient_cache": Case(
+        {"label_weight": 0.5}, {"contrastive_batch": 8}, trainer={"accumulate_grad_batches": 2}
+    ),
     "ranked_by_text": Case({"negative_weights": RankedByText(), "image_to_text": 0.3}),
     "ranked_at_random": Case(
         {"negative_weights": RankedByText(0.3, k=0.0, random_seed=1)}, {"sentences": "all"}
@@ -110,6 +112,7 @@ CASES = {
     "all_options": Case(
         {
             "masked_language_weight": 0.5,
+            "label_weight": 0.5,
             "negative_weights": ResampleByTextSimilarity(),
             "image_to_text": 0.3,
             "loss": WeightedInfoNCE(),

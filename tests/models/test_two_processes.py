@@ -132,6 +132,16 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "class_probability": LM,
     },
     "non_local": {"class_probability": LM, "similarity": partial(NonLocal, dim=8)},
+    "labels": {"label_weight": 0.7, "views": 2, "class_probability": LM},
+    "labels_in_parts": {"label_weight": 0.7, "views": 2, "class_probability": LM, "encode_at_once": 2},
+    "labels_class_members": {
+        "label_weight": 0.7,
+        "image_encoder": GlobalPatches,
+        "similarity": RegionsAndGlobal,
+        "correction_images": "class",
+        "class_probability": LM,
+        "views": 2,
+    },
 }
 OF_BATCH = ("views", "encode_at_once")
 
@@ -168,6 +178,10 @@ def build(name: str) -> ImageTextModel:
     # A copy: losses have parameters and a state.
     images = options.pop("image_encoder", LinearPatches)()
     model = ImageTextModel(images, encoder, similarity, **copy.deepcopy(options)).double()
+    if model.label_weight:
+        model.network.set_label_head(["a", "b", "c"])
+        for parameter in model.network.label_head.parameters():  # type: ignore[union-attr]
+            torch.nn.init.normal_(parameter)
     for table in (x for name, x in model.objective.named_buffers() if "is_seen" not in name):
         torch.nn.init.uniform_(table, 0.05, 0.1)
     for table in (x for name, x in model.objective.named_buffers() if "is_seen" in name):
@@ -213,6 +227,10 @@ def batch(name: str) -> dict[str, Any]:
             "view_of": torch.arange(images),
             "has_others": torch.tensor([True, False, True, True, False]),
         }
+    if "label_weight" in OBJECTIVES[name]:  # the second process has no labelled entry
+        nan = float("nan")
+        rows = [[1.0, 0.0, nan], [nan, nan, 1.0], [0.0, 1.0, nan], [nan] * 3, [nan] * 3]
+        whole["labels"] = torch.tensor(rows, dtype=torch.float64)
     if "encode_at_once" in OBJECTIVES[name]:
         whole["encode_at_once"] = OBJECTIVES[name]["encode_at_once"]
     if "masked_language_weight" in OBJECTIVES[name]:
@@ -236,6 +254,8 @@ def part_of(whole: dict[str, Any], rank: int) -> dict[str, Any]:
     part["view_of"] = torch.arange(IMAGES[rank]).repeat(len(whole["view_of"]) // sum(IMAGES))
     if "has_others" in whole:
         part["has_others"] = whole["has_others"][own]
+    if "labels" in whole:
+        part["labels"] = whole["labels"][own]
     part["image_index"] = part["image_index"] - first
     part["study_id"], part["image_key"] = whole["study_id"][own], whole["image_key"][own]
     part["anchor"] = {key: values[row] for key, values in whole["anchor"].items()}
@@ -368,8 +388,8 @@ def test_the_objectives_differ():
         if name not in same:
             found = step(build(name), batch(name))["network.image_encoder.map.weight.grad"]
             assert (found - plain).abs().max() > 1e-6, name
-    of_lm, in_parts = (
-        step(build(name), batch(name))["network.image_encoder.map.weight.grad"]
-        for name in ("dcl_lm", "encoded_in_parts")
-    )
-    torch.testing.assert_close(in_parts, of_lm, rtol=1e-10, atol=1e-12)
+    for names in (("dcl_lm", "encoded_in_parts"), ("labels", "labels_in_parts")):
+        whole, in_parts = (
+            step(build(name), batch(name))["network.image_encoder.map.weight.grad"] for name in names
+        )
+        torch.testing.assert_close(in_parts, whole, rtol=1e-10, atol=1e-12)
