@@ -13,10 +13,10 @@ from sklearn.metrics import log_loss
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet, write_table
-from medclip_dcl.inference.model import load
 from medclip_dcl.models.image_text import ImageTextModel
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import take_over
+from medclip_dcl.use.model import load
 from tests.models.test_image_text import build, data_of, first_batch, trainer
 from tests.small import PatchRegions
 

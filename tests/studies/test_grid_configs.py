@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 import yaml
 
-from medclip_dcl.inference.model import load
 from medclip_dcl.studies.grid import merged
 from medclip_dcl.studies.grid_plan import check_cells, read_experiment
 from medclip_dcl.unimodal.data import UnimodalDataModule
+from medclip_dcl.use.model import load
 from tests.program import shell, verb
 
 ROOT = Path(__file__).resolve().parents[2]
