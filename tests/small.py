@@ -188,9 +188,11 @@ def write_small_posterior(folder: Path, dim: int = 6) -> None:
     random, seal = np.random.default_rng(3), PreparedSet(folder).seal_of_reports()
     sentences, reports = (random.normal(size=(count, dim)).astype(np.float32) for count in (9, 32))
     log_c = -random.random((9, 1), dtype=np.float32)
-    of_sentences = {"sentence_id": np.arange(9), "vector": sentences, "log_c": log_c}
-    of_reports = {"study_id": 5000 + np.arange(32), "vector": reports}
-    for name, part in (("posterior", of_sentences), ("posterior_reports", of_reports)):
+    parts: dict[str, dict[str, np.ndarray]] = {
+        "posterior": {"sentence_id": np.arange(9), "vector": sentences, "log_c": log_c},
+        "posterior_reports": {"study_id": 5000 + np.arange(32), "vector": reports},
+    }
+    for name, part in parts.items():
         write_vectors([part], folder / name / "small-0123.parquet", seal)
 
 

@@ -33,8 +33,8 @@ class PosteriorTargets(SoftTargets):
         removal: share of P that is taken off a negative's weight, in [0, 1) (0: choice).
     """
 
-    anchor_requires = ("sentence_posterior",)
-    candidate_requires = ("report_posterior",)
+    anchor_requires: tuple[str, ...] = ("sentence_posterior",)
+    candidate_requires: tuple[str, ...] = ("report_posterior",)
     uses_image_to_text = False
 
     def __init__(self, removal: float = 0.0) -> None:
