@@ -156,12 +156,13 @@ def small_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def embedded_set(small_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`small_set` with sentence embeddings and a ranking of reports, of 6 dimensions."""
-    from tests.small import write_small_embedding, write_small_ranking
+    """`small_set` with sentence embeddings, a ranking of reports and a posterior, of 6 dimensions."""
+    from tests.small import write_small_embedding, write_small_posterior, write_small_ranking
 
     folder = shutil.copytree(small_set, tmp_path_factory.mktemp("embedded") / "set")
     write_small_embedding(folder)
     write_small_ranking(folder)
+    write_small_posterior(folder)
     return folder
 
 

@@ -183,6 +183,19 @@ def write_small_ranking(folder: Path, dim: int = 6) -> None:
         write_vectors([part], folder / name / "small-0123.parquet", prepared.seal_of_reports())
 
 
+def write_small_posterior(folder: Path, dim: int = 6) -> None:
+    """Write a posterior of the reports of the set of `write_small_set`, by random vectors."""
+    random, seal = np.random.default_rng(3), PreparedSet(folder).seal_of_reports()
+    sentences, reports = (random.normal(size=(count, dim)).astype(np.float32) for count in (9, 32))
+    log_c = -random.random((9, 1), dtype=np.float32)
+    parts: dict[str, dict[str, np.ndarray]] = {
+        "posterior": {"sentence_id": np.arange(9), "vector": sentences, "log_c": log_c},
+        "posterior_reports": {"study_id": 5000 + np.arange(32), "vector": reports},
+    }
+    for name, part in parts.items():
+        write_vectors([part], folder / name / "small-0123.parquet", seal)
+
+
 def write_small_bert(folder: Path) -> None:
     """Write a BERT of 2 layers x 32 with random weights and a vocabulary of characters."""
     words = sorted({word for text in SENTENCES for word in text.lower().replace(".", " . ").split()})

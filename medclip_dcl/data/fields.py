@@ -18,6 +18,7 @@ from medclip_dcl.common.files import digest_of_file
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.arrays import Arrays
 from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, report_embedding
+from medclip_dcl.data.ranking import PARTS
 
 
 def _numeric(*tables: str) -> dict[str, str]:
@@ -28,6 +29,7 @@ SENTENCE_FIELDS = {
     **_numeric("classes", "log_p", "sentences"),
     "sentence_embedding": "text_embedding",
     "sentence_ranking": "ranking",
+    "sentence_posterior": "posterior",
 }
 """Fields of anchors (sentences) by name -> the table that they stand in."""
 
@@ -35,6 +37,7 @@ IMAGE_FIELDS = {
     **_numeric("labels", "images"),
     **{table: table for table in ("labels", "text_embedding", "image_classes")},
     "report_ranking": "ranking",
+    "report_posterior": "posterior",
     "image_row": "images",
 }
 """Fields of candidates (images) by name -> the table that they stand in."""
@@ -56,6 +59,7 @@ class FieldFiles(NamedTuple):
     log_p: str | None = None
     text_embedding: str | None = None
     ranking: str | None = None
+    posterior: str | None = None
     own: OwnFields | None = None
 
 
@@ -145,15 +149,15 @@ def check_fields(
 def sentence_field(prepared: PreparedSet, name: str, files: FieldFiles) -> dict[str, np.ndarray]:
     """Arrays of `FieldRows` of a column of the sentence tables, or of the user's.
 
-    sentence_embedding: (sentence, dim), not normalised. sentence_ranking: (sentence, dim + 101), see `Ranking`. All
-    others are numbers.
+    sentence_embedding: (sentence, dim), not normalised. sentence_ranking: (sentence, dim + 101), and
+    sentence_posterior: (sentence, dim + 1), see `Ranking`. All others are numbers.
     """
     table = SENTENCE_FIELDS.get(name)
     if name == "sentence_embedding":
         found = prepared.text_embedding(files.text_embedding)
         return {"key": found.sentence_id, "value": found.embedding}
-    if name == "sentence_ranking":
-        ranked = prepared.ranking(files.ranking)
+    if table in PARTS:
+        ranked = prepared.ranking(getattr(files, table), table)
         return {"key": ranked.sentence_id, "value": ranked.sentences}
     if table is None:
         column = _own_column(files.own, name, prepared.rows("sentences", ["sentence_id"])["sentence_id"])
@@ -170,8 +174,8 @@ def made_of(prepared: PreparedSet, fields: Mapping[str, str], name: str, files: 
     "" for a field of the set's tables.
     """
     table = fields.get(name)
-    if table == "ranking":
-        return " ".join(map(digest_of_file, prepared.ranking_files(files.ranking)))
+    if table in PARTS:
+        return " ".join(map(digest_of_file, prepared.ranking_files(getattr(files, table), table)))
     if table in ("log_p", "text_embedding"):
         return digest_of_file(prepared.file_of_model(table, getattr(files, table)))
     return digest_of_file(files.own.file) if files.own is not None and name in files.own.columns else ""
@@ -184,9 +188,9 @@ def image_field(
 
     labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing; each label column of
     the set by its own name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings.
-    report_ranking: (image, dim), the report's vector of a `Ranking`. image_classes: (image, class), 1 where the class
-    is true of the image. image_row: (image,), the row in images.parquet. All others are columns (image,): integers are
-    int64, others float32.
+    report_ranking, report_posterior: (image, dim), the report's vector of a `Ranking`. image_classes: (image, class), 1
+    where the class is true of the image. image_row: (image,), the row in images.parquet. All others are columns
+    (image,): integers are int64, others float32.
     """
     if name == "labels":
         return {"value": _labels(prepared, images, list(CHEXPERT))}
@@ -194,8 +198,8 @@ def image_field(
         return {"value": _labels(prepared, images, [name])[:, 0]}
     if name == "text_embedding":
         return _report_embeddings(prepared, images, files.text_embedding)
-    if name == "report_ranking":
-        ranked = prepared.ranking(files.ranking)
+    if (table := IMAGE_FIELDS.get(name)) in PARTS:
+        ranked = prepared.ranking(getattr(files, table), table)
         return {"value": ranked.reports, "row": rows_of_keys(ranked.study_id, images["study_id"].to_numpy())}
     if name == "image_classes":
         return {"value": _image_classes(prepared, images)}

@@ -123,6 +123,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         log_p: which sentence scores, the stem of a file in log_p/; null for the only one there.
         text_embedding: which sentence embeddings, the stem of a file in text_embedding/; null for the only one there.
         ranking: which ranking of reports, the stem of a file in ranking/; null for the only one there.
+        posterior: which posterior of reports, the stem of a file in posterior/; null for the only one there.
         fields: a Parquet file with further fields for an objective of your own: a column sentence_id (or dicom_id) and
             numeric columns, which a class probability or a negative weight requires by name; null for none.
         mask_probability: share of tokens that are masked, where the objective models masked language, in (0, 1).
@@ -169,6 +170,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         ranking: str | None = None,
         uncertain: Literal["ones", "zeros", "ignore"] = "ignore",
         blank: Literal["zeros", "ignore"] = "zeros",
+        posterior: str | None = None,
     ) -> None:
         super().__init__(
             *(folder, image_size, crop_size, batch_size, brightness, contrast),
@@ -195,7 +197,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self.features_name, self.sentences, self.log_p_name = features, sentences, log_p
         self.contrastive_batch, self.views = contrastive_batch or batch_size, views
         self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
-        self.fields_file, self.ranking_name = fields, ranking
+        self.fields_file, self.ranking_name, self.posterior_name = fields, ranking, posterior
         self.policy = LabelPolicy(uncertain, blank)
         self._needs_labels = False
         self._train: ReportedExamples | None = None
@@ -298,7 +300,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     @property
     def _files(self) -> FieldFiles:
-        return FieldFiles(self.log_p_name, self.text_embedding_name, self.ranking_name, self._own_fields)
+        names = (self.log_p_name, self.text_embedding_name, self.ranking_name, self.posterior_name)
+        return FieldFiles(*names, self._own_fields)
 
     @cached_property
     def _own_fields(self) -> OwnFields | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from medclip_dcl.common.files import digest, digest_of_file, parse_json, write_p
 from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
 from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, changed_tables, current_content
-from medclip_dcl.data.ranking import QUANTILES, REPORTS_FOLDER, Ranking
+from medclip_dcl.data.ranking import PARTS, Ranking
 from medclip_dcl.data.shards import StoredImages, stored_images
 from medclip_dcl.data.table_checks import REFERENCES, contradictions, damage, score_problem, some
 from medclip_dcl.data.vectors import read_vectors, write_vectors
@@ -82,16 +82,19 @@ _MADE_BY = {
     "log_p": "medclip-dcl score SET --model FOLDER",
     "text_embedding": "medclip-dcl embed SET --model FOLDER",
     "ranking": "medclip-dcl rank SET",
+    "posterior": "medclip-dcl rank SET --posterior",
 }
 # Folder with one file for each model -> what the files hold.
 _BY_MODEL = {
     "log_p": "sentence scores",
     "text_embedding": "sentence embeddings",
     "ranking": "report rankings",
+    "posterior": "report posteriors",
 }
 # Rows written at a time: 200 MB of BERT-base's embeddings.
 _EMBEDDING_ROWS = 65_536
 _SEAL = "medclip_dcl_seal"
+_LABELS = "medclip_dcl_labels"
 _INFO: dict[str, Any] = {"source": "", "options": {}, "counts": {}, "source_files": {}, "digests": {}}
 """Entries of dataset.json where it has none."""
 
@@ -449,22 +452,24 @@ class PreparedSet:
         seal = seal_of_texts(self.table("sentences"))
         return TextEmbedding(*self._vectors("text_embedding", file, columns, seal, may_lack_seal=True))
 
-    def ranking(self, name: str | None = None) -> Ranking:
-        """Ranking of reports for each sentence, of the named or the only file in ``ranking/``."""
-        (file, of_reports), seal = self.ranking_files(name), self.seal_of_reports()
-        columns = {"sentence_id": "int64", "vector": "float16", "quantiles": "float16"}
-        sentence_id, *parts = self._vectors("ranking", file, columns, seal)
-        columns = {"study_id": "int64", "vector": "float16"}
-        study_id, reports = self._vectors("ranking", of_reports, columns, seal)
-        if (sizes := [part.shape[1] for part in parts]) != [reports.shape[1], QUANTILES]:
-            problem = (
-                f"expected vectors of {reports.shape[1]} numbers, as of reports, and {QUANTILES} quantiles"
-            )
-            raise _broken(file, "ranking", f"{problem}, found {sizes}")
+    def ranking(self, name: str | None = None, kind: str = "ranking") -> Ranking:
+        """Ranking of reports for each sentence, or posterior, of the named or the only file in the folder `kind`."""
+        (file, of_reports), seal = self.ranking_files(name, kind), self.seal_of_reports()
+        part, size, number = PARTS[kind]
+        columns = {"sentence_id": "int64", "vector": number, part: number}
+        sentence_id, *parts = self._vectors(kind, file, columns, seal)
+        columns = {"study_id": "int64", "vector": number}
+        study_id, reports = self._vectors(kind, of_reports, columns, seal)
+        if (sizes := [part.shape[1] for part in parts]) != [reports.shape[1], size]:
+            problem = f"expected vectors of {reports.shape[1]} numbers, as of reports, and {size} of {part}"
+            raise _broken(file, kind, f"{problem}, found {sizes}")
+        labels = (pq.read_schema(file).metadata or {}).get(_LABELS.encode())
+        if labels is not None and labels != self.seal_of_labels()[_LABELS].encode():
+            raise _broken(file, kind, "labels.parquet is not what it was learned from")
         needed = self.table("reports")["study_id"]
         needed = needed[needed.isin(pd.concat([self.studies("train"), self.studies("validate")]))]
         if missing := needed[~needed.isin(study_id)].nunique():
-            raise _broken(of_reports, "ranking", f"{missing} of {needed.nunique()} reports have no row")
+            raise _broken(of_reports, kind, f"{missing} of {needed.nunique()} reports have no row")
         return Ranking(sentence_id, np.concatenate(parts, axis=1), study_id, reports)
 
     def _vectors(
@@ -490,10 +495,17 @@ class PreparedSet:
             raise _broken(file, kind, problem)
         return found
 
-    def ranking_files(self, name: str | None = None) -> tuple[Path, Path]:
+    def ranking_files(self, name: str | None = None, kind: str = "ranking") -> tuple[Path, Path]:
         """Files of sentences and of reports."""
-        file = self.file_of_model("ranking", name)
-        return file, self.folder / REPORTS_FOLDER / file.name
+        file = self.file_of_model(kind, name)
+        return file, self.folder / f"{kind}_reports" / file.name
+
+    def seal_of_labels(self) -> dict[str, str]:
+        """Attribute of posteriors: digest of the table "labels", which they depend on."""
+        labels = self.table("labels")
+        return {
+            _LABELS: digest(str([*labels]).encode(), *(labels[name].to_numpy().tobytes() for name in labels))
+        }
 
     def seal_of_reports(self) -> dict[str, str]:
         """Attribute of rankings: digest of the texts, the reports, and which of them are of training."""
@@ -529,6 +541,7 @@ class PreparedSet:
         """Scores and embeddings that are not readable, or do not cover all sentences."""
         problems = []
         kinds = {"log_p": self.log_p, "text_embedding": self.text_embedding, "ranking": self.ranking}
+        kinds["posterior"] = partial(self.ranking, kind="posterior")
         read: Callable[[str], object]
         for kind, read in kinds.items():
             for name in self.models(kind):
@@ -539,12 +552,12 @@ class PreparedSet:
         return problems
 
     def models(self, kind: str) -> list[str]:
-        """Names of the files in the folder "log_p", "text_embedding" or "ranking"."""
+        """Names of the files in the folder of a kind, such as "log_p"."""
         files = (self.folder / kind).glob("*.parquet")
         return sorted(file.stem for file in files if not file.name.startswith("."))
 
     def file_of_model(self, kind: str, name: str | None = None) -> Path:
-        """The named or the only file in the folder "log_p", "text_embedding" or "ranking"."""
+        """The named or the only file in the folder of a kind, such as "log_p"."""
         names = self.models(kind)
         chosen = [found for found in names if name in (None, found)]
         if len(chosen) == 1:

@@ -117,6 +117,9 @@ class Rank:
     and validate. NAME has a fingerprint of reports, labels, their codes and options. An existing ranking is not
     learned again; a killed command leaves nothing and starts anew. On a phantom the truth says how well reports are
     ranked.
+
+    With --posterior a mention model takes the ranking's place, for the objective PosteriorTargets: the chance that a
+    report with these labels says a sentence. Its vectors go to SET/posterior and SET/posterior_reports.
     """
 
     data: Path = positional("prepared data set with reports", metavar="SET")
@@ -125,6 +128,7 @@ class Rank:
         None,
     )
     rest_alone: bool = option("rank by the rest of the report alone, without labels", False)
+    posterior: bool = option("learn a mention model from the labels in place of a ranking", False)
 
 
 @dataclass(frozen=True, kw_only=True)

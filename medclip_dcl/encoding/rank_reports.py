@@ -1,4 +1,4 @@
-"""Learn which reports fit a sentence, from the reports of training alone: a ranking for `RankedByText`."""
+"""Learn from training reports which reports fit a sentence: for `RankedByText` and `PosteriorTargets`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,14 +18,12 @@ from scipy.sparse import csr_matrix, vstack
 from medclip_dcl.common.command_line import in_words, progress_bar
 from medclip_dcl.common.files import digest
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
-from medclip_dcl.data.ranking import QUANTILES, REPORTS_FOLDER
+from medclip_dcl.data.ranking import NEVER_TRUE, QUANTILES
 from medclip_dcl.data.vectors import write_vectors
+from medclip_dcl.encoding.mention_model import batches, embedded, learned_mentions, sentence_vectors
 from medclip_dcl.encoding.model_results import require_writable
 from medclip_dcl.encoding.options import Rank
 from medclip_dcl.metrics.false_negatives import auc_within_anchors
-
-if TYPE_CHECKING:
-    import torch
 
 _TERMS, _DIM = 65_536, 64
 _BATCH, _MIN_STEPS, _PASSES = 128, 1_500, 3
@@ -50,21 +48,29 @@ class Reports(NamedTuple):
 
 def rank_reports(settings: Rank) -> Path:
     """Write the ranking unless a sound one exists, and return its file."""
-    if settings.rest_alone and settings.labels is not None:
-        raise PreparedDataError(
-            "--rest_alone: expected no --labels, which it does not read; leave out one of them"
-        )
+    for name, is_given in (("labels", settings.labels is not None), ("posterior", settings.posterior)):
+        if settings.rest_alone and is_given:
+            raise PreparedDataError(
+                f"--rest_alone: expected no --{name}, as it reads no labels; leave out one of them"
+            )
     prepared = PreparedSet(settings.data)
     labels = None if settings.rest_alone else _labels(prepared, settings.labels)
+    if settings.posterior and labels is None:
+        raise PreparedDataError(
+            f"{settings.data}: --posterior expects a training report with a label 1 or -1, found none; name a table of "
+            "labels by --labels, or prepare the set from a source with labels"
+        )
+    kind = "posterior" if settings.posterior else "ranking"
     seal = prepared.seal_of_reports()
     table = b"" if labels is None else f"codes {_CODES_VERSION}\n{labels.to_csv()}".encode()
     name = digest(*(x.encode() for x in seal.values()), table, str(settings.rest_alone).encode())[:8]
-    file = prepared.folder / "ranking" / f"{'rest' if labels is None else 'rest_labels'}-{name}.parquet"
-    of_reports = prepared.folder / REPORTS_FOLDER / file.name
+    stem = "labels" if settings.posterior else "rest" if labels is None else "rest_labels"
+    file = prepared.folder / kind / f"{stem}-{name}.parquet"
+    of_reports = prepared.folder / f"{kind}_reports" / file.name
     if file.is_file() and of_reports.is_file():
         try:
-            prepared.ranking(file.stem)
-            print(f"{file} holds the ranking of these reports: nothing to do")
+            prepared.ranking(file.stem, kind)
+            print(f"{file} holds the {kind} of these reports: nothing to do")
             return file
         except PreparedDataError:
             print(f"{file} or {of_reports} is not as it was written, or lacks reports: both are made again")
@@ -75,35 +81,30 @@ def rank_reports(settings: Rank) -> Path:
     train, validate = (reports_of(prepared, use) for use in ("train", "validate"))
     is_said = np.asarray(train.says.sum(0))[0] > 0
     terms = _tfidf_rows(sentences["text"].to_numpy(dtype=object), is_said, settings.data)
-    if (train.says.sum(1) > 1).sum() < 2:
+    if not settings.posterior and (train.says.sum(1) > 1).sum() < 2:
         raise PreparedDataError(
             f"{settings.data}: expected two training reports of several sentences, found fewer"
         )
-    learned = [_learned(terms, train.says, None)]
-    if labels is not None:
-        learned.append(_learned(terms, train.says, _codes(labels, train.study_id)))
-    elif not settings.rest_alone:
+    if labels is None and not settings.rest_alone:
         print(
             f"no training report of {settings.data} has a label 1 or -1: the rest of the report alone ranks"
         )
-
-    def vectors_of(reports: Reports) -> np.ndarray:
-        rows = [reports.says @ terms, *([] if labels is None else [_codes(labels, reports.study_id)])]
-        return np.concatenate([row @ part for row, (_, part) in zip(rows, learned, strict=True)], axis=1)
-
-    of_train = vectors_of(train)
-    vectors = np.concatenate([of_train, vectors_of(validate)]) - of_train.mean(0)
+    ids = sentences["sentence_id"].to_numpy()
+    if settings.posterior and labels is not None:
+        seal |= prepared.seal_of_labels() if settings.labels is None else {}
+        vectors, parts = _posterior(terms, ids, [train, validate], labels)
+    else:
+        vectors, parts = _ranking(terms, ids, [train, validate], labels)
     studies = np.concatenate([train.study_id, validate.study_id])
     order = np.argsort(studies)
-    vectors = vectors.astype(np.float16)
     write_vectors([{"study_id": studies[order], "vector": vectors[order]}], of_reports, seal)
     # Last: it says that both are complete.
-    ids, ranked = sentences["sentence_id"].to_numpy(), vectors[: len(train.study_id)].astype(np.float32)
     unranked = list[int]()
 
     def counted() -> Iterator[dict[str, np.ndarray]]:
-        for part in _sentence_vectors(terms, ids, [weights for weights, _ in learned], ranked):
-            unranked.append(int((~part["vector"].any(axis=1)).sum()))
+        for part in parts:
+            is_ranked = part["log_c"] < NEVER_TRUE if settings.posterior else part["vector"].any(axis=1)
+            unranked.append(int((~is_ranked).sum()))
             yield part
 
     write_vectors(counted(), file, seal)
@@ -113,16 +114,56 @@ def rank_reports(settings: Rank) -> Path:
         f"{in_words(time.perf_counter() - started)}, peak memory {peak / 2**30:.2f} GiB"
     )
     if any(unranked):
-        print(
-            f"  {sum(unranked):,} sentences have no known term, or one score for all reports: nothing is left out"
-        )
-    if len(names := prepared.models("ranking")) > 1:
-        print(
-            f"  {file.parent} has {', '.join(names)}: remove what is of no use, or name one by data.ranking"
-        )
-    for line in truth_lines(prepared, file.stem):
+        what = "have no known term, or one score for all reports: nothing is left out"
+        if settings.posterior:
+            what = "have no known term, or no training report says them: P is 0 for other reports"
+        print(f"  {sum(unranked):,} sentences {what}")
+    if len(names := prepared.models(kind)) > 1:
+        print(f"  {file.parent} has {', '.join(names)}: remove what is of no use, or name one by data.{kind}")
+    if settings.posterior and prepared.is_phantom:
+        print("  a phantom's labels are exact readings of its reports: P of other labels is worse")
+    for line in truth_lines(prepared, file.stem, kind):
         print(line)
     return file
+
+
+_Learned = tuple[np.ndarray, Iterator[dict[str, np.ndarray]]]
+"""Vectors of the reports of train, then of validate; and the parts of the table of sentences."""
+
+
+def _ranking(
+    terms: csr_matrix, ids: np.ndarray, uses: list[Reports], labels: pd.DataFrame | None
+) -> _Learned:
+    learned = [_learned(terms, uses[0].says, None)]
+    if labels is not None:
+        learned.append(_learned(terms, uses[0].says, _codes(labels, uses[0].study_id)))
+
+    def vectors_of(reports: Reports) -> np.ndarray:
+        rows = [reports.says @ terms, *([] if labels is None else [_codes(labels, reports.study_id)])]
+        return np.concatenate([row @ part for row, (_, part) in zip(rows, learned, strict=True)], axis=1)
+
+    of_train, of_validate = map(vectors_of, uses)
+    vectors = (np.concatenate([of_train, of_validate]) - of_train.mean(0)).astype(np.float16)
+    ranked = vectors[: len(of_train)].astype(np.float32)
+    return vectors, _sentence_vectors(terms, ids, [weights for weights, _ in learned], ranked)
+
+
+def _posterior(terms: csr_matrix, ids: np.ndarray, uses: list[Reports], labels: pd.DataFrame) -> _Learned:
+    """By a mention model, with f(r) the codes 1 and -1 of each column less their means over training reports, and 1."""
+    codes = [_codes(labels, x.study_id).toarray().reshape(-1, labels.shape[1], 3)[:, :, :2] for x in uses]
+    varies = np.ptp(codes[0], axis=0) > 0
+    if constant := [*labels.columns[~varies.any(axis=1)].astype(str)]:
+        what = f"{len(constant)} of {labels.shape[1]} columns have one value among training reports (0 is as blank)"
+        if len(constant) == labels.shape[1]:
+            raise PreparedDataError(f"--posterior learns from labels: {what}; name another table by --labels")
+        print(f"labels: {what} and are left out: {', '.join(constant)}")
+    mean, says = codes[0].mean(0), uses[0].says
+    features = [np.pad((x - mean)[:, varies], ((0, 0), (0, 1)), constant_values=1) for x in codes]
+    options = (_BATCH, _steps(len(features[0])), _LEARNING_RATE, _WEIGHT_DECAY)
+    weights = learned_mentions(terms, says, features[0], *options)
+    # 1 meets the sentence's bias.
+    vectors = [np.pad(x @ weights[1], ((0, 0), (0, 1)), constant_values=1) for x in features]
+    return np.concatenate(vectors), sentence_vectors(terms, says, ids, weights, vectors[0])
 
 
 def reports_of(prepared: PreparedSet, use: str) -> Reports:
@@ -196,23 +237,20 @@ def _learned(terms: csr_matrix, says: csr_matrix, labels: csr_matrix | None) -> 
     of_reports = says @ terms if labels is None else labels
     count = np.diff(says.indptr)
     used = np.flatnonzero(count > 1) if labels is None else np.arange(len(count))
-    batch = min(_BATCH, len(used))
-    steps = max(_MIN_STEPS, -(-_PASSES * len(used) // _BATCH))
+    batch, steps = min(_BATCH, len(used)), _steps(len(used))
     draws, weights = np.random.default_rng(0), torch.Generator().manual_seed(0)
     sizes = (terms.shape[1], of_reports.shape[1])
     parts = [torch.randn(size, _DIM, generator=weights).div_(_DIM**0.5).requires_grad_() for size in sizes]
     optimizer = torch.optim.AdamW(parts, lr=_LEARNING_RATE, weight_decay=_WEIGHT_DECAY, fused=True)
-    left = used[:0]
+    drawn = batches(draws, used, batch)
     for _ in progress_bar(iterable=range(steps), desc=f"ranking by {'rest' if labels is None else 'labels'}"):
-        if len(left) < batch:
-            left = draws.permutation(used)
-        chosen, left = left[:batch], left[batch:]
+        chosen = next(drawn)
         places = says.indptr[chosen] + (draws.random(batch) * count[chosen]).astype(np.int64)
         own = terms[says.indices[places]]
         others = of_reports[chosen]
         sentences, reports = (
-            _embedded(own, parts[0]),
-            _embedded(others - own if labels is None else others, parts[1]),
+            embedded(own, parts[0]),
+            embedded(others - own if labels is None else others, parts[1]),
         )
         loss = torch.nn.functional.cross_entropy(sentences @ reports.T, torch.arange(batch))
         optimizer.zero_grad()
@@ -221,12 +259,8 @@ def _learned(terms: csr_matrix, says: csr_matrix, labels: csr_matrix | None) -> 
     return [part.detach().numpy() for part in parts]
 
 
-def _embedded(rows: csr_matrix, weights: torch.Tensor) -> torch.Tensor:
-    """(row, dim) product of sparse rows with the weights."""
-    import torch
-
-    index, ends, values = map(torch.from_numpy, (rows.indices, rows.indptr[:-1], rows.data))
-    return torch.nn.functional.embedding_bag(index, weights, ends, mode="sum", per_sample_weights=values)
+def _steps(reports: int) -> int:
+    return max(_MIN_STEPS, -(-_PASSES * reports // _BATCH))
 
 
 def _sentence_vectors(
@@ -252,16 +286,22 @@ def _sentence_vectors(
         yield {"sentence_id": ids[start : start + _ROWS], "vector": vector, "quantiles": quantiles}
 
 
-def truth_lines(prepared: PreparedSet, name: str) -> list[str]:
-    """On a phantom the AUC within anchors of a ranking, of the reports of training and of validate; else nothing."""
+def truth_lines(prepared: PreparedSet, name: str, kind: str = "ranking") -> list[str]:
+    """On a phantom the AUC within anchors of the scores, of the reports of training and of validate; else nothing."""
     if not (prepared.has("classes") and prepared.has("image_classes")):
         return []
-    ranking, lines = prepared.ranking(name), list[str]()
+    import torch
+
+    ranking, lines = prepared.ranking(name, kind), list[str]()
     for use in ("train", "validate"):
         reports = reports_of(prepared, use)
         rows = np.searchsorted(ranking.study_id, reports.study_id)
-        dim = ranking.reports.shape[1]
-        scores = ranking.sentences[:, :dim].astype(np.float32) @ ranking.reports[rows].astype(np.float32).T
+        dim, of_reports = ranking.reports.shape[1], ranking.reports[rows].astype(np.float32)
+        scores = ranking.sentences[:, :dim].astype(np.float32) @ of_reports.T
+        if kind == "posterior":
+            from medclip_dcl.objectives.posterior_targets import posterior
+
+            scores = posterior(*map(torch.from_numpy, (ranking.sentences, of_reports))).numpy()
         fits = true_reports(prepared, reports.study_id)
         auc = auc_within_anchors(scores, fits, reports.says.T.toarray() > 0)
         lines.append(f"  AUC within anchors, {use} reports (the phantom's truth): {auc:.3f}")

@@ -24,6 +24,7 @@ from medclip_dcl.objectives.negative_weights import RemoveByTextSimilarity as Re
 from medclip_dcl.objectives.negative_weights import ResampleByTextSimilarity as ResampleByTextSimilarity
 from medclip_dcl.objectives.negative_weights import ReweightByTextSimilarity as ReweightByTextSimilarity
 from medclip_dcl.objectives.negative_weights import TrueNegatives as TrueNegatives
+from medclip_dcl.objectives.posterior_targets import PosteriorTargets as PosteriorTargets
 from medclip_dcl.objectives.sigmoid import SigmoidLoss as SigmoidLoss
 from medclip_dcl.objectives.sigmoid import sigmoid_loss as sigmoid_loss
 from medclip_dcl.objectives.soft_targets import SoftTargets as SoftTargets

@@ -26,8 +26,8 @@ class SoftTargets(AnchorLoss):
             leaves to an anchor's own image.
     """
 
-    anchor_requires = ("sentence_embedding",)
-    candidate_requires = ("text_embedding",)
+    anchor_requires: tuple[str, ...] = ("sentence_embedding",)
+    candidate_requires: tuple[str, ...] = ("text_embedding",)
     uses_class_probability = uses_negative_weights = False
 
     def __init__(self, temperature: float = 0.05) -> None:

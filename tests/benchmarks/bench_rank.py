@@ -110,6 +110,31 @@ def objective_times(rounds: int = 15) -> list[str]:
     return rows
 
 
+def measured(folder: Path, *options: str) -> str:
+    """Row of the seconds, memory and files of the command."""
+    started = time.perf_counter()
+    words = [sys.executable, "-m", "medclip_dcl", "rank", str(folder), *options]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
+        said = running.stdout.read() if running.stdout else ""
+        # Of the command alone, without the writer.
+        _, status, usage = os.wait4(running.pid, 0)
+        running.returncode = os.waitstatus_to_exitcode(status)
+    wall = time.perf_counter() - started
+    if running.returncode:
+        raise SystemExit(f"{words} failed: {running.returncode}")
+    print(said)
+    (terms,) = re.findall(r"([\d,]+) terms", said)
+    kind = "posterior" if options else "ranking"
+    sizes = [
+        sum(file.stat().st_size for file in (folder / name).iterdir()) for name in (kind, f"{kind}_reports")
+    ]
+    of_files = " | ".join(f"{size / 1e9:.2f}" for size in sizes)
+    return (
+        f"| `{' '.join(['rank', *options])}` | {terms} | {usage.ru_utime + usage.ru_stime:.0f} | {wall:.0f} | "
+        f"{usage.ru_maxrss / 2**20:.2f} | {of_files} |"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -124,28 +149,15 @@ def main() -> None:
         )
         writer.start()
         writer.join()
-        started = time.perf_counter()
-        words = [sys.executable, "-m", "medclip_dcl", "rank", name]
-        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as running:
-            said = running.stdout.read() if running.stdout else ""
-            # Of the command alone, without the writer.
-            _, status, usage = os.wait4(running.pid, 0)
-            running.returncode = os.waitstatus_to_exitcode(status)
-        wall = time.perf_counter() - started
-        if running.returncode:
-            raise SystemExit(f"{words} failed: {running.returncode}")
-        sizes = {file.parent.name: file.stat().st_size for file in Path(name).glob("ranking*/*.parquet")}
-    print(said)
-    (terms,) = re.findall(r"([\d,]+) terms", said)
+        rows = [measured(Path(name)), measured(Path(name), "--posterior")]
     lines = [
         f"CPU, {cpu()[0]}, on a shared machine; {options.reports:,} simulated reports, {options.sentences:,} distinct "
         f"sentences. `{command()}`. What tells false negatives: tests/benchmarks/study_text_rankings.py "
         "([page](../../docs/ranked_by_text.md)).",
         "",
-        "| terms | CPU seconds | seconds | peak memory, GiB | ranking, GB | ranking_reports, GB |",
-        "|---|---|---|---|---|---|",
-        f"| {terms} | {usage.ru_utime + usage.ru_stime:.0f} | {wall:.0f} | {usage.ru_maxrss / 2**20:.2f} | "
-        f"{sizes['ranking'] / 1e9:.2f} | {sizes['ranking_reports'] / 1e9:.2f} |",
+        "| command | terms | CPU seconds | seconds | peak memory, GiB | of sentences, GB | of reports, GB |",
+        "|---|---|---|---|---|---|---|",
+        *rows,
         "",
         "| batch | similarity | ranked_by_text, CPU ms | infonce, CPU ms |",
         "|---|---|---|---|",

@@ -19,7 +19,8 @@ its pairs. Writes docs/results/false_negatives_by_text.csv:
 - a cosine is the greatest of the sentence with one of the report's.
 
 Both forms write docs/results/false_negatives_by_band.csv: auc_within of each ranking, and of its part of labels alone,
-for the anchors of each band of rho. A ranking's rows have its name up to the last "-". codes_apart is one that `rank`
+for the anchors of each band of rho; and of the P of `rank --posterior`, with its mean over pairs and the share of pairs
+that fit. A ranking's rows have its name up to the last "-". codes_apart is one that `rank`
 made at 4b3b9e86, with 0 and blank apart, its two files renamed to codes_apart-7afafedd.parquet.
 """
 
@@ -42,6 +43,7 @@ from medclip_dcl.encoding.rank_reports import Reports, reports_of, true_reports
 from medclip_dcl.metrics.false_negatives import auc_within_anchors
 from medclip_dcl.metrics.table import RHO_BANDS
 from medclip_dcl.objectives import RankedByText
+from medclip_dcl.objectives.posterior_targets import posterior
 
 OUTPUT = Path(__file__).resolve().parents[2] / "docs/results/false_negatives_by_text.csv"
 BY_BAND = OUTPUT.with_name("false_negatives_by_band.csv")
@@ -99,8 +101,8 @@ def rows_of(
 
 
 def ranking_scores(prepared: PreparedSet, reports: Reports) -> dict[str, dict[str, np.ndarray]]:
-    """(sentence, report) of each ranking, whole and of its part of labels, by name."""
-    scores: dict[str, dict[str, np.ndarray]] = {"whole": {}, "labels": {}}
+    """(sentence, report) of each ranking, whole and of its part of labels, and each posterior, by name."""
+    scores: dict[str, dict[str, np.ndarray]] = {"whole": {}, "labels": {}, "posterior": {}}
     for stem in prepared.models("ranking"):
         ranking, name = prepared.ranking(stem), stem.rpartition("-")[0]
         of_reports = ranking.reports[np.searchsorted(ranking.study_id, reports.study_id)].astype(np.float32)
@@ -109,6 +111,11 @@ def ranking_scores(prepared: PreparedSet, reports: Reports) -> dict[str, dict[st
         scores["whole"][name] = of_sentences @ of_reports.T
         if name != "rest":
             scores["labels"][name] = of_sentences[:, dim // 2 :] @ of_reports[:, dim // 2 :].T
+    for stem in prepared.models("posterior"):
+        found = prepared.ranking(stem, "posterior")
+        of_reports = found.reports[np.searchsorted(found.study_id, reports.study_id)]
+        p = posterior(*map(torch.from_numpy, (found.sentences, of_reports))).numpy()
+        scores["posterior"][stem.rpartition("-")[0]] = p
     return scores
 
 
@@ -126,6 +133,10 @@ def write_bands(prepared: PreparedSet) -> None:
                     auc = auc_within_anchors(score[of], fits[of], says[of])
                     row = {"ranking": name, "part": part, "reports": use, "band": chosen}
                     rows.append({**row, "anchors": says[of].sum(), "auc_within": auc})
+                    if part == "posterior":
+                        pairs = says[of].sum(1)[:, None] - says[of]
+                        means = {"mean_p": score, "share_true": fits}
+                        rows[-1] |= {key: np.average(x[of], weights=pairs) for key, x in means.items()}
     table = pd.DataFrame(rows)
     print(table.round(3).to_string())
     table.to_csv(BY_BAND, index=False, float_format="%.4f")

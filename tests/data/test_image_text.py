@@ -381,6 +381,23 @@ def test_sentence_embeddings_and_their_mean_in_a_report(embedded_set, small_bert
     assert fields["sentence_embedding"].shape == (45, 6) and fields["log_p"].shape == (45,)
 
 
+@pytest.mark.parametrize("kind", ["ranking", "posterior"])
+def test_vectors_of_sentences_and_reports(embedded_set, small_bert, kind):
+    data = datamodule(embedded_set, small_bert, sentences="all")
+    names = (f"sentence_{kind}",), (f"report_{kind}",)
+    data.connect(ImageTextRequirements(encoder_of(small_bert).tokenize, *names))
+    data.setup("fit")
+    found = data.prepared.ranking(None, kind)
+    for loader in (data.train_dataloader(), data.val_dataloader()):
+        batch = batches(loader)[0]
+        for rows, keys, known, values in (
+            (batch["anchor"][names[0][0]], batch["sentence_id"], found.sentence_id, found.sentences),
+            (batch["candidate"][names[1][0]], batch["study_id"], found.study_id, found.reports),
+        ):
+            expected = [values[known.tolist().index(key)].astype(np.float32) for key in keys.tolist()]
+            assert rows.dtype == torch.float32 and np.array_equal(rows.numpy(), expected)
+
+
 def test_masked_sentences(small_set, small_bert):
     def epoch(**options):
         data = datamodule(small_set, small_bert, masked=True, sentences="all", **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import shutil
 from pathlib import Path
 
@@ -278,6 +280,87 @@ def test_silent_reports_rank_as_denying_ones(small_set, tmp_path):
     by_labels = ranking.reports[:, 64:].astype(np.float32) @ ranking.sentences[0, 64:128].astype(np.float32)
     present, denied, silent, no_row = (by_labels[ranking.study_id % 4 == code] for code in range(4))
     assert present.max() < denied.min() and np.ptp([*denied, *silent, *no_row]) == 0
+
+
+def posterior_of(folder: Path, name: str | None = None) -> np.ndarray:
+    """(sentence, report) P of a set, by numpy."""
+    found = PreparedSet(folder).ranking(name, "posterior")
+    log_g = -np.log1p(np.exp(-found.sentences[:, :-1].astype(np.float64) @ found.reports.T))
+    return np.exp(np.minimum(log_g - found.sentences[:, -1:], 0))
+
+
+@pytest.fixture(scope="module")
+def believed(ranked, tmp_path_factory):
+    """A set of two topics, whose reports are labelled by their topic, with a posterior; and what was printed."""
+    folder = edited(
+        ranked,
+        tmp_path_factory.mktemp("believed") / "set",
+        labels=lambda t: t.assign(**dict.fromkeys(t.columns[1:], 0.0)).assign(
+            Edema=(t["study_id"] % 2).map({0: np.nan, 1: 1.0}),
+            Fracture=(t["study_id"] % 4).map({0: -1.0, 1: -1.0}),
+        ),
+    )
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as printed:
+        patch.setattr(rank_reports, "_MIN_STEPS", 300)
+        main([str(folder), "--posterior"])
+    return folder, printed.getvalue()
+
+
+def test_the_posterior_is_that_of_the_topic(believed):
+    folder, printed = believed
+    assert (
+        "12 of 14 columns have one value" in printed and "Edema" not in printed and "Cardiomegaly" in printed
+    )
+    assert "2 sentences have no known term, or no training report says them" in printed
+    auc = [float(line.split()[-1]) for line in printed.splitlines() if "AUC within" in line]
+    assert auc[0] == 1 and auc[1] > 0.9
+    prepared = PreparedSet(folder)
+    p, study = posterior_of(folder), prepared.ranking(None, "posterior").study_id
+    assert p.shape == (11, 32) and not p[9:].any()
+    is_first = study % 2 == 0
+    for sentence in range(9):
+        own = is_first if sentence < 5 else ~is_first
+        assert p[sentence, own].min() > 0.7 and p[sentence, ~own].max() < 0.3
+
+
+def test_a_posterior_of_other_reports_or_labels_is_refused(believed, tmp_path):
+    for table, change, words in (
+        ("reports", lambda t: t.iloc[:-1], "expected report posteriors of the set's texts, found others"),
+        ("labels", lambda t: t.assign(Edema=0.0), "labels.parquet is not what it was learned from"),
+        (
+            "images",
+            lambda t: t.assign(use="train"),
+            "expected report posteriors .* or texts were changed since",
+        ),
+    ):
+        folder = edited(believed[0], tmp_path / table, **{table: change})
+        with pytest.raises(PreparedDataError, match=rf"{words}.*medclip-dcl rank SET --posterior"):
+            PreparedSet(folder).ranking(kind="posterior")
+        assert any("posterior" in problem for problem in PreparedSet(folder).score_problems())
+
+
+def test_labels_of_ones_own_may_differ_from_the_sets(believed, tmp_path, capsys):
+    labels = pd.read_parquet(believed[0] / "labels.parquet")
+    write_parquet(labels[["study_id", "Edema"]], tmp_path / "own.parquet")
+    blank = labels.assign(**dict.fromkeys(labels.columns[1:], np.nan))
+    folder = edited(believed[0], tmp_path / "set", labels=lambda t: blank)
+    shutil.rmtree(folder / "posterior")
+    with pytest.raises(
+        PreparedDataError, match="--posterior expects a training report with a label.* --labels"
+    ):
+        rank_reports.rank_reports(rank_reports.Rank(data=folder, posterior=True))
+    file = rank_reports.rank_reports(
+        rank_reports.Rank(data=folder, posterior=True, labels=tmp_path / "own.parquet")
+    )
+    assert posterior_of(folder, file.stem).max() == 1
+    ones = labels.assign(Edema=1.0)[["study_id", "Edema"]]
+    write_parquet(ones, tmp_path / "ones.parquet")
+    with pytest.raises(PreparedDataError, match="1 of 1 columns have one value .*name another table"):
+        rank_reports.rank_reports(
+            rank_reports.Rank(data=folder, posterior=True, labels=tmp_path / "ones.parquet")
+        )
+    with pytest.raises(PreparedDataError, match="--rest_alone: expected no --posterior"):
+        rank_reports.rank_reports(rank_reports.Rank(data=folder, rest_alone=True, posterior=True))
 
 
 def test_auc_within_anchors_is_that_of_each_anchor():

@@ -32,6 +32,7 @@ from medclip_dcl.objectives import (
     ClassProbability,
     LanguageModelClassProbability,
     NegativeWeights,
+    PosteriorTargets,
     RankedByText,
     contrastive_loss,
 )
@@ -314,8 +315,16 @@ def test_warns_when_the_warmup_never_ends(small_bert, data, tmp_path):
         fit.fit(build(small_bert, warmup_steps=50), data)
 
 
-@pytest.mark.parametrize("weights", [None, RankedByText(0.3)], ids=["plain", "ranked by text"])
-def test_a_batch_in_parts_trains_like_a_whole(weights, small_bert, embedded_set, tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"class_probability": LanguageModelClassProbability()},
+        {"negative_weights": RankedByText(0.3)},
+        {"loss": PosteriorTargets(0.5)},
+    ],
+    ids=["plain", "ranked by text", "posterior targets"],
+)
+def test_a_batch_in_parts_trains_like_a_whole(options, small_bert, embedded_set, tmp_path):
     encoded = []
     states = []
     for batch_size, contrastive_batch in ((12, None), (4, 12)):
@@ -325,8 +334,7 @@ def test_a_batch_in_parts_trains_like_a_whole(weights, small_bert, embedded_set,
             BertSentences(str(small_bert), dim=16, dropout=0.0),
             LSENonLocal(dim=16),
         )
-        eta = LanguageModelClassProbability() if weights is None else None
-        model = ImageTextModel(*parts, eta, negative_weights=weights, learning_rate=1e-3, warmup_steps=0)
+        model = ImageTextModel(*parts, **options, learning_rate=1e-3, warmup_steps=0)
         seen: list[int] = []
         model.network.image_encoder.register_forward_pre_hook(
             lambda module, args, seen=seen: seen.append(len(args[0]))

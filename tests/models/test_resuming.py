@@ -31,6 +31,7 @@ from medclip_dcl.networks.similarity import LSENonLocal
 from medclip_dcl.networks.text_encoder import BertSentences
 from medclip_dcl.objectives import (
     ConstantClassProbability,
+    PosteriorTargets,
     RankedByText,
     ResampleByTextSimilarity,
     WeightedInfoNCE,
@@ -129,6 +130,7 @@ CASES = {
         },
         data={"num_workers": 2},
     ),
+    "posterior_targets": Case({"loss": PosteriorTargets(0.5)}, {"sentences": "all"}),
     "validating_often": Case(trainer={"val_check_interval": 0.5}),
     "validating_seldom": Case(trainer={"check_val_every_n_epoch": 2}),
     "validating_between": Case(trainer={"val_check_interval": 4}),

@@ -17,6 +17,7 @@ from medclip_dcl.objectives import (
     KnownClassProbability,
     LanguageModelClassProbability,
     NearTexts,
+    PosteriorTargets,
     RankedByText,
     RemoveByLabel,
     RemoveByTextSimilarity,
@@ -45,6 +46,8 @@ FIELDS: dict[str, Callable[[int], torch.Tensor]] = {
     "image_classes": lambda n: torch.randint(0, 2, (n, 5)),
     "sentence_ranking": lambda n: torch.randn(n, 12 + 101),
     "report_ranking": lambda n: torch.randn(n, 12),
+    "sentence_posterior": lambda n: torch.randn(n, 13),
+    "report_posterior": lambda n: torch.randn(n, 12),
     "sentence_id": lambda n: torch.randint(0, 8, (n,)),
     "image_row": torch.arange,
 }
@@ -101,6 +104,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"near_texts": NearTexts(), "image_to_text": 0.5, "same_text": "positive"},
     {"near_texts": NearTexts(compare="reports"), "image_to_text": 0.5, "same_text": "ignore"},
     {"loss": SoftTargets(), "image_to_text": 0.5, "same_text": "ignore"},
+    {"loss": PosteriorTargets(0.5), "same_text": "ignore"},
     {
         "class_probability": LanguageModelClassProbability(),
         "correction_images": "class",

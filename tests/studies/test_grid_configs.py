@@ -111,10 +111,8 @@ def test_labels_on_real_x_rays_run_small(real_data, small_bert, tmp_path, monkey
     options = ["--ms_cxr", boxes, "--size", "64", "--workers", "1"]
     verb("prepare mimic-cxr")(["--source", str(source), "--output", str(folder), *options])
     verb("score")([str(folder), "--model", str(small_bert)])
-    arms = ["infonce", "dcl_lm", "infonce_labels"]
-    if (ROOT / "configs/objective/posterior_targets.yaml").is_file():
-        verb("rank")([str(folder), "--posterior"])
-        arms.append("posterior_labels")
+    verb("rank")([str(folder), "--posterior"])
+    arms = ["infonce", "dcl_lm", "infonce_labels", "posterior_labels"]
     small = small_settings(folder, small_bert) | {"checkpoint.monitor": "validate/retrieval_recall"}
     best = {"validate": "validate/retrieval_recall", "step": "best"}
     outcomes = {
