@@ -50,6 +50,8 @@ def _run(experiment: Experiment, workers: int, runs: Sequence[Run], modules: Seq
     """Train the runs that are not done; the number of those that failed."""
     check_cells(experiment, modules, needs_sources=True)
     claim_folder(experiment)
+    for line in experiment.optional:
+        print(line)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, _stop)
     waiting = [run for run in runs if not _is_over(run, experiment)]
