@@ -66,7 +66,7 @@ def sides_of(runs: Sequence[TestedRun]) -> dict[str, list[TestedRun]]:
     found = {}
     for side in alike:
         first, suffix = side[0].name, f", {UNTRAINED}" if side[0].suffix else ""
-        shared = os.path.commonprefix([run.name for run in side]).removesuffix(suffix).rstrip("-_. ")
+        shared = os.path.commonprefix([run.name for run in side]).removesuffix(suffix).rstrip("-_., ")
         labels = [f"{name} ({len(side)} seeds){suffix}" for name in (shared or first, first)]
         found[first if len(side) == 1 else labels[labels[0] in found]] = side
     return found
@@ -76,7 +76,7 @@ def side_named(sides: Sides, name: str) -> str:
     """Label of the side with this label, or with the run of this name or folder."""
     for label, runs in sides.items():
         is_folder = any(not run.suffix and Path(name).resolve() == run.folder.resolve() for run in runs)
-        if is_folder or name in (label, *(run.name for run in runs)):
+        if is_folder or name in (label, label.partition(" (")[0], *(run.name for run in runs)):
             return label
     raise SavedResultsError(
         f"--baseline: expected one of {', '.join(sides)} (the untrained ones come with --untrained), found {name!r}"
