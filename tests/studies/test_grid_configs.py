@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.data.prepared import PreparedSet, write_table
 from medclip_dcl.studies.grid import merged
 from medclip_dcl.studies.grid_plan import check_cells, read_experiment
 from medclip_dcl.unimodal.data import UnimodalDataModule
@@ -55,36 +61,44 @@ def test_levels_train_as_many_steps(name, axis, least, most):
         assert least <= steps <= most, level.name
 
 
+SEED = {"set": ["seed_everything", "data.init_args.seed"], "values": 1}
+TASKS = [
+    {"class_path": "medclip_dcl.evaluation.ZeroShotClassification", "init_args": {"min_cases": 1}},
+    {"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"examples": 0}},
+    {"class_path": "medclip_dcl.evaluation.Retrieval"},
+]
+IMAGE, TEXT = "model.init_args.image_encoder", "model.init_args.text_encoder.init_args.pretrained"
+
+
+def write_small(base: str, prepared: Path, bert: Path, axes: object = None, **settings: object) -> str:
+    """A file over a packaged one: another set, small images, a seed; `settings` are of the whole file."""
+    small = {
+        "trainer.accelerator": "cpu",
+        "trainer.precision": "32-true",
+        "trainer.log_every_n_steps": 1,
+        "trainer.callbacks": TASKS,
+        TEXT: str(bert),
+        "data.init_args.folder": str(prepared),
+        "data.init_args.image_size": 64,
+        "data.init_args.crop_size": 32,
+        "data.init_args.batch_size": 8,
+        "data.init_args.num_workers": 0,
+        **settings,
+    }
+    axes = axes or {"objective": "base", "seed": SEED}
+    content = {"base": base, "folder": "small", "settings": small, "axes": axes}
+    Path("small.yaml").write_text(yaml.safe_dump(content))
+    return "small.yaml"
+
+
 @pytest.mark.slow
 def test_corrections_on_mimic_cxr_run_small(embedded_set, small_bert, tmp_path, monkeypatch):
     """The experiment file itself, with another set, smaller encoders, three kept steps and a seed."""
     monkeypatch.chdir(tmp_path)
-    image, text = (
-        f"model.init_args.{name}" for name in ("image_encoder", "text_encoder.init_args.pretrained")
-    )
-    small = {
-        "trainer.accelerator": "cpu",
-        "trainer.precision": "32-true",
-        "trainer.max_steps": 6,
-        "trainer.log_every_n_steps": 1,
-        "trainer.callbacks": [
-            {"class_path": "medclip_dcl.evaluation.ZeroShotClassification", "init_args": {"min_cases": 1}},
-            {"class_path": "medclip_dcl.evaluation.Grounding", "init_args": {"examples": 0}},
-            {"class_path": "medclip_dcl.evaluation.Retrieval"},
-        ],
-        "kept_steps": [2, 4, 6],
-        image: {"class_path": "tests.small.PatchRegions", "init_args": {"dim": 128}},
-        text: str(small_bert),
-        "data.init_args.folder": str(embedded_set),
-        "data.init_args.image_size": 48,
-        "data.init_args.crop_size": 32,
-        "data.init_args.batch_size": 8,
-        "data.init_args.num_workers": 0,
-    }
-    seed = {"set": ["seed_everything", "data.init_args.seed"], "values": 1}
-    experiment = {"base": "mimic_cxr_corrections_3000", "folder": "small", "settings": small}
-    Path("small.yaml").write_text(yaml.safe_dump({**experiment, "axes": {"objective": "base", "seed": seed}}))
-    shell("study")(["small.yaml", "--workers", "1", "--import", "tests.small"])
+    patches = {"class_path": "tests.small.PatchRegions", "init_args": {"dim": 128}}
+    steps = {"trainer.max_steps": 6, "kept_steps": [2, 4, 6], IMAGE: patches}
+    file = write_small("mimic_cxr_corrections_3000", embedded_set, small_bert, **steps)
+    shell("study")([file, "--workers", "1", "--import", "tests.small"])
     table = pd.read_parquet("small/results.parquet")
     assert table["value"].notna().all()
     of_arms = table.groupby("objective")
@@ -93,3 +107,85 @@ def test_corrections_on_mimic_cxr_run_small(embedded_set, small_bert, tmp_path, 
     assert [*curve.groupby("objective")["step"].agg(list)] == 5 * [[2, 4, 6]]
     assert (curve.groupby("objective")["chosen"].sum() == 1).all()
     assert "ranked against a constant share" in Path("small/report.html").read_text(encoding="utf-8")
+
+
+RESNET = {f"{IMAGE}.init_args.width": 8, f"{IMAGE}.init_args.weights": None}
+
+
+@pytest.mark.slow
+def test_table_1_runs_small(embedded_set, small_bert, tmp_path, monkeypatch):
+    """Nine rows, by the jobs of an array; one row has the value of a search."""
+    monkeypatch.chdir(tmp_path)
+    chosen = Path("runs/search_text/chosen_remove_text.yaml")
+    chosen.parent.mkdir(parents=True)
+    chosen.write_text("model: {init_args: {negative_weights: {init_args: {threshold: 0.3}}}}")
+    file = write_small("mimic_cxr_table1", embedded_set, small_bert, **RESNET, **{"trainer.max_epochs": 1})
+    for task in "01":
+        shell("study")([file, "--task", task, "--tasks", "2"])
+    table = pd.read_parquet("small/results.parquet")
+    assert table["value"].notna().all() and len(table) == 9 * 7
+    configs = table.drop_duplicates("objective").set_index("objective")["config"].map(yaml.safe_load)
+    weights = configs.map(lambda one: (one["model"]["init_args"]["negative_weights"] or {}).get("init_args"))
+    assert weights["remove_text"] == {"threshold": 0.3} and weights["reweight_text"] == {"threshold": 0.0}
+    assert {one["model"]["init_args"]["schedule"] for one in configs} == {"cosine"}
+    shell("compare")(["small", "--baseline", "infonce", "--untrained"])
+    rows = json.loads(Path("runs/comparison/comparison.json").read_text(encoding="utf-8"))["rows"]
+    assert [*rows][:9] == [f"{name}, 0" for name in OBJECTIVES] and len(rows) == 11
+
+
+OBJECTIVES = ["biovil", "infonce", "remove_chex5", "resample_text", "remove_text", "reweight_text"]
+OBJECTIVES += ["dcl_005", "dcl_010", "dcl_lm"]
+LACKS = {
+    "biovil": "weights do not fit config.json: missing ['cls.predictions.bias'",
+    "infonce, dcl_005, dcl_010": "prompts: the data set does not label 'Gout'",
+    "remove_chex5": "has no CheXpert label for any of 24 images",
+    "resample_text, remove_text, reweight_text": "create embeddings with: medclip-dcl embed SET",
+    "dcl_lm": "create scores with: medclip-dcl score SET",
+}
+
+
+def test_what_rows_lack_is_named_before_any_trains(embedded_set, small_bert, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    prepared, bert = (shutil.copytree(one, Path(one.name)) for one in (embedded_set, small_bert))
+    for name in ("log_p", "text_embedding"):
+        shutil.rmtree(prepared / name)
+    labels = PreparedSet(prepared).table("labels")
+    labels.iloc[:, 1:] = float("nan")
+    write_table(labels, prepared / "labels.parquet", "labels")
+    weights = load_file(bert / "model.safetensors")
+    save_file({name: x for name, x in weights.items() if "cls." not in name}, bert / "model.safetensors")
+    file = write_small("mimic_cxr_table1", prepared, bert, prompts={"Gout": ["No gout.", "Gout."]}, **RESNET)
+    with pytest.raises(SystemExit) as end:
+        shell("study")([file])
+    assert end.value.code == 2 and not Path("small").exists()
+    lines = capsys.readouterr().err.split(" | ")
+    assert [", ".join(re.findall(r"objective=(\w+)", line)) for line in lines] == [*LACKS]
+    assert all(words in line for words, line in zip(LACKS.values(), lines, strict=True))
+
+
+@pytest.mark.parametrize("outcome", ["AUC", "Recall"])
+def test_a_search_without_validate_images_is_refused(outcome, small_set, small_bert, tmp_path, monkeypatch):
+    """The AUC needs labelled ones, the recall any."""
+    monkeypatch.chdir(tmp_path)
+    prepared = PreparedSet(shutil.copytree(small_set, Path("set")))
+    frames = {name: prepared.table(name) for name in ("images", "cases")}
+    cases = frames["cases"]
+    changed = {
+        "AUC": ("cases", cases[(cases["use"] == "test") | (cases["label"] == 1)]),
+        "Recall": ("images", frames["images"].replace({"use": {"validate": "train"}})),
+    }
+    name, frame = changed[outcome]
+    axes = {"k": {"set": "model.init_args.class_probability.init_args.k", "values": [0.1]}, "seed": SEED}
+    heads = {"data.init_args.features": None, "data.init_args.crop_size": 64}
+    heads |= {"model.init_args.init_from": None, "model.init_args.frozen": False, **RESNET}
+    file = Path(write_small("search_eta", prepared.folder, small_bert, axes, **heads))
+    file.write_text(f"{file.read_text()}choose: {outcome}\n")
+    check_cells(read_experiment(file), needs_sources=True)
+    write_table(frame.reset_index(drop=True), prepared.folder / f"{name}.parquet", name)
+    words = (
+        "with and without a finding, set has none"
+        if outcome == "AUC"
+        else "needs validate images, set has none"
+    )
+    with pytest.raises(UserError, match=f"choose: validate/.* {words}"):
+        check_cells(read_experiment(file), needs_sources=True)
