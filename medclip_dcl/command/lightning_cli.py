@@ -118,7 +118,7 @@ def run(args: Sequence[str], modules: Sequence[str] = ()) -> None:
 def check(
     runs: Mapping[str, Sequence[str]], modules: Sequence[str] = (), needs_sources: bool = False
 ) -> None:
-    """Parse the command lines of runs by name, all of one command, and run nothing; an error names all mistakes.
+    """Parse the command lines of runs by name, all of one command, and run nothing; one error names all mistakes.
 
     `needs_sources`: data, what an objective reads of it, prompts and weights to start from must be there.
     """
@@ -530,10 +530,7 @@ class _Check(MedclipCLI):
             except UserError as error:
                 runs_of[str(error)].append(name)
         if runs_of:
-            # Of a mistake of all runs the first alone.
-            named = {
-                error: names if len(names) < len(self.runs) else names[:1] for error, names in runs_of.items()
-            }
+            named = {x: names if len(names) < len(self.runs) else names[:1] for x, names in runs_of.items()}
             raise UserError(" | ".join(f"{', '.join(names)}: {error}" for error, names in named.items()))
         raise FinishedRun
 
@@ -556,7 +553,8 @@ def _require_sources(config: Namespace) -> None:
 
 def _require_inputs(config: Namespace) -> None:
     """Refuse a set without fields of the objective or labels of the prompts, and a local BERT without its head."""
-    if not issubclass(imported(config.data.class_path), ImageTextDataModule):
+    kind = config.get("data.class_path")
+    if kind is None or not issubclass(imported(kind), ImageTextDataModule):
         return
     model, data = config.model.init_args, config.data.init_args
     prepared, text = PreparedSet(data.folder), model.get("text_encoder.init_args", {})

@@ -128,7 +128,7 @@ def write_comparison(comparison: Comparison, output: Path) -> str:
     settings = _settings(comparison)
     found = {side: aucs(comparison.table[side, ""]) for side in comparison.sides}
     content = {
-        "names": [row.name for row in comparison.trained],
+        "names": [label for label, runs in comparison.sides.items() if not runs[0].suffix],
         "data": describe_data(first),
         "phantom": _PHANTOM if first["dataset"].get("phantom") else "",
         "method": explanation,
@@ -155,8 +155,9 @@ def _runs_of(folder: Path) -> list[Path]:
 
 def _read(folders: Sequence[Path], names: Sequence[str] | None, untrained: bool) -> list[TestedRun]:
     """Rows that were tested alike, those of trained networks first."""
+    own = (folder.resolve().name for folder in folders)
     # A run of a study is named by its levels.
-    named = [re.sub(r"(^|, ?)\w+=", r"\1", folder.resolve().name.replace(",", ", ")) for folder in folders]
+    named = [re.sub(r",?\w+=", " ", name).strip() if "," in name else name for name in own]
     named = named if names is None else [x.strip() for x in names]
     if len(named) != len(folders) or len({*named, "", UNTRAINED}) != len(named) + 2:
         raise SavedResultsError(

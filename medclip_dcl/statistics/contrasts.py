@@ -66,7 +66,7 @@ def sides_of(runs: Sequence[TestedRun]) -> dict[str, list[TestedRun]]:
     found = {}
     for side in alike:
         first, suffix = side[0].name, f", {UNTRAINED}" if side[0].suffix else ""
-        shared = os.path.commonprefix([run.name for run in side]).removesuffix(suffix).rstrip("-_., ")
+        shared = os.path.commonprefix([run.name for run in side]).removesuffix(suffix).rstrip("-_. ")
         labels = [f"{name} ({len(side)} seeds){suffix}" for name in (shared or first, first)]
         found[first if len(side) == 1 else labels[labels[0] in found]] = side
     return found

@@ -94,8 +94,7 @@ def read_experiment(file: Path) -> Experiment:
     experiment = Experiment(
         files=files,
         optional=tuple(
-            f"{name}: {file}"
-            + " does not exist, so that its other settings stay" * (not Path(file).is_file())
+            f"{name}: {file}{' does not exist: its other settings stay' * (not Path(file).is_file())}"
             for name, own in {"all runs": read, **levels}.items()
             for file in as_list(own.optional_configs)
         ),
@@ -174,13 +173,12 @@ def _require_validation(experiment: Experiment, metric: str) -> None:
     """Refuse a search by a number of validate images that a set does not have, or does not label."""
     by_label = metric.removeprefix(VALIDATION) in SECTIONS["classification"].names
     folders = (setting(merged(run.arguments), "data.init_args.folder") for run in experiment.covering_runs())
-    for folder in dict.fromkeys(filter(None, folders)):
+    for folder in {one for one in folders if one and (Path(one) / "images.parquet").is_file()}:
         rows = PreparedSet(folder).rows("cases" if by_label else "images", use=["validate"])
         if rows.empty or (by_label and rows.groupby("finding")["label"].nunique().max() < 2):
-            found = "validate images" + " with and without a finding" * by_label
             raise UserError(
-                f"{experiment.file}: choose: {metric} needs {found}, {folder} has none; prepare it with more validate"
-                " patients, or choose by another outcome"
+                f"{experiment.file}: choose: {metric} needs validate images{' with and without a finding' * by_label}, "
+                f"{folder} has none; prepare it with more validate patients, or choose by another outcome"
             )
 
 

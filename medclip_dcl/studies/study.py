@@ -50,15 +50,14 @@ def _run(experiment: Experiment, workers: int, runs: Sequence[Run], modules: Seq
     """Train the runs that are not done; the number of those that failed."""
     check_cells(experiment, modules, needs_sources=True)
     claim_folder(experiment)
-    for line in experiment.optional:
-        print(line)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, _stop)
     waiting = [run for run in runs if not _is_over(run, experiment)]
     earlier = write_table(experiment).drop_duplicates("run")[["fit_seconds", "test_seconds"]].sum(axis=1)
     n_waiting, here = len(waiting), list[float]()
     counts = dict.fromkeys(("done", "failed", "stopped", "busy"), 0) | {"done": len(runs) - len(waiting)}
-    print(f"{experiment.folder}: {len(runs)} runs, {counts['done']} of them done", flush=True)
+    line = f"{experiment.folder}: {len(runs)} runs, {counts['done']} of them done"
+    print(*experiment.optional, line, sep="\n", flush=True)
     # A configuration file that is edited in between would mix settings in one grid.
     check = functools.partial(claim_folder, experiment, writes=False)
     keeps = experiment.checkpoints == "keep"

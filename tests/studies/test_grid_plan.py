@@ -267,9 +267,7 @@ def test_an_optional_configuration_is_taken_where_it_exists(tmp_path, monkeypatc
     claim_folder(read_experiment(file))
     without = read_experiment(file)
     assert not any("chosen" in one for one in without.runs()[1].arguments)
-    assert without.optional == (
-        "rate fast: found/chosen.yaml does not exist, so that its other settings stay",
-    )
+    assert without.optional == ("rate fast: found/chosen.yaml does not exist: its other settings stay",)
     (tmp_path / "found").mkdir()
     Path("found/chosen.yaml").write_text("model: {init_args: {learning_rate: 0.3}}")
     taken = read_experiment(file)
