@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +24,7 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zer
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
-from medclip_dcl.command.config_errors import ConfigParser
+from medclip_dcl.command.config_errors import ConfigParser, imported
 from medclip_dcl.command.config_files import (
     allow_imports,
     import_options,
@@ -39,9 +41,11 @@ from medclip_dcl.common.devices import best_precision, without_tf32
 from medclip_dcl.common.errors import UserError, check_min
 from medclip_dcl.common.files import digest, write_json
 from medclip_dcl.common.find_model import LAST, find_model, may_be_repository
-from medclip_dcl.common.findings import prompt_texts, read_prompts
+from medclip_dcl.common.findings import prompt_texts, read_prompts, require_labelled
 from medclip_dcl.common.packaged import find_configuration
 from medclip_dcl.common.weight_files import SavedModel, read_model
+from medclip_dcl.data.fields import IMAGE_FIELDS, SENTENCE_FIELDS, FieldFiles, image_field
+from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.images import shown_images
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.data.link import PreparedDataModule
@@ -114,9 +118,9 @@ def run(args: Sequence[str], modules: Sequence[str] = ()) -> None:
 def check(
     runs: Mapping[str, Sequence[str]], modules: Sequence[str] = (), needs_sources: bool = False
 ) -> None:
-    """Parse the command lines of runs by name, all of one command, and run nothing.
+    """Parse the command lines of runs by name, all of one command, and run nothing; one error names all mistakes.
 
-    `needs_sources`: data, prompts and weights to start from must be there.
+    `needs_sources`: data, what an objective reads of it, prompts and weights to start from must be there.
     """
     allow_imports(modules)
     with plain_output(), unambiguous_files(), suppress(FinishedRun):
@@ -517,6 +521,7 @@ class _Check(MedclipCLI):
         super().__init__(next(iter(runs.values())))
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        runs_of = defaultdict[str, list[str]](list)
         for name, arguments in self.runs.items():
             try:
                 words, origins = with_packaged_files(arguments)
@@ -527,8 +532,12 @@ class _Check(MedclipCLI):
                 parsed = parser.parse_args(words)
                 if self.needs_sources:
                     _require_sources(parsed[parsed.subcommand])
+                    _require_inputs(parsed[parsed.subcommand])
             except UserError as error:
-                raise UserError(f"{name}: {error}") from error
+                runs_of[str(error)].append(name)
+        if runs_of:
+            named = {x: names if len(names) < len(self.runs) else names[:1] for x, names in runs_of.items()}
+            raise UserError(" | ".join(f"{', '.join(names)}: {error}" for error, names in named.items()))
         raise FinishedRun
 
 
@@ -546,6 +555,32 @@ def _require_sources(config: Namespace) -> None:
         is_source |= name == "pretrained" and not is_remote
         if is_source and not Path(value).expanduser().exists():
             raise UserError(f"{key}: no file or folder {value}")
+
+
+def _require_inputs(config: Namespace) -> None:
+    """Refuse a set without fields of the objective or labels of the prompts, and a local BERT without its head."""
+    kind = config.get("data.class_path")
+    if kind is None or not issubclass(imported(kind), ImageTextDataModule):
+        return
+    model, data = config.model.init_args, config.data.init_args
+    prepared, text = PreparedSet(data.folder), model.get("text_encoder.init_args", {})
+    parts = [model.get(name) for name in ("class_probability", "negative_weights", "loss", "near_texts")]
+    if text.get("masked_language_head") and Path(str(text.get("pretrained"))).is_dir():
+        parts.append(model.text_encoder)
+    for part in filter(None, parts):
+        built = imported(part.class_path)(**part.get("init_args", Namespace()).as_dict())
+        for name in chain(*(getattr(built, f"{of}requires", ()) for of in ("", "anchor_", "candidate_"))):
+            table = SENTENCE_FIELDS.get(name) or IMAGE_FIELDS.get(name)
+            if table in FieldFiles._fields:
+                prepared.file_of_model(table, data[table])
+            elif table == "labels":
+                image_field(prepared, name, FieldFiles(), prepared.rows("images", use=["train"]))
+            elif table:
+                prepared.table(table)
+    for callback in listed(config.trainer.callbacks):
+        prompts = config.prompts or callback.get("init_args", {}).get("prompts")
+        if prompts and _name(callback) == "ZeroShotClassification":
+            require_labelled(prompts, prepared.findings, "prompts")
 
 
 def _take_prompt_texts(config: Namespace) -> list[str]:

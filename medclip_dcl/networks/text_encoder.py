@@ -454,9 +454,8 @@ def _model(config: PreTrainedConfig, pooling: str, has_head: bool, folder: Path 
     known = [*POOLINGS] if has_pooler or family in _TOWERS else [*POOLINGS[:-1]]
     check_choice("text_encoder.pooling", pooling, known)
     options = {"add_pooling_layer": pooling == "pooler"} if has_pooler else {}
-    remedy = (
-        f"give the folder of a {family}, or set what is missing otherwise (pooling, masked_language_head)"
-    )
+    remedy = f"give the folder of a {family}, or set what is missing otherwise (pooling, masked_language_head"
+    remedy += ", which the result of fit --config language_model has)"
     if folder is None:
         model = kind(config, **options)
     else:

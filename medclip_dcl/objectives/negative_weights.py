@@ -217,12 +217,23 @@ class RemoveByTextSimilarity(_TextSimilarity):
 
 
 class ReweightByTextSimilarity(_TextSimilarity):
-    """Weights candidates by 1 - max(cosine, 0) of the reports (SSD table 1, "Reweight by text similarity").
+    """Weights candidates by the reports' dissimilarity (SSD table 1, "Reweight by text similarity"), scaled to keep N.
 
-    Scaled to keep N: the weights of an anchor's negatives sum to their number (choice).
+    Args:
+        threshold: t in [0, 1) of the weight 1 - max(cosine - t, 0) / (1 - t), 1 up to a cosine of t (all: choices). SSD
+            searched a grid and does not report the result (0: choice).
     """
 
     keeps_count = True
+
+    def __init__(self, threshold: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= threshold < 1:
+            raise UserError(f"negative_weights.threshold: expected a cosine in [0, 1), found {threshold}")
+        self.threshold = threshold
+
+    def weight_of(self, cosine: Weights) -> Weights:
+        return super().weight_of((cosine - self.threshold) / (1 - self.threshold))
 
 
 class ResampleByTextSimilarity(_TextSimilarity):

@@ -7,6 +7,7 @@ The files hold numbers, names of runs and the protocol, no text of a report.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ from medclip_dcl.runs.saved import (
     SavedResultsError,
     describe_image_size,
     differing_settings,
+    read_parquet,
     setting,
 )
 
@@ -126,7 +128,7 @@ def write_comparison(comparison: Comparison, output: Path) -> str:
     settings = _settings(comparison)
     found = {side: aucs(comparison.table[side, ""]) for side in comparison.sides}
     content = {
-        "names": [row.name for row in comparison.trained],
+        "names": [label for label, runs in comparison.sides.items() if not runs[0].suffix],
         "data": describe_data(first),
         "phantom": _PHANTOM if first["dataset"].get("phantom") else "",
         "method": explanation,
@@ -144,9 +146,19 @@ def write_comparison(comparison: Comparison, output: Path) -> str:
     return (output / "comparison.md").read_text(encoding="utf-8")
 
 
+def _runs_of(folder: Path) -> list[Path]:
+    """The finished runs of a study's folder, in the order of its grid; any other folder itself."""
+    if not (table := folder / "results.parquet").is_file():
+        return [folder]
+    return [folder / "runs" / name for name in read_parquet(table)["run"].unique()]
+
+
 def _read(folders: Sequence[Path], names: Sequence[str] | None, untrained: bool) -> list[TestedRun]:
     """Rows that were tested alike, those of trained networks first."""
-    named = [folder.resolve().name for folder in folders] if names is None else [x.strip() for x in names]
+    own = (folder.resolve().name for folder in folders)
+    # A run of a study is named by its levels.
+    named = [re.sub(r",?\w+=", " ", name).strip() if "," in name else name for name in own]
+    named = named if names is None else [x.strip() for x in names]
     if len(named) != len(folders) or len({*named, "", UNTRAINED}) != len(named) + 2:
         raise SavedResultsError(
             f"--names: expected {len(folders)} names that differ from each other and from {UNTRAINED}, found "
@@ -271,6 +283,7 @@ def run(options: Compare) -> None:
     if options.output.is_file():
         raise SavedResultsError(f"--output: expected a folder, found the file {options.output}")
     names = options.names.split(",") if options.names is not None else None
-    comparison = compare(options.runs, baseline=options.baseline, names=names, untrained=options.untrained)
+    runs = [run for folder in options.runs for run in _runs_of(folder)]
+    comparison = compare(runs, baseline=options.baseline, names=names, untrained=options.untrained)
     print(write_comparison(comparison, options.output), end="")
     print(f"written: {', '.join(str(options.output / name) for name in FILES)}", file=sys.stderr)

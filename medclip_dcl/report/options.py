@@ -23,7 +23,7 @@ class Compare:
     Writes comparison.html, .md, .tex and .json, and prints the Markdown.
     """
 
-    runs: Sequence[Path] = positional("folder of a tested run", nargs="+", metavar="RUN")
+    runs: Sequence[Path] = positional("folder of a tested run, or of a study", nargs="+", metavar="RUN")
     baseline: str | None = option(
         "folder or name of the row that is subtracted from the others", None, metavar="RUN"
     )

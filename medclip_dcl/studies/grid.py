@@ -207,11 +207,12 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment(Study):
-    """A checked experiment file: itself and its bases, arguments of all runs, the levels of each axis."""
+    """A checked experiment file: itself and its bases, arguments of all runs, levels of each axis, lines on files."""
 
     files: tuple[Path, ...]
     arguments: tuple[str, ...]
     axes: Mapping[str, tuple[Level, ...]]
+    optional: tuple[str, ...] = ()
 
     @property
     def file(self) -> Path:

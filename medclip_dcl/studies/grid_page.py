@@ -44,7 +44,7 @@ def write_report(experiment: Experiment, table: pd.DataFrame, verdicts: Sequence
             ),
             ("hours of fit and test", f"{seconds / 3600:.1f}"),
         ],
-        "notes": _notes(finished, len(runs) - n_done),
+        "notes": [*_notes(finished, len(runs) - n_done), *experiment.optional],
         "failures": failures,
         "method": _method(experiment, finished),
         "pairs": experiment.pairs,

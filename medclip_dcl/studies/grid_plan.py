@@ -18,8 +18,10 @@ from medclip_dcl.common.command_line import nearest, unknown_key
 from medclip_dcl.common.errors import UserError, quoted
 from medclip_dcl.common.files import read_yaml
 from medclip_dcl.common.packaged import FoundFile, find_configuration
-from medclip_dcl.metrics.table import place_of
+from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.metrics.table import SECTIONS, place_of
 from medclip_dcl.report.contrasts import ALPHA
+from medclip_dcl.runs.saved import setting
 from medclip_dcl.studies.grid import (
     BEST,
     END,
@@ -55,11 +57,13 @@ _COLUMNS = {
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
     configs: str | list[str] = field(default_factory=list)
+    optional_configs: str | list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
 
     def arguments(self) -> tuple[str, ...]:
         """Options of the command line for configs and settings."""
-        files = (f"--config={name}" for name in as_list(self.configs))
+        there = (name for name in as_list(self.optional_configs) if Path(name).is_file())
+        files = (f"--config={name}" for name in (*as_list(self.configs), *there))
         return (*files, *(_option(key, value) for key, value in self.settings.items()))
 
 
@@ -86,8 +90,14 @@ def read_experiment(file: Path) -> Experiment:
         for key in as_list(one.set):
             if key in as_list(other.set):  # the later would silently win
                 raise UserError(f"{where} the axes {a} and {b} both set {key}")
+    levels = {f"{axis} {name}": own for axis, one in read.axes.items() for name, own in one.levels.items()}
     experiment = Experiment(
         files=files,
+        optional=tuple(
+            f"{name}: {file}{' does not exist: its other settings stay' * (not Path(file).is_file())}"
+            for name, own in {"all runs": read, **levels}.items()
+            for file in as_list(own.optional_configs)
+        ),
         arguments=read.arguments(),
         axes={name: _levels(name, axis, f"{where} axes.{name}") for name, axis in read.axes.items()},
         **{one.name: getattr(read, one.name) for one in dataclasses.fields(Study)},
@@ -150,12 +160,26 @@ def _check(experiment: Experiment, where: str) -> None:
 
 def check_cells(experiment: Experiment, modules: Sequence[str] = (), needs_sources: bool = False) -> None:
     """Parse the first command of a few runs that have every level, before anything is run."""
-    command, where = experiment.commands[0], f"{experiment.file}: run"
     commands_of = {
-        f"{where} {run.name}": [command, *run.arguments, f"--run_folder={run.folder}"]
+        f"run {run.name}": [experiment.commands[0], *run.arguments, f"--run_folder={run.folder}"]
         for run in experiment.covering_runs()
     }
     lightning_cli().check(commands_of, modules, needs_sources)
+    if experiment.choose and needs_sources:
+        _require_validation(experiment, experiment.outcomes[experiment.choice].paths[0])
+
+
+def _require_validation(experiment: Experiment, metric: str) -> None:
+    """Refuse a search by a number of validate images that a set does not have, or does not label."""
+    by_label = metric.removeprefix(VALIDATION) in SECTIONS["classification"].names
+    folders = (setting(merged(run.arguments), "data.init_args.folder") for run in experiment.covering_runs())
+    for folder in {one for one in folders if one and (Path(one) / "images.parquet").is_file()}:
+        rows = PreparedSet(folder).rows("cases" if by_label else "images", use=["validate"])
+        if rows.empty or (by_label and rows.groupby("finding")["label"].nunique().max() < 2):
+            raise UserError(
+                f"{experiment.file}: choose: {metric} needs validate images{' with and without a finding' * by_label}, "
+                f"{folder} has none; prepare it with more validate patients, or choose by another outcome"
+            )
 
 
 def _over_base(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], tuple[Path, ...]]:

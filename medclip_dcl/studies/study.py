@@ -56,7 +56,8 @@ def _run(experiment: Experiment, workers: int, runs: Sequence[Run], modules: Seq
     earlier = write_table(experiment).drop_duplicates("run")[["fit_seconds", "test_seconds"]].sum(axis=1)
     n_waiting, here = len(waiting), list[float]()
     counts = dict.fromkeys(("done", "failed", "stopped", "busy"), 0) | {"done": len(runs) - len(waiting)}
-    print(f"{experiment.folder}: {len(runs)} runs, {counts['done']} of them done", flush=True)
+    line = f"{experiment.folder}: {len(runs)} runs, {counts['done']} of them done"
+    print(*experiment.optional, line, sep="\n", flush=True)
     # A configuration file that is edited in between would mix settings in one grid.
     check = functools.partial(claim_folder, experiment, writes=False)
     keeps = experiment.checkpoints == "keep"

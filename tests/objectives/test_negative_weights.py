@@ -74,16 +74,16 @@ def test_remove_by_text_is_the_loop(anchors, candidates, threshold):
             assert found[a, c] == float(is_kept)
 
 
+@pytest.mark.parametrize("threshold", [0.0, 0.4])
 @pytest.mark.parametrize("anchors, candidates", SIZES)
-def test_reweight_by_text_is_the_loop(anchors, candidates):
+def test_reweight_by_text_is_the_loop(anchors, candidates, threshold):
     embedding = torch.randn(candidates, 3, dtype=torch.float64)
     own = positives(anchors, candidates)
-    found = ReweightByTextSimilarity()(own, text_embedding=embedding)
+    found = ReweightByTextSimilarity(threshold)(own, text_embedding=embedding)
     for a in range(anchors):
-        raw = [
-            0.0 if c == own[a] else 1 - max(cosine(embedding[own[a]], embedding[c]), 0.0)
-            for c in range(candidates)
-        ]
+        cosines = [cosine(embedding[own[a]], embedding[c]) for c in range(candidates)]
+        raw = [1.0 if c <= threshold else (1 - c) / (1 - threshold) for c in cosines]
+        raw[own[a]] = 0.0
         expected = [w * (candidates - 1) / sum(raw) for w in raw]
         assert found[a].tolist() == pytest.approx(expected)
 

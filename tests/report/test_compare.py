@@ -191,6 +191,22 @@ def test_runs_that_differ_in_the_seed_are_grouped(six_trainings, capsys, monkeyp
     assert of_one.baseline == "infonce (2 seeds)" and of_one.differences == {}
 
 
+def test_a_study_is_compared_in_its_own_order(six_trainings, capsys, monkeypatch):
+    monkeypatch.chdir(six_trainings)
+    names = []
+    for seed in (1, 0, 2):
+        for objective in ("infonce", "dcl_lm"):
+            names.append(f"objective={objective},seed={seed}")
+            shutil.copytree(f"{objective}_{seed}", f"study/runs/{names[-1]}")
+    pd.DataFrame({"run": np.repeat(names, 2)}).to_parquet("study/results.parquet")
+    main(["study", "--baseline", "infonce"])
+    (shown, *_) = markdown_tables(capsys.readouterr().out)
+    sides = ["infonce (3 seeds)", "dcl_lm (3 seeds)"]
+    assert [*shown][1:3] == sides and " − ".join(sides[::-1]) in shown
+    facts = json.loads(Path("runs/comparison/comparison.json").read_text())["rows"]["infonce (3 seeds)"]
+    assert facts["folders"] == names[::2]
+
+
 def test_published_rows_are_those_of_the_paper(pair, tmp_path):
     for part, *path, value in AS_PUBLISHED:
         _change(part, *path, value=value)(pair[0])

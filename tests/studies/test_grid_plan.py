@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.studies.grid import merged
 from medclip_dcl.studies.grid_plan import check_cells, read_experiment
 from medclip_dcl.studies.grid_results import claim_folder
 from tests.program import shell
@@ -256,6 +258,24 @@ def test_null_of_a_class_within_a_class_is_checked_as_it_is_run(tmp_path):
     }
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(content))
     check_cells(read_experiment(tmp_path / "x.yaml"))
+
+
+def test_an_optional_configuration_is_taken_where_it_exists(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    level = {"optional_configs": "found/chosen.yaml", "settings": {"model.init_args.ends_by": "itself"}}
+    file = write_grid(tmp_path, **axes(rate={"levels": {"slow": {}, "fast": level}}), plots=None)
+    claim_folder(read_experiment(file))
+    without = read_experiment(file)
+    assert not any("chosen" in one for one in without.runs()[1].arguments)
+    assert without.optional == ("rate fast: found/chosen.yaml does not exist: its other settings stay",)
+    (tmp_path / "found").mkdir()
+    Path("found/chosen.yaml").write_text("model: {init_args: {learning_rate: 0.3}}")
+    taken = read_experiment(file)
+    assert taken.optional == ("rate fast: found/chosen.yaml",)
+    assert merged(taken.runs()[1].arguments)["model"]["init_args"]["learning_rate"] == 0.3
+    # A level of the search and one of the objective's own file are not mixed.
+    with pytest.raises(UserError, match="differs in rate=fast: model.init_args.learning_rate;"):
+        claim_folder(taken)
 
 
 def test_arguments_of_the_command(tmp_path, capsys):
