@@ -144,8 +144,7 @@ class ZeroShotClassification(Classification):
         found.protocol["ensemble"] = self.zero_shot.identity()["ensemble"]
         results = {self.section: found}
         if self.keeps_prompts:
-            by_finding = found.metrics["by_finding"].items()
-            measured = [finding for finding, numbers in by_finding if numbers["auc"] is not None]
+            measured = {one for one, x in found.metrics["by_finding"].items() if x["auc"] is not None}
             results["prompts"] = self._by_prompt(cases[cases["finding"].isin(measured)], values)
         return results
 
@@ -163,9 +162,13 @@ class ZeroShotClassification(Classification):
 def bands_of_findings(prepared: PreparedSet) -> dict[str, str]:
     """Band of each labelled finding by the share of train patients with at least one 1; empty without any."""
     images = prepared.rows("images", ["study_id", "subject_id"], use=["train"])
-    is_present = prepared.rows("labels").set_index("study_id").eq(1)
-    is_present = is_present.reindex(images["study_id"], fill_value=False)
-    shares = is_present.groupby(images["subject_id"].to_numpy()).any().mean()
+    labels = prepared.rows("labels").set_index("study_id").eq(1)
+    shares = (
+        labels.reindex(images["study_id"], fill_value=False)
+        .groupby(images["subject_id"].to_numpy())
+        .any()
+        .mean()
+    )
     return {str(finding): band_of(share) for finding, share in shares.dropna().items()}
 
 
@@ -193,7 +196,10 @@ def classification_result(
     """Numbers of each finding and their averages, with a note for each finding that has too few cases.
 
     Cases are predictions by two prompts or by logits; some findings may have none, others may not be `labelled` at all.
+    `bands` of the findings: empty for a set without train patients, None outside a test.
     """
+    if bands:
+        cases = cases.assign(band=cases["finding"].map(bands).astype("object"))
     # results.json holds these numbers in single precision.
     numbers = summaries.classification(
         cases, summaries.once(cases), min_cases, findings=findings, dtype=np.float32

@@ -9,7 +9,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities import rank_zero_info
@@ -176,9 +175,8 @@ class ResultsWriter(Callback):
         if pairs is None or self.lineage is None or self.lineage.fingerprint != data.prepared.fingerprint:
             return None
         known = {text.strip(" .").casefold() for text in training_sentences(data.prepared)["text"]}
-        texts = (
-            str(text) for pair in pairs.values() for side in pair.values() for text in np.atleast_1d(side)
-        )
+        sides = (side for pair in pairs.values() for side in pair.values())
+        texts = (text for side in sides for text in ([side] if isinstance(side, str) else side))
         return [text for text in dict.fromkeys(texts) if text.strip(" .").casefold() in known]
 
     def _tested(self, datamodule: EvaluationData | OwnData) -> dict[str, Any]:

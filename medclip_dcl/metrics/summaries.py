@@ -126,19 +126,16 @@ def finding_bands(cases: pd.DataFrame) -> dict[str, str]:
 
 
 def prompts(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
-    """AUC for absence of each negative wording of a finding, and the lowest and the median of them.
-
-    Cases have finding, side, prompt, label and score.
-    """
+    """AUC for absence of each negative wording of a finding, and the lowest and the median of them."""
     cases, by_finding = cases.reset_index(drop=True), {}
     for finding, rows in cases[cases["side"] == "negative"].groupby("finding", sort=False):
         wordings = {}
         for text, its in rows.groupby("prompt", sort=False):
             scores, positive = its["score"].to_numpy("float64"), its["label"].to_numpy() == 1
             wordings[str(text)] = weighted_auc(scores, ~positive, weights.take(its.index, axis=1))
-        every = np.stack([*wordings.values()])
-        lowest, median = every.min(axis=0), np.median(every, axis=0)
-        by_finding[str(finding)] = {"neg_lowest": lowest, "neg_median": median, "wordings": wordings}
+        every = [*wordings.values()]
+        found = {"neg_lowest": np.min(every, axis=0), "neg_median": np.median(every, axis=0)}
+        by_finding[str(finding)] = {**found, "wordings": wordings}
     return {"by_finding": by_finding}
 
 

@@ -233,8 +233,7 @@ def differences(
     families: dict[str, list[str]] = defaultdict(list)
     for path in paths:
         if findings is None or is_mean_over_findings(path):
-            place = place_of(f"finding_{path}") if are_logits else None
-            place = place or place_of(path)
+            place = (place_of(f"finding_{path}") if are_logits else None) or place_of(path)
             families[path.split("/")[-1] if place is None else place.number.family].append(path)
     p: dict[str, float] = {}
     for family in families.values():

@@ -1,9 +1,7 @@
-"""Where a model fails: the largest of the numbers of a test that are worse than they should be.
+"""Where a model fails: the largest of the numbers of a test that are worse than they should be (tables.yaml).
 
-Candidates are the NEG of a finding (against 0.5), its PNC - POS, and the AUC and the sensitivity of a finding in a
-group of images minus that of the others (against 0), with `MIN_PATIENTS` patients of both classes on each side (of a
-sensitivity, with the finding). They are one family: a sentence needs p of at most `ALPHA` by :func:`joint_p`, a
-simultaneous interval (max-t) without the null, and the least effect.
+Candidates, with `MIN_PATIENTS` patients of both classes (of a sensitivity, with the finding) on each side, are one
+family: a sentence needs p of at most `ALPHA` by :func:`joint_p`, a simultaneous interval (max-t) without the null.
 """
 
 from __future__ import annotations
@@ -23,6 +21,8 @@ from medclip_dcl.runs.saved import SavedResultsError
 
 MAX_SENTENCES = 6
 _RULES: dict[str, dict[str, Any]] = DESCRIPTIONS["failures"]
+_Candidate = tuple[str, np.ndarray, int, dict[str, Any]]
+"""Number, its effect (worse above 0) in each draw, patients, and words of the sentence."""
 
 
 class Failure(NamedTuple):
@@ -30,10 +30,6 @@ class Failure(NamedTuple):
 
     text: str
     table: str
-
-
-_Candidate = tuple[str, np.ndarray, int, dict[str, Any]]
-"""Number, its effect (worse above 0) in each draw, patients, and words of the sentence."""
 
 
 def described(run: TestedRun, missing: list[str]) -> tuple[dict[str, Any] | None, list[Failure]]:
@@ -48,7 +44,12 @@ def described(run: TestedRun, missing: list[str]) -> tuple[dict[str, Any] | None
 
 def failures(predictions: Predictions, numbers: Numbers, groups: Groups | None) -> list[Failure]:
     """The largest failures, by effect over unit; `numbers` are of the draws that gave `groups`."""
-    every = [*_of_prompts(predictions, numbers), *(_of_groups(groups) if groups else ())]
+    every = list(_of_groups(groups)) if groups else []
+    for path, values in numbers.items():
+        if (place := place_of(path)) and place.entry and place.name in ("neg", "gain"):
+            effect = 0.5 - values if place.name == "neg" else -values
+            words: dict[str, Any] = {"finding": place.entry, "values": values}
+            every.append((place.name, effect, predictions.n_patients[path], words))
     every = [one for one in every if one[2] >= MIN_PATIENTS]
     if not every:
         return []
@@ -62,14 +63,6 @@ def failures(predictions: Predictions, numbers: Numbers, groups: Groups | None) 
     return [failure for _, failure in sorted(found, key=lambda one: -one[0])[:MAX_SENTENCES]]
 
 
-def _of_prompts(predictions: Predictions, numbers: Numbers) -> Iterator[_Candidate]:
-    for path, values in numbers.items():
-        place = place_of(path)
-        if place is not None and place.entry and place.name in ("neg", "gain"):
-            effect = 0.5 - values if place.name == "neg" else -values
-            yield place.name, effect, predictions.n_patients[path], {"finding": place.entry, "values": values}
-
-
 def _of_groups(groups: Groups) -> Iterator[_Candidate]:
     names = groups.table.groupby("attribute")["group"].unique()
     for row, gap, n in zip(groups.table.to_dict("records"), groups.gaps, groups.n_patients, strict=True):
@@ -79,9 +72,7 @@ def _of_groups(groups: Groups) -> Iterator[_Candidate]:
         known = [name for name in names[attribute] if name != UNKNOWN]
         # Of two groups the first alone has a gap, and either may be the worse.
         is_second = len(known) == 2 and gap[0] > 0
-        group, others = (
-            known[::-1] if is_second else known if len(known) == 2 else (row["group"], "the others")
-        )
+        group, others = known[:: -1 if is_second else 1] if len(known) == 2 else (row["group"], "the others")
         effect, value = (gap, row["value"] - gap[0]) if is_second else (-gap, row["value"])
         words = {"group": group, "others": others, "value": number(value, 3), "table": ATTRIBUTES[attribute]}
         words |= {"heading": place.number.heading or place.name, "finding": place.entry, "values": effect}

@@ -151,17 +151,18 @@ def compared_groups(
     return Groups(table, own, n_behind)
 
 
-def rows_of(groups: Groups | None) -> Iterator[tuple[tuple[str, str], str, Estimate]]:
-    """(Attribute, group), path and estimate of each number of a group, and of its gap, whose group is "A − B"."""
+def rows_of(groups: Groups | None) -> Iterator[tuple[str, str, Estimate]]:
+    """Group ("view/PA/"), path and estimate of each number of a group, and of each gap ("view/AP − PA/")."""
     for place, row in enumerate([] if groups is None else groups.table.to_dict("records")):
         assert groups is not None
-        attribute, group, path = row["attribute"], row["group"], row["metric"]
         value, low, high, gap, gap_low, gap_high, p = (row[x] for x in _NUMBERS)
         if np.isfinite(value):
-            yield (attribute, group), path, Estimate(value, low, high, n_patients=row["patients"])
+            found = Estimate(value, low, high, n_patients=row["patients"])
+            yield f"{row['attribute']}/{row['group']}/", row["metric"], found
         if np.isfinite(gap):
-            about, n = (attribute, gap_name(groups.table, attribute, group)), int(groups.n_patients[place])
-            yield about, path, Estimate(gap, gap_low, gap_high, p, n_patients=n)
+            found = Estimate(gap, gap_low, gap_high, p, n_patients=int(groups.n_patients[place]))
+            name = gap_name(groups.table, row["attribute"], row["group"])
+            yield f"{row['attribute']}/{name}/", row["metric"], found
 
 
 def age_groups(ages: pd.Series) -> pd.Series:

@@ -102,17 +102,17 @@ def write_page(
     """
     sets = [_compared_on(name, of_set, baseline) for name, of_set in runs.items()]
     groups = {(one.name, run.name): groups_of_run(run) for one in sets for run in one.runs}
-    rows: list[tuple[tuple[str, ...], str, Estimate]] = [
-        ((one.name, side, minus, "", ""), path, found)
+    rows = [
+        ((one.name, side, minus), "", path, found)
         for one in sets
         for (side, minus), of_pair in one.table.items()
         for path, found in of_pair.items()
     ]
     for of, its in groups.items():
-        rows += [((*of, "", *where), path, found) for where, path, found in rows_of(its)]
-    names = ("set", "model", "minus", "attribute", "group")
+        rows += [((*of, ""), *one) for one in rows_of(its)]
     numbers = pd.DataFrame(
-        {**dict(zip(names, of, strict=True)), **place_of(path), **found._asdict()} for of, path, found in rows
+        {**dict(zip(("set", "model", "minus"), of, strict=True)), **place_of(path, group), **found._asdict()}
+        for of, group, path, found in rows
     )
     write_text(numbers.rename(columns={"n": "n_draws"}).to_csv(index=False), output / CSV)
     aucs_of = {one.name: {side: aucs(one.table[side, ""]) for side in one.sides} for one in sets}
@@ -159,12 +159,12 @@ def _compared_on(name: str, runs: Sequence[BenchmarkedRun], baseline: str) -> _O
     return _OnSet(name, runs, sides, minus, findings, compared(sides, minus, findings=findings))
 
 
-def place_of(path: str) -> dict[str, str]:
-    """Section, finding and metric of a path; a finding may itself hold a "/"."""
+def place_of(path: str, group: str = "") -> dict[str, str]:
+    """Section, finding and metric (behind its group) of a path; a finding may itself hold a "/"."""
     section, rest = path.split("/", maxsplit=1)
     place = table.place_of(path)
     finding, metric = place[:2] if place is not None and place.entry else ("", rest)
-    return {"section": section, "finding": finding, "metric": metric}
+    return {"section": section, "finding": finding, "metric": group + metric}
 
 
 def _classified(one: _OnSet, trained: Trained, name: str) -> Table:

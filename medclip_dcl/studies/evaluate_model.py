@@ -70,8 +70,9 @@ def evaluate(
         A row for each number of the test: finding ("" for a mean over findings, boxes or queries); metric, its path in
         results.json without the finding; value, low and high, its 95% interval over patients (NaN for a finding of
         fewer than 20 patients); positives, the cases of the finding (images with the label 1, boxes, or images with a
-        region); patients with a case, of the rarer class; attribute and group, "" for all images, else such as view
-        and PA or, of the gap, AP − PA. Sets that name no patients count images. `attrs["where_it_fails"]`: sentences.
+        region); patients with a case, of the rarer class. Sets that name no patients count images. Results by
+        group have metrics such as classification/view/PA/auc and, of the gap, classification/view/AP − PA/auc;
+        `attrs["where_it_fails"]` holds sentences.
 
     Raises:
         UserError: no such model, set or device; a model that has no finding of the set; a loaded model whose folder is
@@ -168,9 +169,9 @@ def _unchanged() -> Iterator[None]:
 
 def _table(run: plan.BenchmarkedRun) -> pd.DataFrame:
     rows, groups = [], groups_of_run(run)
-    numbers = [(("", ""), path, found) for path, found in run.intervals.items()]
-    for (attribute, group), path, found in [*numbers, *rows_of(groups)]:
-        section, finding, metric = place_of(path).values()
+    numbers = [("", path, found) for path, found in run.intervals.items()]
+    for group, path, found in [*numbers, *rows_of(groups)]:
+        section, finding, metric = place_of(path, group).values()
         # Cases by single prompts are those of the classification.
         cases = run.predictions.tables[section.replace("prompts", "classification")]
         positives: int | None = None
@@ -179,12 +180,9 @@ def _table(run: plan.BenchmarkedRun) -> pd.DataFrame:
             of = cases["finding" if "finding" in cases else "category"]
             positives = int(((of == finding) & is_positive).sum())
         patients = found.n_patients if finding or group else cases["subject_id"].nunique()
-        values = (found.value, found.low, found.high, positives, patients, attribute, group)
-        rows.append((finding, f"{section}/{metric}", *values))
-    columns = ("finding", "metric", "value", "low", "high", "positives", "patients", "attribute", "group")
-    table = pd.DataFrame(rows, columns=columns)
-    its = failures(run.predictions, run.draws(), groups)
-    table.attrs["where_it_fails"] = [one.text for one in its]
+        rows.append((finding, f"{section}/{metric}", found.value, found.low, found.high, positives, patients))
+    table = pd.DataFrame(rows, columns=["finding", "metric", "value", "low", "high", "positives", "patients"])
+    table.attrs["where_it_fails"] = [x.text for x in failures(run.predictions, run.draws(), groups)]
     kinds = dict.fromkeys(("value", "low", "high"), "float64") | dict.fromkeys(
         ("positives", "patients"), "Int64"
     )

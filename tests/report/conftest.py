@@ -116,7 +116,8 @@ def _measured(tables: Tables, decided_on: Tables | None = None) -> dict[str, Any
     for finding in CHEX5:
         decisive = (decided_on or tables)["classification"].query("finding == @finding")["label"]
         rows = cases[cases["finding"] == finding]
-        found = dict.fromkeys(("auc", "acc", "balanced_acc", "average_precision", "pos", "neg", "gain"))
+        names = ("auc", "acc", "balanced_acc", "average_precision", "pos", "neg", "gain")
+        found: dict[str, Any] = dict.fromkeys(names)
         if min((decisive == 1).sum(), (decisive == 0).sum()) >= MIN_CASES:
             found = dict.fromkeys(found, np.nan)
             if rows["label"].nunique() == 2:
