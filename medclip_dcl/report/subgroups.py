@@ -155,12 +155,15 @@ def rows_of(groups: Groups | None) -> Iterator[tuple[str, str, Estimate]]:
     """Group ("view/PA/"), path and estimate of each number of a group, and of each gap ("view/AP − PA/")."""
     for place, row in enumerate([] if groups is None else groups.table.to_dict("records")):
         assert groups is not None
+        n_draws = groups.gaps.shape[1] - 1
         value, low, high, gap, gap_low, gap_high, p = (row[x] for x in _NUMBERS)
         if np.isfinite(value):
-            found = Estimate(value, low, high, n_patients=row["patients"])
+            found = Estimate(value, low, high, None, n_draws * (low == low), row["patients"])
             yield f"{row['attribute']}/{row['group']}/", row["metric"], found
         if np.isfinite(gap):
-            found = Estimate(gap, gap_low, gap_high, p, n_patients=int(groups.n_patients[place]))
+            found = Estimate(
+                gap, gap_low, gap_high, p, n_draws * (gap_low == gap_low), int(groups.n_patients[place])
+            )
             name = gap_name(groups.table, row["attribute"], row["group"])
             yield f"{row['attribute']}/{name}/", row["metric"], found
 
