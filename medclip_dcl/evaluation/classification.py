@@ -15,6 +15,7 @@ from medclip_dcl.common.errors import check_min
 from medclip_dcl.common.findings import Ensemble, require_labelled
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.data.images import EvaluatedImages
+from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.evaluation.callback import (
     EvaluationCallback,
     EvaluationResult,
@@ -23,6 +24,7 @@ from medclip_dcl.evaluation.callback import (
     subject_ids,
 )
 from medclip_dcl.metrics import summaries
+from medclip_dcl.metrics.table import BANDS, band_of
 from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.zero_shot import ZeroShot
@@ -35,10 +37,16 @@ COLUMNS = ["dicom_id", "subject_id", "finding", "label", "score_positive", "scor
 class Classification(EvaluationCallback):
     """Base class of the classifications: an evaluation whose cases have a finding and a label."""
 
+    _bands: dict[str, str] | None = None
+    """Band of each finding of the set, on test; empty without train patients."""
+
     def __init__(self, min_cases: int) -> None:
         super().__init__()
         check_min(type(self).__name__, {"min_cases": (min_cases, 1)})
         self.min_cases = min_cases
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._bands = bands_of_findings(evaluation_data(trainer).prepared)
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
         """ROC curves of the findings that have enough cases."""
@@ -52,7 +60,8 @@ class ZeroShotClassification(Classification):
     """AUC and accuracy of each finding, and their average, on validate and test images.
 
     The predicted label is the prompt with the higher image-sentence score; the AUC is that of score(positive) -
-    score(negative) (choice, not from the paper).
+    score(negative) (choice, not from the paper). POS is the AUC of score(positive), NEG that of score(negative) for
+    absence. Of several prompts a side, a test keeps the score of each (section prompts).
 
     Logs the averages ``<stage>/auc`` and ``<stage>/acc`` (on validate NaN where no finding has enough cases) and, for
     each finding with enough cases, ``<stage>/auc_<finding>`` and ``<stage>/acc_<finding>`` (lower case, underscores).
@@ -72,6 +81,7 @@ class ZeroShotClassification(Classification):
     section = "classification"
     measures_images = True
     options = ("min_cases",)
+    keeps_prompts = False
 
     def __init__(
         self,
@@ -94,14 +104,18 @@ class ZeroShotClassification(Classification):
         # A data set without labels is still tested for grounding and retrieval.
         if not self.is_default and tables.labelled:
             require_labelled(self.prompts, tables.labelled, "ZeroShotClassification: prompts")
+        self.keeps_prompts = stage == "test" and len(self.zero_shot.texts) > 2 * len(self.prompts)
         return set(tables.cases.loc[tables.cases["finding"].isin(self.prompts), "dicom_id"])
 
     def measure(
         self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
     ) -> dict[str, list[list[float]]]:
         prompts = embed_texts(network, self.zero_shot.texts)
-        scores = self.zero_shot.scores(network, encoded, prompts)
-        return dict(zip(dicom_ids, scores.tolist(), strict=True))
+        scores = self.zero_shot.scores(network, encoded, prompts).tolist()
+        if self.keeps_prompts:
+            by_prompt = network.scores(encoded, prompts).T.tolist()
+            scores = [[*sides, each] for sides, each in zip(scores, by_prompt, strict=True)]
+        return dict(zip(dicom_ids, scores, strict=True))
 
     def summarise(
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
@@ -109,11 +123,12 @@ class ZeroShotClassification(Classification):
         cases = measured_cases(tables.cases, list(self.prompts), values, tables)
         rows = [(values[d], place) for d, place in zip(cases["dicom_id"], cases["place"], strict=True)]
         cases = cases.assign(
-            score_positive=[positive[place] for (_, positive), place in rows],
-            score_negative=[negative[place] for (negative, _), place in rows],
+            score_positive=[sides[1][place] for sides, place in rows],
+            score_negative=[sides[0][place] for sides, place in rows],
         )
         cases = cases[COLUMNS].astype({"score_positive": "float64", "score_negative": "float64"})
-        found = classification_result(cases, list(self.prompts), self.min_cases, tables.labelled)
+        how = self.min_cases, tables.labelled, self._bands
+        found = classification_result(cases, list(self.prompts), *how)
         if cases.empty:
             others = f"; the set labels {', '.join(tables.labelled)} (--prompts)" if tables.labelled else ""
             found.notes = [f"{NO_CASES}{others}"]
@@ -127,7 +142,34 @@ class ZeroShotClassification(Classification):
             for finding, pair in self.prompts.items()
         }
         found.protocol["ensemble"] = self.zero_shot.identity()["ensemble"]
-        return {self.section: found}
+        results = {self.section: found}
+        if self.keeps_prompts:
+            measured = {one for one, x in found.metrics["by_finding"].items() if x["auc"] is not None}
+            results["prompts"] = self._by_prompt(cases[cases["finding"].isin(measured)], values)
+        return results
+
+    def _by_prompt(self, cases: pd.DataFrame, values: Mapping[str, Any]) -> EvaluationResult:
+        """Score of each case by each single prompt of its finding."""
+        parts = []
+        for place, (side, finding, text) in enumerate(self.zero_shot.wordings):
+            its = cases[cases["finding"] == finding].assign(side=("negative", "positive")[side], prompt=text)
+            parts.append(its.assign(score=[values[d][2][place] for d in its["dicom_id"]]))
+        table = pd.concat(parts, ignore_index=True)
+        metrics = summaries.values_of(summaries.prompts(table, summaries.once(table)))
+        return EvaluationResult(metrics, predictions=table.drop(columns=COLUMNS[-2:]))
+
+
+def bands_of_findings(prepared: PreparedSet) -> dict[str, str]:
+    """Band of each labelled finding by the share of train patients with at least one 1; empty without any."""
+    images = prepared.rows("images", ["study_id", "subject_id"], use=["train"])
+    labels = prepared.rows("labels").set_index("study_id").eq(1)
+    shares = (
+        labels.reindex(images["study_id"], fill_value=False)
+        .groupby(images["subject_id"].to_numpy())
+        .any()
+        .mean()
+    )
+    return {str(finding): band_of(share) for finding, share in shares.dropna().items()}
 
 
 def measured_cases(
@@ -145,20 +187,30 @@ def measured_cases(
 
 
 def classification_result(
-    cases: pd.DataFrame, findings: Sequence[str], min_cases: int, labelled: Collection[str]
+    cases: pd.DataFrame,
+    findings: Sequence[str],
+    min_cases: int,
+    labelled: Collection[str],
+    bands: Mapping[str, str] | None = None,
 ) -> EvaluationResult:
     """Numbers of each finding and their averages, with a note for each finding that has too few cases.
 
     Cases are predictions by two prompts or by logits; some findings may have none, others may not be `labelled` at all.
+    `bands` of the findings: empty for a set without train patients, None outside a test.
     """
+    if bands:
+        cases = cases.assign(band=cases["finding"].map(bands).astype("object"))
     # results.json holds these numbers in single precision.
     numbers = summaries.classification(
         cases, summaries.once(cases), min_cases, findings=findings, dtype=np.float32
     )
     by_finding = summaries.values_of(numbers.pop("by_finding"))
     averages = summaries.values_of(numbers)
-    scalars = {name: math.nan if value is None else value for name, value in averages.items()}
+    of_all = {name: value for name, value in averages.items() if name not in BANDS}
+    scalars = {name: math.nan if value is None else value for name, value in of_all.items()}
     counts, notes = {}, []
+    if bands is not None and not bands:
+        notes.append(f"no means over {', '.join(BANDS)} of the findings: the set has no train patients")
     for finding, found in by_finding.items():
         labels = cases.loc[cases["finding"] == finding, "label"]
         positives, negatives = int((labels == 1).sum()), int((labels == 0).sum())
@@ -181,6 +233,7 @@ def classification_result(
             "images": int(cases["dicom_id"].nunique()),
             "patients": int(cases["subject_id"].nunique()),
             "by_finding": counts,
+            "bands": {finding: bands[finding] for finding in findings if finding in bands} if bands else {},
         },
         notes=notes,
         predictions=cases,

@@ -65,7 +65,8 @@ class FindingClassification(Classification):
     ) -> dict[str, EvaluationResult]:
         cases = logit_cases(labelled_cases(tables, self.blank), network.findings, values, tables)
         labelled = set(tables.labels["finding"])
-        return {self.section: classification_result(cases, network.findings, self.min_cases, labelled)}
+        how = self.min_cases, labelled, self._bands
+        return {self.section: classification_result(cases, network.findings, *how)}
 
 
 def labelled_cases(tables: LabelledImages, blank: str) -> pd.DataFrame:

@@ -19,6 +19,7 @@ from medclip_dcl.common.distributed import rank_and_size
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_parquet
 from medclip_dcl.common.weight_files import read_model
+from medclip_dcl.data.eta import training_sentences
 from medclip_dcl.data.images import EvaluatedImages, shown_images
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.data.link import trainer_data
@@ -157,6 +158,7 @@ class ResultsWriter(Callback):
             },
             **self._tested(_tested_data(trainer)),
             "precision": str(trainer.precision),
+            "prompts_in_training": self._prompts_in_training(_tested_data(trainer), sections),
             "versions": {
                 "medclip_dcl": __version__,
                 "python": platform.python_version(),
@@ -168,6 +170,16 @@ class ResultsWriter(Callback):
                 "processes": rank_and_size()[1],
             },
         }
+
+    def _prompts_in_training(self, data: Any, sections: Mapping[str, EvaluationResult]) -> list[str] | None:
+        """Prompts that training reports have as a sentence; None without prompts, and of a training on another set."""
+        pairs = sections["classification"].protocol.get("prompts") if "classification" in sections else None
+        if pairs is None or self.lineage is None or self.lineage.fingerprint != data.prepared.fingerprint:
+            return None
+        known = {text.strip(" .").casefold() for text in training_sentences(data.prepared)["text"]}
+        sides = (side for pair in pairs.values() for side in pair.values())
+        texts = (text for side in sides for text in ([side] if isinstance(side, str) else side))
+        return [text for text in dict.fromkeys(texts) if text.strip(" .").casefold() in known]
 
     def _tested(self, datamodule: EvaluationData | OwnData) -> dict[str, Any]:
         """Entries that say which images were tested and, for those of a prepared set, how they were shown."""

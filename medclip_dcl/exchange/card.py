@@ -30,9 +30,9 @@ from medclip_dcl.networks.described import ImageNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.report import tables
 from medclip_dcl.report.draws import TestedRun, method, units_of
+from medclip_dcl.report.failures import described
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.reliability import fitted_table
-from medclip_dcl.report.subgroups import describe_run
 from medclip_dcl.report.tables import Cell, Column, Row, Table
 from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size, read_json, setting
@@ -92,7 +92,7 @@ def model_card(
         ),
     }
     missing = [text for text, is_missing in pieces.items() if is_missing]
-    subgroups = describe_run(run, missing) if runs else None
+    subgroups, failures = described(run, missing) if runs else (None, [])
     shown = str(publishable(folder))  # messages name the run by the path that the user gave
     content = {
         "name": folder.resolve().name,
@@ -109,6 +109,7 @@ def model_card(
         "calibration": calibration,
         "fitted": None if calibration is None else fitted_table(calibration),
         "subgroups": subgroups,
+        "failures": failures,
         "limits": _limits(network, runs, dataset),
         "missing": [line.replace(str(folder), shown) for line in missing],
         "provenance": {"run": folder.resolve().name, "weights": weights} | _provenance(runs),

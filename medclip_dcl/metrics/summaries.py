@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Float, Shaped
 
-from medclip_dcl.metrics.table import CALIBRATION, DIRECTIONS, KS, MEAN_KS, RHO_BANDS, SECTIONS
+from medclip_dcl.metrics.table import BANDS, CALIBRATION, DIRECTIONS, KS, MEAN_KS, RHO_BANDS, SECTIONS
 from medclip_dcl.metrics.weighted import (
     Weights,
     mean_of,
@@ -65,7 +65,7 @@ def classification(
     min_patients: int = 1,
     dtype: type = np.float64,
 ) -> Numbers:
-    """The numbers of a classification of each finding, and their averages.
+    """The numbers of a classification of each finding, and their averages: of all, and by the column `band`, if any.
 
     Scores are logits, or score(positive prompt) - score(negative prompt); a case is called positive above 0.
 
@@ -79,8 +79,9 @@ def classification(
         dtype: precision of the numbers that results.json rounds.
     """
     cases = cases.reset_index(drop=True)
-    numbers = [x for x in SECTIONS["classification"].numbers if "logit" in cases or not x.of_logits]
-    names = [number.name for number in numbers]
+    by_prompts = "score_negative" in cases
+    numbers = [x for x in SECTIONS["classification"].numbers if x.compute and (by_prompts or not x.scores)]
+    names = [number.name for number in numbers] + ["gain"] * by_prompts
     scores = scores_of(cases)
     if scores.isna().any():
         raise ValueError(f"scores: {scores.isna().sum()} of {len(cases)} are NaN; an embedding is NaN")
@@ -97,18 +98,45 @@ def classification(
         n_patients = (rows.loc[is_class, "subject_id"].nunique() for is_class in (positive, ~positive))
         if min(n_patients) < min_patients:
             continue
-        of_finding = scores[rows.index].to_numpy(dtype="float64")
+        of_finding = {"": scores[rows.index], **rows.filter(like="score_")}
         of_rows = weights.take(rows.index, axis=1)
         found: Numbers = {}
         for number in numbers:
-            value = number.compute(of_finding, positive, of_rows)  # type: ignore[misc]
+            its = of_finding[number.scores].to_numpy(dtype="float64")
+            value = number.compute(its, positive, of_rows)  # type: ignore[misc]
             found[number.name] = value.astype(dtype) if number.is_rounded else value
+        if by_prompts:
+            found["gain"] = found["auc"] - found["pos"]
         is_defined = np.isfinite(found["auc"])
         by_finding[finding] = {
             name: np.where(is_defined, x, np.nan).astype("float64") for name, x in found.items()
         }
-    averages = {name: mean_of([by_finding[f][name] for f in counted], nothing) for name in names}
+    averages: Numbers = {name: mean_of([by_finding[f][name] for f in counted], nothing) for name in names}
+    bands = finding_bands(cases)
+    for band in BANDS if bands else ():
+        of_band = [by_finding[f] for f in counted if bands[f] == band]
+        banded = [x for x in names if f"{band}/{x}" in SECTIONS["classification"].names]
+        averages[band] = {x: mean_of([one[x] for one in of_band], nothing) for x in banded}
     return {**averages, "by_finding": by_finding}
+
+
+def finding_bands(cases: pd.DataFrame) -> dict[str, str]:
+    """Finding -> its band of `table.BANDS`; empty where the cases state none."""
+    return dict(zip(cases["finding"], cases["band"], strict=True)) if "band" in cases else {}
+
+
+def prompts(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
+    """AUC for absence of each negative wording of a finding, and the lowest and the median of them."""
+    cases, by_finding = cases.reset_index(drop=True), {}
+    for finding, rows in cases[cases["side"] == "negative"].groupby("finding", sort=False):
+        wordings = {}
+        for text, its in rows.groupby("prompt", sort=False):
+            scores, positive = its["score"].to_numpy("float64"), its["label"].to_numpy() == 1
+            wordings[str(text)] = weighted_auc(scores, ~positive, weights.take(its.index, axis=1))
+        every = [*wordings.values()]
+        found = {"neg_lowest": np.min(every, axis=0), "neg_median": np.median(every, axis=0)}
+        by_finding[str(finding)] = {**found, "wordings": wordings}
+    return {"by_finding": by_finding}
 
 
 def scores_of(cases: pd.DataFrame) -> pd.Series:
@@ -218,15 +246,15 @@ def recalls(
 def calibration(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1) -> Numbers:
     """Calibration of each finding before and after it was fitted, and its sensitivity and specificity.
 
-    Cases have subject_id, finding, label, before and after (probabilities), threshold (positive from there on).
-    `min_patients` in a bin.
+    Cases have subject_id, finding, label, before and after (probabilities), threshold (positive from there on);
+    without `before`, the numbers at the threshold alone. `min_patients` in a bin.
     """
     cases = cases.reset_index(drop=True)
     by_finding: Numbers = {}
     for finding, rows in cases.groupby("finding", sort=False):
         of_rows, positive = weights.take(rows.index, axis=1), rows["label"].to_numpy() == 1
         found: Numbers = {}
-        for name in ("before", "after"):
+        for name in ("before", "after") if "before" in rows else ():
             p = rows[name].to_numpy()
             found[name] = {
                 "ece": calibration_error(p, positive, of_rows),

@@ -23,6 +23,7 @@ KS = (1, 5, 10, 50, 100)
 MEAN_KS = (10, 50, 100)
 """Of the mean recall, as in SSD's table 1."""
 DIRECTIONS = ("image_to_text", "text_to_image")
+BANDS = ("head", "middle", "tail")
 RHO_BANDS = {"rare": 0.1, "middle": 0.4, "common": math.inf}
 """Band of sentence classes -> the share of images of which they are true (rho) lies below this and not in the band
 before."""
@@ -42,7 +43,7 @@ class Number(NamedTuple):
         family: numbers among which p is adjusted; a later number is a family of its own, so that others keep their p.
         bounds: its range.
         is_rounded: results.json holds it in single precision.
-        of_logits: predictions by two prompts lack it.
+        scores: column of the predictions by prompts that `compute` takes, in place of the difference.
         is_optional: predictions may lack its column.
     """
 
@@ -55,7 +56,7 @@ class Number(NamedTuple):
     family: str = ""
     bounds: tuple[float, float] = (0.0, 1.0)
     is_rounded: bool = False
-    of_logits: bool = False
+    scores: str = ""
     is_optional: bool = False
 
 
@@ -112,6 +113,11 @@ def _f1(is_above: np.ndarray, positive: np.ndarray, weights: Weights) -> np.ndar
         return 2 * true / (called + present)
 
 
+def band_of(share: float) -> str:
+    """Band of a finding by the share of train patients that have it: above 0.1, to 0.01, below (choice)."""
+    return BANDS[(share <= 0.1) + (share < 0.01)]
+
+
 def _half(**n: int) -> float:
     return 0.5
 
@@ -125,17 +131,29 @@ def _prevalence(positives: int, negatives: int) -> float:
 
 
 # fmt: off
+_NUMBERS = (
+    Number("auc", "AUC", compute=weighted_auc, chance=_half, is_rounded=True),
+    Number("average_precision", "average precision", compute=weighted_average_precision, chance=_prevalence,
+           family="average_precision", is_rounded=True),
+    Number("acc", "ACC", compute=_accuracy, chance=_commoner),
+    Number("balanced_acc", "balanced ACC", compute=_balanced_accuracy, chance=_half, family="balanced_acc"),
+    Number("pos", "POS", compute=weighted_auc, chance=_half, family="pos", scores="score_positive"),
+    Number("neg", "NEG", compute=lambda scores, positive, weights: weighted_auc(scores, ~positive, weights),
+           chance=_half, family="neg", scores="score_negative"),
+    Number("gain", "PNC − POS", family="gain", bounds=(-1.0, 1.0)),
+)
+_OF_LOGITS = (_NUMBERS[0], _NUMBERS[1]._replace(family=""), *_NUMBERS[2:4])
 _CASES: dict[str, Any] = {
-    "numbers": (
-        Number("auc", "AUC", compute=weighted_auc, chance=_half, is_rounded=True),
-        Number("average_precision", "average precision", compute=weighted_average_precision, chance=_prevalence,
-               is_rounded=True, of_logits=True),
-        Number("acc", "ACC", compute=_accuracy, chance=_commoner),
-        Number("balanced_acc", "balanced ACC", compute=_balanced_accuracy, chance=_half, family="balanced_acc"),
-    ),
-    "parts": ("", "by_finding/*"),
-    "case_columns": ("finding", "dicom_id", "subject_id", "label"),
+    "parts": ("", "by_finding/*"), "case_columns": ("finding", "dicom_id", "subject_id", "label"),
 }
+
+
+def _with_bands(*numbers: Number) -> tuple[Number, ...]:
+    """The numbers, and means of some of them over the findings of each band."""
+    its = [x for x in numbers if x.name in ("auc", "average_precision", "pos", "neg")]
+    return (*numbers, *(Number(f"{b}/{x.name}", f"{x.heading}, {b}", family=b) for b, x in product(BANDS, its)))
+
+
 _RANKS = (
     Number("recall", "Recall"), Number("medr", "MedR", False, 0, bounds=_RANK),
     *(Number(f"{way}/R@{k}", f"R@{k}", digits=2) for way in DIRECTIONS for k in KS),
@@ -156,8 +174,12 @@ _POINTED = (  # declared later
     Number("reader_dice", "readers' Dice", None, family="readers", is_optional=True),
 )
 SECTIONS = {
-    "classification": Section(**_CASES, value_columns=("score_positive", "score_negative")),
-    "finding_classification": Section(**_CASES, value_columns=("logit",)),
+    "classification": Section(_with_bands(*_NUMBERS), **_CASES, value_columns=("score_positive", "score_negative")),
+    "finding_classification": Section(_with_bands(*_OF_LOGITS), **_CASES, value_columns=("logit",)),
+    "prompts": Section(
+        tuple(Number(x, "NEG", family="prompts") for x in ("neg_lowest", "neg_median", "wordings/*")),
+        ("by_finding/*",), ("side", "prompt", *_CASES["case_columns"]), ("score",), "by_finding",
+    ),
     "grounding": Section(
         (*_BOXES, *_POINTED), ("", "by_category/*", "by_pair", "by_reader/*"),
         ("box", "dicom_id", "subject_id", "category", "phrase"),
@@ -199,8 +221,8 @@ STORED = {
           for x in ("intraclass_deviation", "mean_classifier/loss", "average_k/*/loss")),
     )),
     "validate": Section((
-        *map(Number, (*(x.name for x in _CASES["numbers"]), "retrieval_recall", "knn_accuracy")),
-        *(Number(f"{number.name}_*") for number in _CASES["numbers"]),
+        *map(Number, (*(x.name for x in _NUMBERS), "retrieval_recall", "knn_accuracy")),
+        *(Number(f"{number.name}_*") for number in _NUMBERS),
         *(Number(f"sentences_{path.replace('/', '_')}") for path in SECTIONS["sentences"].paths),
         Number("loss", "", False, bounds=ANY),
         *(Number(x, "", False, bounds=_RANK) for x in ("perplexity", "medr", *(f"{way}_medr" for way in DIRECTIONS))),

@@ -31,11 +31,13 @@ class ZeroShot:
         self.prompts = read_prompts(CHEX5 if prompts is None else prompts, owner)
         check_choice(f"{owner}.ensemble", ensemble, get_args(Ensemble))
         self.ensemble = ensemble
-        sides = [(finding, pair[side]) for side in (0, 1) for finding, pair in self.prompts.items()]
-        self._sizes = [len(texts) for _, texts in sides]
-        self.texts = [text for _, texts in sides for text in texts]
+        sides = [(side, finding, pair[side]) for side in (0, 1) for finding, pair in self.prompts.items()]
+        self._sizes = [len(texts) for *_, texts in sides]
+        self.wordings = [(side, finding, text) for side, finding, texts in sides for text in texts]
+        """Side (0, the negative one, or 1), finding and text of each of `texts`."""
+        self.texts = [text for *_, text in self.wordings]
         """Negative prompts of all findings, then positive ones."""
-        self.owners = [f"a prompt of {finding}" for finding, texts in sides for _ in texts]
+        self.owners = [f"a prompt of {finding}" for _, finding, _ in self.wordings]
         """Name of each text in an error."""
 
     def identity(self) -> dict[str, Any]:

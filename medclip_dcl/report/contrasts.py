@@ -20,7 +20,7 @@ import pandas as pd
 from jaxtyping import Float, Int
 from scipy import stats
 
-from medclip_dcl.metrics.table import ANY, CLASSIFICATIONS, bounds_of, place_of
+from medclip_dcl.metrics.table import ANY, bounds_of, place_of
 from medclip_dcl.metrics.weighted import mean_of
 from medclip_dcl.report.draws import (
     LEVEL,
@@ -30,9 +30,11 @@ from medclip_dcl.report.draws import (
     Numbers,
     Predictions,
     TestedRun,
+    averaged,
     bootstrap_numbers,
     estimate,
     intervals_of,
+    is_mean_over_findings,
     method,
     predictions_of,
     require_same_cases,
@@ -135,7 +137,8 @@ def compared(
         if label in seeds:
             table[label, ""] = over_seeds.get((label, ""), {})
         else:
-            numbers = drawn(label, label) | shared_means(drawn(label, label), findings)
+            numbers = drawn(label, label)
+            numbers = numbers | shared_means(numbers, findings, predictions[label].bands)
             table[label, ""] = intervals_of(numbers, [predictions[label]], findings=findings)
         if baseline is None or label == baseline:
             continue
@@ -147,7 +150,7 @@ def compared(
         table[label, baseline] = differences(pair, both)
         if findings is not None and any(_findings(one) != {*findings} for one in pair):
             shared = differences(pair, both, findings).items()
-            table[label, baseline] |= {path: one for path, one in shared if _is_mean_over_findings(path)}
+            table[label, baseline] |= {path: one for path, one in shared if is_mean_over_findings(path)}
     return table
 
 
@@ -192,12 +195,11 @@ def mean_over_seeds(numbers: Sequence[Numbers]) -> Numbers:
     return {path: mean_of([one[path] for one in numbers], numbers[0][path]) for path in paths}
 
 
-def shared_means(numbers: Numbers, findings: Sequence[str] | None) -> Numbers:
-    """Means of a classification over those of the findings that have a number."""
+def shared_means(numbers: Numbers, findings: Sequence[str] | None, bands: Mapping[str, str]) -> Numbers:
+    """Means of a classification over those of the findings that have a number; `bands` of the findings."""
     found = {}
-    for path in (path for path in numbers if findings is not None and _is_mean_over_findings(path)):
-        section, metric = path.split("/")
-        of_findings = (numbers[f"{section}{_OF_FINDING}{finding}/{metric}"] for finding in findings or ())
+    for path in filter(is_mean_over_findings, () if findings is None else numbers):
+        of_findings = (numbers[one] for one in averaged(path, findings or (), bands))
         found[path] = mean_of(
             [one for one in of_findings if np.isfinite(one[0])], np.full_like(numbers[path], np.nan)
         )
@@ -221,16 +223,18 @@ def differences(
 
     Means over findings are compared where both sides have the same findings, or over `findings`, with p by themselves.
     """
-    a, b = (one | shared_means(one, findings) for one in numbers)
+    sides = zip(numbers, predictions, strict=True)
+    a, b = (one | shared_means(one, findings, its.bands) for one, its in sides)
     are_alike = findings is not None or _findings(a) == _findings(b)
-    paths = [path for path in a if path in b and (are_alike or not _is_mean_over_findings(path))]
+    paths = [path for path in a if path in b and (are_alike or not is_mean_over_findings(path))]
     found = {path: a[path] - b[path] for path in paths}
-    formed = {name for one in predictions for name in one.formed}
+    # Classifiers beside each other have one section name, and the families of theirs.
+    are_logits = all("logit" in one.tables.get("classification", ()) for one in predictions)
     families: dict[str, list[str]] = defaultdict(list)
     for path in paths:
-        if findings is None or _is_mean_over_findings(path):
-            name, place = path.split("/")[-1], place_of(path)
-            families[name if name in formed or place is None else place.number.family].append(path)
+        if findings is None or is_mean_over_findings(path):
+            place = (place_of(f"finding_{path}") if are_logits else None) or place_of(path)
+            families[path.split("/")[-1] if place is None else place.number.family].append(path)
     p: dict[str, float] = {}
     for family in families.values():
         behind = np.array([min(one.n_behind(path) for one in predictions) for path in family], dtype=int)
@@ -257,10 +261,6 @@ def is_marked(difference: Estimate) -> bool:
     """True for a difference that is found: p of at most `ALPHA`, and an interval without 0."""
     p, low, high = difference.p, difference.low, difference.high
     return None not in (p, low, high) and p <= ALPHA and not low <= 0 <= high  # type: ignore[operator]
-
-
-def _is_mean_over_findings(path: str) -> bool:
-    return path.split("/")[0] in CLASSIFICATIONS and path.count("/") == 1
 
 
 def _findings(numbers: Numbers) -> set[str]:
@@ -302,7 +302,7 @@ def _over_seeds(sides: Sides, baseline: str | None, findings: Sequence[str] | No
             numbers = {
                 path: x for of_section in run.predictions.values.values() for path, x in of_section.items()
             }
-            numbers |= shared_means(numbers, findings)
+            numbers |= shared_means(numbers, findings, run.predictions.bands)
             rows += [(label, _seed(run), path, value) for path, (value,) in numbers.items()]
     table: Contrasts = {}
     found = pd.DataFrame(rows, columns=["label", "seed", "path", "value"])

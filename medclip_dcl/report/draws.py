@@ -70,15 +70,13 @@ class Estimate(NamedTuple):
 class Predictions:
     """Predictions of a test by section of results.json, from which intervals are computed.
 
-    `tables` may also have "calibration", the cases of a calibrated classification with their probabilities. `formed`
-    are names of numbers that results.json lacks.
+    `tables` may also have "calibration", the cases of a calibrated classification with their probabilities.
     """
 
     tables: Mapping[str, pd.DataFrame]
     min_cases: int = 5
     name: str = "predictions"
     images: pd.DataFrame | None = None
-    formed: tuple[str, ...] = ()
 
     @cached_property
     def patients(self) -> Patients:
@@ -98,6 +96,12 @@ class Predictions:
             for section, table in self.tables.items()
             if len(table)
         }
+
+    @cached_property
+    def bands(self) -> dict[str, str]:
+        """Band of each finding that is classified."""
+        tables = (self.tables[section] for section in CLASSIFICATIONS if section in self.tables)
+        return {finding: band for one in tables for finding, band in summaries.finding_bands(one).items()}
 
     @cached_property
     def n_patients(self) -> dict[str, int]:
@@ -127,10 +131,9 @@ class Predictions:
         if n is not None:
             return n if n >= MIN_PATIENTS else 0
         if section in CLASSIFICATIONS:
-            known = {one for one, (value,) in self.values[section].items() if np.isfinite(value)}
-            return max(
-                MIN_PATIENTS, min((n for one, n in self.n_patients.items() if one in known), default=0)
-            )
+            its = averaged(path, self.tables[section]["finding"].unique(), self.bands)
+            known = (self.n_patients[one] for one in its if np.isfinite(self.values[section][one][0]))
+            return max(MIN_PATIENTS, min(known, default=0))
         return self.tables[section]["subject_id"].nunique()
 
 
@@ -241,13 +244,24 @@ def bootstrap_numbers(
     return found
 
 
-def _means_over_findings(section: str, values: Numbers, draws: Numbers) -> Numbers:
+def is_mean_over_findings(path: str) -> bool:
+    """The number of a classification is a mean over all its findings, or over those of a band."""
+    return path.split("/")[0] in CLASSIFICATIONS and "/by_finding/" not in path
+
+
+def averaged(path: str, findings: Iterable[str], bands: Mapping[str, str]) -> list[str]:
+    """Paths of the findings, of a band's path those of the band, over which the mean at `path` is taken."""
+    section, *band, metric = path.split("/")
+    its = (one for one in findings if band in ([], [bands.get(one)]))
+    return [f"{section}/by_finding/{one}/{metric}" for one in its]
+
+
+def _means_over_findings(values: Numbers, draws: Numbers, table: pd.DataFrame) -> Numbers:
     """Means over the findings that have a number among the tested patients."""
-    of_findings, found = f"{section}/by_finding/", {}
-    for path in (path for path in values if not path.startswith(of_findings)):
-        metric = path.removeprefix(section)
-        paths = [one for one in values if one.startswith(of_findings) and one.endswith(metric)]
-        found[path] = mean_of([draws[one] for one in paths if np.isfinite(values[one][0])], draws[path])
+    findings, bands, found = table["finding"].unique(), summaries.finding_bands(table), {}
+    for path in filter(is_mean_over_findings, values):
+        known = [one for one in averaged(path, findings, bands) if np.isfinite(values[one][0])]
+        found[path] = mean_of([draws[one] for one in known], np.full_like(draws[path], np.nan))
     return found
 
 
@@ -284,7 +298,7 @@ def numbers_of_draws(
         parts.append({path: np.concatenate([chunk[path] for chunk in chunks]) for path in chunks[0]})
     draws = {path: x for part in parts for path, x in part.items()}
     if prefix in CLASSIFICATIONS:
-        draws |= _means_over_findings(prefix, values or draws, draws)
+        draws |= _means_over_findings(values or draws, draws, table)
     elif prefix == "sentences":
         draws = {path: _mean_over_classes([part[path] for part in parts]) for path in draws}
     return draws
@@ -307,8 +321,9 @@ def intervals_of(
     for path in [path for path, one in found.items() if one.n_patients is None and one.value is not None]:
         section, metric = path.split("/", 1)
         its = [x for x in found if x.startswith(f"{section}/by_") and x.endswith(f"/{metric}")]
-        if section in CLASSIFICATIONS and findings is not None:
-            its = [x for finding in findings if (x := f"{section}/by_finding/{finding}/{metric}") in found]
+        if is_mean_over_findings(path):
+            of_all = sides[0].tables[section]["finding"].unique() if findings is None else findings
+            its = [x for x in averaged(path, of_all, sides[0].bands) if x in found]
         parts = [found[x] for x in its if found[x].value is not None and section != "grounding"]
         if found[path].low is None or (parts and all(one.low is None for one in parts)):
             n = min([one.n_patients or 0 for one in parts] or [one.n_behind(path) for one in sides])

@@ -49,6 +49,7 @@ def render_template(template: str, content: Mapping[str, Any], folder: Path | No
     if template.endswith(".tex"):
         environment = environment.overlay(variable_start_string="<<", variable_end_string=">>")
     environment.filters |= {"md": markdown_text, "tex": latex_text, "tex_cell": _latex_cell}
+    environment.filters["anchor"] = lambda title: re.sub(r"\W+", "-", title).lower()
     environment.filters["python"] = lambda value: json.dumps(value, ensure_ascii=False)
     return environment.get_template(template).render(content)
 

@@ -57,43 +57,52 @@ def fitted_table(calibration: Calibration) -> Table:
     return Table("By finding", [*map(Column, _OF_A_FIT)], rows, note)
 
 
+def calibrated_cases(run: TestedRun) -> tuple[Calibration, str, pd.DataFrame] | None:
+    """Calibration, how it differs from the test ("" if not), and the test cases of its findings that were measured.
+
+    They have probabilities and thresholds. None without calibration.json or a classification.
+    """
+    file, results = run.folder / CALIBRATION_FILE, run.tested
+    section = CLASSIFIER if is_of_classifier(results) else "classification"
+    if (cases := run.table(section)) is None or not file.is_file():
+        return None
+    calibration = Calibration.read(file)
+    differing, path = _differing(calibration, results, section), f"{section}/by_finding/{{}}/auc".format
+    known = [] if differing else calibration.calibrated()
+    known = [one for one in known if value_at(results["metrics"], path(one)) is not None]
+    return calibration, differing, calibration.of_cases(cases[cases["finding"].isin(known)])
+
+
 def section(run: TestedRun) -> dict[str, Any] | None:
     """Content of calibration.html: charts, tables and notes, or why there are none; None without calibration.json.
 
     The run has predictions of a classification.
     """
-    file = run.folder / CALIBRATION_FILE
-    if not file.is_file():
+    if (found := calibrated_cases(run)) is None:
         return None
-    calibration = Calibration.read(file)
+    calibration, differing, rows = found
     results = run.tested
-    section = CLASSIFIER if is_of_classifier(results) else "classification"
-    cases = run.table(section)
-    assert cases is not None
-    if differing := _differing(calibration, results, section):
+    if differing:
         return {
             "reason": f"{CALIBRATION_FILE} does not belong to this test: {differing}; calibrate again (medclip-dcl "
             f"calibrate {run.folder}), and test again where other images or prompts are wanted"
         }
-    fitted, notes = [], []
+    notes = []
     for finding, one in calibration.findings.items():
         if one.method is None:
             notes.append(f"{finding}: not calibrated: {one.reason}.")
-        elif value_at(results["metrics"], f"{section}/by_finding/{finding}/auc") is None:
+        elif finding not in set(rows["finding"]):
             notes.append(
                 f"{finding}: calibrated, but not measured by the test: too few cases, or none of its prompts."
             )
-        else:
-            fitted.append(finding)
     if results["precision"] not in _FLOAT32:
         notes.append(
             f"The test ran with {results['precision']} precision, the calibration was fitted in float32: scores differ "
             "by rounding."
         )
-    rows = calibration.of_cases(cases[cases["finding"].isin(fitted)])
     by_finding = {str(finding): its for finding, its in rows.groupby("finding", sort=False)}
     images = run.table("images")
-    numbers = bootstrap_intervals(Predictions({"calibration": rows}, images=images)) if fitted else {}
+    numbers = bootstrap_intervals(Predictions({"calibration": rows}, images=images)) if by_finding else {}
     is_other_data = calibration.data.get("fingerprint") != results["dataset"].get("fingerprint")
     units = units_of(results)
     fitted_units = "patients" if is_other_data else units
@@ -113,7 +122,7 @@ def section(run: TestedRun) -> dict[str, Any] | None:
             _table_of_errors(by_finding, calibration, numbers, units),
             _table_of_thresholds(list(by_finding), calibration, numbers, fitted_units),
         ]
-        if fitted
+        if by_finding
         else [],
         "notes": notes,
         "fitted": calibration,

@@ -21,9 +21,9 @@ from medclip_dcl.pictures.plots import draw_roc
 from medclip_dcl.report import charts, tables
 from medclip_dcl.report import reliability as calibration
 from medclip_dcl.report.draws import TestedRun, method, units_of
+from medclip_dcl.report.failures import described
 from medclip_dcl.report.options import Report
 from medclip_dcl.report.page import render_template
-from medclip_dcl.report.subgroups import describe_run
 from medclip_dcl.runs.run_folder import LEFT_OUT_FILE
 from medclip_dcl.runs.saved import (
     SavedResultsError,
@@ -74,6 +74,7 @@ def render(folder: Path) -> str:
     first = next(iter(results.values()), None)
     is_classifier = first is not None and tables.is_of_classifier(first)
     missing: list[str] = []
+    subgroups, failures = described(runs[_TRAINED], missing) if _TRAINED in runs else (None, [])
     content: dict[str, Any] = {
         "name": folder.resolve().name,
         "is_phantom": bool(results) and all(found["dataset"]["phantom"] for found in results.values()),
@@ -85,7 +86,8 @@ def render(folder: Path) -> str:
         "data": tables.describe_data(first) if first else None,
         "image_size": describe_image_size(first) if first else None,
         **_tables(runs, results),
-        "subgroups": describe_run(runs[_TRAINED], missing) if _TRAINED in runs else None,
+        "subgroups": subgroups,
+        "failures": failures,
         **_charts_of_predictions(runs, missing),
         # A classifier has neither class probability nor heat maps.
         **({"eta": None} if is_classifier else _class_probability(folder / "class_probability.parquet")),

@@ -1,18 +1,19 @@
 """Metrics by view, sex and age group of the tested images, and the gap of each group to the others.
 
 The gap is the group minus the rest: all images whose attribute is known and another; a small reference group would make
-every gap uncertain (choice). Patients are drawn as in ``medclip_dcl.report.draws``; p is adjusted for all gaps by
-``medclip_dcl.report.contrasts.joint_p``, with the patients of the smaller side.
+every gap uncertain (choice). Patients are drawn as in ``medclip_dcl.report.draws``; p is adjusted by
+``medclip_dcl.report.contrasts.joint_p``, with the patients of the smaller side: for all gaps of sensitivity at the
+calibrated thresholds, and for all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from jaxtyping import Bool, Float, UInt8
 
 from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.metrics import summaries
-from medclip_dcl.metrics.table import CLASSIFICATIONS
+from medclip_dcl.metrics.table import ARROWS, CLASSIFICATIONS, place_of
 from medclip_dcl.report.contrasts import ALPHA, joint_p
 from medclip_dcl.report.draws import (
     N_DRAWS,
@@ -31,6 +32,7 @@ from medclip_dcl.report.draws import (
     numbers_of_draws,
     patient_draws,
 )
+from medclip_dcl.report.reliability import calibrated_cases
 from medclip_dcl.report.tables import (
     DESCRIPTIONS,
     NOTHING,
@@ -55,6 +57,7 @@ COLUMNS = ("attribute", "group", "images", "patients", "metric", *_NUMBERS)
 
 _COMPUTED: dict[str, tuple[Any, str]] = {
     **{section: (summaries.classification, section) for section in CLASSIFICATIONS},
+    "calibration": (summaries.calibration, "calibration"),
     "grounding": (summaries.box_means, "grounding"),
     "localisation": (summaries.localisation, "localisation"),
     "retrieval": (summaries.recalls, "retrieval"),
@@ -73,19 +76,34 @@ _Compared = tuple[Draws, Draws, int]
 """A metric in a group and in the rest, and the patients of the smaller side."""
 
 
+class Groups(NamedTuple):
+    """Table of groups, and for each row its gap in each draw, and the patients of the smaller side."""
+
+    table: pd.DataFrame
+    gaps: Float[np.ndarray, "row one_and_draws"]
+    n_patients: np.ndarray
+
+
 def subgroup_table(run: Path | TestedRun, n_draws: int = N_DRAWS, seed: int = 0) -> pd.DataFrame:
-    """Metrics by group of a tested run folder, as :func:`table_of_groups`; empty where no image has an attribute."""
-    run = TestedRun(run) if isinstance(run, Path) else run
-    images = run.table("images")
-    if images is None:
-        return pd.DataFrame(columns=list(COLUMNS))
-    return table_of_groups(run.predictions, images, n_draws, seed)
+    """Table of :func:`groups_of_run`; empty where nothing divides the images."""
+    groups = groups_of_run(TestedRun(run) if isinstance(run, Path) else run, n_draws, seed)
+    return pd.DataFrame(columns=list(COLUMNS)) if groups is None else groups.table
 
 
-def table_of_groups(
+def groups_of_run(run: TestedRun, n_draws: int = N_DRAWS, seed: int = 0) -> Groups | None:
+    """Groups of a tested run, with sensitivities where its calibration.json has the prompts."""
+    if (images := run.table("images")) is None:
+        return None
+    tables = dict(run.predictions.tables)
+    if calibrated := calibrated_cases(run):
+        tables["calibration"] = calibrated[2].drop(columns="before")
+    return compared_groups(replace(run.predictions, tables=tables), images, n_draws, seed)
+
+
+def compared_groups(
     predictions: Predictions, images: pd.DataFrame, n_draws: int = N_DRAWS, seed: int = 0
-) -> pd.DataFrame:
-    """Metrics by group, from predictions of a test and its images (predictions/images.parquet).
+) -> Groups | None:
+    """Metrics by group, from predictions of a test and its images (predictions/images.parquet); None without groups.
 
     Returns:
         A row for each attribute by which the images fall into two or more groups, each group and each metric: the
@@ -101,11 +119,11 @@ def table_of_groups(
         # Sentences belong to no image.
         rows = table[table["task"] == "image_report"] if name == "report_retrieval" else table
         patient = np.searchsorted(predictions.patients, rows["subject_id"])
-        if len(rows) and name != "sentences":
+        if len(rows) and name in _COMPUTED:
             rows = rows.reset_index(drop=True)
             evaluations.append(_Evaluation(name, rows, counts, patient, predictions.min_cases))
     if not groups or not evaluations:
-        return pd.DataFrame(columns=list(COLUMNS))
+        return None
     nothing = np.full(n_draws + 1, np.nan)
     found, gaps, n_patients = [], [], []
     for attribute, of_images in groups.items():
@@ -124,9 +142,30 @@ def table_of_groups(
                     found.append((*about, metric, *numbers))
                     gaps.append(gap)
                     n_patients.append(n)
-    p = joint_p(np.stack(gaps), np.array(n_patients))
-    table = pd.DataFrame([(*row, one) for row, one in zip(found, p, strict=True)], columns=list(COLUMNS))
-    return table.astype(dict.fromkeys(_NUMBERS, "float64"))
+    table = pd.DataFrame(found, columns=list(COLUMNS[:-1])).assign(p=np.nan)
+    table = table.astype(dict.fromkeys(_NUMBERS, "float64"))
+    own, n_behind = np.stack(gaps), np.array(n_patients)
+    is_of_calibration = table["metric"].str.startswith("calibration/").to_numpy()
+    for family in (is_of_calibration, ~is_of_calibration):
+        table.loc[family, "p"] = joint_p(own[family], n_behind[family])
+    return Groups(table, own, n_behind)
+
+
+def rows_of(groups: Groups | None) -> Iterator[tuple[str, str, Estimate]]:
+    """Group ("view/PA/"), path and estimate of each number of a group, and of each gap ("view/AP − PA/")."""
+    for place, row in enumerate([] if groups is None else groups.table.to_dict("records")):
+        assert groups is not None
+        n_draws = groups.gaps.shape[1] - 1
+        value, low, high, gap, gap_low, gap_high, p = (row[x] for x in _NUMBERS)
+        if np.isfinite(value):
+            found = Estimate(value, low, high, None, n_draws * (low == low), row["patients"])
+            yield f"{row['attribute']}/{row['group']}/", row["metric"], found
+        if np.isfinite(gap):
+            found = Estimate(
+                gap, gap_low, gap_high, p, n_draws * (gap_low == gap_low), int(groups.n_patients[place])
+            )
+            name = gap_name(groups.table, row["attribute"], row["group"])
+            yield f"{row['attribute']}/{name}/", row["metric"], found
 
 
 def age_groups(ages: pd.Series) -> pd.Series:
@@ -179,11 +218,13 @@ class _Evaluation:
     min_cases: int
 
     def __post_init__(self) -> None:
-        names = self.table["finding"] if self.section in CLASSIFICATIONS else pd.Series(dtype="str")
+        names = self.table.get("finding", pd.Series(dtype="str"))
         self._finding, found = pd.factorize(names)
         self._findings = list(found)
         self.metrics = {path: "" for path in _LABELS if path.split("/")[0] == self.section}
-        self.metrics |= {f"{self.section}/by_finding/{name}/auc": name for name in self._findings}
+        self.is_calibration = self.section == "calibration"
+        metric = "sensitivity" if self.is_calibration else "auc"
+        self.metrics |= {f"{self.section}/by_finding/{name}/{metric}": name for name in self._findings}
         self._known: dict[Any, dict[str, Draws]] = {}
 
     def compared(self, *sides: RowMask) -> dict[str, _Compared]:
@@ -205,7 +246,7 @@ class _Evaluation:
         """Patients with, or without, the finding in the group or in the rest, the fewest; 0 for too few cases."""
         least = len(self.counts[0])
         its, positive = self._finding == self._findings.index(finding), self.table["label"].to_numpy() == 1
-        for rows, is_positive in product(sides, (True, False)):
+        for rows, is_positive in product(sides, (True,) if self.is_calibration else (True, False)):
             cases = self.patient[rows & its & (positive == is_positive)]
             n = int(np.count_nonzero(np.bincount(cases)))
             least = min(least, n if len(cases) >= self.min_cases else 0)
@@ -218,31 +259,24 @@ class _Evaluation:
             compute, prefix = _COMPUTED[self.section]
             if self.section in CLASSIFICATIONS:
                 compute = partial(compute, min_cases=self.min_cases)
+            if self._findings:
                 rows = rows & np.isin(self._finding, [*map(self._findings.index, findings)])
             table, patient = self.table[rows].reset_index(drop=True), self.patient[rows]
             self._known[key] = numbers_of_draws(compute, prefix, table, self.counts, patient, MIN_PATIENTS)
         return self._known[key]
 
 
-def describe_run(run: TestedRun, missing: list[str]) -> dict[str, Any] | None:
-    """The section of a tested run folder; None without groups, and where `missing` says why."""
-    try:
-        return describe(subgroup_table(run))
-    except SavedResultsError as error:
-        missing.append(f"no tables by view, sex and age: {error}")
-        return None
-
-
-def describe(table: pd.DataFrame) -> dict[str, Any] | None:
+def describe(groups: Groups | None) -> dict[str, Any] | None:
     """The report's section: found gaps, number of gaps, and a table for each attribute; None without groups."""
-    if table.empty:
+    if groups is None:
         return None
+    table = groups.table
     found = table[(table["p"] <= ALPHA) & table["gap_low"].notna()]
     found = found.sort_values(["p", "metric"], kind="stable")
     return {
         "n_gaps": int(table["p"].notna().sum()),
         "found": [
-            f"{ATTRIBUTES[row['attribute']]}, {_gap_name(table, row['attribute'], row['group'])}: "
+            f"{ATTRIBUTES[row['attribute']]}, {gap_name(table, row['attribute'], row['group'])}: "
             f"{_label(row['metric'])[0]} {_gap_cell(row, mark='')} (p = {row['p']:.2g})"
             for row in found.to_dict("records")
         ],
@@ -266,7 +300,7 @@ def _table(rows: pd.DataFrame, attribute: str) -> Table:
         if any(np.isfinite(cell["value"]) for cell in cells):
             values = [_value_cell(cell, rows) for cell in cells]
             shown.append(Row(_label(metric)[0], "plain", [*values, *map(_gap_cell, cells[: len(gaps)])]))
-    columns = [*map(Column, names), *(Column(_gap_name(rows, attribute, name)) for name in gaps)]
+    columns = [*map(Column, names), *(Column(gap_name(rows, attribute, name)) for name in gaps)]
     note = ""
     if unknown := of_groups.get(UNKNOWN):
         n_images, n_patients = unknown["images"], unknown["patients"]
@@ -274,7 +308,7 @@ def _table(rows: pd.DataFrame, attribute: str) -> Table:
     return Table(ATTRIBUTES[attribute], columns, shown, note)
 
 
-def _gap_name(table: pd.DataFrame, attribute: str, group: str) -> str:
+def gap_name(table: pd.DataFrame, attribute: str, group: str) -> str:
     groups = table.loc[(table["attribute"] == attribute) & (table["group"] != UNKNOWN), "group"].unique()
     return f"{groups[0]} − {groups[1]}" if len(groups) == 2 else f"{group} − rest"
 
@@ -283,8 +317,9 @@ def _label(metric: str) -> tuple[str, int]:
     """Name of a metric on the page, and its decimals."""
     if metric in _LABELS:
         return _LABELS[metric]
-    finding = metric.split("/by_finding/")[1].removesuffix("/auc")
-    return f"AUC ↑, {finding}", 3
+    place = place_of(metric)
+    assert place is not None, metric
+    return f"{place.number.heading or place.name}{ARROWS[True]}, {place.entry}", 3
 
 
 def _value_cell(cell: Mapping[Any, Any], rows: pd.DataFrame) -> Cell:

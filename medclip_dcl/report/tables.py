@@ -203,6 +203,7 @@ def chance_levels(results: Results) -> dict[str, float]:
     found: dict[str, float] = {"grounding/cnr_signed": 0.0, "grounding/by_pair/cnr_signed": 0.0}
     for section in CLASSIFICATIONS:
         averaged: dict[str, list[float]] = defaultdict(list)
+        bands = (results["counts"].get(section) or {}).get("bands", {})
         for finding, cases in (results["counts"].get(section) or {}).get("by_finding", {}).items():
             path, n = f"{section}/by_finding/{finding}", cases["positives"] + cases["negatives"]
             if n and value_at(results["metrics"], f"{path}/auc") is not None:
@@ -210,6 +211,7 @@ def chance_levels(results: Results) -> dict[str, float]:
                     if x.chance is not None:
                         found[f"{path}/{x.name}"] = level = x.chance(**cases)
                         averaged[x.name].append(level)
+                        averaged[f"{bands.get(finding)}/{x.name}"].append(level)
         found |= {f"{section}/{name}": sum(levels) / len(levels) for name, levels in averaged.items()}
     by_chance = (results["counts"].get(REPORTS) or {}).get("by_chance", {})
     tasks = {f"{REPORTS}/{task}": levels for task, levels in by_chance.items()}
@@ -343,7 +345,29 @@ def detail_tables(runs: Mapping[str, Shown]) -> list[Table]:
         of_runs = {name: run for name, run in runs.items() if is_measured(run.results, section)}
         if of_runs and _cases(next(iter(of_runs.values())).results, section, described["by"]):
             found.append(_detail_table(described, f"{section}/{described['by']}", of_runs))
-    return found
+    return found + _wordings(runs)
+
+
+def _wordings(runs: Mapping[str, Shown]) -> list[Table]:
+    """NEG of each negative prompt, and whether the training reports say it."""
+    first, words = next(iter(runs.values())).results, DESCRIPTIONS["wordings"]
+    known, rows = first.get("prompts_in_training"), []
+    notes = {words["note"]: True, words["unknown"]: known is None}
+    for finding, pair in first["protocol"].get("classification", {}).get("prompts", {}).items():
+        texts, end = pair["negative"], f"by_finding/{finding}"
+        paths = {"together": f"classification/{end}/neg"}
+        if isinstance(texts, str):
+            paths = {texts: paths["together"]}
+        else:
+            paths |= {x: f"prompts/{end}/neg_{x}" for x in ("lowest", "median")}
+            paths |= {text: f"prompts/{end}/wordings/{text}" for text in texts}
+            notes[words["again"]] = "prompts" not in first["metrics"]
+        for text, path in paths.items():
+            seen = NOTHING if known is None or text not in texts else "yes" if text in known else "no"
+            cells = [*(run.cell(path, 3) for run in runs.values()), Cell(seen)]
+            rows.append(Row(f"{finding}: {text}", "plain", cells))
+    columns = [*map(Column, runs), Column(words["column"])]
+    return [Table(words["title"], columns, rows, " ".join(x for x in notes if notes[x]))] if rows else []
 
 
 def _detail_table(described: Mapping[str, Any], prefix: str, runs: Mapping[str, Shown]) -> Table:
@@ -475,7 +499,9 @@ def _columns(description: Mapping[str, Any], measured: Mapping[str, Results]) ->
 def _counts(results: Results, section: str) -> Mapping[str, Any]:
     """Counts of a measured section, and its choice of reports."""
     selection = results["protocol"].get(section, {}).get("reports", "all")
-    return {**results["counts"][section], "selection": selection}
+    bands = results["counts"][section].get("bands", {}).items()
+    in_words = ", ".join(f"{finding} ({band})" for finding, band in bands)
+    return {**results["counts"][section], "selection": selection, "bands": in_words}
 
 
 def _cases(results: Results, section: str, by: str) -> dict[str, str]:

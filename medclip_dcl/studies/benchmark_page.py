@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress, groupby, product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -23,7 +24,9 @@ from medclip_dcl.report.contrasts import (
     sides_of,
 )
 from medclip_dcl.report.draws import Estimate, units_of
+from medclip_dcl.report.failures import failures as failures_of
 from medclip_dcl.report.page import render_template
+from medclip_dcl.report.subgroups import groups_of_run, rows_of
 from medclip_dcl.report.tables import (
     MEAN,
     NOTHING,
@@ -32,6 +35,7 @@ from medclip_dcl.report.tables import (
     Row,
     Table,
     aucs,
+    column_of,
     describe_data,
     facts_of,
     facts_table,
@@ -42,14 +46,16 @@ from medclip_dcl.report.tables import (
 )
 from medclip_dcl.studies.benchmark_plan import APART, BenchmarkedRun, marks
 
-PAGE, CSV = "benchmark.html", "benchmark.csv"
-_MEANS = {
-    "AUC": ("classification/auc", 3),
-    "hit": ("localisation/hit", 3),
-    "signed CNR": ("localisation/cnr_signed", 2),
-    "signed CNR of phrases": ("grounding/cnr_signed", 2),
-    "report recall": ("report_retrieval/image_report/recall", 3),
-}
+PAGE, CSV, TEX = "benchmark.html", "benchmark.csv", "benchmark.tex"
+_BY_FINDING = ("auc", "average_precision", "neg")
+_MEANS = [
+    *(column_of(f"classification/{x}", arrow=False) for x in _BY_FINDING),
+    *(column_of(f"classification/{band}/{x}", arrow=False) for x in _BY_FINDING for band in table.BANDS),
+    column_of("localisation/hit", arrow=False),
+    column_of("localisation/cnr_signed", arrow=False),
+    column_of(["grounding/cnr_signed", 2, "signed CNR of phrases"], arrow=False),
+    column_of(["report_retrieval/image_report/recall", 3, "report recall"], arrow=False),
+]
 _LOCALISED = {"signed CNR": ("cnr_signed", 2), "mIoU": ("miou", 3), "IoU": ("iou", 3), "Dice": ("dice", 3)}
 _CHANCE = {
     "chance level: area": {"hit": "area"},
@@ -95,25 +101,38 @@ def write_page(
         output: folder.
     """
     sets = [_compared_on(name, of_set, baseline) for name, of_set in runs.items()]
-    numbers = pd.DataFrame(
-        {"set": one.name, "model": side, "minus": minus, **place_of(path), **found._asdict()}
+    groups = {(one.name, run.name): groups_of_run(run) for one in sets for run in one.runs}
+    rows = [
+        ((one.name, side, minus), "", path, found)
         for one in sets
         for (side, minus), of_pair in one.table.items()
         for path, found in of_pair.items()
+    ]
+    for of, its in groups.items():
+        rows += [((*of, ""), *one) for one in rows_of(its)]
+    numbers = pd.DataFrame(
+        {**dict(zip(("set", "model", "minus"), of, strict=True)), **place_of(path, group), **found._asdict()}
+        for of, group, path, found in rows
     )
     write_text(numbers.rename(columns={"n": "n_draws"}).to_csv(index=False), output / CSV)
     aucs_of = {one.name: {side: aucs(one.table[side, ""]) for side in one.sides} for one in sets}
     marks_of = {(one.name, side): _marks(one, side, trained) for one in sets for side in one.sides}
     of_sets = {}
     for one in sets:
-        tables = (_classified(one, trained), _localised(one, trained))
+        tables = (*(_classified(one, trained, name) for name in _BY_FINDING), _localised(one, trained))
         of_sets[describe_data(one.runs[0].tested)] = [table for table in tables if table.rows]
-    means = [(one, Column(name, *place, group=one.name)) for one in sets for name, place in _MEANS.items()]
+    means = [(one, x._replace(group=one.name)) for one in sets for x in _MEANS]
     sides = {label: side for one in sets for label, side in one.sides.items()}
     compared_with = next((one.baseline for one in sets if one.baseline), None)
     units = units_of(*(run.tested for one in sets for run in one.runs))
-    content = {
+    fails = {
+        f"{run.name} on {one.name}": failures_of(run.predictions, run.draws(), groups[one.name, run.name])
+        for one in sets
+        for run in one.runs
+    }
+    content: dict[str, Any] = {
         "names": list(sides),
+        "fails": {name: found for name, found in fails.items() if found},
         "method": explain(sides, compared_with, units, marks_networks=True),
         "notes": notes,
         "failures": failures,
@@ -123,6 +142,10 @@ def write_page(
         "facts": _facts(sets, trained),
     }
     write_text(render_template(PAGE, content, Path(__file__).parent), output / PAGE)
+    listed = [replace(x, title=f"{x.title}: {data}") for data, its in of_sets.items() for x in its]
+    content |= {"data": ", ".join(of_sets), "tables": [content["means"], *listed]}
+    content |= {"reason": "", "phantom": "", "settings": Table("", [], [])}
+    write_text(render_template("compare.tex", content), output / TEX)
     return output / PAGE
 
 
@@ -136,29 +159,33 @@ def _compared_on(name: str, runs: Sequence[BenchmarkedRun], baseline: str) -> _O
     return _OnSet(name, runs, sides, minus, findings, compared(sides, minus, findings=findings))
 
 
-def place_of(path: str) -> dict[str, str]:
-    """Section, finding and metric of a path; a finding may itself hold a "/"."""
+def place_of(path: str, group: str = "") -> dict[str, str]:
+    """Section, finding and metric (behind its group) of a path; a finding may itself hold a "/"."""
     section, rest = path.split("/", maxsplit=1)
     place = table.place_of(path)
     finding, metric = place[:2] if place is not None and place.entry else ("", rest)
-    return {"section": section, "finding": finding, "metric": metric}
+    return {"section": section, "finding": finding, "metric": group + metric}
 
 
-def _classified(one: _OnSet, trained: Trained) -> Table:
-    """AUC of each finding, after their mean over those that all models classify."""
+def _classified(one: _OnSet, trained: Trained, name: str) -> Table:
+    """A number of each finding, after their mean over those that all models classify."""
     tables = [run.predictions.tables.get("classification") for run in one.runs]
     cases = pd.concat([table for table in tables if table is not None] or [pd.DataFrame(columns=["finding"])])
-    numbers = [Column(MEAN, "classification/auc", 3)]
+    first, prevalence = column_of(f"classification/{name}", arrow=False), [""]
+    numbers = [first._replace(heading=MEAN)]
     for finding, of_finding in cases.groupby("finding", sort=False):
         labels = of_finding.drop_duplicates("dicom_id")["label"]
         n = f"{(labels == 1).sum():,} / {(labels == 0).sum():,}"
-        numbers.append(Column(str(finding), f"classification/by_finding/{finding}/auc", 3, cases=n))
-    note = "AUC by chance is 0.5."
+        numbers.append(Column(str(finding), f"classification/by_finding/{finding}/{name}", 3, cases=n))
+        prevalence.append(number((labels == 1).mean(), 3))
+    note = f"{first.heading} by chance is {'the prevalence' if name == 'average_precision' else '0.5'}."
+    if name == "neg":
+        note += " Of the negative prompts, for images without the finding; a classifier has no prompts."
     if one.findings is not None:
         left_out = ", ".join(x.heading for x in numbers[1:] if x.heading not in one.findings)
         note += f" The mean is over the findings that all models classify, without {left_out}."
-    counts = {"positive / negative cases": [number.cases for number in numbers]}
-    return _table(trained, "AUC by finding", [(one, number) for number in numbers], counts, note)
+    counts = {"positive / negative cases": [x.cases for x in numbers], "prevalence": prevalence}
+    return _table(trained, f"{first.heading} by finding", [(one, x) for x in numbers], counts, note)
 
 
 def _localised(one: _OnSet, trained: Trained) -> Table:

@@ -106,12 +106,7 @@ class BenchmarkedRun(TestedRun):
     def predictions(self) -> Predictions:
         found = super().predictions
         tables = {section.removeprefix("finding_"): table for section, table in found.tables.items()}
-        cases = tables.get("classification")
-        if cases is None or "logit" in cases:
-            return replace(found, tables=tables)
-        logit = cases["score_positive"] - cases["score_negative"]
-        tables["classification"] = cases.assign(logit=logit)
-        return replace(found, tables=tables, formed=("average_precision",))
+        return replace(found, tables=tables)
 
     @cached_property
     def config(self) -> dict[str, Any] | None:

@@ -22,6 +22,8 @@ from medclip_dcl.common.findings import Ensemble, PromptSource, read_prompts
 from medclip_dcl.common.packaged import find_packaged
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.lineage import Lineage
+from medclip_dcl.report.failures import failures
+from medclip_dcl.report.subgroups import groups_of_run, rows_of
 from medclip_dcl.runs.run_folder import DATA_FILE, IMAGES_FILE, stated_data
 from medclip_dcl.runs.saved import other_geometry
 from medclip_dcl.studies import benchmark_plan as plan
@@ -68,7 +70,9 @@ def evaluate(
         A row for each number of the test: finding ("" for a mean over findings, boxes or queries); metric, its path in
         results.json without the finding; value, low and high, its 95% interval over patients (NaN for a finding of
         fewer than 20 patients); positives, the cases of the finding (images with the label 1, boxes, or images with a
-        region); patients with a case, of the rarer class. Sets that name no patients count images.
+        region); patients with a case, of the rarer class. Sets that name no patients count images. Results by
+        group have metrics such as classification/view/PA/auc and, of the gap, classification/view/AP − PA/auc;
+        `attrs["where_it_fails"]` holds sentences.
 
     Raises:
         UserError: no such model, set or device; a model that has no finding of the set; a loaded model whose folder is
@@ -164,18 +168,21 @@ def _unchanged() -> Iterator[None]:
 
 
 def _table(run: plan.BenchmarkedRun) -> pd.DataFrame:
-    rows = []
-    for path, found in run.intervals.items():
-        section, finding, metric = place_of(path).values()
-        cases = run.predictions.tables[section]
+    rows, groups = [], groups_of_run(run)
+    numbers = [("", path, found) for path, found in run.intervals.items()]
+    for group, path, found in [*numbers, *rows_of(groups)]:
+        section, finding, metric = place_of(path, group).values()
+        # Cases by single prompts are those of the classification.
+        cases = run.predictions.tables[section.replace("prompts", "classification")]
         positives: int | None = None
-        if finding:
+        if finding and not group:
             is_positive = cases["label"] == 1 if "label" in cases else True
             of = cases["finding" if "finding" in cases else "category"]
             positives = int(((of == finding) & is_positive).sum())
-        patients = found.n_patients if finding else cases["subject_id"].nunique()
+        patients = found.n_patients if finding or group else cases["subject_id"].nunique()
         rows.append((finding, f"{section}/{metric}", found.value, found.low, found.high, positives, patients))
     table = pd.DataFrame(rows, columns=["finding", "metric", "value", "low", "high", "positives", "patients"])
+    table.attrs["where_it_fails"] = [x.text for x in failures(run.predictions, run.draws(), groups)]
     kinds = dict.fromkeys(("value", "low", "high"), "float64") | dict.fromkeys(
         ("positives", "patients"), "Int64"
     )

@@ -27,6 +27,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation import (
     EmbeddingMap,
+    EvaluationResult,
     FindingClassification,
     Grounding,
     ResultsWriter,
@@ -95,6 +96,24 @@ class ColourModel(LightningModule):
         return {"loss": torch.zeros(()), **self.test_step(batch, batch_index)}
 
 
+TRAINED: dict[str, Any] = {
+    "reports": {"study_id": [1, 2, 3], "sentence_id": [0, 1, 2]},
+    "sentences": {"sentence_id": [0, 1, 2], "text": ["Not red.", "dark", "yellow"]},
+}
+"""Of two training reports and of another."""
+SHARES = {"Redness": 0.5, "Blueness": 0.05, "Rarity": 0.005}
+"""Share of 200 train patients with two studies each that have the finding in one of them, or in both."""
+
+
+def train_rows(table: str, columns: Any = None, **where: Any) -> pd.DataFrame:
+    patient = np.arange(400) // 2
+    if table == "images":
+        return pd.DataFrame({"study_id": np.arange(400), "subject_id": patient})
+    found = {name: np.where(patient < 200 * share, 1.0, np.nan) for name, share in SHARES.items()}
+    found["Redness"][1::2] = -1.0
+    return pd.DataFrame({"study_id": np.arange(400), **found})
+
+
 class ColourData(LightningDataModule):
     """Images of random colours; ``order`` says which are served, twice if named twice."""
 
@@ -117,6 +136,9 @@ class ColourData(LightningDataModule):
             is_phantom=True,
             names_patients=True,
             folder=Path("somewhere/colour_set"),
+            rows=train_rows,
+            table=lambda name: pd.DataFrame(TRAINED[name]),
+            studies=lambda use: pd.Series([1, 2] if use == "train" else []),
         )
         self.image_size = ROWS * STRIDE
         ids = [f"image{i:02}" for i in range(N_IMAGES)]
@@ -275,6 +297,36 @@ def test_classification_is_scikit_learns_on_mean_colours(tested):
     assert found["auc"] == pytest.approx(np.mean(aucs), abs=1e-6)
     assert found["acc"] == pytest.approx(np.mean(accs), abs=1e-6)
     assert found["n_findings"] == 2
+    assert not (tested.folder / "predictions/prompts.parquet").exists(), "one prompt a side"
+
+
+def test_findings_are_in_bands_of_train_patients(tested):
+    numbers, counts = (tested.results[part]["classification"] for part in ("metrics", "counts"))
+    assert counts["bands"] == {"Redness": "head", "Blueness": "middle", "Rarity": "tail"}
+    for band, finding in (("head", "Redness"), ("middle", "Blueness")):
+        for name in ("auc", "average_precision", "pos", "neg"):
+            assert numbers[band][name] == pytest.approx(numbers["by_finding"][finding][name])
+    assert set(numbers["tail"].values()) == {None}, "too few cases"
+    saved = pd.read_parquet(tested.folder / "predictions/classification.parquet")
+    assert dict(zip(saved["finding"], saved["band"], strict=True)) == counts["bands"]
+
+
+def test_a_set_without_train_patients_has_no_bands(tmp_path):
+    data = ColourData()
+    data.prepared.rows = lambda *of, **where: train_rows(*of).head(0)
+    with pytest.warns(UserWarning, match="no means over head, middle, tail .*the set has no train patients"):
+        results, _ = run_test(tmp_path, data, ZeroShotClassification(PROMPTS))
+    assert results["counts"]["classification"]["bands"] == {}
+    assert "head" not in results["metrics"]["classification"]
+
+
+def test_prompts_of_training_reports_are_known():
+    for fingerprint, known in (("f00d", ["not red"]), ("other", None)):
+        writer: Any = ResultsWriter()
+        writer.lineage = SimpleNamespace(fingerprint=fingerprint)
+        pair = {"negative": "not red", "positive": ["yellow", "red"]}
+        measured = EvaluationResult({}, protocol={"prompts": {"Redness": pair}})
+        assert writer._prompts_in_training(ColourData(), {"classification": measured}) == known
 
 
 def expected_maps(
@@ -432,6 +484,18 @@ def test_an_ensemble_of_prompts_is_numpys_mean(tested, tmp_path, ensemble):
                 unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
                 expected = cosine(mean_regions[index[rows]], unit.mean(axis=0))
             assert found.loc[rows, column].to_numpy() == pytest.approx(expected, abs=1e-6)
+    each = pd.read_parquet(tmp_path / "predictions/prompts.parquet")
+    of_images = {d: mean_regions[int(d[5:])][None] for d in each["dicom_id"]}
+    one: Any
+    for one, rows in each.groupby(["prompt", "finding", "side"]):
+        text, finding, side = one
+        assert text in prompts[finding][side == "positive"] or text == prompts[finding][side == "positive"]
+        expected = [cosine(of_images[d], np.array(WORDS[text]))[0] for d in rows["dicom_id"]]
+        assert rows["score"].to_numpy() == pytest.approx(expected, abs=1e-6)
+    own = each.query("finding == 'Redness' and side == 'negative'")
+    aucs = {text: roc_auc_score(1 - rows["label"], rows["score"]) for text, rows in own.groupby("prompt")}
+    numbers = results["metrics"]["prompts"]["by_finding"]["Redness"]
+    assert numbers["wordings"] == pytest.approx(aucs) and numbers["neg_lowest"] == min(aucs.values())
     protocol = results["protocol"]["classification"]
     assert protocol["prompts"]["Redness"]["positive"] == ["red", "yellow", "dark"]
     assert protocol["prompts"]["Blueness"] == {"negative": "yellow", "positive": "blue"}
@@ -572,7 +636,8 @@ def test_results_say_what_they_are_of(tested):
     rarity = [
         found["classification"]["by_finding"]["Rarity"] for found in (results["metrics"], results["counts"])
     ]
-    assert rarity == [{"auc": None, "acc": None, "balanced_acc": None}, {"positives": 2, "negatives": 7}]
+    declared = ("auc", "acc", "balanced_acc", "average_precision", "pos", "neg", "gain")
+    assert rarity == [dict.fromkeys(declared), {"positives": 2, "negatives": 7}]
     assert results["notes"]["classification"] == [
         "Rarity: no AUC and accuracy from 2 positive and 7 negative cases; at least 5 of each are needed (min_cases)"
     ]

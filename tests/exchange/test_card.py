@@ -111,7 +111,7 @@ def test_the_hub_reads_exactly_the_numbers_of_results(run, card):
     data: Any = ModelCard(card).data
     assert (data.library_name, data.license, data.language) == ("medclip_dcl", "other", ["en"])
     found = {one.metric_name: one.metric_value for one in data.eval_results}
-    assert len(found) == 7 and found["AUC"] == metrics["classification"]["auc"]
+    assert len(found) == 10 and found["AUC"] == metrics["classification"]["auc"]
     for label, path, _ in HEADLINE:
         assert found.get(label) == value_at(metrics, path), label
 
@@ -220,7 +220,7 @@ def test_without_predictions_there_are_numbers_but_no_intervals(changed, network
 def test_calibration_is_shown_where_the_run_has_one(changed, network, monkeypatch):
     (changed / "predictions").mkdir()
     (changed / "predictions/images.parquet").touch()
-    monkeypatch.setattr("medclip_dcl.exchange.card.describe_run", lambda run, missing: None)
+    monkeypatch.setattr("medclip_dcl.exchange.card.described", lambda run, missing: (None, []))
     findings = {
         "Edema": FindingCalibration(
             *(("No edema.",), ("Edema.",), 41, 82, 30, 40, "platt"),
@@ -274,7 +274,7 @@ def test_subgroups_are_shown_where_there_are_any(changed, network, monkeypatch):
     cells = [Cell("0.71"), Cell("0.82")]
     table = Table("Sex", [Column("female"), Column("male")], [Row("AUC", "plain", cells)])
     groups = {"found": ["Sex, female: AUC -0.11"], "tables": [table]}
-    monkeypatch.setattr("medclip_dcl.exchange.card.describe_run", lambda run, missing: groups)
+    monkeypatch.setattr("medclip_dcl.exchange.card.described", lambda run, missing: (groups, []))
     card = model_card(changed, network, "x")
     section = card.split("## Subgroups")[1].split("## Limits")[0]
     assert "- Sex, female: AUC -0.11" in section and rows(section, "Sex")["AUC"] == ["0.71", "0.82"]

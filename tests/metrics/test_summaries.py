@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import expit, softmax
 from sklearn.metrics import accuracy_score, average_precision_score, balanced_accuracy_score, roc_auc_score
 
-from medclip_dcl.metrics.summaries import classification, once, recalls, sentences, values_of
+from medclip_dcl.metrics.summaries import classification, once, prompts, recalls, sentences, values_of
 from medclip_dcl.metrics.weighted import (
     weighted_auc,
     weighted_average_precision,
@@ -76,8 +77,51 @@ def test_zero_shot_numbers_are_the_score_differences():
         "auc": roc_auc_score(labels, positive - negative),
         "acc": accuracy_score(labels, positive > negative),
         "balanced_acc": balanced_accuracy_score(labels, positive > negative),
+        "average_precision": average_precision_score(labels, positive - negative),
+        "pos": roc_auc_score(labels, positive),
+        "neg": roc_auc_score(1 - labels, negative),
     }
+    expected["gain"] = expected["auc"] - expected["pos"]
+    # As Bi-MCQ (arXiv 2601.22696) forms it: the sigmoid of the softmax over both prompts.
+    assert expected["auc"] == roc_auc_score(labels, expit(softmax([positive, negative], axis=0)[0]))
     assert found["by_finding"]["Edema"] == pytest.approx(expected) and found["acc"] == expected["acc"]
+
+
+def test_means_over_bands_are_of_their_findings():
+    random = np.random.default_rng(5)
+    bands = {"Edema": "head", "Mass": "tail", "Hernia": "tail", "Few": "tail"}
+    cases = []
+    for finding, band in bands.items():
+        labels = random.integers(0, 2, 40).tolist() if finding != "Few" else [1] * 4 + [0] * 36
+        scores = dict(zip(("score_positive", "score_negative"), random.normal(size=(2, 40)), strict=True))
+        cases.append(cases_of(finding, labels, **scores).assign(band=band))
+    found = values_of(classification(pd.concat(cases), np.ones((1, 160))))
+    for name in ("auc", "average_precision", "pos", "neg"):
+        each = {finding: found["by_finding"][finding][name] for finding in bands}
+        assert found["head"][name] == each["Edema"] and found["middle"][name] is None
+        assert found["tail"][name] == pytest.approx((each["Mass"] + each["Hernia"]) / 2)
+    assert found["tail"].keys() == {"auc", "average_precision", "pos", "neg"}
+
+
+def test_single_prompts_are_scikit_learns_in_each_draw():
+    random, weights = np.random.default_rng(6), np.random.default_rng(7).integers(0, 4, (5, 90))
+    parts = [
+        cases_of("Mass", random.integers(0, 2, 30).tolist(), score=random.normal(size=30)).assign(
+            side=side, prompt=text
+        )
+        for side, text in (("negative", "No mass"), ("positive", "Mass"), ("negative", "No mass/nodule"))
+    ]
+    found = prompts(pd.concat(parts), weights.astype(float))["by_finding"]["Mass"]
+    assert [*found["wordings"]] == ["No mass", "No mass/nodule"]
+    for draw, counts in enumerate(weights.reshape(5, 3, 30)):
+        expected = [
+            roc_auc_score(1 - one["label"], one["score"], sample_weight=count)
+            for one, count in zip(parts, counts, strict=True)
+            if one["side"].iloc[0] == "negative"
+        ]
+        each = [values[draw] for values in found["wordings"].values()]
+        assert each == pytest.approx(expected)
+        assert found["neg_lowest"][draw] == min(each) and found["neg_median"][draw] == np.mean(each)
 
 
 def test_logits_have_average_precision_and_zero_is_absence():

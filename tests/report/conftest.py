@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+from sklearn.metrics import average_precision_score, balanced_accuracy_score, roc_auc_score
 
 from medclip_dcl.common.findings import CHEX5
 
@@ -116,15 +116,20 @@ def _measured(tables: Tables, decided_on: Tables | None = None) -> dict[str, Any
     for finding in CHEX5:
         decisive = (decided_on or tables)["classification"].query("finding == @finding")["label"]
         rows = cases[cases["finding"] == finding]
-        auc = acc = balanced = None
+        names = ("auc", "acc", "balanced_acc", "average_precision", "pos", "neg", "gain")
+        found: dict[str, Any] = dict.fromkeys(names)
         if min((decisive == 1).sum(), (decisive == 0).sum()) >= MIN_CASES:
-            auc = acc = balanced = np.nan
+            found = dict.fromkeys(found, np.nan)
             if rows["label"].nunique() == 2:
                 difference = rows["score_positive"] - rows["score_negative"]
-                auc = float(roc_auc_score(rows["label"], difference))
-                acc = float(((difference > 0) == (rows["label"] == 1)).mean())
-                balanced = float(balanced_accuracy_score(rows["label"], difference > 0))
-        by_finding[finding] = {"auc": auc, "acc": acc, "balanced_acc": balanced}
+                found["auc"] = float(roc_auc_score(rows["label"], difference))
+                found["acc"] = float(((difference > 0) == (rows["label"] == 1)).mean())
+                found["balanced_acc"] = float(balanced_accuracy_score(rows["label"], difference > 0))
+                found["average_precision"] = float(average_precision_score(rows["label"], difference))
+                found["pos"] = float(roc_auc_score(rows["label"], rows["score_positive"]))
+                found["neg"] = float(roc_auc_score(1 - rows["label"], rows["score_negative"]))
+                found["gain"] = found["auc"] - found["pos"]
+        by_finding[finding] = found
     boxes = tables["grounding"]
     keys = ["dicom_id", "phrase", *(["copy"] if "copy" in boxes else [])]
     pairs = boxes.drop_duplicates(keys)[["pair_cnr_signed", "pair_miou"]]
@@ -150,7 +155,7 @@ def _measured(tables: Tables, decided_on: Tables | None = None) -> dict[str, Any
                 name: float(
                     np.mean([found[name] for found in by_finding.values() if found[name] is not None])
                 )
-                for name in ("auc", "acc", "balanced_acc")
+                for name in by_finding["Edema"]
             },
             "n_findings": sum(found["auc"] is not None for found in by_finding.values()),
             "by_finding": by_finding,
@@ -210,7 +215,10 @@ def _tested_run(
             "format_version": 2,
             "metrics": _measured(tables),
             "protocol": {
-                "classification": {"min_cases": MIN_CASES, "prompts": {"Edema": {"positive": "Edema"}}},
+                "classification": {
+                    "min_cases": MIN_CASES,
+                    "prompts": {"Edema": {"negative": "No edema", "positive": "Edema"}},
+                },
                 "grounding": {"interpolation": "bilinear", "thresholds": list(np.linspace(-1, 1, 41))},
                 "retrieval": {"ties": "half"},
                 "report_retrieval": {"reports": "all"},

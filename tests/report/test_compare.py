@@ -33,7 +33,7 @@ AS_PUBLISHED = [
 """Counts in results.json of the set on which the paper's rows were measured."""
 DASH = "–"
 PUBLISHED = (
-    "| DCL, η = .05 | 0.80 | 0.72 | 1.46 | – | 0.19 | 0.30 | 104 |",
+    "| DCL, η = .05 | 0.80 | 0.72 | – | 1.46 | – | 0.19 | 0.30 | 104 |",
     "| LSE+NL | 0.888 | 0.876 | 0.798 | 0.853 | 0.526 | 0.788 |",
     "| DCL, η_LM | 1.486 | – | 0.195 |",
     "| DCL, η_LM | 0.10 | 0.31 | 0.48 | 106 | 0.10 | 0.33 | 0.50 | 102 |",
@@ -111,22 +111,22 @@ def test_tables_show_results_with_their_intervals(runs, written):
         edema = cases.query("finding == 'Edema' and label == 1")["subject_id"].nunique()
         table_1 = shown[0][name]
         # All findings have fewer than 20 patients of a class.
-        assert [cell.partition(" ")[2] for cell in table_1[:2]] == ["(n = 2)"] * 2
+        assert [cell.partition(" ")[2] for cell in table_1[:3]] == ["(n = 2)"] * 3
         for cell, section, key in (
-            (table_1[2], "grounding", "cnr"),
-            (table_1[3], "grounding", "cnr_signed"),
-            (table_1[4], "grounding", "miou"),
-            (table_1[5], "retrieval", "recall"),
+            (table_1[3], "grounding", "cnr"),
+            (table_1[4], "grounding", "cnr_signed"),
+            (table_1[5], "grounding", "miou"),
+            (table_1[6], "retrieval", "recall"),
         ):
             assert cell == f"{metrics[section][key]:.2f} {show(found[f'{section}/{key}'], 2)}"
         auc = metrics["classification"]["by_finding"]["Edema"]["auc"]
         assert shown[1][name][1] == f"{auc:.3f} (n = {edema})"
-        pairs = shown[2][f"{name}, per image-phrase pair"]
+        pairs = shown[4][f"{name}, per image-phrase pair"]
         assert pairs[1].endswith(show(found["grounding/by_pair/cnr_signed"], 3))
-        tolerant = shown[3][f"{name}, duplicate-tolerant"]
+        tolerant = shown[5][f"{name}, duplicate-tolerant"]
         assert tolerant[7].endswith(show(found["retrieval/tolerant/text_to_image/MedR"], 0))
         median = metrics["retrieval"]["image_to_text"]["MedR"]
-        assert abs(float(shown[3][name][3].split()[0]) - median) <= 0.25
+        assert abs(float(shown[5][name][3].split()[0]) - median) <= 0.25
 
 
 def test_differences_of_single_trainings_are_not_marked(runs, written):
@@ -138,7 +138,7 @@ def test_differences_of_single_trainings_are_not_marked(runs, written):
         found = bootstrap_differences(runs[name], runs["infonce"], DRAWS)
         for column, path in enumerate(("cnr", "cnr_signed", "miou")):
             one = found[f"grounding/{path}"]
-            cell = shown[2][f"{name} − infonce"][column]
+            cell = shown[4][f"{name} − infonce"][column]
             numbers = [float(x) for x in re.findall(r"[+-]?\d*\.\d+", cell.replace("−", "-"))]
             assert numbers == pytest.approx(one[:3], abs=5.1e-5)
             assert cell.startswith("+") == (one.value is not None and one.value > 0)
@@ -254,8 +254,8 @@ def test_html_is_well_formed_and_needs_nothing_else(written):
     html = (written / "comparison.html").read_text(encoding="utf-8")
     page = Page(html)
     assert page.open == [] and page.wrong == []
-    # Six tables, four of them with folded rows of the paper, the networks and their settings.
-    assert len(page.widths) == 6 + 4 + 2
+    # Eight tables, four of them with folded rows of the paper, the networks and their settings.
+    assert len(page.widths) == 8 + 4 + 2
     for widths in page.widths:
         assert len(set(widths)) == 1
     assert all(address.startswith("#") for address in page.addresses)
@@ -270,8 +270,8 @@ def test_latex_is_well_formed(written):
     assert code.isascii()
     bare = re.sub(r"\\[\\{}&%$#_]", "", code)
     assert bare.count("{") == bare.count("}") and bare.count("$") % 2 == 0
-    assert re.findall(r"\\begin\{(\w+)\}", code) == ["table", "tabular"] * 6
-    assert re.findall(r"\\end\{(\w+)\}", code) == ["tabular", "table"] * 6
+    assert re.findall(r"\\begin\{(\w+)\}", code) == ["table", "tabular"] * 8
+    assert re.findall(r"\\end\{(\w+)\}", code) == ["tabular", "table"] * 8
     for columns, body in re.findall(
         r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", code, flags=re.DOTALL
     ):
@@ -410,7 +410,7 @@ def test_a_run_without_reports_is_compared_otherwise(pair, capsys, tmp_path):
         text = capsys.readouterr().out
         assert "no retrieval of reports, because no sentence was tested: b" in text
         shown = markdown_tables(text)
-        assert shown[4]["b"] == [DASH] * 12 and DASH not in shown[4]["a"] and DASH not in shown[3]["b"]
+        assert shown[6]["b"] == [DASH] * 12 and DASH not in shown[6]["a"] and DASH not in shown[5]["b"]
 
 
 def test_settings_that_differ_stand_in_the_comparison(pair, capsys, tmp_path):
@@ -454,6 +454,6 @@ def test_one_run_without_boxes_is_shown(make_tested_run, tmp_path):
         results["metrics"][section] = {"cnr": None, "recall": None}
     (run / "results.json").write_text(json.dumps(results))
     shown = tables(compare([run]))
-    assert shown[0].headings == ["AUC ↑", "ACC ↑"]
+    assert shown[0].headings == ["AUC ↑", "ACC ↑", "average precision ↑"]
     assert shown[0].rows[0].cells[0].interval == "(n = 2)"
     assert not [table.title for table in shown if "ounding" in table.title or "Table 5" in table.title]

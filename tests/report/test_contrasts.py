@@ -265,13 +265,20 @@ def test_draws_are_kept_until_predictions_or_metrics_change(changed, tmp_path, m
     assert run.draws(n_draws=20) == {}
 
 
-def test_formed_and_later_numbers_are_families_of_their_own(tmp_path):
+@pytest.mark.parametrize("by_prompts", [False, True])
+def test_later_numbers_are_families_of_their_own(by_prompts, tmp_path):
+    """The average precision of two classifiers is as old as their AUC, that of prompts is not."""
     pair = [made(tmp_path / str(seed), {"Mass": 30, "Edema": 30}, seed).predictions for seed in (1, 2)]
-    pair = [replace(one, formed=("average_precision",)) for one in pair]
+    families = [{"balanced_acc"}, {"auc", "acc", "average_precision"}]
+    if by_prompts:
+        families = [{"balanced_acc"}, {"auc", "acc"}, {"average_precision"}]
+        cases = pair[0].tables["classification"]
+        cases = cases.assign(score_positive=cases["logit"], score_negative=np.arange(len(cases)) % 7)
+        pair[0] = replace(pair[0], tables={"classification": cases.drop(columns="logit")})
     found = bootstrap_differences(pair[0], pair[1], 60)
     a, b = (bootstrap_numbers(one, 60) for one in pair)
     names = {path: path.rpartition("/")[2] for path in found}
-    for family in ({"average_precision"}, {"balanced_acc"}, {"auc", "acc"}):
+    for family in families:
         paths = [path for path in found if names[path] in family]
         p = joint_p(np.stack([a[path] - b[path] for path in paths]), np.full(len(paths), 30))
         assert [found[path].p for path in paths] == pytest.approx(p)

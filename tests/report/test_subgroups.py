@@ -13,9 +13,9 @@ from sklearn.metrics import roc_auc_score
 from medclip_dcl.metrics import summaries
 from medclip_dcl.report import charts, subgroups
 from medclip_dcl.report.contrasts import ALPHA
-from medclip_dcl.report.draws import Predictions, patient_draws
+from medclip_dcl.report.draws import Predictions, TestedRun, patient_draws
 from medclip_dcl.report.report import render
-from medclip_dcl.report.subgroups import describe, subgroup_table, table_of_groups
+from medclip_dcl.report.subgroups import compared_groups, describe, groups_of_run, subgroup_table
 from medclip_dcl.runs.saved import SavedResultsError
 
 N_IMAGES = 240
@@ -80,6 +80,12 @@ def predictions_of(images: pd.DataFrame, seed: int = 0, worse: float = 0.0) -> P
         "report_retrieval": pd.concat([sentences, reports], ignore_index=True),
     }
     return Predictions(tables)
+
+
+def table_of_groups(*args, **options) -> pd.DataFrame:
+    groups = compared_groups(*args, **options)
+    assert groups is not None
+    return groups.table
 
 
 def at(table: pd.DataFrame, attribute: str, group: str, metric: str) -> Any:
@@ -236,6 +242,8 @@ def without_charts(monkeypatch) -> None:
     monkeypatch.setattr(charts, "chart", lambda *_: None)
     monkeypatch.setattr(charts, "ranks", lambda *_: [])
     monkeypatch.setattr(subgroups.subgroup_table, "__defaults__", (100, 0))
+    monkeypatch.setattr(subgroups.groups_of_run, "__defaults__", (100, 0))
+    monkeypatch.setattr(TestedRun.draws, "__defaults__", (None, 100))
 
 
 def write_tested_run(make_tested_run, folder, **columns: Any):
@@ -255,7 +263,7 @@ def write_tested_run(make_tested_run, folder, **columns: Any):
 def test_the_page_marks_gaps_and_names_the_method(make_tested_run, tmp_path, monkeypatch):
     monkeypatch.setattr(subgroups, "MIN_PATIENTS", 3)
     run, images = write_tested_run(make_tested_run, tmp_path / "run")
-    assert subgroup_table(run).empty and describe(subgroup_table(run)) is None
+    assert subgroup_table(run).empty and describe(groups_of_run(TestedRun(run))) is None
     without_charts(monkeypatch)
     sex = np.where(images["subject_id"] % 2 == 0, "F", "M")
     sex = np.where(images["subject_id"] > 125, "unknown", sex)
@@ -270,7 +278,7 @@ def test_the_page_marks_gaps_and_names_the_method(make_tested_run, tmp_path, mon
     assert "F − M" in text and "In no group, because unknown:" in text and "(max-t, with" in text
     n_gaps = subgroup_table(run)["p"].notna().sum()
     assert re.search(rf"(None|\d) of {n_gaps} gaps between groups", text)
-    content = describe(table_of_groups(predictions_of(images_of(), worse=0.9), images_of(), 200))
+    content = describe(compared_groups(predictions_of(images_of(), worse=0.9), images_of(), 200))
     assert content is not None
     (line,) = [line for line in content["found"] if "signed CNR" in line and line.startswith("Sex, F − M")]
     assert re.search(r"signed CNR ↑ −\d\.\d\d \[−\d\.\d\d, −\d\.\d\d\] \(p = 0\.005\)", line)
@@ -287,10 +295,11 @@ def test_a_gap_that_no_draw_changes_is_unmarked():
     cases = predictions.tables["classification"]
     sign = np.where(cases["dicom_id"].map(images.set_index("dicom_id")["sex"]) == "F", -1, 1)
     cases["score_positive"], cases["score_negative"] = sign * (cases["label"] - 0.5), 0.0
-    table = table_of_groups(predictions, images, 100)
-    row = at(table, "sex", "F", "classification/by_finding/Edema/auc")
+    groups = compared_groups(predictions, images, 100)
+    assert groups is not None
+    row = at(groups.table, "sex", "F", "classification/by_finding/Edema/auc")
     assert row["gap"] == -1 and row["p"] == 1 / 101 and np.isnan([row["low"], row["gap_low"]]).all()
-    content = describe(table)
+    content = describe(groups)
     assert content is not None and not [line for line in content["found"] if "AUC" in line]
     cells = {one.label: [*map(str, one.cells)] for one in content["tables"][0].rows}["AUC ↑, Edema"]
     n = [images.loc[images["sex"] == sex, "subject_id"].nunique() for sex in "FM"]

@@ -180,17 +180,17 @@ def test_rows_are_findings_and_columns_models(run, table, models) -> None:
     page = Page((run[0] / "benchmark.html").read_text())
     assert page.mute == page.wrong == [] and all(len(set(widths)) == 1 for widths in page.widths)
     auc = table[(table["section"] == "classification") & (table["metric"] == "auc") & (table["minus"] == "")]
-    for place, name in ((1, "set"), (3, "others")):
+    for place, name in ((1, "set"), (5, "others")):
         groups, headings, *rows = page.tables[place]
         assert groups[-1] == "paired difference from model"
-        assert headings[1:] == ["positive / negative cases", *models, "other", "classifier"]
+        assert headings[1:] == ["positive / negative cases", "prevalence", *models, "other", "classifier"]
         of_set = auc[auc["set"] == name]
         assert [row[0] for row in rows] == [
             "mean",
             *dict.fromkeys(of_set["finding"][of_set["finding"] != ""]),
         ]
         forest = page.forest(name)
-        for column, (model, (legend, marks)) in enumerate(zip(models, forest.items(), strict=True), 2):
+        for column, (model, (legend, marks)) in enumerate(zip(models, forest.items(), strict=True), 3):
             assert legend.rstrip("†") == model
             own = of_set[of_set["model"] == model].set_index("finding")["value"]
             assert len(marks) == len(own)
