@@ -93,7 +93,7 @@ GROUPS = {
         "bundle": Verb(
             "medclip_dcl.exchange.bundle.run", "Bundle", "wheels and a model for a machine without a network"
         ),
-        "convert": Verb("medclip_dcl.exchange.convert.run", "Convert", "a published CLIP, SigLIP or BioViL"),
+        "convert": Verb("medclip_dcl.exchange.convert.run", "Convert", "a published model"),
     },
 }
 VERBS = {name: verb for verbs in GROUPS.values() for name, verb in verbs.items()}

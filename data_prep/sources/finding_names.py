@@ -1,48 +1,17 @@
-"""Names of findings, in any source, as one name: the table ``findings.yaml``."""
+"""Names of findings, in any source, as one name: the table ``findings.yaml`` of `medclip_dcl.common`."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
-from functools import cache
-from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from data_prep.sources.source_tables import OWN_FILE, and_others
 from medclip_dcl.common.command_line import nearest
 from medclip_dcl.common.errors import UserError
-
-
-def plain_finding(name: str) -> str:
-    """The same for names of a finding that differ in case, blanks, dashes and underscores."""
-    return re.sub(r"[\s_/-]+", " ", name).strip().lower()
-
-
-class Alias(NamedTuple):
-    """Common name of a set's finding; `is_choice` if the two names need not mean the same."""
-
-    finding: str
-    is_choice: bool
-
-
-@cache
-def _table(name: str) -> dict[str, Any]:
-    """A table of this folder: finding -> its other names by kind (``findings.yaml``), or set -> its names."""
-    return dict(yaml.safe_load((files("data_prep.sources") / name).read_text(encoding="utf-8")))
-
-
-def aliases() -> dict[str, Alias]:
-    """Plain name of a finding in any set -> its common name, from ``findings.yaml``."""
-    table = _table("findings.yaml")
-    found = {plain_finding(finding): Alias(finding, False) for finding in table}
-    for finding, other in table.items():
-        for kind in ("same", "choice"):
-            found |= {plain_finding(name): Alias(finding, kind == "choice") for name in other.get(kind, ())}
-    return found
+from medclip_dcl.common.finding_names import aliases, common_names, plain_finding, table
 
 
 def same_finding(name: str) -> str:
@@ -54,7 +23,7 @@ def same_finding(name: str) -> str:
 def with_parents(names: Iterable[str]) -> dict[str, list[str]]:
     """Name of a finding of PadChest -> itself and all that are above it in the set's tree, from ``findings.yaml``."""
     above: dict[str, list[str]] = {}
-    for finding, other in _table("findings.yaml").items():
+    for finding, other in table().items():
         for child in other.get("children", ()):
             above.setdefault(plain_finding(child), []).append(finding)
 
@@ -66,7 +35,7 @@ def with_parents(names: Iterable[str]) -> dict[str, list[str]]:
 
 def names_of(release: str) -> list[str]:
     """All names of findings of a release, from ``vocabularies.yaml``."""
-    return list(_table("vocabularies.yaml")[release])
+    return list(table("vocabularies.yaml", "data_prep.sources")[release])
 
 
 def is_list_of_names(value: Any) -> bool:
@@ -94,17 +63,6 @@ def known_names(findings: pd.Series, known: Sequence[str], where: str) -> pd.Ser
         f"{where}: expected findings of the release, found {first}{and_others(others)}"
         f"{nearest(str(unknown.index[0]), filter(None, known))}; {OWN_FILE}"
     )
-
-
-def common_names(names: Iterable[str]) -> tuple[dict[str, str], list[str]]:
-    """A set's names of findings -> common names (its own where the table has none), and the choices among them."""
-    known, found, choices = aliases(), {}, []
-    for name in dict.fromkeys(names):
-        alias = known.get(plain_finding(name), Alias(name, False))
-        found[name] = alias.finding
-        if alias.is_choice:
-            choices.append(f"{name!r} counts as {alias.finding}")
-    return found, [f"findings: {'; '.join(choices)} (choices)"] if choices else []
 
 
 def in_common(names: pd.Series) -> pd.Series:

@@ -1,14 +1,15 @@
-"""Make an exported folder of a published image-text model, which `load` and every command take."""
+"""Make an exported folder of a published model, which `load` and every command take."""
 
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from medclip_dcl.exchange.options import Convert
 
 if TYPE_CHECKING:
-    from medclip_dcl.networks.image_text import ImageTextNetwork
+    from medclip_dcl.networks.described import ImageNetwork
 
 
 def run(options: Convert) -> None:
@@ -43,40 +44,85 @@ def plain_card(title: str, origin: str, terms: list[str], notes: list[str]) -> s
     )
 
 
-def _converted(options: Convert) -> tuple[ImageTextNetwork, list[str]]:
+def _converted(options: Convert) -> tuple[ImageNetwork, list[str]]:
     """The network of FOLDER, and what a user should know; an option that its kind does not take is refused."""
     from medclip_dcl.common.errors import MissingFileError, UserError
-    from medclip_dcl.common.weight_files import read_model
     from medclip_dcl.exchange.biovil import RESNET, from_biovil
+    from medclip_dcl.exchange.chexficient import PROJECTION, from_chexficient
     from medclip_dcl.exchange.open_clip_weights import OPEN_CLIP_FILE, from_open_clip, from_openai
-    from medclip_dcl.exchange.transformers_folder import from_transformers
+    from medclip_dcl.exchange.torchxrayvision import from_torchxrayvision
+    from medclip_dcl.exchange.transformers_folder import IMAGES_ALONE, from_transformers
 
-    source, text, mean, std = options.source, options.text_encoder, options.mean, options.std
+    source, mean, std = options.source, options.mean, options.std
 
     def take_only(*taken: str) -> None:
-        given = {name for name in ("text_encoder", "mean", "std") if getattr(options, name)}
+        given = {name for name in ("text_encoder", "mean", "std", "image_size") if getattr(options, name)}
         if others := sorted(given - {*taken}):
             raise UserError(f"--{', --'.join(others)}: no part in the conversion of {source}; leave it out")
+
+    def text_folder() -> Path:
+        if options.text_encoder is None:
+            raise UserError("--text_encoder: expected the folder of the text encoder's tokenizer, found none")
+        return options.text_encoder
 
     if not source.exists():
         raise MissingFileError(f"FOLDER: {source} does not exist; download the model's files first")
     if (source / OPEN_CLIP_FILE).is_file():
         take_only("text_encoder")
-        return from_open_clip(source, text)
+        return from_open_clip(source, options.text_encoder)
     if source.is_dir():
         take_only()
         return from_transformers(source)
-    if text is None:
-        raise UserError("--text_encoder: expected the folder of the text encoder's tokenizer, found none")
-    state = read_model(source).state
+    try:
+        state, findings = _state_and_findings(source)
+    except UserError as error:
+        raise UserError(_without_counterpart(source) or str(error)) from error
+    if findings is not None or {"fc.weight", "model.fc.weight", "classifier.weight"} & state.keys():
+        take_only("image_size")
+        return from_torchxrayvision(state, findings, source, options.image_size)
     if "visual.proj" in state:
+        take_only("text_encoder", "mean", "std")
         if mean is None or std is None:
             raise UserError("--mean and --std: expected both, which no state dict has, found one or none")
-        return from_openai(state, source, text, mean, std)
+        return from_openai(state, source, text_folder(), mean, std)
+    take_only("text_encoder")
     if any(name.startswith(RESNET) for name in state):
-        take_only("text_encoder")
-        return from_biovil(state, source, text)
+        return from_biovil(state, source, text_folder())
+    if f"{PROJECTION}weight" in state:
+        return from_chexficient(state, source, text_folder())
     raise UserError(
-        f"{source}: expected a CLIP with a vision transformer (visual.proj) or BioViL's image weights, found "
-        f"{', '.join(sorted(state)[:8])}; this architecture has no counterpart here"
+        _without_counterpart(source)
+        or f"{source}: expected a CLIP with a vision transformer (visual.proj), BioViL's image weights, CheXficient or "
+        f"a classifier of torchxrayvision, found {', '.join(sorted(state)[:8])}; this architecture has no counterpart "
+        f"here; {IMAGES_ALONE}"
     )
+
+
+def _state_and_findings(file: Path) -> tuple[dict[str, Any], Any]:
+    """Tensors of a file, alone or beside others of a training, and the names of findings beside them, or None."""
+    from safetensors import safe_open
+
+    from medclip_dcl.common.files import parse_json
+    from medclip_dcl.common.weight_files import as_state_dict, read_state_dict, read_torch_file
+
+    if file.suffix == ".safetensors":
+        state, metadata = read_state_dict(file), safe_open(file, framework="pt").metadata() or {}
+        return state, parse_json(metadata.get("findings", "null"))
+    content = read_torch_file(file)
+    entries = content if isinstance(content, dict) else {}
+    wrapped = [
+        entries[name] for name in ("state", "model", "state_dict") if isinstance(entries.get(name), dict)
+    ]
+    return as_state_dict([*wrapped, content][0], file), entries.get("findings")
+
+
+def _without_counterpart(file: Path) -> str:
+    """A line about a known model that is not converted from this file; "" for any other file."""
+    from medclip_dcl.exchange.torchxrayvision import HOW_TO_SAVE
+
+    known = {
+        b"torchxrayvision": f"it is a pickled module, and files that hold Python objects are not opened; {HOW_TO_SAVE}",
+        b"CARZero": "CARZero scores image and text together by a decoder, and has no vectors to compare; give another",
+    }
+    content = file.read_bytes()
+    return next((f"{file}: {line}" for name, line in known.items() if name in content), "")

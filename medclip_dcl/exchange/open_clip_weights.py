@@ -14,7 +14,7 @@ from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.common.weight_files import check_sizes, shapes_of
 from medclip_dcl.exchange.tensor_names import OPEN_CLIP, from_openai_names
-from medclip_dcl.exchange.transformers_folder import Converted, Shown, assembled, dual_encoder
+from medclip_dcl.exchange.transformers_folder import NAFLEX, Converted, Shown, assembled, dual_encoder
 from medclip_dcl.networks.bert_folder import ModelFolderError, folder_weights, read_folder_json
 from medclip_dcl.networks.pretrained_regions import per_channel
 from medclip_dcl.networks.text_encoder import TransformersSentences
@@ -72,6 +72,8 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
                 f"{file}: model_cfg.{part}: expected {', '.join(sorted(_KNOWN[part]))} alone, found "
                 f"{', '.join(others)}; this architecture has no counterpart here"
             )
+    if str(vision.get("timm_model_name")).startswith("naflex"):
+        raise UserError(f"{file}: model_cfg.vision_cfg.timm_model_name: {NAFLEX}")
     state = folder_weights(folder, _WEIGHTS)
     size = vision.get("image_size", 224)
     side, *others = {*(size if isinstance(size, list) else [size])}
@@ -96,7 +98,18 @@ def from_open_clip(folder: Path, text_folder: Path | None) -> Converted:
             f"--text_encoder: expected the folder of {text['hf_model_name']} with its config.json and tokenizer, "
             "found none"
         )
-    return _of_timm_and_bert(int(model["embed_dim"]), vision, text, state, text_folder, shown)
+    arguments = {"global_pool": pool} if (pool := vision.get("timm_pool", "avg")) else {}
+    if "visual.trunk.pos_embed" in state:  # a ViT, built for one size
+        arguments["img_size"] = shown.size
+    check_choice("text_cfg.hf_pooler_type", pooler := text.get("hf_pooler_type", "mean_pooler"), POOLINGS)
+    options = {
+        "dim": int(model["embed_dim"]),
+        "max_tokens": int(text.get("context_length", 77)),
+        "pooling": POOLINGS[pooler],
+        "projection": "linear" if text.get("hf_proj_type") == "linear" else "gelu",
+    }
+    architecture = {"name": vision["timm_model_name"], "model_args": arguments}
+    return _cleaned(of_timm_and_bert(architecture, options, state, text_folder, shown))
 
 
 def from_openai(
@@ -166,47 +179,33 @@ def _of_clip(
     return _cleaned(dual_encoder(tokenizer, config, state, shown))
 
 
-def _of_timm_and_bert(
-    dim: int,
-    vision: Mapping[str, Any],
-    text: Mapping[str, Any],
+def of_timm_and_bert(
+    architecture: dict[str, Any],
+    options: dict[str, Any],
     state: Mapping[str, Tensor],
     text_folder: Path,
     shown: Shown,
 ) -> Converted:
-    """Convert BiomedCLIP and its like: a model of timm with a projection, and a BERT with one or two layers behind."""
-    arguments = {"global_pool": pool} if (pool := vision.get("timm_pool", "avg")) else {}
-    if "visual.trunk.pos_embed" in state:  # a ViT, built for one size
-        arguments["img_size"] = shown.size
+    """Convert open_clip's names of a model of timm with a projection, and of a BERT with one or two layers behind.
+
+    `architecture` is `TimmRegions`'s; `options` are `TransformersSentences`'s.
+    """
     image_encoder = TimmRegions(
-        dim=dim,
-        mean=shown.mean,
-        std=shown.std,
-        global_vector=True,
-        architecture={"name": vision["timm_model_name"], "model_args": arguments},
+        dim=options["dim"], mean=shown.mean, std=shown.std, global_vector=True, architecture=architecture
     )
     raw = read_folder_json(text_folder / CONFIG_FILE)
     check_sizes(raw, shapes_of(state), text_folder)
-    is_linear = text.get("hf_proj_type") == "linear"
-    check_choice("text_cfg.hf_pooler_type", pooler := text.get("hf_pooler_type", "mean_pooler"), POOLINGS)
     text_encoder = TransformersSentences.untrained(
-        text_folder,
-        raw,
-        shown.notes,
-        dim=dim,
-        max_tokens=int(text.get("context_length", 77)),
-        final_period=False,
-        pooling=POOLINGS[pooler],
-        projection="linear" if is_linear else "gelu",
+        text_folder, raw, shown.notes, final_period=False, **options
     )
     # The projections here have biases, and files may have an unused pooler, and a buffer of older versions.
-    biases = ("visual.head.proj.bias", *["text.proj.bias"] * is_linear)
-    unused = ("position_ids", *["pooler.dense.weight", "pooler.dense.bias"] * (pooler != "cls_pooler"))
+    biases = ("visual.head.proj.bias", *["text.proj.bias"] * (options["projection"] == "linear"))
+    pooler = ["pooler.dense.weight", "pooler.dense.bias"] * (options["pooling"] != "pooler")
     state = {
-        **dict.fromkeys(biases, torch.zeros(dim)),
-        **{name: value for name, value in state.items() if not name.endswith(unused)},
+        **dict.fromkeys(biases, torch.zeros(options["dim"])),
+        **{name: value for name, value in state.items() if not name.endswith(("position_ids", *pooler))},
     }
-    return _cleaned(assembled(image_encoder, text_encoder, state, OPEN_CLIP, shown))
+    return assembled(image_encoder, text_encoder, state, OPEN_CLIP, shown)
 
 
 def _cleaned(converted: Converted) -> Converted:

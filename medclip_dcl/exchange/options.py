@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from medclip_dcl.common.command_line import CALIBRATION, MODEL, imports, option, positional
+from medclip_dcl.common.command_line import CALIBRATION, MODEL, imports, option, positional, positive
 from medclip_dcl.common.errors import UserError
 
 
@@ -67,7 +67,7 @@ class Bundle:
 
 @dataclass(frozen=True, kw_only=True)
 class Convert:
-    """Make an exported folder of a published image-text model, which load and every command take.
+    """Make an exported folder of a published model, which load and every command take.
 
     FOLDER is one of
         a folder of transformers' CLIPModel or SiglipModel (MedSigLIP, XrayCLIP), with preprocessor and tokenizer
@@ -75,6 +75,8 @@ class Convert:
         a state dict of OpenAI's CLIP with a vision transformer (CheXzero): needs --text_encoder, --mean and --std
         the image weights of BioViL (biovil_image_resnet50_proj_size_128.pt) or BioViL-T
             (biovil_t_image_model_proj_size_128.pt, without its prior images): needs --text_encoder
+        the weights of CheXficient, or of CXR-CLIP with a ResNet-50: need --text_encoder
+        torch.save of {"state": m.state_dict(), "findings": m.targets}, where m is a classifier of torchxrayvision
     Files are read as data, without running their code, and must hold exactly the model's tensors. Licence and model
     card of the source are copied beside the weights.
     """
@@ -88,3 +90,4 @@ class Convert:
         "of channels in [0, 1], for a state dict of CLIP", None, nargs=3, metavar="X"
     )
     std: list[float] | None = option("likewise", None, nargs=3, metavar="X")
+    image_size: int | None = positive("side of a classifier's images in pixels (224, ResNet: 512)", None)

@@ -46,6 +46,10 @@ class Shown:
     notes: list[str] = field(default_factory=list)
 
 
+IMAGES_ALONE = "a model of images alone is for fit (docs/image_encoders.md) or benchmark FOLDER --probe"
+NAFLEX = (
+    "NaFlex shows patches of an image's own height and width, here images are squares; give another SigLIP"
+)
 Converted = tuple[ImageTextNetwork, list[str]]
 """A network, and what a user should know: where its images differ from the original's, the original's logit scale."""
 
@@ -53,10 +57,11 @@ Converted = tuple[ImageTextNetwork, list[str]]
 def from_transformers(folder: Path) -> Converted:
     """Convert a folder with config.json, weights, preprocessor_config.json and the tokenizer's files."""
     raw = read_folder_json(folder / CONFIG_FILE)
-    if raw.get("model_type") not in FAMILIES:
+    if (family := raw.get("model_type")) not in FAMILIES:
+        advice = f"give a CLIPModel, SiglipModel, folder of open_clip or file of weights; {IMAGES_ALONE}"
         raise UserError(
-            f"{folder / CONFIG_FILE}: model_type: expected {' or '.join(FAMILIES)}, found {raw.get('model_type')!r}; "
-            "give the folder of a CLIPModel or a SiglipModel, a folder of open_clip, or a state dict of OpenAI's CLIP"
+            f"{folder / CONFIG_FILE}: model_type: expected {' or '.join(FAMILIES)}, found {family!r}; "
+            f"{NAFLEX if family == 'siglip2' else advice}"
         )
     state = folder_weights(folder)
     state = {name: value for name, value in state.items() if not name.endswith("position_ids")}

@@ -368,14 +368,29 @@ def test_wrong_sources_are_named(clip_tokenizer, tmp_path) -> None:
     resnet, coca = tmp_path / "resnet.pt", tmp_path / "coca.pt"
     torch.save({"visual.attnpool.k_proj.weight": torch.ones(1)}, resnet)
     torch.save({"visual.proj": torch.ones(5, 64), "text.cls_emb": torch.ones(5, 64)}, coca)
+
+    def of_type(family: str) -> Path:
+        (folder := tmp_path / family).mkdir()
+        (folder / "config.json").write_text(json.dumps({"model_type": family}))
+        return folder
+
+    settings["vision_cfg"] = {"timm_model_name": "naflexvit_base_patch16_siglip"}
+    naflex = write_open_clip(tmp_path / "naflex", model, settings)
     text, shown_by = ["--text_encoder", folder], ["--mean", *[0.4] * 3, "--std", *[0.3] * 3]
     for source, more, message in (
         (coca, [*text, *shown_by], "OpenAI's CLIP with a vision transformer, found cls_emb, too"),
         (folder, [*text, "--mean", 0, 0, 0], "--mean, --text_encoder: no part in the conv"),
         (tmp_path / "nothing", [], "FOLDER: .*nothing does not exist"),
-        (resnet, [], "--text_encoder: expected the folder of the text encoder's tokenizer"),
+        (coca, shown_by, "--text_encoder: expected the folder of the text encoder's tokenizer"),
         (resnet, text, "expected a CLIP with a vision .*, found visual.att"),
         (blip, [], "model_type: expected clip or siglip, found 'blip'"),
+        (
+            of_type("siglip2"),
+            [],
+            "found 'siglip2'; NaFlex shows patches of",
+        ),
+        (of_type("dinov2"), [], "found 'dinov2'; .*; a model of images alone is for fit .*--probe"),
+        (naflex, [], "timm_model_name: NaFlex shows patches of"),
         (pooled, [], "model_cfg.vision_cfg: expected .* alone, found attentional_pool"),
         (bare, [], "no tokenizer: .* give their folder by --text_encoder"),
     ):
