@@ -37,6 +37,11 @@ class Benchmark:
     )
     prompts: str = option(f"{PROMPTS} (public)", "public", metavar="FILE")
     ensemble: Ensemble = option(f"{ENSEMBLE}, as in CLIP (scores)", "scores")
+    probe: bool = option(
+        "also test logistic regressions on each image encoder's features, fitted to the train patients of the set; "
+        "MODEL may then be the folder of an image encoder alone (transformers, timm)",
+        False,
+    )
     device: str = device()
     imported: Sequence[str] = imports()
 
