@@ -16,6 +16,8 @@ def run(options: Options) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     # Import here to keep --help fast.
+    import pandas as pd
+
     from medclip_dcl.common.devices import usable_device
     from medclip_dcl.common.errors import UserError
     from medclip_dcl.common.findings import read_prompts
@@ -24,7 +26,7 @@ def run(options: Options) -> None:
     from medclip_dcl.runs.saved import other_geometry
     from medclip_dcl.studies import benchmark_plan as plan
     from medclip_dcl.studies.benchmark_page import write_page
-    from medclip_dcl.studies.benchmark_probe import Probes
+    from medclip_dcl.studies.benchmark_probe import Probes, shares_of
     from medclip_dcl.studies.one_run import LOG_FILE, run_one
 
     usable_device(options.device)
@@ -39,6 +41,7 @@ def run(options: Options) -> None:
     failures: list[str] = []
     runs: dict[str, list[plan.BenchmarkedRun]] = {}
     trained: dict[tuple[str, str], Answer] = {}
+    fits: list[pd.DataFrame] = []
     for name, prepared in sets.items():
         if prepared.changes:
             notes.append(prepared.changes)
@@ -51,7 +54,7 @@ def run(options: Options) -> None:
             print(failures[-1], flush=True)
             continue
         for model in (
-            Probes(name, prepared, options).each(models, notes, failures) if options.probe else models
+            Probes(name, prepared, options).each(models, notes, failures, fits) if options.probe else models
         ):
             where = f"{model.name} on {name}"
             trained[name, model.name] = model.lineage.of_set(prepared)
@@ -94,7 +97,8 @@ def run(options: Options) -> None:
     if unknown:
         notes.append(f"not known on which images they were trained: {', '.join(unknown)}")
     if runs:
-        print(f"page: {write_page(runs, baseline, trained, notes, failures, options.output)}")
+        shares = shares_of(fits, options.output) if fits and options.probe_shares else {}
+        print(f"page: {write_page(runs, baseline, trained, notes, failures, options.output, shares)}")
     if failures:
         print(f"tests failed: {len(failures)}; the same command tries them again", file=sys.stderr)
         raise SystemExit(1)

@@ -21,9 +21,11 @@ from transformers import ViTConfig, ViTModel
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.data.labelled import draw_patients
 from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
 from medclip_dcl.networks import TransformersRegions
 from tests.program import verb
+from tests.report.page import Page
 
 main = verb("benchmark")
 
@@ -229,3 +231,35 @@ def test_what_cannot_be_probed_is_one_line(
             main([*map(str, models), "--sets", str(folder), "--output", str(tmp_path / "out"), "--probe"])
         said = capsys.readouterr().out
         assert said.count("\n") == 1 and re.search(words, said)
+
+
+def test_shares_are_draws_of_patients_by_hand(run, labelled_set) -> None:
+    """Each draw has scalers and C of its own; a finding with too few images of a draw is left out of all means."""
+    output, command = run
+    command("--probe_shares", "0.02,0.8,1")
+    fits = pd.read_csv(output / "probe_shares.csv").query("model == 'vit (probe)'")
+    rows = saved(output, "vit", labelled_set)
+    train, validate = rows[rows["use"] == "train"], rows[rows["use"] == "validate"]
+    test = rows[rows["official_split"] == "test"]
+    fitted: dict[int, set[str]] = {}
+    assert [*fits.groupby("share")["draw"].nunique()] == [5, 5, 1]
+    for draw, of_draw in fits[fits["share"] == 0.8].dropna(subset="c").groupby("draw"):
+        drawn = train[
+            train["subject_id"].isin(draw_patients(train["subject_id"].to_numpy(), 0.8, int(str(draw))))
+        ]
+        counts = {x: drawn[x].value_counts() for x in [*FITTED, "Fracture"]}
+        enough = [x for x, n in counts.items() if min(n.get(0.0, 0), n.get(1.0, 0)) >= 5]
+        assert 0 < len(drawn) < len(train) and sorted(of_draw["finding"]) == sorted(enough)
+        fitted[int(str(draw))] = {*enough}
+        aucs = {c: np.mean([by_hand(drawn, validate, x, c)[1] for x in enough]) for c in CS}
+        best = max(CS, key=lambda c: aucs[c])
+        assert set(of_draw["c"]) == {best}
+        for _, row in of_draw.iterrows():
+            known = test[test[row["finding"]].isin([0.0, 1.0])]
+            logits, _ = by_hand(drawn, validate, row["finding"], best)
+            assert row["auc"] == pytest.approx(roc_auc_score(known[row["finding"]], logits(known)), abs=1e-9)
+    shown = {row[0]: row for row in Page((output / "benchmark.html").read_text()).tables[-2][1:]}
+    over = sorted(set.intersection(*fitted.values()))
+    means = fits[(fits["share"] == 0.8) & fits["finding"].isin(over)].groupby("draw")["auc"].mean()
+    assert over and shown["0.8"][2] == f"{means.mean():.3f} [{means.min():.3f}, {means.max():.3f}]"
+    assert shown["0.02"][1:] == ["–", "–"]
