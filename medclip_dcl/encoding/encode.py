@@ -78,7 +78,7 @@ def encode(settings: Encode) -> Path:
     workers = (
         (0 if device.type == "cpu" else available_cores()) if settings.workers is None else settings.workers
     )
-    batches = _batches(left_images, view, settings.batch_size, workers)
+    batches = batches_of(left_images, view, settings.batch_size, workers)
     features.write(_features(network, batches), len(batches), "images")
     write_json(info, folder / INFO_FILE)
     kept.remove()
@@ -87,7 +87,8 @@ def encode(settings: Encode) -> Path:
     return folder
 
 
-def _batches(stored: StoredImages, view: View, batch_size: int, workers: int) -> DataLoader:
+def batches_of(stored: StoredImages, view: View, batch_size: int, workers: int) -> DataLoader:
+    """Loader of whole images in the view of evaluation."""
     from torch.utils.data import DataLoader
 
     from medclip_dcl.data.images import ImageExamples, Images

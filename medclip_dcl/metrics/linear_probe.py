@@ -1,4 +1,4 @@
-"""Linear probes: softmax classifiers on frozen features, several draws of labels at once."""
+"""Linear probes on frozen features: softmax classifiers, several draws of labels at once, and logistic regressions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+
+from medclip_dcl.metrics.weighted import weighted_auc
 
 
 @dataclass(frozen=True)
@@ -100,3 +102,29 @@ def standardisation(
     deviation = features.std(dim=0, correction=0)
     least = 0.01 * deviation.mean()
     return features.mean(dim=0), deviation.clamp_min(least) if least > 0 else torch.ones_like(deviation)
+
+
+def logistic_probes(
+    features: Float[np.ndarray, "image feature"], targets: Float[np.ndarray, "image finding"], strength: float
+) -> tuple[Float[np.ndarray, "finding feature"], Float[np.ndarray, " finding"]]:
+    """Weights and biases of scikit-learn's logistic regression (L2, C, L-BFGS) of each finding; NaN is left out."""
+    from sklearn.linear_model import LogisticRegression
+
+    found = []
+    for target in targets.T:
+        known = ~np.isnan(target)
+        model = LogisticRegression(C=strength, max_iter=1000)
+        found.append(model.fit(features if known.all() else features[known], target[known]))
+    return np.concatenate([one.coef_ for one in found]), np.concatenate([one.intercept_ for one in found])
+
+
+def finding_aucs(
+    scores: Float[np.ndarray, "image finding"], targets: Float[np.ndarray, "image finding"], min_cases: int
+) -> Float[np.ndarray, " finding"]:
+    """AUC of each finding without its targets of NaN; NaN with fewer than `min_cases` images of a class."""
+    found = np.full(targets.shape[1], np.nan)
+    for place, (score, target) in enumerate(zip(scores.T, targets.T, strict=True)):
+        positive, known = target == 1, ~np.isnan(target)
+        if min(positive.sum(), (target == 0).sum()) >= min_cases:
+            found[place] = weighted_auc(score[known], positive[known], np.ones((1, known.sum())))[0]
+    return found

@@ -16,30 +16,32 @@ def run(options: Options) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     # Import here to keep --help fast.
+    import pandas as pd
+
     from medclip_dcl.common.devices import usable_device
     from medclip_dcl.common.errors import UserError
     from medclip_dcl.common.findings import read_prompts
+    from medclip_dcl.data.lineage import Answer
     from medclip_dcl.report.draws import require_same_cases
     from medclip_dcl.runs.saved import other_geometry
     from medclip_dcl.studies import benchmark_plan as plan
     from medclip_dcl.studies.benchmark_page import write_page
+    from medclip_dcl.studies.benchmark_probe import Probes, shares_of
     from medclip_dcl.studies.one_run import LOG_FILE, run_one
 
     usable_device(options.device)
-    models = plan.read_models(options.models, options.names and options.names.split(","))
+    models = plan.read_models(options.models, options.names and options.names.split(","), options.probe)
     sets, prompts = plan.read_sets(options.sets), read_prompts(options.prompts, "--prompts")
-    names = [model.name for model in models]
+    names = [model.name for model in models if not model.is_encoder]
+    names += [model.probe for model in models if options.probe]
     baseline = names[0] if options.baseline is None else options.baseline
     if baseline not in names:
         raise UserError(f"--baseline: expected one of {', '.join(names)}, found {baseline!r}")
-    notes: list[str] = []
+    notes = ["Intervals of probes are over test patients: not over draws of train patients"] * options.probe
     failures: list[str] = []
     runs: dict[str, list[plan.BenchmarkedRun]] = {}
-    trained = {
-        (name, model.name): model.lineage.of_set(prepared)
-        for name, prepared in sets.items()
-        for model in models
-    }
+    trained: dict[tuple[str, str], Answer] = {}
+    fits: list[pd.DataFrame] = []
     for name, prepared in sets.items():
         if prepared.changes:
             notes.append(prepared.changes)
@@ -51,8 +53,11 @@ def run(options: Options) -> None:
             failures.append(f"{name}: no image of {prepared.folder} is for test; {advice}")
             print(failures[-1], flush=True)
             continue
-        for model in models:
+        for model in (
+            Probes(name, prepared, options).each(models, notes, failures, fits) if options.probe else models
+        ):
             where = f"{model.name} on {name}"
+            trained[name, model.name] = model.lineage.of_set(prepared)
             if model.findings and not {*model.findings} & {*prepared.findings}:
                 notes.append(f"{where}: not applicable, the set labels none of {', '.join(model.findings)}")
                 print(notes[-1], flush=True)
@@ -88,11 +93,12 @@ def run(options: Options) -> None:
                 notes.append(f"{marks} {where}: trained on {trained[name, model.name]}")
     if not runs and not failures:  # an earlier page in the folder is not that of this command
         raise UserError("MODEL: expected one that applies to a set of --sets, found none; nothing was tested")
-    unknown = [model.name for model in models if not all(trained[name, model.name].is_known for name in sets)]
+    unknown = dict.fromkeys(name for (_, name), answer in trained.items() if not answer.is_known)
     if unknown:
         notes.append(f"not known on which images they were trained: {', '.join(unknown)}")
     if runs:
-        print(f"page: {write_page(runs, baseline, trained, notes, failures, options.output)}")
+        shares = shares_of(fits, options.output) if fits and options.probe_shares else {}
+        print(f"page: {write_page(runs, baseline, trained, notes, failures, options.output, shares)}")
     if failures:
         print(f"tests failed: {len(failures)}; the same command tries them again", file=sys.stderr)
         raise SystemExit(1)

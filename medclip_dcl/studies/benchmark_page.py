@@ -89,6 +89,7 @@ def write_page(
     notes: Sequence[str],
     failures: Sequence[str],
     output: Path,
+    more: Mapping[str, Table] = {},
 ) -> Path:
     """Write benchmark.html and benchmark.csv; the same results give the same files.
 
@@ -99,6 +100,7 @@ def write_page(
         notes: lines for the head of the page.
         failures: models and sets that were not tested.
         output: folder.
+        more: set -> a further table of it.
     """
     sets = [_compared_on(name, of_set, baseline) for name, of_set in runs.items()]
     groups = {(one.name, run.name): groups_of_run(run) for one in sets for run in one.runs}
@@ -119,7 +121,11 @@ def write_page(
     marks_of = {(one.name, side): _marks(one, side, trained) for one in sets for side in one.sides}
     of_sets = {}
     for one in sets:
-        tables = (*(_classified(one, trained, name) for name in _BY_FINDING), _localised(one, trained))
+        tables = [
+            *(_classified(one, trained, name) for name in _BY_FINDING),
+            _localised(one, trained),
+            *filter(None, [more.get(one.name)]),
+        ]
         of_sets[describe_data(one.runs[0].tested)] = [table for table in tables if table.rows]
     means = [(one, x._replace(group=one.name)) for one in sets for x in _MEANS]
     sides = {label: side for one in sets for label, side in one.sides.items()}

@@ -14,7 +14,7 @@ import yaml
 from medclip_dcl.common.command_line import available_cores, digests_of_imports
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest_of_file, write_json, write_text
-from medclip_dcl.common.find_model import FoundModel, find_model
+from medclip_dcl.common.find_model import CONFIG_FILE, FoundModel, find_model, is_exported
 from medclip_dcl.common.findings import Ensemble, PromptEnsembles, ensemble_used
 from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, SavedModel, read_model
 from medclip_dcl.data.lineage import Answer, Lineage
@@ -33,7 +33,7 @@ _PARTS = ("image_encoder", "text_encoder", "similarity", "findings")
 
 @dataclass(frozen=True)
 class Model:
-    """A model under its name in the tables: `saved` is a checkpoint or an exported folder."""
+    """A model under its name in the tables: `saved` is a checkpoint, an exported folder, or one of an encoder alone."""
 
     name: str
     saved: SavedModel
@@ -41,6 +41,16 @@ class Model:
     @property
     def is_classifier(self) -> bool:
         return self.saved.kind == CLASSIFIER
+
+    @property
+    def is_encoder(self) -> bool:
+        """An image encoder alone, in the folder of a library."""
+        return not self.saved.kind
+
+    @property
+    def probe(self) -> str:
+        """Name of the probe of its image encoder."""
+        return f"{self.name} (probe)"
 
     @property
     def findings(self) -> list[str]:
@@ -55,16 +65,23 @@ class Model:
         """Changes with the weights or the description."""
         path = self.saved.path
         files = [path / "config.json", path / "model.safetensors"] if path.is_dir() else [path]
+        if self.is_encoder:  # its weights may be several files
+            files = sorted(x for end in ("*.json", "*.safetensors", "*.bin") for x in path.glob(end))
         return "".join(map(digest_of_file, files))
 
 
-def read_models(paths: Sequence[Path], names: Sequence[str] | None) -> list[Model]:
-    """Models of run folders (the best checkpoint by validation, else the last), checkpoints and exported folders."""
+def read_models(paths: Sequence[Path], names: Sequence[str] | None, encoders: bool = False) -> list[Model]:
+    """Models of run folders (the best checkpoint by validation, else the last), checkpoints and exported folders.
+
+    With `encoders` also folders of transformers and timm, which are not read here.
+    """
     found = []
     for path in paths:
-        saved = read_model(find_model(path).path)
-        saved.require_network(IMAGE_TEXT, CLASSIFIER)
-        found.append(saved)
+        file = find_model(path).path
+        is_encoder = encoders and (file / CONFIG_FILE).is_file() and not is_exported(file)
+        found.append(SavedModel(file) if is_encoder else read_model(file))
+        if not is_encoder:
+            found[-1].require_network(IMAGE_TEXT, CLASSIFIER)
     return [Model(*one) for one in zip(_names("MODEL", paths, names), found, strict=True)]
 
 
@@ -149,7 +166,7 @@ def test_of(
     config = yaml.safe_dump(settings, sort_keys=False)
 
     def prepare() -> None:
-        if _asked_for(folder) != asked or not is_readable(folder):
+        if asked_for(folder) != asked or not is_readable(folder):
             (folder / RESULTS_FILE).unlink(missing_ok=True)
             write_json(asked, folder / ASKED_FILE)
         write_text(config, folder / TEST_CONFIG)
@@ -158,7 +175,7 @@ def test_of(
     return Run({"model": model.name, "set": name}, folder, arguments, of_each), prepare
 
 
-def _asked_for(folder: Path) -> dict[str, Any]:
+def asked_for(folder: Path) -> dict[str, Any]:
     """Record of what a test was made of; empty for none and for a damaged one."""
     with suppress(OSError, SavedResultsError):
         return read_json(folder / ASKED_FILE)
@@ -176,7 +193,7 @@ def is_readable(folder: Path) -> bool:
 
 def has_changed(run: Run, model: Model) -> bool:
     """True if the weights are no longer those that the test was asked for."""
-    return _asked_for(run.folder).get("model") != model.digest()
+    return asked_for(run.folder).get("model") != model.digest()
 
 
 def _config(

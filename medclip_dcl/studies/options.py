@@ -12,11 +12,13 @@ from medclip_dcl.common.command_line import (
     PROMPTS,
     device,
     imports,
+    number,
     option,
     positional,
     require_task,
     whole_number,
 )
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import Ensemble
 
 
@@ -37,8 +39,23 @@ class Benchmark:
     )
     prompts: str = option(f"{PROMPTS} (public)", "public", metavar="FILE")
     ensemble: Ensemble = option(f"{ENSEMBLE}, as in CLIP (scores)", "scores")
+    probe: bool = option(
+        "also test logistic regressions on each image encoder's features, fitted to the train patients of the set; "
+        "MODEL may then be the folder of an image encoder alone (transformers, timm)",
+        False,
+    )
+    probe_shares: Sequence[float] = option(
+        "with --probe: also fits on these shares of the train patients, five draws of each (none)",
+        (),
+        type=lambda text: sorted({*map(number(1), text.split(","))}),
+        metavar="A,B",
+    )
     device: str = device()
     imported: Sequence[str] = imports()
+
+    def __post_init__(self) -> None:
+        if self.probe_shares and not self.probe:
+            raise UserError("--probe_shares: expected --probe beside it, found none; add it")
 
 
 @dataclass(frozen=True, kw_only=True)
