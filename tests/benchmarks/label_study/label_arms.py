@@ -46,8 +46,7 @@ class TfidfSentences(SentenceEncoder):
         self.vocabulary = {term: place for place, term in enumerate(known, 1)}  # 0 pads
         self.dim = dim
         self._split = TfidfVectorizer(**SPLIT).build_analyzer()
-        self.weights = nn.Module()
-        self.weights.register_buffer("idf", torch.tensor([0.0, *known.values()]))
+        self.weights = _Idf([*known.values()])
         self.projection = nn.Linear(len(known), dim)
 
     @property
@@ -78,6 +77,14 @@ class TfidfSentences(SentenceEncoder):
         self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
     ) -> Float[Tensor, "sentence dim"]:
         return self.project(self.states(tokens, lengths))
+
+
+class _Idf(nn.Module):
+    idf: Tensor
+
+    def __init__(self, known: list[float]) -> None:
+        super().__init__()
+        self.register_buffer("idf", torch.tensor([0.0, *known]))
 
 
 # As in `rank`.
@@ -194,7 +201,7 @@ def scores_of(
 
 
 class Sentences(SentenceClassification):
-    """`SentenceClassification` of all arms, with further means over classes, of test alone.
+    """`SentenceClassification` of all arms, with further means over classes in the section by_mentions, of test alone.
 
     rare_often, rare_seldom, rare_never: of rare classes that at least five, one to four, none of the training reports
     mention. seen, unseen: of the wordings that a training report has, or none.
@@ -225,9 +232,8 @@ class Sentences(SentenceClassification):
         self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
     ) -> dict[str, EvaluationResult]:
         found = super().summarise(network, values, tables)
-        cases = found[self.section].predictions
-        found[self.section].metrics |= further_means(cases, self.mentions)
-        return found
+        means = further_means(found[self.section].predictions, self.mentions)
+        return {**found, "by_mentions": EvaluationResult(means)}
 
     @property
     def sentence_ids(self) -> list[int]:
@@ -237,7 +243,7 @@ class Sentences(SentenceClassification):
 
 def further_means(cases: pd.DataFrame, mentions: pd.Series) -> dict[str, float | None]:
     """Mean AUC over classes of the groups that `Sentences` describes; None for an empty one."""
-    aucs = cases.groupby("sentence_id").apply(_auc, include_groups=False)
+    aucs = pd.Series({one: _auc(x) for one, x in cases.groupby("sentence_id")}, dtype=float)
     of = cases.drop_duplicates("sentence_id").set_index("sentence_id")[["class", "rho"]]
     of = of.assign(auc=aucs, n_train=mentions.reindex(of.index).fillna(0))
     by_class = of.groupby("class").agg(auc=("auc", "mean"), rho=("rho", "first"), said=("n_train", "sum"))

@@ -2,7 +2,8 @@
 
     python tests/benchmarks/label_study/label_open_i.py SET --labels negbio_gold_14_labels.csv
 
-Run by hand, never in CI: some minutes of a core. SET is made by `prepare openi --text_only`. Ten times the reports
+Run by hand, never in CI: nine minutes of a core. What is finished is kept in SET/label_study; a second command with
+--last_first shares the work. SET is made by `prepare openi --text_only`. Ten times the reports
 are halved at random. One half learns; sentences_open_i.yaml has the sentences of five findings, of which those count
 that the half says at least twice. In the other half P(x, r) of a sentence is compared between reports that deny the
 finding (a sentence does, gold 0), reports that are positive (gold 1), and silent ones (no sentence names it, gold 0).
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from jaxtyping import Bool, Float
 from scipy.sparse import csr_matrix, vstack
 from sklearn.metrics import roc_auc_score
 
-from medclip_dcl.common.files import read_yaml
+from medclip_dcl.common.files import read_yaml, write_text
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.encoding.rank_reports import Reports, posterior_vectors, reports_of, tfidf_rows
 from medclip_dcl.objectives.posterior_targets import posterior
@@ -113,6 +114,16 @@ def halving(
                 yield {**row, **{f"n_{name}": x.sum() for name, x in groups.items()}}
 
 
+def summary(files: Sequence[Path]) -> pd.DataFrame:
+    """Means over the halvings of these files; `halvings` are those in which the finding has such a sentence."""
+    rows = pd.concat([pd.read_csv(file) for file in sorted(files)])
+    groups = rows.groupby(["finding", "sentences", "labels"], sort=False)
+    table = groups.mean(numeric_only=True)
+    table.insert(0, "halvings", groups["auc"].count())
+    table.insert(3, "auc_deviation", groups["auc"].std())
+    return table
+
+
 def gold_labels(file: Path) -> pd.DataFrame:
     """By study_id, which is the number in a report's name."""
     table = pd.read_csv(file)
@@ -125,6 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=formatter)
     parser.add_argument("data", type=Path, metavar="SET")
     parser.add_argument("--labels", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--last_first", action="store_true", help="for a second command beside the first")
     options = parser.parse_args()
     prepared, gold = PreparedSet(options.data), gold_labels(options.labels)
     uses = [reports_of(prepared, use) for use in ("train", "validate", "test")]
@@ -133,13 +145,15 @@ def main() -> None:
     reports = Reports(reports.study_id[is_labelled], reports.says[is_labelled])
     print(f"{is_labelled.sum():,} of {len(is_labelled):,} reports have gold labels")
     texts = prepared.table("sentences").sort_values("sentence_id")["text"].to_numpy(dtype=object)
-    rows = [row for draw in range(HALVINGS) for row in halving(reports, texts, gold, draw, prepared.folder)]
-    groups = pd.DataFrame(rows).groupby(["finding", "sentences", "labels"], sort=False)
-    table = groups.mean(numeric_only=True)
-    table.insert(0, "halvings", groups["auc"].count())
-    table.insert(3, "auc_deviation", groups["auc"].std())
+    kept = prepared.folder / "label_study"
+    kept.mkdir(exist_ok=True)
+    for draw in range(HALVINGS)[:: -1 if options.last_first else 1]:
+        if not (file := kept / f"{draw}.csv").is_file():
+            rows = pd.DataFrame(halving(reports, texts, gold, draw, prepared.folder))
+            write_text(rows.to_csv(index=False), file)
+        table = summary([*kept.glob("*.csv")])
+        table.to_csv(OUTPUT, float_format="%.4f")
     print(table.round(3).to_string())
-    table.to_csv(OUTPUT, float_format="%.4f")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ SHRUNK_BY, QUANTILE = 5, 0.8
 _MRR = {"mrr": ("own_sentences/mrr", "own_mrr"), "mrr_within": ("own_sentences/mrr_within", "own_mrr_within")}
 OF_SENTENCES = {
     **{name: f"sentences/{name}/auc" for name in ("common", "middle", "rare")},
-    **{name: f"sentences/{name}" for name in ("rare_often", "rare_seldom", "rare_never", "seen", "unseen")},
+    **{name: f"by_mentions/{name}" for name in ("rare_often", "rare_seldom", "rare_never", "seen", "unseen")},
     **{"all": "sentences/auc", "p_at_10": "sentences/precision_at_10"},
 }
 OF_PAIRS = {
@@ -121,7 +121,7 @@ def write_misread_release(folder: Path, seed: int, share: float) -> None:
     for file in raw.iterdir():
         (out / file.name).symlink_to(Path("../pairs_raw") / file.name)
     name = "mimic-cxr-2.0.0-chexpert.csv.gz"
-    table = pd.read_csv(raw / name, dtype={"subject_id": str, "study_id": "int64"})
+    table = pd.read_csv(raw / name, dtype={"subject_id": str})
     found = misread_labels(PreparedSet(folder / "set"), seed, share)
     is_read = table["study_id"].isin(found.index)
     columns = table.columns[2:]
@@ -157,7 +157,7 @@ def other_c(found: Ranking, reports: np.ndarray, says: np.ndarray) -> dict[str, 
     return {"shrunk": shrunk, "quantile": np.quantile(g, QUANTILE, axis=1)}
 
 
-def mention_model(prepared: PreparedSet) -> dict[str, np.ndarray]:
+def mention_model(prepared: PreparedSet) -> dict[str, Any]:
     """Arrays of `label_arms.MentionScores`, from the mention model that `rank --posterior` learns of this set.
 
     The model is linear in a report's labels: those of reports with one label each show its weights.
@@ -378,7 +378,7 @@ def chosen_settings(table: pd.DataFrame) -> dict[str, list[str]]:
     best = table.groupby(["arm", "replicate"], sort=False)["validate mrr"].max()
     means = best.groupby("arm", sort=False).mean()
     arms = means.index.str.split("-").str[0]
-    return {str(arm): means[arms == arm].idxmax().split("-")[1:] for arm in dict.fromkeys(arms)}
+    return {str(arm): str(means[arms == arm].idxmax()).split("-")[1:] for arm in dict.fromkeys(arms)}
 
 
 def test(folder: Path, seed: int, plan: dict[str, Any], rows: Path, hashed: str) -> None:
@@ -407,15 +407,18 @@ def of_report_labels(folder: Path) -> dict[str, float | None]:
     scores = evaluation.by.of_chances(present, [*labels], evaluation.sentence_ids).T.numpy()
     values = dict(zip(images["dicom_id"], scores, strict=True))
     network: Any = None  # not needed for values that are there
-    found = {"sentences": evaluation.summarise(network, values, tables)["sentences"].metrics}
+    found: Any = {name: x.metrics for name, x in evaluation.summarise(network, values, tables).items()}
     return {f"test {name}": reduce(getitem, path.split("/"), found) for name, path in OF_SENTENCES.items()}
 
 
 def tested_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Without the truth on validate images, and with the mean of the three bands."""
-    names = [name for name in table if not name.startswith("validate") or name.startswith("validate mrr")]
+    names = [x for x in map(str, table) if not x.startswith("validate") or x.startswith("validate mrr")]
     bands = table[[f"test {band}" for band in ("common", "middle", "rare")]].mean(axis=1, skipna=False)
-    return table[names].assign(**{"test bands": bands})
+    table = table[names].assign(**{"test bands": bands})
+    if "test cnr" in table:
+        table["test cnr"] /= 10  # rows hold numbers from 0 to 1
+    return table
 
 
 SMOKE = {
@@ -437,7 +440,7 @@ def smoke(folder: Path, seed: int) -> None:
                 name = f"smoke_{start}_{similarity}_{arm}"
                 with core_seconds(name):
                     table = tested_rows(results(folder, name, each))
-                lacks = [column for column in table if table[column].isna().any()]
+                lacks = [column for column in map(str, table) if table[column].isna().any()]
                 print(f"  {len(table)} rows, without a number: {', '.join(lacks) or 'none'}", flush=True)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -45,6 +46,7 @@ from sklearn.metrics import roc_auc_score
 
 from data_prep.phantom.options import Options
 from data_prep.phantom.release import write_phantom
+from medclip_dcl.command.config_files import allow_imports
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.data.ranking import Ranking
 from medclip_dcl.encoding.options import Rank
@@ -233,8 +235,9 @@ def test_label_head_scores_are_those_of_the_mention_model(phantom, tmp_path):
     text = TfidfSentences(dim=16, terms='{"no": 1.0}')
     network = ImageTextNetwork(ResNetRegions(dim=16, stride=16, width=8), text, image_size=32).eval()
     network.set_label_head(model.finding[:3])
+    assert network.label_head is not None
     torch.nn.init.normal_(network.label_head.weight)
-    encoded = network.encode(torch.rand(2, 1, 32, 32))
+    encoded = network.encode(torch.rand(2, 3, 32, 32))
     of_labels = [model.finding.index(one) for one in network.label_findings]
     chances = torch.sigmoid(network.label_logits(encoded)).detach()
     expected = model.sentences[:2] @ (model.silent + chances @ model.of_finding[of_labels]).T
@@ -254,8 +257,9 @@ def test_labels_of_reports_score_sentences_by_g(phantom):
     labels = prepared.table("labels").set_index("study_id").reindex(images["study_id"])
     scores = model["sentence"] @ (model["silent"] + (labels == 1).to_numpy(float) @ model["of_finding"]).T
     true = prepared.table("image_classes")
-    by_class = {}
-    for sentence_id, one in prepared.table("classes").set_index("sentence_id")["class_id"].items():
+    by_class: dict[int, list[float]] = {}
+    classes = prepared.table("classes")
+    for sentence_id, one in zip(classes["sentence_id"], classes["class_id"], strict=True):
         holds = images["dicom_id"].isin(true.loc[true["class_id"] == one, "dicom_id"]).to_numpy()
         if min(holds.sum(), (~holds).sum()) >= 10:
             row = int(np.searchsorted(ids, sentence_id))
@@ -267,6 +271,14 @@ def test_labels_of_reports_score_sentences_by_g(phantom):
 
 # The plan
 
+
+@pytest.fixture
+def imported():
+    allow_imports(["label_arms"])
+    yield
+    allow_imports(())
+
+
 FACTS = {"seed": 291, "log_p": "lm", "ranking": "both", "text_embedding": "lm-mean"}
 FACTS |= {"posterior": "labels", "posterior_shrunk": "shrunk", "posterior_quantile": "quantile"}
 
@@ -274,7 +286,7 @@ FACTS |= {"posterior": "labels", "posterior_shrunk": "shrunk", "posterior_quanti
 @pytest.mark.slow
 @pytest.mark.parametrize(("start", "similarity"), [("frozen", "lm"), ("frozen", "tfidf"), ("scratch", "lm")])
 @pytest.mark.parametrize("is_tested", [False, True])
-def test_arms_are_experiments(start, similarity, is_tested, tmp_path, monkeypatch):
+def test_arms_are_experiments(start, similarity, is_tested, tmp_path, monkeypatch, imported):
     monkeypatch.chdir(tmp_path)
     plan, of_sets = read_start(start), {"set": FACTS, "set_errors": FACTS}
     Path("terms.json").write_text('{"no": 1.0}')
@@ -326,7 +338,7 @@ def simulated(start, points, n):
     for similarity in plan["similarities"]:
         for arm in arms_of(plan, similarity):
             noise = random.standard_normal(n)
-            noise = (noise - noise.mean()) / noise.std(ddof=1)
+            noise = (noise - noise.mean()) / noise.std(ddof=1) / 2
             for step, replicate in itertools.product(steps, range(n)):
                 rule = "best" if step == best else "end"
                 mean = points.get((similarity, arm, rule), points.get(arm, 0.0))
@@ -341,7 +353,7 @@ def simulated(start, points, n):
     return pd.DataFrame(rows), plan
 
 
-ALL_GAIN = {"posterior": 4.0, "truth": 4.0}
+ALL_GAIN: dict[Any, float] = {"posterior": 4.0, "truth": 4.0}
 
 
 @pytest.mark.parametrize(
