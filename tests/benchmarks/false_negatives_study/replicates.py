@@ -114,8 +114,8 @@ def split_patients(folder: Path, pairs: int) -> None:
     table.to_csv(folder / "drawn.csv", index=False)
 
 
-def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
-    """Everything that heads are trained on; names and numbers that settings of arms refer to."""
+def prepare_encoded(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
+    """Sets, language model, image encoder and features; names and numbers that settings of arms refer to."""
     folder.mkdir(parents=True, exist_ok=True)
     run(
         folder,
@@ -169,11 +169,17 @@ def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
         "encode start/checkpoints/untrained.ckpt set --name frozen",
         "set/features/frozen/features.json",
     )
+    stem = next((folder / "set/log_p").glob("language_model-*.parquet")).stem
+    return {"seed": seed, "log_p": stem, "folder": "."}
+
+
+def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
+    """Everything that heads are trained on; names and numbers that settings of arms refer to."""
+    facts = prepare_encoded(folder, seed, plan)
     run(folder, "rank set", "set/ranking/rest_labels-*.parquet")
     run(folder, "rank set --rest_alone", "set/ranking/rest-*.parquet")
     prepared = PreparedSet(folder / "set")
-    stem = next((folder / "set/log_p").glob("language_model-*.parquet")).stem
-    sentences = prepared.table("sentences").merge(prepared.log_p(stem), on="sentence_id")
+    sentences = prepared.table("sentences").merge(prepared.log_p(facts["log_p"]), on="sentence_id")
     sentences = sentences.merge(
         prepared.table("classes")[["sentence_id", "rho"]], on="sentence_id", how="left"
     )
@@ -192,13 +198,11 @@ def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
     )
     true.to_parquet(folder / "set/log_p/true_rho.parquet")
     return {
+        **facts,
         "mean_eta": float(chances @ eta["eta"].to_numpy()),
         "mean_rho": mean_rho,
-        "seed": seed,
-        "log_p": stem,
         "ranking": next((folder / "set/ranking").glob("rest_labels-*.parquet")).stem,
         "rest_alone": next((folder / "set/ranking").glob("rest-*.parquet")).stem,
-        "folder": ".",
     }
 
 
@@ -244,7 +248,7 @@ def experiment(
             "model.init_args.text_encoder.init_args.pretrained": "lm/language_model",
             "data.init_args.folder": "set",
             "data.init_args.log_p": facts["log_p"],
-            "data.init_args.ranking": facts["ranking"],
+            "data.init_args.ranking": facts.get("ranking"),
             **(retrieval if test else {}),
             **(settings or {}),
         },

@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import replicates
 import torch
 from label_arms import Sentences, write_terms
 from reading import plan_hash, read_plan
@@ -37,6 +36,7 @@ from replicates import (
     each_in_its_folder,
     experiment,
     filled,
+    prepare_encoded,
     run,
     study,
     write_rows,
@@ -186,7 +186,7 @@ def mention_model(prepared: PreparedSet) -> dict[str, Any]:
 
 def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Names and numbers that settings of arms refer to, of the sets with and without errors of the labeller."""
-    facts = replicates.prepare(folder, seed, plan)
+    facts = prepare_encoded(folder, seed, plan)
     run(folder, "embed set --model lm/language_model --pooling mean", "set/text_embedding/*.parquet")
     if not (folder / "mentions.parquet").is_file():
         prepared = PreparedSet(folder / "set")
@@ -435,13 +435,12 @@ def smoke(folder: Path, seed: int) -> None:
         with core_seconds(f"{start}: preparation"):
             of_sets = prepare(folder, seed, plan)
         for similarity in plan["similarities"]:
-            for arm in arms_of(plan, similarity):
-                each = experiments(plan, of_sets, similarity, [(arm, ["usual"])], [4, 8], test=True)
-                name = f"smoke_{start}_{similarity}_{arm}"
-                with core_seconds(name):
-                    table = tested_rows(results(folder, name, each))
-                lacks = [column for column in map(str, table) if table[column].isna().any()]
-                print(f"  {len(table)} rows, without a number: {', '.join(lacks) or 'none'}", flush=True)
+            levels = [(arm, ["usual"]) for arm in arms_of(plan, similarity)]
+            each = experiments(plan, of_sets, similarity, levels, [2, 4], test=True)
+            with core_seconds(f"{start}, {similarity}: {len(levels)} arms"):
+                table = tested_rows(results(folder, f"smoke_{start}_{similarity}", each))
+            lacks = [column for column in map(str, table) if table[column].isna().all()]
+            print(f"  {len(table)} rows, without any number: {', '.join(lacks) or 'none'}", flush=True)
 
 
 @contextmanager

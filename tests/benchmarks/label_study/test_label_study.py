@@ -279,7 +279,7 @@ def imported():
     allow_imports(())
 
 
-FACTS = {"seed": 291, "log_p": "lm", "ranking": "both", "text_embedding": "lm-mean"}
+FACTS = {"seed": 291, "log_p": "lm", "text_embedding": "lm-mean"}
 FACTS |= {"posterior": "labels", "posterior_shrunk": "shrunk", "posterior_quantile": "quantile"}
 
 
