@@ -80,7 +80,7 @@ def rank_reports(settings: Rank) -> Path:
     sentences = prepared.table("sentences").sort_values("sentence_id", ignore_index=True)
     train, validate = (reports_of(prepared, use) for use in ("train", "validate"))
     is_said = np.asarray(train.says.sum(0))[0] > 0
-    terms = _tfidf_rows(sentences["text"].to_numpy(dtype=object), is_said, settings.data)
+    terms = tfidf_rows(sentences["text"].to_numpy(dtype=object), is_said, settings.data)
     if not settings.posterior and (train.says.sum(1) > 1).sum() < 2:
         raise PreparedDataError(
             f"{settings.data}: expected two training reports of several sentences, found fewer"
@@ -92,7 +92,7 @@ def rank_reports(settings: Rank) -> Path:
     ids = sentences["sentence_id"].to_numpy()
     if settings.posterior and labels is not None:
         seal |= prepared.seal_of_labels() if settings.labels is None else {}
-        vectors, parts = _posterior(terms, ids, [train, validate], labels)
+        vectors, parts = posterior_vectors(terms, ids, [train, validate], labels)
     else:
         vectors, parts = _ranking(terms, ids, [train, validate], labels)
     studies = np.concatenate([train.study_id, validate.study_id])
@@ -148,7 +148,7 @@ def _ranking(
     return vectors, _sentence_vectors(terms, ids, [weights for weights, _ in learned], ranked)
 
 
-def _posterior(terms: csr_matrix, ids: np.ndarray, uses: list[Reports], labels: pd.DataFrame) -> _Learned:
+def posterior_vectors(terms: csr_matrix, ids: np.ndarray, uses: list[Reports], labels: pd.DataFrame) -> _Learned:
     """By a mention model, with f(r) the codes 1 and -1 of each column less their means over training reports, and 1."""
     codes = [_codes(labels, x.study_id).toarray().reshape(-1, labels.shape[1], 3)[:, :, :2] for x in uses]
     varies = np.ptp(codes[0], axis=0) > 0
@@ -177,7 +177,7 @@ def reports_of(prepared: PreparedSet, use: str) -> Reports:
     return Reports(studies, said)
 
 
-def _tfidf_rows(texts: np.ndarray, is_said: Bool[np.ndarray, " sentence"], folder: Path) -> csr_matrix:
+def tfidf_rows(texts: np.ndarray, is_said: Bool[np.ndarray, " sentence"], folder: Path) -> csr_matrix:
     """Tf-idf of all sentences, (sentence, term); the terms are those of training reports' sentences."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +82,7 @@ class Difference:
     arms: tuple[str, str]
     values: np.ndarray
     tail: float = 0.025
+    read: str = ""
 
     def __post_init__(self) -> None:
         self.n = len(self.values)
@@ -135,25 +137,52 @@ class Rows:
         test = self.by_arm.get((*key, outcome, "test"), np.full((len(self.replicates), 1), np.nan))
         return 100 * test[:, min(len(self.plan["kept_steps"]), test.shape[1]) - 1]
 
-    def differences(self, name: str, one: Settings, setting: tuple[Any, ...] = ()) -> list[Difference]:
-        """Of each pair of arms, and last of an equality's margin, over the replicates that have all of these arms."""
-        pairs = [*one["arms"], *([one["margin"]["arms"]] if one.get("kind") == "equality" else [])]
-        chosen_by = None if one["step"] == "end" else one.get("chosen_by", one["outcome"])
-        setting = setting or (one["similarity"], self.plan["read"]["pairs"], self.plan["read"]["start"])
-        arms = {arm: self.arm((*setting, arm), one["outcome"], chosen_by) for pair in pairs for arm in pair}
-        lacks = {arm: np.isnan(points) for arm, (_, points) in arms.items()}
+    def differences(self, name: str, one: Settings) -> list[Difference]:
+        """Of each similarity, pair of arms and step, and last of an equality's margin.
+
+        Over the replicates that have all of these arms, which are of the similarity unless named SIMILARITY/ARM.
+        """
+        every = [*itertools.product(listed(one["similarity"]), one["arms"], listed(one["step"]))]
+        if one.get("kind") == "equality" and "arms" in one["margin"]:
+            every.append((one["similarity"], one["margin"]["arms"], one["step"]))
+        chosen_by = {"end": None, "best": one.get("chosen_by", one["outcome"])}
+        arms = {
+            (arm, similarity, step): self.arm(self._key(similarity, arm), one["outcome"], chosen_by[step])
+            for similarity, pair, step in every
+            for arm in pair
+        }
+        lacks: dict[str, np.ndarray] = {}
+        for (arm, *_), (_, points) in arms.items():
+            lacks[arm] = lacks.get(arm, False) | np.isnan(points)
         shared = ~np.any([*lacks.values()], axis=0)
         if not shared.all():
             found = {arm: ", ".join(map(str, self.replicates[x])) for arm, x in lacks.items() if x.any()}
             without = "; ".join(f"{arm} lacks {x}" for arm, x in found.items())
             self.said.append(f"{name} reads {shared.sum()} of {len(shared)} replicates: {without}.")
-        for arm, (place, _) in arms.items() if chosen_by else ():
+        for (arm, similarity, step), (place, _) in arms.items():
+            of = f" with {similarity}" if len(listed(one["similarity"])) > 1 else ""
             for end, last in (("first", 0), ("last", len(self.plan["kept_steps"]) - 1)):
-                if count := (place[shared] == last).sum():
+                if step == "best" and (count := (place[shared] == last).sum()):
                     self.said.append(
-                        f"{name}: {arm} is best at the {end} kept step in {count} of {shared.sum()}."
+                        f"{name}: {arm}{of} is best at the {end} kept step in {count} of {shared.sum()}."
                     )
-        return [Difference((arm, minus), (arms[arm][1] - arms[minus][1])[shared]) for arm, minus in pairs]
+        rules = {"end": "fixed end", "best": f"best by {chosen_by['best']}"}
+        return [
+            Difference(
+                (arm, minus),
+                (arms[arm, similarity, step][1] - arms[minus, similarity, step][1])[shared],
+                read=f"{similarity}, {one['outcome']}, {rules[step]}",
+            )
+            for similarity, (arm, minus), step in every
+        ]
+
+    def _key(self, similarity: str, arm: str) -> tuple[Any, ...]:
+        of_arm, _, name = arm.rpartition("/")
+        return (of_arm or similarity, self.plan["read"]["pairs"], self.plan["read"]["start"], name)
+
+
+def listed(one: Any) -> list[Any]:
+    return one if isinstance(one, list) else [one]
 
 
 def p_value(values: np.ndarray, alternative: str) -> np.ndarray:
@@ -166,10 +195,17 @@ def p_values(one: Settings, differences: Sequence[np.ndarray]) -> dict[str, np.n
     """p of each statement of a hypothesis; `differences` as of :meth:`Rows.differences`, along the last axis."""
     if one["kind"] == "superiority":
         return {"holds": np.max([p_value(values, "greater") for values in differences], axis=0)}
-    difference, margin = differences[0], one["margin"]["part"] * differences[1]
-    equal = np.maximum(p_value(difference - margin, "less"), p_value(difference + margin, "greater"))
-    gain, cost = (np.minimum(1, 2 * p_value(difference, alternative)) for alternative in ("greater", "less"))
-    return {"equal": equal, "gain": gain, "cost": cost}
+    margin = one["margin"]
+    if "part" in margin:
+        *differences, of_margin = differences
+        margin = {"points": margin["part"] * of_margin}
+    of_each: dict[str, list[np.ndarray]] = {"equal": [], "gain": [], "cost": []}
+    for values in differences:
+        within = (p_value(values - margin["points"], "less"), p_value(values + margin["points"], "greater"))
+        of_each["equal"].append(np.maximum(*within))
+        for name, alternative in (("gain", "greater"), ("cost", "less")):
+            of_each[name].append(np.minimum(1, 2 * p_value(values, alternative)))
+    return {name: np.max(p, axis=0) for name, p in of_each.items()}
 
 
 @dataclass
@@ -229,8 +265,13 @@ def smallest_difference(deviation: float, n: int, alpha: float) -> float:
 
 
 def planned_size(numbers: Rows) -> tuple[int, float] | None:
-    """Number of replicates and power, by the deviation of the first ones and the tuning oracle; None with too few."""
+    """Number of replicates and power, by the deviation of the first ones and the tuning oracle; None with too few.
+
+    A plan without a hypothesis that sets the size has its number from the start, with no power (NaN).
+    """
     plan, size = numbers.plan, numbers.plan["size"]
+    if "hypothesis" not in size:
+        return size["min"], np.nan
     one = plan["hypotheses"][size["hypothesis"]]
     values = numbers.differences("size", {**one, "kind": "described"})[0].values[: size["look"]]
     if len(values) < size["look"]:
@@ -265,15 +306,18 @@ def read(rows: pd.DataFrame, plan: Settings) -> Reading:
     p, gates, differences = {}, {}, {}
     for name, one in {**plan["hypotheses"], **plan["described"]}.items():
         found = numbers.differences(name, one)
-        differences[name] = found[: len(one["arms"])]
+        has_margin = one.get("kind") == "equality" and "arms" in one["margin"]
+        differences[name] = found[: len(found) - has_margin]
         is_read = is_complete and found[0].n > 1
         if one.get("kind") == "gate":
-            state = "passes" if found[0].interval[0] >= one["at_least"] else "fails"
+            state = "passes" if all(x.interval[0] >= one["at_least"] for x in found) else "fails"
             gates[name] = state if is_read else NOT_READ
         elif "kind" in one and is_read:
             p[name] = {x: float(y) for x, y in p_values(one, [x.values for x in found]).items()}
-    is_open = {None: True, **{name: state == "passes" for name, state in gates.items()}}
-    readable = {name: name in p and is_open[one.get("gate")] for name, one in plan["hypotheses"].items()}
+    readable = {
+        name: name in p and all(gates[gate] == "passes" for gate in listed(one.get("gate", [])))
+        for name, one in plan["hypotheses"].items()
+    }
     decisions = {**{name: Decision(state) for name, state in gates.items()}, **decide(plan, p, readable)}
     for name in (name for name in p if decisions[name].share):
         sides = 2 if "equal" in p[name] else 1
@@ -297,8 +341,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def hypotheses_table(reading: Reading, plan: Settings) -> pd.DataFrame:
     """A row for each difference of a hypothesis or description."""
     rows = []
-    for name, one in {**plan["hypotheses"], **plan["described"]}.items():
-        rule = "fixed end" if one["step"] == "end" else f"best by {one.get('chosen_by', one['outcome'])}"
+    for name in {**plan["hypotheses"], **plan["described"]}:
         decision = reading.decisions.get(name, Decision("described"))
         of_statements = {} if decision.state == NOT_READ else reading.p.get(name, {})
         p = ", ".join(f"{statement} {x:.2g}" for statement, x in of_statements.items())
@@ -308,9 +351,10 @@ def hypotheses_table(reading: Reading, plan: Settings) -> pd.DataFrame:
             numbers |= {"sd": difference.deviation, "level": 100 - 200 * difference.tail}
             numbers |= {"smallest": smallest_difference(difference.deviation, difference.n, difference.tail)}
             said = {"p": p, "share_of_alpha": decision.share if p else np.nan, "reading": decision.state}
-            arms, read = " − ".join(difference.arms), f"{one['similarity']}, {one['outcome']}, {rule}"
-            key = name + ("ab"[place] if len(reading.differences[name]) > 1 else "")
-            rows.append({"name": key, "difference": arms, "read": read, **numbers, **said})
+            arms, key = " − ".join(difference.arms), name
+            if len(reading.differences[name]) > 1:
+                key += "abcdefgh"[place]
+            rows.append({"name": key, "difference": arms, "read": difference.read, **numbers, **said})
     return pd.DataFrame(rows)
 
 
@@ -338,7 +382,7 @@ def arms_table(rows: pd.DataFrame, plan: Settings, setting: tuple[Any, ...]) -> 
         for outcome, rule in [
             *outcomes.items(),
             *NOT_IN_PLAN,
-            *((x, at_last) for x in [*outcomes, "middle"]),
+            *((x, at_last) for x in dict.fromkeys([*outcomes, "middle"])),
         ]:
             own, minus = points(arm, outcome, rule), points(reference, outcome, rule)
             values = own if arm == reference else own - minus
@@ -359,7 +403,9 @@ def arms_table(rows: pd.DataFrame, plan: Settings, setting: tuple[Any, ...]) -> 
 
 def write_page(reading: Reading, rows: pd.DataFrame, plan: Settings, folder: Path) -> None:
     """Write reading.md, hypotheses.csv, arms.csv and a figure for each setting."""
-    planned = "unknown" if reading.size is None else "{} (power of H1 at 0: {:.2f})".format(*reading.size)
+    planned = "unknown" if reading.size is None else str(reading.size[0])
+    if reading.size and not np.isnan(reading.size[1]):
+        planned += f" (power of H1 at 0: {reading.size[1]:.2f})"
     commits, hashes = (", ".join(sorted(set(rows[name]))) for name in ("commit", "plan_hash"))
     lines = ["# Reading of the study", "", *(f"- {sentence}" for sentence in reading.sentences), ""]
     lines += [

@@ -22,7 +22,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def run(folder: Path, words: str, product: str, is_due: bool = False) -> None:
     with (folder / "log.txt").open("a") as log:
         print(f"medclip-dcl {words}", file=log, flush=True)
         command = [sys.executable, "-m", "medclip_dcl", *shlex.split(words)]
-        path = os.pathsep.join([str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")])
+        path = os.pathsep.join([str(HERE.parents[2]), *sys.path])  # classes of --import, too
         environment = {**ENVIRONMENT, **os.environ, "PYTHONPATH": path}
         done = subprocess.run(command, cwd=folder, env=environment, stdout=log, stderr=log, check=False)
     if done.returncode or not any(folder.glob(product)):
@@ -114,8 +114,8 @@ def split_patients(folder: Path, pairs: int) -> None:
     table.to_csv(folder / "drawn.csv", index=False)
 
 
-def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
-    """Everything that heads are trained on; names and numbers that settings of arms refer to."""
+def prepare_encoded(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
+    """Sets, language model, image encoder and features; names and numbers that settings of arms refer to."""
     folder.mkdir(parents=True, exist_ok=True)
     run(
         folder,
@@ -132,7 +132,7 @@ def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
     )
     run(
         folder,
-        "prepare mimic-cxr --source pairs_raw --output set --size 160 --workers 1",
+        f"prepare mimic-cxr --source pairs_raw --output set --size 160 --workers 1 {plan.get('set_options', '')}",
         "set/dataset.json",
     )
     run(
@@ -143,14 +143,15 @@ def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
     )
     run(
         folder,
-        f"fit --config language_model_small --run_folder lm --data.init_args.folder reports --seed_everything {seed}",
+        f"fit --config language_model_small --run_folder lm --data.init_args.folder reports --seed_everything {seed} "
+        + plan.get("language_model_options", ""),
         "lm/fit.json",
     )
     run(folder, "score set --model lm/language_model", "set/log_p/language_model-*.parquet")
     run(
         folder,
         f"fit --config finetune --config {HERE}/encoder.yaml --run_folder encoder --data.init_args.folder drawn "
-        f"--seed_everything {seed} --model.init_args.findings [{','.join(names)}]",
+        f"--seed_everything {seed} --model.init_args.findings [{','.join(names)}] {plan.get('encoder_options', '')}",
         "encoder/fit.json",
     )
     run(
@@ -168,11 +169,17 @@ def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
         "encode start/checkpoints/untrained.ckpt set --name frozen",
         "set/features/frozen/features.json",
     )
+    stem = next((folder / "set/log_p").glob("language_model-*.parquet")).stem
+    return {"seed": seed, "log_p": stem, "folder": "."}
+
+
+def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
+    """Everything that heads are trained on; names and numbers that settings of arms refer to."""
+    facts = prepare_encoded(folder, seed, plan)
     run(folder, "rank set", "set/ranking/rest_labels-*.parquet")
     run(folder, "rank set --rest_alone", "set/ranking/rest-*.parquet")
     prepared = PreparedSet(folder / "set")
-    stem = next((folder / "set/log_p").glob("language_model-*.parquet")).stem
-    sentences = prepared.table("sentences").merge(prepared.log_p(stem), on="sentence_id")
+    sentences = prepared.table("sentences").merge(prepared.log_p(facts["log_p"]), on="sentence_id")
     sentences = sentences.merge(
         prepared.table("classes")[["sentence_id", "rho"]], on="sentence_id", how="left"
     )
@@ -191,13 +198,11 @@ def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
     )
     true.to_parquet(folder / "set/log_p/true_rho.parquet")
     return {
+        **facts,
         "mean_eta": float(chances @ eta["eta"].to_numpy()),
         "mean_rho": mean_rho,
-        "seed": seed,
-        "log_p": stem,
         "ranking": next((folder / "set/ranking").glob("rest_labels-*.parquet")).stem,
         "rest_alone": next((folder / "set/ranking").glob("rest-*.parquet")).stem,
-        "folder": ".",
     }
 
 
@@ -211,11 +216,21 @@ def filled(value: Any, facts: dict[str, Any]) -> Any:
 
 
 def experiment(
-    facts: dict[str, Any], arms: dict[str, Any], steps: Sequence[int], commands: Sequence[str]
+    facts: dict[str, Any],
+    arms: dict[str, Any],
+    steps: Sequence[int],
+    commands: Sequence[str],
+    outcomes: Mapping[str, tuple[str, str]] | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """An experiment of one replicate; with its test it measures retrieval as well, of 200 reports."""
+    """An experiment of one replicate, `settings` over its own; with its test it measures retrieval, of 200 reports.
+
+    Args:
+        outcomes: in place of `OUTCOMES`, of which those of retrieval need the test.
+    """
     test = "test" in commands
-    outcomes = OUTCOMES if test else {name: x for name, x in OUTCOMES.items() if name != "recall"}
+    if outcomes is None:
+        outcomes = OUTCOMES if test else {name: x for name, x in OUTCOMES.items() if name != "recall"}
     retrieval: dict[str, Any] = {
         "trainer.callbacks": [
             {"class_path": f"medclip_dcl.evaluation.{name}"}
@@ -233,8 +248,9 @@ def experiment(
             "model.init_args.text_encoder.init_args.pretrained": "lm/language_model",
             "data.init_args.folder": "set",
             "data.init_args.log_p": facts["log_p"],
-            "data.init_args.ranking": facts["ranking"],
+            "data.init_args.ranking": facts.get("ranking"),
             **(retrieval if test else {}),
+            **(settings or {}),
         },
         "axes": {
             "arm": {"levels": arms},
@@ -299,12 +315,13 @@ def chosen_levels(plan: dict[str, Any], facts: dict[str, Any], similarity: str, 
     return levels
 
 
-def study(folder: Path, name: str, content: dict[str, Any]) -> pd.DataFrame:
-    """Run an experiment in the folder of its replicate; its table."""
+def study(folder: Path, name: str, content: dict[str, Any], options: str = "") -> pd.DataFrame:
+    """Run an experiment in the folder of its replicate, with further options of the command; its table."""
     done = folder / name / "done"
     if not done.is_file():
         (folder / f"{name}.yaml").write_text(yaml.safe_dump({**content, "folder": name}, sort_keys=False))
-        run(folder, f"study {name}.yaml --workers 1 --device cpu", f"{name}/results.parquet", is_due=True)
+        words = f"study {name}.yaml --workers 1 --device cpu {options}"
+        run(folder, words, f"{name}/results.parquet", is_due=True)
         done.touch()
     return pd.read_parquet(folder / name / "results.parquet")
 
@@ -349,28 +366,19 @@ def at_floor(study: Path, arm: str, seed: int, steps: Sequence[int]) -> pd.DataF
     return found.rename(columns={"train/at_floor": "train at_floor"}).assign(arm=arm)
 
 
-def testing(folder: Path, seed: int, plan: dict[str, Any], plan_hash: str, rows: Path) -> None:
+def by_outcome(table: pd.DataFrame) -> pd.DataFrame:
+    """A row for each arm and step of an experiment's table, with "validate OUTCOME" and "test OUTCOME" beside them."""
+    table = table.drop_duplicates(["arm", "step", "outcome"])
+    wide = table.pivot(index=["arm", "step"], columns="outcome", values=["validate", "value"])
+    wide.columns = wide.columns.map(" ".join).str.replace("value ", "test ")
+    return wide.reset_index()
+
+
+def write_rows(table: pd.DataFrame, rows: Path, seed: int, plan: dict[str, Any], plan_hash: str) -> None:
+    """Write ROWS/SEED.csv, which reading.py reads, from `by_outcome` with the column similarity."""
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True
     )
-    facts = prepare(folder, seed, plan)
-    is_more = plan["more"][0] <= seed <= plan["more"][1]
-    found = []
-    for similarity in plan["similarities"]:
-        levels = chosen_levels(plan, facts, similarity, is_more)
-        table = study(folder, similarity, experiment(facts, levels, plan["kept_steps"], ["fit", "test"]))
-        table = table.drop_duplicates(["arm", "step", "outcome"])
-        wide = table.pivot(index=["arm", "step"], columns="outcome", values=["validate", "value"])
-        wide.columns = wide.columns.map(" ".join).str.replace("value ", "test ")
-        wide = wide.drop(columns="validate recall").reset_index()
-        floor = pd.concat(
-            [
-                at_floor(folder / similarity, arm, seed, [*plan["kept_steps"], *plan["late_steps"]])
-                for arm in levels
-            ]
-        )
-        found.append(wide.merge(floor, on=["arm", "step"], how="left").assign(similarity=similarity))
-    table = pd.concat(found, ignore_index=True).round(5)
     first = {
         "replicate": seed,
         "pairs": plan["read"]["pairs"],
@@ -378,13 +386,52 @@ def testing(folder: Path, seed: int, plan: dict[str, Any], plan_hash: str, rows:
         "commit": commit.stdout.strip()[:8],
         "plan_hash": plan_hash,
     }
-    table = table.assign(**first)
+    table = table.round(5).assign(**first)
     order, last = ["replicate", "similarity", "pairs", "start", "arm", "step"], ["commit", "plan_hash"]
     table = table[[*order, *(name for name in sorted(map(str, table)) if name not in order + last), *last]]
     rows.mkdir(exist_ok=True)
     write_text(table.to_csv(index=False), rows / f"{seed}.csv")
+
+
+def testing(folder: Path, seed: int, plan: dict[str, Any], plan_hash: str, rows: Path) -> None:
+    facts = prepare(folder, seed, plan)
+    is_more = plan["more"][0] <= seed <= plan["more"][1]
+    found = []
+    for similarity in plan["similarities"]:
+        levels = chosen_levels(plan, facts, similarity, is_more)
+        table = study(folder, similarity, experiment(facts, levels, plan["kept_steps"], ["fit", "test"]))
+        wide = by_outcome(table).drop(columns="validate recall")
+        floor = pd.concat(
+            [
+                at_floor(folder / similarity, arm, seed, [*plan["kept_steps"], *plan["late_steps"]])
+                for arm in levels
+            ]
+        )
+        found.append(wide.merge(floor, on=["arm", "step"], how="left").assign(similarity=similarity))
+    write_rows(pd.concat(found, ignore_index=True), rows, seed, plan, plan_hash)
     for name in ("raw", "pairs_raw", "reports", "drawn", "set", "encoder"):  # 0.3 GB
         shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def each_in_its_folder(
+    work: Callable[[int, Path], None], seeds: Iterable[int], base: Path, workers: int
+) -> None:
+    """Call `work` with each seed and its folder, some at a time; a seed of which another command has hold is left."""
+
+    def locked(seed: int) -> None:
+        folder = base / str(seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"{seed} is worked on by another command", flush=True)
+                return
+            work(seed, folder)
+        print(f"{time.strftime('%H:%M:%S')} {seed} is done", flush=True)
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(locked, seeds))
 
 
 def main() -> None:
@@ -407,25 +454,13 @@ def main() -> None:
     most = first + plan["size"]["max"] - 1 if options.phase == "test" else last
     seeds = range(first, min(options.until or last, most) + 1)
 
-    def work(seed: int) -> None:
-        folder = base / str(seed)
-        if options.phase == "test" and (rows / f"{seed}.csv").is_file():
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                print(f"{seed} is worked on by another command", flush=True)
-                return
-            if options.phase == "tune":
-                tuning(folder, seed, plan)
-            else:
-                testing(folder, seed, plan, plan_hash(files), rows)
-        print(f"{time.strftime('%H:%M:%S')} {seed} is done", flush=True)
+    def work(seed: int, folder: Path) -> None:
+        if options.phase == "tune":
+            tuning(folder, seed, plan)
+        elif not (rows / f"{seed}.csv").is_file():
+            testing(folder, seed, plan, plan_hash(files), rows)
 
-    with ThreadPoolExecutor(options.workers) as pool:
-        list(pool.map(work, seeds))
+    each_in_its_folder(work, seeds, base, options.workers)
     if options.phase == "tune":
         names = [f"tune_{x}" for x in plan["similarities"]] + [
             f"tune_share_{x}" for x in plan.get("chosen", {})
