@@ -1,10 +1,9 @@
-"""Names of findings, in any source, as one name: the table ``findings.yaml``."""
+"""Names of findings, in any source, as one name: the table ``findings.yaml`` of `medclip_dcl.common`."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -15,6 +14,7 @@ import yaml
 from data_prep.sources.source_tables import OWN_FILE, and_others
 from medclip_dcl.common.command_line import nearest
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import finding_names
 
 
 def plain_finding(name: str) -> str:
@@ -29,15 +29,9 @@ class Alias(NamedTuple):
     is_choice: bool
 
 
-@cache
-def _table(name: str) -> dict[str, Any]:
-    """A table of this folder: finding -> its other names by kind (``findings.yaml``), or set -> its names."""
-    return dict(yaml.safe_load((files("data_prep.sources") / name).read_text(encoding="utf-8")))
-
-
 def aliases() -> dict[str, Alias]:
     """Plain name of a finding in any set -> its common name, from ``findings.yaml``."""
-    table = _table("findings.yaml")
+    table = finding_names()
     found = {plain_finding(finding): Alias(finding, False) for finding in table}
     for finding, other in table.items():
         for kind in ("same", "choice"):
@@ -54,7 +48,7 @@ def same_finding(name: str) -> str:
 def with_parents(names: Iterable[str]) -> dict[str, list[str]]:
     """Name of a finding of PadChest -> itself and all that are above it in the set's tree, from ``findings.yaml``."""
     above: dict[str, list[str]] = {}
-    for finding, other in _table("findings.yaml").items():
+    for finding, other in finding_names().items():
         for child in other.get("children", ()):
             above.setdefault(plain_finding(child), []).append(finding)
 
@@ -66,7 +60,8 @@ def with_parents(names: Iterable[str]) -> dict[str, list[str]]:
 
 def names_of(release: str) -> list[str]:
     """All names of findings of a release, from ``vocabularies.yaml``."""
-    return list(_table("vocabularies.yaml")[release])
+    table = (files("data_prep.sources") / "vocabularies.yaml").read_text(encoding="utf-8")
+    return list(yaml.safe_load(table)[release])
 
 
 def is_list_of_names(value: Any) -> bool:

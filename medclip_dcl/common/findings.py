@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -44,6 +45,8 @@ CHEX5: dict[str, Prompts] = {
 }
 """Prompts of Wang et al., MLHC 2023, table 2, keyed by CheXpert column, in the order of their table 3."""
 
+NAMES_FILE = Path(__file__).with_name("findings.yaml")
+
 MIN_PATIENTS = 20
 """Patients, of either class, that the interval of one finding or category needs: of 5 it covers 83% (choice)."""
 PLATT_PATIENTS = 20
@@ -58,6 +61,14 @@ Ensemble: TypeAlias = Literal["scores", "embeddings"]
 
 PromptEnsembles: TypeAlias = "dict[str, tuple[tuple[str, ...], tuple[str, ...]]]"
 """Finding -> negative and positive prompts."""
+
+
+@cache
+def finding_names() -> dict[str, dict[str, list[str]]]:
+    """Common name of a finding -> its other names by kind: the table ``findings.yaml``, which explains them."""
+    from medclip_dcl.common.files import parse_yaml, read_text
+
+    return dict(parse_yaml(read_text(NAMES_FILE), NAMES_FILE.name))
 
 
 def read_prompts(prompts: PromptSource, owner: str = "prompts") -> PromptEnsembles:

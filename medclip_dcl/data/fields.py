@@ -15,7 +15,8 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest_of_file
-from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.common.findings import CHEXPERT, NAMES_FILE
+from medclip_dcl.data import signs
 from medclip_dcl.data.arrays import Arrays
 from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, report_embedding
 
@@ -28,6 +29,7 @@ SENTENCE_FIELDS = {
     **_numeric("classes", "log_p", "sentences"),
     "sentence_embedding": "text_embedding",
     "sentence_ranking": "ranking",
+    "signs": "sentences",
 }
 """Fields of anchors (sentences) by name -> the table that they stand in."""
 
@@ -36,6 +38,7 @@ IMAGE_FIELDS = {
     **{table: table for table in ("labels", "text_embedding", "image_classes")},
     "report_ranking": "ranking",
     "image_row": "images",
+    "states": "labels",
 }
 """Fields of candidates (images) by name -> the table that they stand in."""
 
@@ -145,8 +148,8 @@ def check_fields(
 def sentence_field(prepared: PreparedSet, name: str, files: FieldFiles) -> dict[str, np.ndarray]:
     """Arrays of `FieldRows` of a column of the sentence tables, or of the user's.
 
-    sentence_embedding: (sentence, dim), not normalised. sentence_ranking: (sentence, dim + 101), see `Ranking`. All
-    others are numbers.
+    sentence_embedding: (sentence, dim), not normalised. sentence_ranking: (sentence, dim + 101), see `Ranking`. signs:
+    (sentence, finding), of the set's findings by `signs.signs`. All others are numbers.
     """
     table = SENTENCE_FIELDS.get(name)
     if name == "sentence_embedding":
@@ -155,6 +158,14 @@ def sentence_field(prepared: PreparedSet, name: str, files: FieldFiles) -> dict[
     if name == "sentence_ranking":
         ranked = prepared.ranking(files.ranking)
         return {"key": ranked.sentence_id, "value": ranked.sentences}
+    if name == "signs":
+        rows = prepared.table("sentences").sort_values("sentence_id")
+        read = signs.signs(rows["text"].tolist(), prepared.findings)
+        if not read.any():
+            raise PreparedDataError(
+                f"{prepared.folder}: no sentence names a finding of labels.parquet in English; take another objective"
+            )
+        return {"key": rows["sentence_id"].to_numpy(), "value": read}
     if table is None:
         column = _own_column(files.own, name, prepared.rows("sentences", ["sentence_id"])["sentence_id"])
     else:
@@ -170,6 +181,8 @@ def made_of(prepared: PreparedSet, fields: Mapping[str, str], name: str, files: 
     "" for a field of the set's tables.
     """
     table = fields.get(name)
+    if name == "signs":  # changes with the rules
+        return " ".join(map(digest_of_file, (Path(signs.__file__), NAMES_FILE)))
     if table == "ranking":
         return " ".join(map(digest_of_file, prepared.ranking_files(files.ranking)))
     if table in ("log_p", "text_embedding"):
@@ -182,14 +195,14 @@ def image_field(
 ) -> dict[str, np.ndarray]:
     """Arrays of `FieldRows` of a field of images, (image, ...) in the order of `images`.
 
-    labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing; each label column of
-    the set by its own name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings.
-    report_ranking: (image, dim), the report's vector of a `Ranking`. image_classes: (image, class), 1 where the class
-    is true of the image. image_row: (image,), the row in images.parquet. All others are columns (image,): integers are
-    int64, others float32.
+    labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing; states: (image,
+    finding), those of the set's findings; each label column of the set by its own name (image,). text_embedding:
+    (image, dim), the mean of the report's sentence embeddings. report_ranking: (image, dim), the report's vector of a
+    `Ranking`. image_classes: (image, class), 1 where the class is true of the image. image_row: (image,), the row in
+    images.parquet. All others are columns (image,): integers are int64, others float32.
     """
-    if name == "labels":
-        return {"value": _labels(prepared, images, list(CHEXPERT))}
+    if name in ("labels", "states"):
+        return {"value": _labels(prepared, images, list(CHEXPERT) if name == "labels" else prepared.findings)}
     if name in prepared.findings or name in CHEXPERT:
         return {"value": _labels(prepared, images, [name])[:, 0]}
     if name == "text_embedding":

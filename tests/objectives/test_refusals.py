@@ -18,6 +18,7 @@ from medclip_dcl.objectives import (
     KnownClassProbability,
     LanguageModelClassProbability,
     NearTexts,
+    Negations,
     NegativeWeights,
     RankedByText,
     RemoveByLabel,
@@ -51,6 +52,9 @@ def proud(**options: Any) -> InBatchObjective:
     return InBatchObjective(loss=Proud(), **options)
 
 
+ONLY_ONES = {"states": torch.tensor([[1.0, math.nan], [1.0, 0.0], [-1.0, 0.0]])}
+
+
 def drawn(**options: Any) -> InBatchObjective:
     options = {"class_probability": LanguageModelClassProbability(), **options}
     return InBatchObjective(correction_images="class", **options)
@@ -80,6 +84,8 @@ def test_a_part_without_a_constructor_has_no_arguments():
         (InBatchObjective, {"negative_weights": RankedByText(), "loss": SoftTargets()}, ["SoftTargets does not"]),
         (NearTexts, {"threshold": math.nan}, ["near_texts.threshold", "nan"]),
         (SoftTargets, {"temperature": 0.0}, ["loss.temperature", "0.0"]),
+        (Negations, {"weight": 0.0}, ["loss.weight", "0.0"]),
+        (Negations().check, {"fields": ONLY_ONES}, ["labels.parquet: expected a finding with 1 and 0"]),
         (SigmoidLoss, {"bias": math.nan}, ["loss.bias", "nan"]),
         (ConstantClassProbability, {"eta": 1.0}, ["eta", "[0, 1)", "1.0"]),
         (ConstantClassProbability, {"max_eta": 1.0}, ["max_eta", "[0, 1)", "1.0"]),

@@ -405,7 +405,7 @@ def test_a_finding_of_padchest_makes_its_parents_present(tmp_path: Path) -> None
 def test_names_of_padchest_are_those_of_its_table() -> None:
     known = set(names_of("PadChest"))
     findings = set(aliases()) | {name.lower() for name in known}
-    tree = yaml.safe_load((files("data_prep.sources") / "findings.yaml").read_text(encoding="utf-8"))
+    tree = yaml.safe_load((files("medclip_dcl.common") / "findings.yaml").read_text(encoding="utf-8"))
     children = [child for other in tree.values() for child in other.get("children", ())]
     assert len(known) == 194 and set(children) <= known
     # Every finding above another is a name, too, and none is above itself.
