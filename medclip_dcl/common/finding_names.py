@@ -6,9 +6,12 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
+
+NAMES_FILE = Path(__file__).with_name("findings.yaml")
 
 
 def plain_finding(name: str) -> str:

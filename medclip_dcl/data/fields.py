@@ -15,7 +15,9 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest_of_file
+from medclip_dcl.common.finding_names import NAMES_FILE
 from medclip_dcl.common.findings import CHEXPERT
+from medclip_dcl.data import signs
 from medclip_dcl.data.arrays import Arrays
 from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, report_embedding
 from medclip_dcl.data.ranking import PARTS
@@ -30,6 +32,7 @@ SENTENCE_FIELDS = {
     "sentence_embedding": "text_embedding",
     "sentence_ranking": "ranking",
     "sentence_posterior": "posterior",
+    "signs": "sentences",
 }
 """Fields of anchors (sentences) by name -> the table that they stand in."""
 
@@ -39,6 +42,7 @@ IMAGE_FIELDS = {
     "report_ranking": "ranking",
     "report_posterior": "posterior",
     "image_row": "images",
+    "states": "labels",
 }
 """Fields of candidates (images) by name -> the table that they stand in."""
 
@@ -150,7 +154,8 @@ def sentence_field(prepared: PreparedSet, name: str, files: FieldFiles) -> dict[
     """Arrays of `FieldRows` of a column of the sentence tables, or of the user's.
 
     sentence_embedding: (sentence, dim), not normalised. sentence_ranking: (sentence, dim + 101), and
-    sentence_posterior: (sentence, dim + 1), see `Ranking`. All others are numbers.
+    sentence_posterior: (sentence, dim + 1), see `Ranking`. signs: (sentence, finding), of the set's findings by
+    `signs.signs`. All others are numbers.
     """
     table = SENTENCE_FIELDS.get(name)
     if name == "sentence_embedding":
@@ -159,6 +164,14 @@ def sentence_field(prepared: PreparedSet, name: str, files: FieldFiles) -> dict[
     if table in PARTS:
         ranked = prepared.ranking(getattr(files, table), table)
         return {"key": ranked.sentence_id, "value": ranked.sentences}
+    if name == "signs":
+        rows = prepared.table("sentences").sort_values("sentence_id")
+        read = signs.signs(rows["text"].tolist(), prepared.findings)
+        if not read.any():
+            raise PreparedDataError(
+                f"{prepared.folder}: no sentence names a finding of labels.parquet in English; take another objective"
+            )
+        return {"key": rows["sentence_id"].to_numpy(), "value": read}
     if table is None:
         column = _own_column(files.own, name, prepared.rows("sentences", ["sentence_id"])["sentence_id"])
     else:
@@ -174,6 +187,8 @@ def made_of(prepared: PreparedSet, fields: Mapping[str, str], name: str, files: 
     "" for a field of the set's tables.
     """
     table = fields.get(name)
+    if name == "signs":  # changes with the rules
+        return " ".join(map(digest_of_file, (Path(signs.__file__), NAMES_FILE)))
     if table in PARTS:
         return " ".join(map(digest_of_file, prepared.ranking_files(getattr(files, table), table)))
     if table in ("log_p", "text_embedding"):
@@ -186,14 +201,14 @@ def image_field(
 ) -> dict[str, np.ndarray]:
     """Arrays of `FieldRows` of a field of images, (image, ...) in the order of `images`.
 
-    labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing; each label column of
-    the set by its own name (image,). text_embedding: (image, dim), the mean of the report's sentence embeddings.
-    report_ranking, report_posterior: (image, dim), the report's vector of a `Ranking`. image_classes: (image, class), 1
-    where the class is true of the image. image_row: (image,), the row in images.parquet. All others are columns
-    (image,): integers are int64, others float32.
+    labels: (image, 14), the CheXpert columns of the study, NaN where the labeller says nothing; states: (image,
+    finding), those of the set's findings; each label column of the set by its own name (image,). text_embedding:
+    (image, dim), the mean of the report's sentence embeddings. report_ranking, report_posterior: (image, dim), the
+    report's vector of a `Ranking`. image_classes: (image, class), 1 where the class is true of the image. image_row:
+    (image,), the row in images.parquet. All others are columns (image,): integers are int64, others float32.
     """
-    if name == "labels":
-        return {"value": _labels(prepared, images, list(CHEXPERT))}
+    if name in ("labels", "states"):
+        return {"value": _labels(prepared, images, list(CHEXPERT) if name == "labels" else prepared.findings)}
     if name in prepared.findings or name in CHEXPERT:
         return {"value": _labels(prepared, images, [name])[:, 0]}
     if name == "text_embedding":

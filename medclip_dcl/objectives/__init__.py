@@ -16,6 +16,7 @@ from medclip_dcl.objectives.controls import DecoupledLoss as DecoupledLoss
 from medclip_dcl.objectives.controls import StoppedInfoNCE as StoppedInfoNCE
 from medclip_dcl.objectives.controls import WeightedInfoNCE as WeightedInfoNCE
 from medclip_dcl.objectives.near_texts import NearTexts as NearTexts
+from medclip_dcl.objectives.negations import Negations as Negations
 from medclip_dcl.objectives.negative_weights import HardNegatives as HardNegatives
 from medclip_dcl.objectives.negative_weights import NegativeWeights as NegativeWeights
 from medclip_dcl.objectives.negative_weights import RankedByText as RankedByText

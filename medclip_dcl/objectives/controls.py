@@ -26,11 +26,11 @@ class StoppedInfoNCE(AnchorLoss):
     """
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:
-        return (_info_nce(anchors) - _log_stop(anchors)).clamp(min=0)
+        return (info_nce(anchors) - _log_stop(anchors)).clamp(min=0)
 
     def figures(self, anchors: Anchors) -> dict[str, Tensor]:
         """Share of anchors that are stopped."""
-        is_stopped = (_info_nce(anchors) <= _log_stop(anchors)) & (anchors.weights.sum(1) > 0)
+        is_stopped = (info_nce(anchors) <= _log_stop(anchors)) & (anchors.weights.sum(1) > 0)
         return {"at_floor": is_stopped.float().mean()}
 
 
@@ -44,14 +44,14 @@ class WeightedInfoNCE(AnchorLoss):
     """
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:
-        losses = _info_nce(anchors)
+        losses = info_nce(anchors)
         weights = _weights(anchors, losses)
         mean = gather_with_grad(weights).mean() if self.training else weights.mean()
         return losses * weights / mean
 
     def figures(self, anchors: Anchors) -> dict[str, Tensor]:
         """Least and greatest weight of an anchor before the division by their mean."""
-        weights = _weights(anchors, _info_nce(anchors))
+        weights = _weights(anchors, info_nce(anchors))
         return {"anchor_weight_min": weights.amin(), "anchor_weight_max": weights.amax()}
 
 
@@ -75,7 +75,8 @@ class DecoupledLoss(AnchorLoss):
         return (log_sum - positive).where(anchors.weights.sum(1) > 0, 0)
 
 
-def _info_nce(anchors: Anchors) -> Float[Tensor, "anchor"]:
+def info_nce(anchors: Anchors) -> Float[Tensor, "anchor"]:
+    """InfoNCE of each anchor; of several positives the mean."""
     return contrastive_loss(anchors.logits, anchors.is_positive, weights=anchors.weights, reduction="none")
 
 

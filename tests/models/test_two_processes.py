@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from medclip_dcl.objectives import (
     KnownClassProbability,
     LanguageModelClassProbability,
     NearTexts,
+    Negations,
     PosteriorTargets,
     RankedByText,
     RemoveByLabel,
@@ -121,6 +123,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "views": 2,
     },
     "decoupled": {"loss": DecoupledLoss(), "image_to_text": 0.3},
+    "negations": {"loss": Negations(0.7), "image_to_text": 0.3, "views": 2},
+    "negations_in_parts": {"loss": Negations(), "same_text": "ignore", "encode_at_once": 1},
     "lse": {"class_probability": LM, "similarity": LSE},
     "global_vector": {
         "image_encoder": GlobalPatches,
@@ -217,6 +221,9 @@ def batch(name: str) -> dict[str, Any]:
             "sentence_id": torch.tensor([7, 3, 5, 5, 3, 9, 8, 7, 2]),
             "sentence_ranking": torch.cat([ranking, ranking.new_zeros(sentences, 101)], dim=1),
             "sentence_posterior": torch.cat([ranking, ranking[:, :1] - 1], dim=1),
+            "signs": torch.tensor(
+                [[-1, 0], [1, 0], [0, 1], [1, -1], [0, 0], [-1, 1], [1, 0], [0, 1], [0, -1]]
+            ),
         },
         "candidate": {
             "labels": torch.randint(-1, 2, (images, 14), generator=generator).double(),
@@ -225,6 +232,7 @@ def batch(name: str) -> dict[str, Any]:
             "report_ranking": torch.randn(images, 7, generator=texts, dtype=torch.float64),
             "report_posterior": torch.randn(images, 7, generator=texts, dtype=torch.float64),
             "image_row": torch.tensor([50, 51, 52, 54, 53]),
+            "states": torch.tensor([[1, 0], [0, 1], [0, math.nan], [1, -1], [0, 1]], dtype=torch.float64),
         },
     }
     if "correction_images" in OBJECTIVES[name]:

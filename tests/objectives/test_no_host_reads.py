@@ -17,6 +17,7 @@ from medclip_dcl.objectives import (
     KnownClassProbability,
     LanguageModelClassProbability,
     NearTexts,
+    Negations,
     PosteriorTargets,
     RankedByText,
     RemoveByLabel,
@@ -50,6 +51,8 @@ FIELDS: dict[str, Callable[[int], torch.Tensor]] = {
     "report_posterior": lambda n: torch.randn(n, 12),
     "sentence_id": lambda n: torch.randint(0, 8, (n,)),
     "image_row": torch.arange,
+    "signs": lambda n: torch.randint(-1, 2, (n, 5), dtype=torch.int8),
+    "states": lambda n: torch.randint(-1, 2, (n, 5)).float(),
 }
 PROBABILITIES = [
     None,
@@ -113,6 +116,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"loss": StoppedInfoNCE(), "class_probability": LanguageModelClassProbability()},
     {"loss": WeightedInfoNCE(), "class_probability": ConstantClassProbability(0.1), "same_text": "ignore"},
     {"loss": DecoupledLoss(), "image_to_text": 0.5},
+    {"loss": Negations(), "image_to_text": 0.5},
     {"loss": SigmoidLoss(), "class_probability": LanguageModelClassProbability()},
 ]
 

@@ -18,6 +18,7 @@ from medclip_dcl.objectives import (
     KnownClassProbability,
     LanguageModelClassProbability,
     NearTexts,
+    Negations,
     NegativeWeights,
     PosteriorTargets,
     RankedByText,
@@ -52,6 +53,9 @@ def proud(**options: Any) -> InBatchObjective:
     return InBatchObjective(loss=Proud(), **options)
 
 
+ONLY_ONES = {"states": torch.tensor([[1.0, math.nan], [1.0, 0.0], [-1.0, 0.0]])}
+
+
 def drawn(**options: Any) -> InBatchObjective:
     options = {"class_probability": LanguageModelClassProbability(), **options}
     return InBatchObjective(correction_images="class", **options)
@@ -84,6 +88,8 @@ def test_a_part_without_a_constructor_has_no_arguments():
         (PosteriorTargets, {"removal": 1.0}, ["loss.removal", "[0, 1)", "1.0"]),
         (PosteriorTargets, {"removal": math.nan}, ["loss.removal", "nan"]),
         (InBatchObjective, {"loss": PosteriorTargets(), "image_to_text": 0.1}, ["model.image_to_text: expected 0.0"]),
+        (Negations, {"weight": 0.0}, ["loss.weight", "0.0"]),
+        (Negations().check, {"fields": ONLY_ONES}, ["labels.parquet: expected a finding with 1 and 0"]),
         (SigmoidLoss, {"bias": math.nan}, ["loss.bias", "nan"]),
         (ConstantClassProbability, {"eta": 1.0}, ["eta", "[0, 1)", "1.0"]),
         (ConstantClassProbability, {"max_eta": 1.0}, ["max_eta", "[0, 1)", "1.0"]),
