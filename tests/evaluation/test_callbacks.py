@@ -96,9 +96,9 @@ class ColourModel(LightningModule):
         return {"loss": torch.zeros(()), **self.test_step(batch, batch_index)}
 
 
-TRAINED: dict[str, Any] = {
-    "reports": {"study_id": [1, 2, 3], "sentence_id": [0, 1, 2]},
-    "sentences": {"sentence_id": [0, 1, 2], "text": ["Not red.", "dark", "yellow"]},
+TRAIN_TABLES = {
+    "reports": pd.DataFrame({"study_id": [1, 2, 3], "sentence_id": [0, 1, 2]}),
+    "sentences": pd.DataFrame({"sentence_id": [0, 1, 2], "text": ["Not red.", "dark", "yellow"]}),
 }
 """Of two training reports and of another."""
 SHARES = {"Redness": 0.5, "Blueness": 0.05, "Rarity": 0.005}
@@ -137,7 +137,6 @@ class ColourData(LightningDataModule):
             names_patients=True,
             folder=Path("somewhere/colour_set"),
             rows=train_rows,
-            table=lambda name: pd.DataFrame(TRAINED[name]),
             studies=lambda use: pd.Series([1, 2] if use == "train" else []),
         )
         self.image_size = ROWS * STRIDE
@@ -156,7 +155,7 @@ class ColourData(LightningDataModule):
             view="PA", sex=["F", "M"] * (N_IMAGES // 2) + ["unknown"] * (N_IMAGES % 2), age=np.nan
         )
         others = of_set.iloc[:1].assign(dicom_id="image of another use")
-        self.prepared.table = {"images": pd.concat([others, of_set[::-1]])}.__getitem__
+        self.prepared.table = ({"images": pd.concat([others, of_set[::-1]])} | TRAIN_TABLES).__getitem__
         cases = [(d, f, int(random.integers(2))) for d in ids[:-2] for f in ("Redness", "Blueness")]
         cases += [(ids[i], "Rarity", int(i < 2)) for i in range(9)] + [(ids[0], "Not asked for", 1)]
         boxes = []
