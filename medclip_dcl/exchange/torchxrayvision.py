@@ -11,7 +11,7 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.finding_names import common_names
-from medclip_dcl.common.weight_files import load_exactly, some_of
+from medclip_dcl.common.weight_files import load_exactly
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_encoder import resnet_depth
 from medclip_dcl.networks.timm_regions import TimmRegions
@@ -45,15 +45,15 @@ def from_torchxrayvision(
     architecture = _architecture(state)
     if kernel is None or weight is None or bias is None or kernel.shape[1:2] != (1,) or not architecture:
         raise UserError(
-            f"{file}: expected a DenseNet, or a ResNet-18, -34 or -50, of one channel, found "
-            f"{some_of(sorted(state))}; {HOW_TO_SAVE}"
+            f"{file}: expected a DenseNet, or a ResNet-18, -34 or -50, of one channel, found a first kernel of "
+            f"{None if kernel is None else [*kernel.shape]} and {sorted(state)[:8]}; {HOW_TO_SAVE}"
         )
     thresholds = state.pop("op_threshs", torch.full([len(weight)], torch.nan)).float()
     is_named = isinstance(findings, list) and all(isinstance(name, str) for name in findings)
     if not is_named or not len(findings) == len(weight) == len(thresholds):
         raise UserError(
-            f"{file}: findings: expected {len(weight)} names, one for each logit (and for each of "
-            f"{len(thresholds)} op_threshs), found {len(findings) if is_named else findings!r}; {HOW_TO_SAVE}"
+            f"{file}: findings: expected a name for each of {len(weight)} logits and {len(thresholds)} thresholds, "
+            f"found {len(findings) if is_named else findings!r}; {HOW_TO_SAVE}"
         )
     kept = [place for place, name in enumerate(findings) if name]
     common, notes = common_names(findings[place] for place in kept)
@@ -82,7 +82,6 @@ def from_torchxrayvision(
             len(without) < len(kept)
         ),
         f"without an operating point, logits are as trained: {', '.join(without)}": without,
-        f"images are shown at {size} pixels, in the library at {side}": size != side,
         "the library resizes the middle square bilinearly, here images are resized bicubically": True,
     }
     return network.eval(), [*notes, *(note for note, is_true in differences.items() if is_true)]
