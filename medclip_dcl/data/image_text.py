@@ -36,7 +36,7 @@ from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, require_p
 from medclip_dcl.data.labelled import LabelPolicy
 from medclip_dcl.data.link import ImageTextData, ImageTextRequirements
 from medclip_dcl.data.masking import Masking
-from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet
+from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, case_table
 from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler, require_whole_batches
 from medclip_dcl.networks.text_encoder import share_of_truncated
 from medclip_dcl.pictures.geometry import View
@@ -141,6 +141,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             as cheap as contrastive_batch, which must be null.
         uncertain: what a label of -1 counts as for the model's `label_weight`, as in `LabelledDataModule`.
         blank: what no mention counts as there.
+        blank_cases: what no mention counts as in classification, of validation and test: "ignore", no case (SSD), or
+            "zeros", a negative case, of a study with a label.
     """
 
     accepts = ImageTextRequirements
@@ -171,6 +173,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         uncertain: Literal["ones", "zeros", "ignore"] = "ignore",
         blank: Literal["zeros", "ignore"] = "zeros",
         posterior: str | None = None,
+        blank_cases: Literal["ignore", "zeros"] = "ignore",
     ) -> None:
         super().__init__(
             *(folder, image_size, crop_size, batch_size, brightness, contrast),
@@ -199,6 +202,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
         self.fields_file, self.ranking_name, self.posterior_name = fields, ranking, posterior
         self.policy = LabelPolicy(uncertain, blank)
+        self.case_policy = LabelPolicy("ignore", blank_cases)
         self._needs_labels = False
         self._train: ReportedExamples | None = None
         self._validate: ReportedExamples | None = None
@@ -451,6 +455,9 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     def _evaluation_tables(self, stage: str) -> EvaluationTables:
         cases = self.prepared.rows("cases", use=[stage])
+        if self.case_policy.blank == "zeros":
+            every = self.case_policy.of_studies(self.prepared.rows("labels"))[self.prepared.findings]
+            cases = case_table(self.prepared.table("images"), every.reset_index()).query("use == @stage")
         regions, masks = _no_rows("boxes"), _no_rows("masks")
         if stage == "validate":
             images = measured = self.prepared.rows("images", use=["validate"])

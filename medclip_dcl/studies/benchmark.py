@@ -63,7 +63,8 @@ def run(options: Options) -> None:
                 print(notes[-1], flush=True)
                 continue
             how = (prompts, options.ensemble, options.imported)
-            run, prepare = plan.test_of(model, name, prepared, *how, options.output, options.device)
+            to = (options.output, options.device, options.counts_blank)
+            run, prepare = plan.test_of(model, name, prepared, *how, *to)
             end = run_one(run, ("test",), prepare=prepare)
             if end.state == "stopped":
                 print("stopped; the same command continues where it stopped", file=sys.stderr)

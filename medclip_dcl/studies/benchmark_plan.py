@@ -149,6 +149,7 @@ def test_of(
     imported: Sequence[str],
     output: Path,
     device: str = "auto",
+    blank: str = "ignore",
 ) -> tuple[Run, Callable[[], None]]:
     """The run folder of a test and its arguments, and what to call while its lock is held.
 
@@ -161,6 +162,12 @@ def test_of(
         **{"ensemble": ensemble_used(prompts, ensemble), "imported": digests_of_imports(imported)},
     }
     settings = _config(model, prepared, used, ensemble)
+    if blank != "ignore":
+        asked["blank"] = blank
+        if model.is_classifier:
+            settings["trainer"]["callbacks"][0]["init_args"]["blank"] = blank
+        else:
+            settings["data"]["init_args"]["blank_cases"] = blank
     kind, _, number = device.partition(":")
     settings["trainer"] |= {"accelerator": kind, "devices": [int(number)] if number else 1}
     config = yaml.safe_dump(settings, sort_keys=False)

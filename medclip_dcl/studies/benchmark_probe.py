@@ -39,7 +39,8 @@ class Probes:
 
     def __init__(self, name: str, prepared: PreparedSet, options: Benchmark) -> None:
         self.name, self.prepared, self.options = name, prepared, options
-        targets = LabelPolicy("ignore", "ignore").of_studies(prepared.rows("labels"))
+        labels, self.blank = prepared.rows("labels"), options.counts_blank
+        targets = LabelPolicy("ignore", self.blank).of_studies(labels)
         images = prepared.rows("images")
         is_test = (images["official_split"] == "test") & (images["use"] == "grounding")
         images["use"] = images["use"].mask(is_test, "test")
@@ -47,12 +48,18 @@ class Probes:
         self.images = images.sort_values("dicom_id")
         self.findings = np.array(prepared.findings)
         self.targets = targets.loc[self.images["study_id"], prepared.findings].to_numpy()
+        of_images = labels.set_index("study_id").loc[self.images["study_id"], prepared.findings]
+        self.n_blank = int(of_images.isna().to_numpy().sum())
         self.train, self.validate, self.test = ((self.images["use"] == use).to_numpy() for use in _USES)
 
     def each(
         self, models: Sequence[Model], notes: list[str], failures: list[str], every: list[pd.DataFrame]
     ) -> Iterator[Model]:
         """What to test: each model but an encoder alone, then its probe; adds to the lines of the page and the fits."""
+        if self.n_blank and self.blank == "zeros":
+            notes.append(
+                f"{self.name}: {self.n_blank:,} blank labels of images count as negative, in all tests (--blank)"
+            )
         for model in models:
             if not model.is_encoder:
                 yield model
@@ -75,12 +82,13 @@ class Probes:
         folder = self.options.output / "probes" / model.name / self.name
         shares = [share for share in self.options.probe_shares if share < 1]
         seen = {"model": model.digest(), "set": self.prepared.fingerprint}
-        if asked_for(folder) != (asked := {**seen, "shares": shares}):
+        if asked_for(folder) != (asked := {**seen, "shares": shares, "blank": self.blank}):
             record, images = model.lineage.after(self.prepared, model.is_encoder)
             is_fitted = self._are_fitted(self.train)
             if not is_fitted.any():
                 raise UserError(f"no finding has {MIN_CASES} positive and {MIN_CASES} negative train images")
             network = _around(model, list(self.findings[is_fitted]), *self.prepared.fitting)
+            network.blank = self.blank
             file = folder / f"features-{digest(''.join(seen.values()).encode())[:8]}.npz"
             features = self._features(network, file)
             draws = [(share, draw) for share in shares for draw in range(DRAWS)]

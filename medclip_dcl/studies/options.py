@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from medclip_dcl.common.command_line import (
     ENSEMBLE,
@@ -44,6 +45,9 @@ class Benchmark:
         "MODEL may then be the folder of an image encoder alone (transformers, timm)",
         False,
     )
+    blank: Literal["zeros", "ignore"] | None = option(
+        "with --probe: count of a blank label, in fits and all tests: negative, or left out (zeros)", None
+    )
     probe_shares: Sequence[float] = option(
         "with --probe: also fits on these shares of the train patients, five draws of each (none)",
         (),
@@ -54,8 +58,13 @@ class Benchmark:
     imported: Sequence[str] = imports()
 
     def __post_init__(self) -> None:
-        if self.probe_shares and not self.probe:
-            raise UserError("--probe_shares: expected --probe beside it, found none; add it")
+        if (self.blank or self.probe_shares) and not self.probe:
+            raise UserError("--blank, --probe_shares: expected --probe beside them, found none; add it")
+
+    @property
+    def counts_blank(self) -> str:
+        """Policy for blank labels in every test; without probes that of `test`."""
+        return (self.blank or "zeros") if self.probe else "ignore"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,8 @@ def labelled_set(small_set: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         for rows in of_use.values():
             labels.loc[rows, finding] = np.arange(len(rows)) % 2
     labels["Fracture"] = (labels.index < 3).astype("float64")
-    labels.loc[[0, 5, 25], "Edema"], labels.loc[[1, 8], "Edema"] = -1.0, np.nan
+    is_negative = (labels["Edema"] == 0) & (labels.index >= 32)  # of test
+    labels.loc[[0, 5, 25], "Edema"], labels.loc[[1, 8, 26, is_negative.idxmax()], "Edema"] = -1.0, np.nan
     write_table(labels, folder / "labels.parquet", "labels")
     write_table(case_table(images, labels), folder / "cases.parquet", "cases")
     return folder
@@ -102,15 +103,15 @@ def run(
     return output, command
 
 
-def saved(output: Path, model: str, labelled_set: Path) -> pd.DataFrame:
-    """Images by dicom_id with their use, patient, labels and the features that the command kept, in column x."""
+def saved(output: Path, model: str, labelled_set: Path, blank: str = "zeros") -> pd.DataFrame:
+    """Images by dicom_id with their use, patient, targets and the features that the command kept, in column x."""
     (file,) = (output / f"probes/{model}/set").glob("features-*.npz")
     content = np.load(file)
+    labels = pd.read_parquet(labelled_set / "labels.parquet")
+    labels = labels.fillna(0.0) if blank == "zeros" else labels
     kept = pd.DataFrame({"dicom_id": content["dicom_id"], "x": list(content["features"].astype("float64"))})
     images = pd.read_parquet(labelled_set / "images.parquet")
-    return kept.merge(images, on="dicom_id").merge(
-        pd.read_parquet(labelled_set / "labels.parquet"), on="study_id"
-    )
+    return kept.merge(images, on="dicom_id").merge(labels, on="study_id")
 
 
 def by_hand(train: pd.DataFrame, validate: pd.DataFrame, finding: str, c: float) -> tuple[Any, float]:
@@ -131,29 +132,49 @@ def by_hand(train: pd.DataFrame, validate: pd.DataFrame, finding: str, c: float)
 
 @pytest.mark.parametrize("model", ["model", "vit"])
 def test_probe_is_scikit_learns_by_hand(run, labelled_set, model) -> None:
-    rows = saved(run[0], model, labelled_set)
+    require_by_hand(run[0], labelled_set, model, "zeros")
+
+
+@pytest.mark.slow
+def test_ignored_blanks_are_in_no_fit_and_no_test(run, labelled_set, tmp_path) -> None:
+    output, command = run
+    command("--blank", "ignore", "--output", str(tmp_path))
+    require_by_hand(tmp_path, labelled_set, "vit", "ignore")
+
+
+def require_by_hand(output: Path, labelled_set: Path, model: str, blank: str) -> None:
+    """The same C, weights, test cases and AUC by hand; the zero-shot test has the same cases."""
+    rows = saved(output, model, labelled_set, blank)
     train, validate = rows[rows["use"] == "train"], rows[rows["use"] == "validate"]
     aucs = {c: np.mean([by_hand(train, validate, x, c)[1] for x in FITTED]) for c in CS}
     best = max(CS, key=lambda c: aucs[c])
-    probe = run[0] / f"probes/{model}/set"
+    probe = output / f"probes/{model}/set"
     fits = pd.read_csv(probe / "fits.csv")
     assert set(fits["c"]) == {best} and fits["validate_auc"].iloc[0] == pytest.approx(aucs[best], abs=1e-9)
-    assert (
-        json.loads((probe / "config.json").read_text())["findings"] == FITTED
-    )  # Fracture is of three images
-    cases = pd.read_parquet(run[0] / f"tests/{model} (probe)/set/predictions/finding_classification.parquet")
+    # Fracture is of three images.
+    assert json.loads((probe / "config.json").read_text())["findings"] == FITTED
+    cases = pd.read_parquet(output / f"tests/{model} (probe)/set/predictions/finding_classification.parquet")
     tensors = load_file(probe / "model.safetensors")
     for place, finding in enumerate(FITTED):
         logits, _ = by_hand(train, validate, finding, best)
         found = np.stack([*validate["x"]]) - tensors["feature_mean"].double().numpy()
         found = found / tensors["feature_std"].numpy() @ tensors["head.weight"][place].numpy()
         assert found + tensors["head.bias"][place].item() == pytest.approx(logits(validate), abs=1e-4)
-    numbers = pd.read_csv(run[0] / "benchmark.csv").query("section == 'classification' and metric == 'auc'")
+    numbers = pd.read_csv(output / "benchmark.csv").query("section == 'classification' and metric == 'auc'")
     for finding in FITTED:
         of_finding = cases[cases["finding"] == finding]
         own = numbers[(numbers["model"] == f"{model} (probe)") & (numbers["finding"] == finding)]
-        assert own["value"].iloc[0] == pytest.approx(
-            roc_auc_score(of_finding["label"], of_finding["logit"]), abs=1e-6
+        has_auc = of_finding["label"].value_counts().min() >= 5  # not where the negative one is left out
+        assert has_auc == (finding != "Edema" or blank == "zeros")
+        expected_auc = roc_auc_score(of_finding["label"], of_finding["logit"]) if has_auc else np.nan
+        assert own["value"].iloc[0] == pytest.approx(expected_auc, abs=1e-6, nan_ok=True)
+    test = rows[rows["official_split"] == "test"].melt("dicom_id", FITTED, "finding", "label")
+    expected = test[test["label"].isin([0.0, 1.0])].sort_values(["finding", "dicom_id"])
+    zero_shot = pd.read_parquet(output / "tests/model/set/predictions/classification.parquet")
+    for found in (cases, zero_shot):
+        assert (
+            found[["finding", "dicom_id", "label"]].values.tolist()
+            == expected[["finding", "dicom_id", "label"]].values.tolist()
         )
 
 
@@ -176,6 +197,7 @@ def test_page_marks_probes_as_trained_on_the_set(run) -> None:
     page, numbers = (run[0] / "benchmark.html").read_text(), pd.read_csv(run[0] / "benchmark.csv")
     assert set(numbers["model"]) == {"model", *PROBES} and {*numbers["minus"].dropna()} == {"model"}
     assert not (run[0] / "tests/vit").exists()
+    assert "set: 4 blank labels of images count as negative" in page
     for name in PROBES:
         assert f"‡ {name} on set: trained on train patients of this set; others not known" in page
     assert (
