@@ -105,7 +105,7 @@ def contrastive_loss(
         >>> round(contrastive_loss(logits, torch.tensor([0, 1])).item(), 4)
         0.1269
     """
-    rows = _rows(logits, positives, weights, correction_logits)
+    rows = rows_of_logits(logits, positives, weights, correction_logits)
     return reduce_losses(losses_of_rows(rows, class_probability, floor), reduction)
 
 
@@ -125,7 +125,7 @@ def contrastive_statistics(
     ``eta * mean_m exp s(x,v_m) / mean_n exp s(x,u_n)``, at most 1. Where x+ is the one v_m, it says how near the anchor
     is to its floor; where the v_m are other members of its class, it estimates the false negatives' share of the sum.
     """
-    rows = _rows(logits, positives, weights, correction_logits)
+    rows = rows_of_logits(logits, positives, weights, correction_logits)
     return statistics_of_rows(rows, class_probability, floor)
 
 
@@ -154,6 +154,14 @@ def statistics_of_rows(
     return ContrastiveStatistics(is_at_floor.float().mean(), eta.mean(), share.mean())
 
 
+@torch.no_grad()
+def floor_reached(
+    rows: AnchorLogits, class_probability: float | Tensor, floor: float | Tensor
+) -> Bool[Tensor, "anchor"]:
+    """True for anchors whose corrected negative term is at the floor."""
+    return _log_g(rows, eta_of_anchors(class_probability, rows.log_count), floor)[1]
+
+
 def reduce_losses(losses: Float[Tensor, "anchor"], reduction: str) -> Tensor:
     """Mean or sum of the anchors' losses, or the losses themselves."""
     if reduction not in ("mean", "sum", "none"):
@@ -166,9 +174,10 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _rows(
+def rows_of_logits(
     logits: Tensor, positives: Tensor, weights: Tensor | None, correction_logits: Tensor | None = None
 ) -> AnchorLogits:
+    """Statistics of each anchor's logits. Arguments and errors of `contrastive_loss`."""
     if logits.dim() != 2 or not logits.is_floating_point() or not len(logits):
         raise ValueError(
             "logits: expected floating point of shape (anchor, candidate) with at least one anchor, found "

@@ -1,8 +1,8 @@
 """Control arms of a study of eta: its weight alone, its stop alone, and decoupled contrastive learning.
 
-With one positive that is also the correction's, the debiased loss of an anchor is log(exp(l) - eta B) - log(1 - eta), l
-its InfoNCE loss and B = 1 + N: eta weighs the anchor's gradient and stops it (docs/theory.md). N is the total weight of
-the anchor's negatives. No paper has the first two losses.
+With one positive that is also the correction's, eta weighs an anchor's gradient until the corrected negative term is at
+its floor e^(-gamma^2), where only the attraction log(1 + N e^(-gamma^2 - s+)) is left (docs/theory.md). N is the total
+weight of the anchor's negatives, B = 1 + N. No paper has the first two losses.
 """
 
 from __future__ import annotations
@@ -13,45 +13,52 @@ from torch import Tensor
 
 from medclip_dcl.common.distributed import gather_with_grad
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
-from medclip_dcl.objectives.contrastive import contrastive_loss, eta_of_anchors
+from medclip_dcl.objectives.contrastive import (
+    AnchorLogits,
+    eta_of_anchors,
+    floor_reached,
+    losses_of_rows,
+    rows_of_logits,
+)
 
 
 class StoppedInfoNCE(AnchorLoss):
-    """InfoNCE that stops an anchor where eta would::
+    """InfoNCE that stops an anchor where eta stops it.
 
-        loss = max{ l - log(1 + eta N), 0 }
-
-    The gradient is InfoNCE's where the positive's softmax share exp(-l) is below 1/(1 + eta N), the share at which the
-    debiased loss with its floor at 0 stops, and 0 from there on. With several positives l is their mean.
+    The value is the debiased loss. Its gradient is InfoNCE's above the floor and the debiased loss's at it, which the
+    anchor reaches once the positive's softmax share is 1 / (eta B + (1 - eta)(1 + N e^(-gamma^2 - s+))) or more. With
+    several positives, both losses are the means over them.
     """
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:
-        return (info_nce(anchors) - _log_stop(anchors)).clamp(min=0)
+        rows, correction = _rows(anchors), _correction(anchors)
+        info_nce, debiased = losses_of_rows(rows), losses_of_rows(rows, *correction)
+        of_info_nce = debiased.detach() + (info_nce - info_nce.detach())
+        return debiased.where(floor_reached(rows, *correction), of_info_nce)
 
     def figures(self, anchors: Anchors) -> dict[str, Tensor]:
         """Share of anchors that are stopped."""
-        is_stopped = (info_nce(anchors) <= _log_stop(anchors)) & (anchors.weights.sum(1) > 0)
-        return {"at_floor": is_stopped.float().mean()}
+        return {"at_floor": floor_reached(_rows(anchors), *_correction(anchors)).float().mean()}
 
 
 class WeightedInfoNCE(AnchorLoss):
     """InfoNCE with the weight that eta gives each anchor's gradient, and without a stop::
 
-        loss = w l / mean w,    w = 1 / (1 - eta B q),    q = min{ exp(-l), 1/(1 + eta N) }
+        loss = w l / mean w,    w = 1 + eta B exp(-d) / (1 - eta)
 
-    w has no gradient. Its mean is that of the anchors of all processes; in evaluation that of this process's, the
-    anchors of the batch. With several positives l is their mean.
+    l is InfoNCE's loss and d the debiased one. w is 1 / (1 - eta B exp(-l)) above the floor, and at the floor what that
+    is where the anchor reaches it. w has no gradient. Its mean is that of the anchors of all processes; in evaluation
+    that of this process's, the anchors of the batch. With several positives l and d are the means over them.
     """
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:
-        losses = info_nce(anchors)
-        weights = _weights(anchors, losses)
+        weights = _weights(anchors)
         mean = gather_with_grad(weights).mean() if self.training else weights.mean()
-        return losses * weights / mean
+        return losses_of_rows(_rows(anchors)) * weights / mean
 
     def figures(self, anchors: Anchors) -> dict[str, Tensor]:
         """Least and greatest weight of an anchor before the division by their mean."""
-        weights = _weights(anchors, info_nce(anchors))
+        weights = _weights(anchors)
         return {"anchor_weight_min": weights.amin(), "anchor_weight_max": weights.amax()}
 
 
@@ -75,17 +82,18 @@ class DecoupledLoss(AnchorLoss):
         return (log_sum - positive).where(anchors.weights.sum(1) > 0, 0)
 
 
-def info_nce(anchors: Anchors) -> Float[Tensor, "anchor"]:
-    """InfoNCE of each anchor; of several positives the mean."""
-    return contrastive_loss(anchors.logits, anchors.is_positive, weights=anchors.weights, reduction="none")
+def _rows(anchors: Anchors) -> AnchorLogits:
+    return rows_of_logits(anchors.logits, anchors.is_positive, anchors.weights)
 
 
-def _log_stop(anchors: Anchors) -> Float[Tensor, "anchor"]:
-    count = anchors.weights.sum(1)
-    return torch.log1p(eta_of_anchors(anchors.class_probability, count) * count)
+def _correction(anchors: Anchors) -> tuple[float | Tensor, Tensor]:
+    """eta and the floor."""
+    return anchors.class_probability, -anchors.gamma2
 
 
 @torch.no_grad()
-def _weights(anchors: Anchors, losses: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:
-    count, share = anchors.weights.sum(1), (-losses.maximum(_log_stop(anchors))).exp()
-    return 1 / (1 - eta_of_anchors(anchors.class_probability, count) * (1 + count) * share)
+def _weights(anchors: Anchors) -> Float[Tensor, "anchor"]:
+    rows = _rows(anchors)
+    eta = eta_of_anchors(anchors.class_probability, rows.log_count)
+    debiased = losses_of_rows(rows, *_correction(anchors))
+    return 1 + eta / (1 - eta) * (1 + rows.log_count.exp()) * (-debiased).exp()

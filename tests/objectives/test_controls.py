@@ -16,11 +16,12 @@ from medclip_dcl.objectives import (
     contrastive_loss,
 )
 
+GAMMA2 = 4.0
 
-def make_anchors(logits, is_positive, weights, eta) -> Anchors:
+
+def make_anchors(logits, is_positive, weights, eta, gamma2=GAMMA2) -> Anchors:
     is_negative = ~is_positive & (weights > 0)
-    gamma2 = torch.tensor(14.0).to(logits)
-    return Anchors(logits, is_positive, is_negative, weights, eta, gamma2, True, {}, {})
+    return Anchors(logits, is_positive, is_negative, weights, eta, logits.new_tensor(gamma2), True, {}, {})
 
 
 def drawn(several: bool, eta=None) -> Anchors:
@@ -54,18 +55,25 @@ def loop_info_nce(positives, negatives):
     return sum(-math.log(math.exp(s) / (math.exp(s) + total)) for s in positives) / len(positives)
 
 
+def loop_debiased(positives, negatives, count, eta):
+    if not count:
+        return 0.0
+    mean = sum(w * math.exp(s) for w, s in negatives) / count
+    corrected = (mean - eta * sum(map(math.exp, positives)) / len(positives)) / (1 - eta)
+    g = max(corrected, math.exp(-GAMMA2))
+    return sum(math.log1p(count * g * math.exp(-s)) for s in positives) / len(positives)
+
+
 def loop_stopped(anchors):
-    return [
-        max(loop_info_nce(p, n) - math.log(1 + eta * count), 0.0) for p, n, count, eta in rows_of(anchors)
-    ]
+    return [loop_debiased(*row) for row in rows_of(anchors)]
 
 
 def loop_weighted(anchors):
     losses, weights = [], []
     for positives, negatives, count, eta in rows_of(anchors):
         losses.append(loop_info_nce(positives, negatives))
-        q = min(math.exp(-losses[-1]), 1 / (1 + eta * count))
-        weights.append(1 / (1 - eta * (count + 1) * q))
+        debiased = loop_debiased(positives, negatives, count, eta)
+        weights.append(1 + eta * (count + 1) / (1 - eta) * math.exp(-debiased))
     return [w * x * len(weights) / sum(weights) for w, x in zip(weights, losses, strict=True)]
 
 
@@ -91,36 +99,50 @@ def test_equals_the_loop(loss, loop, several, eta):
     found.sum().backward()
     assert anchors.logits.grad is not None and anchors.logits.grad.isfinite().all()
     assert not anchors.logits.grad[3].any()  # N = 0
-    stopped = anchors.logits.grad[0].any() or loss is StoppedInfoNCE  # eta 0 never stops
-    assert stopped
+    assert anchors.logits.grad[0].any()
 
 
 def gradients(losses, anchors):
     return torch.autograd.grad(losses.sum(), anchors.logits, retain_graph=True)[0]
 
 
-def test_stop_and_weight_take_the_debiased_gradient_apart():
-    """Above its floor the debiased loss has InfoNCE's gradient times the weight; below the stop none is left."""
-    anchors = drawn(several=False)
-    columns = torch.arange(7)
-    options: dict[str, Any] = {"weights": anchors.weights, "reduction": "none"}
-    info_nce = contrastive_loss(anchors.logits, columns, **options)
-    eta = anchors.class_probability
-    debiased = contrastive_loss(anchors.logits, columns, class_probability=eta, **options)
-    plain, weighted, stopped = (
-        gradients(x, anchors) for x in (info_nce, WeightedInfoNCE()(anchors), StoppedInfoNCE()(anchors))
+@pytest.mark.parametrize("gamma2", [1.0, 2.0, 4.0, 14.0])
+def test_stop_and_weight_take_the_debiased_gradient_apart(gamma2):
+    """Anchor by anchor; at the floor the attraction alone is left, less than InfoNCE's."""
+    means = 1.3 * torch.rand(1500, 1, dtype=torch.float64) - 1
+    cosines = (means + 0.3 * torch.randn(1500, 40, dtype=torch.float64)).clamp(-1, 1)
+    cosines[:, 0] = 2 * torch.rand(1500, dtype=torch.float64) - 1
+    logits, eta = (gamma2 * cosines).requires_grad_(), 0.3 * torch.rand(1500, dtype=torch.float64)
+    is_positive = (torch.arange(40) == 0).expand(1500, 40)
+    anchors = make_anchors(logits, is_positive, (~is_positive).double(), eta, gamma2)
+    positive, negatives, b = logits.detach()[:, 0].exp(), logits.detach()[:, 1:].exp(), 40
+    at_floor = (negatives.mean(1) - eta * positive) / (1 - eta) <= math.exp(-gamma2)
+    assert 0.1 < at_floor.double().mean() < 0.9
+    options: dict[str, Any] = {"class_probability": eta, "floor": -gamma2, "reduction": "none"}
+    debiased, plain, weighted, stopped = (
+        gradients(losses, anchors)
+        for losses in (
+            contrastive_loss(logits, is_positive, **options),
+            contrastive_loss(logits, is_positive, reduction="none"),
+            WeightedInfoNCE()(anchors),
+            StoppedInfoNCE()(anchors),
+        )
     )
-    is_stopped = StoppedInfoNCE()(anchors) == 0
-    assert is_stopped.tolist() == [False, True, True, True, *is_stopped[4:].tolist()]
-    of_debiased, ratio = gradients(debiased, anchors), weighted[0, 0] / plain[0, 0]  # eta 0: weight 1 / mean
-    torch.testing.assert_close(
-        of_debiased[~is_stopped], (weighted / ratio)[~is_stopped], rtol=1e-9, atol=1e-14
-    )
-    torch.testing.assert_close(stopped[~is_stopped], plain[~is_stopped])
-    negatives = ~anchors.is_positive
-    assert not stopped[is_stopped].any() and not (of_debiased * negatives)[is_stopped].any()
-    figures = StoppedInfoNCE().figures(anchors)
-    assert figures["at_floor"].item() == pytest.approx((is_stopped.sum() - 1).item() / 7)  # one has N = 0
+    for gradient in (debiased, stopped):
+        assert torch.equal(gradient[:, 1:].any(1), ~at_floor)
+    torch.testing.assert_close(stopped, debiased.where(at_floor[:, None], plain), rtol=0, atol=1e-13)
+    assert StoppedInfoNCE().figures(anchors)["at_floor"].item() == pytest.approx(at_floor.double().mean())
+    left = (b - 1) * math.exp(-gamma2)
+    torch.testing.assert_close(-stopped[at_floor, 0], (left / (left + positive))[at_floor])
+    kept = (stopped / plain)[at_floor, 0]
+    assert kept.max() < 1 and (gamma2 > 2 or kept.min() > 0.4)
+    limit = 1 / (eta * b + (1 - eta) * (1 + left / positive))
+    weight = 1 / (1 - eta * b * (positive / (positive + negatives.sum(1))).minimum(limit))
+    torch.testing.assert_close(weighted, plain * (weight / weight.mean())[:, None], rtol=1e-9, atol=1e-13)
+    above = ~at_floor[:, None]
+    torch.testing.assert_close(debiased * above, weighted * weight.mean() * above, rtol=1e-7, atol=1e-12)
+    most = WeightedInfoNCE().figures(anchors)["anchor_weight_max"]
+    torch.testing.assert_close(most, weight.max())
 
 
 def test_decoupled_is_debiased_with_eta_1_over_b():

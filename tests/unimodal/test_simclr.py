@@ -148,13 +148,17 @@ def test_weight_and_stop_take_the_debiased_gradient_apart():
         mean, figures = SimCLR(class_probability, gamma2, loss=loss)(views, {})
         return torch.autograd.grad(mean, views)[0], figures
 
-    losses = simclr_loss(views[0], views[1], gamma2=gamma2, reduction="none")
+    options: dict[str, Any] = {"gamma2": gamma2, "reduction": "none"}
+    losses = simclr_loss(views[0], views[1], **options)
+    debiased = simclr_loss(views[0], views[1], class_probability=0.3, **options)
     q, b = (-losses.detach()).exp(), 11
-    is_stopped = losses <= math.log1p(0.3 * 10)
-    weight = 1 / (1 - 0.3 * b * q.clamp(max=1 / (1 + 0.3 * 10)))
+    positive = gamma2 * cosine_similarity(views[0], views[1], dim=1).detach().repeat(2)
+    limit = 1 / (0.3 * b + 0.7 * (1 + (b - 1) * (-gamma2 - positive).exp()))
+    is_stopped, weight = q >= limit, 1 / (1 - 0.3 * b * q.minimum(limit))
     assert 0 < is_stopped.sum() < 12
     stopped, figures = of(StoppedInfoNCE())
-    torch.testing.assert_close(stopped, torch.autograd.grad(losses[~is_stopped].sum() / 12, views)[0])
+    expected = debiased.where(is_stopped, losses).mean()
+    torch.testing.assert_close(stopped, torch.autograd.grad(expected, views)[0])
     assert figures["at_floor"].item() == pytest.approx(is_stopped.double().mean().item())
     assert figures["class_probability"].item() == pytest.approx(0.3)
     losses = simclr_loss(views[0], views[1], gamma2=gamma2, reduction="none")
