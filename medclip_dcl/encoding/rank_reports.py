@@ -148,7 +148,9 @@ def _ranking(
     return vectors, _sentence_vectors(terms, ids, [weights for weights, _ in learned], ranked)
 
 
-def posterior_vectors(terms: csr_matrix, ids: np.ndarray, uses: list[Reports], labels: pd.DataFrame) -> _Learned:
+def posterior_vectors(
+    terms: csr_matrix, ids: np.ndarray, uses: list[Reports], labels: pd.DataFrame
+) -> _Learned:
     """By a mention model, with f(r) the codes 1 and -1 of each column less their means over training reports, and 1."""
     codes = [_codes(labels, x.study_id).toarray().reshape(-1, labels.shape[1], 3)[:, :, :2] for x in uses]
     varies = np.ptp(codes[0], axis=0) > 0
