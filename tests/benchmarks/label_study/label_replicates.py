@@ -315,7 +315,8 @@ def experiments(
                 )
                 if of_pairs
             ]
-        settings = {"trainer.callbacks": callbacks, "checkpoint.monitor": "validate/own_mrr"}
+        checkpoint = {"checkpoint.monitor": "validate/own_mrr", "checkpoint.mode": "max"}
+        settings = {"trainer.callbacks": callbacks, **checkpoint}
         arms = {
             "-".join([arm, *names]) if not test else arm: level(plan, of_sets, similarity, arm, names)
             for arm, names in mine
