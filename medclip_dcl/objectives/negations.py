@@ -11,7 +11,7 @@ from torch.nn.functional import softplus
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
-from medclip_dcl.objectives.controls import info_nce
+from medclip_dcl.objectives.contrastive import contrastive_loss
 
 
 class Negations(AnchorLoss):
@@ -42,7 +42,9 @@ class Negations(AnchorLoss):
             )
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:
-        losses = info_nce(anchors)
+        losses = contrastive_loss(
+            anchors.logits, anchors.is_positive, weights=anchors.weights, reduction="none"
+        )
         return losses + self.weight * self.term(anchors) if anchors.is_of_sentences else losses
 
     def term(self, anchors: Anchors) -> Float[Tensor, "anchor"]:
