@@ -226,10 +226,11 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         self.of_machine(lambda: self.prepared.check("images"))
         if self.features is not None:
             self._require_fitting_features(self.features)
-        self._needs_labels = self.requirements.labels and stage in ("fit", "validate")
+        if stage == "fit":
+            self.of_machine(self._require_images_to_fit)
+        self._needs_labels = stage in ("fit", "validate") and self.requirements.labels
         if stage != "fit":
             return
-        self.of_machine(self._require_images_to_fit)
         self.of_machine(lambda: self._own_fields is None)  # what one machine cannot read is an error on all
         reported = self._reported("train")
         if not len(reported["place"]):

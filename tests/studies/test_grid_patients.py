@@ -85,8 +85,8 @@ def test_numbers_that_results_lack_are_of_predictions(grid, capsys):
         del results["metrics"]["classification"]["acc"]
         file.write_text(json.dumps(results))
     assert results_table(experiment)["value"].tolist() == pytest.approx(expected)
-    absent = replace(experiment, outcomes={"AP": Outcome("classification/average_precision")})
-    with pytest.raises(UserError, match="has no metric classification/average_precision"):  # of two prompts
+    absent = replace(experiment, outcomes={"mIoU": Outcome("grounding/miou")})
+    with pytest.raises(UserError, match="has no metric grounding/miou"):
         results_table(absent)
     file = runs[0].folder / "predictions/classification.parquet"
     file.unlink()
