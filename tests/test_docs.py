@@ -414,7 +414,7 @@ def test_each_table_and_benchmark_is_named():
 
 
 @pytest.mark.parametrize(
-    ("page", "limit"), [("README.md", 150), ("docs/results.md", 240), ("tests/benchmarks/RESULTS.md", 320)]
+    ("page", "limit"), [("README.md", 150), ("docs/results.md", 240), ("tests/benchmarks/RESULTS.md", 330)]
 )
 def test_pages_stay_short(page, limit):
     assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= limit
