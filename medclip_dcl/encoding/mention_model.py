@@ -20,7 +20,7 @@ _DIM = 16
 # Of a sentence's bias: share of a Newton step, and weight of its start (choices).
 _BIAS_RATE, _BIAS_DECAY = 0.1, 0.1
 # Sentences that are encoded at once.
-_ROWS = 8_192
+ROWS = 8_192
 
 
 def learned_mentions(
@@ -99,7 +99,7 @@ def sentence_vectors(
     c_x is the mean chance of x over the training reports that say it; `reports` are their vectors, B f(r) and 1.
     """
     said_by = says.T.tocsr()
-    for part in (slice(start, start + _ROWS) for start in range(0, len(ids), _ROWS)):
+    for part in (slice(start, start + ROWS) for start in range(0, len(ids), ROWS)):
         vectors = np.concatenate([terms[part] @ weights[0], weights[2][part, None]], axis=1)
         count = np.diff(said_by[part].indptr)
         row = np.repeat(np.arange(len(count)), count)

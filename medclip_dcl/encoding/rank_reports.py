@@ -20,7 +20,7 @@ from medclip_dcl.common.files import digest
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.ranking import NEVER_TRUE, QUANTILES
 from medclip_dcl.data.vectors import write_vectors
-from medclip_dcl.encoding.mention_model import batches, embedded, learned_mentions, sentence_vectors
+from medclip_dcl.encoding.mention_model import ROWS, batches, embedded, learned_mentions, sentence_vectors
 from medclip_dcl.encoding.model_results import require_writable
 from medclip_dcl.encoding.options import Rank
 from medclip_dcl.metrics.false_negatives import auc_within_anchors
@@ -30,8 +30,6 @@ _BATCH, _MIN_STEPS, _PASSES = 128, 1_500, 3
 _LEARNING_RATE, _WEIGHT_DECAY = 3e-3, 0.01
 # Reports whose scores give the quantiles.
 _RANKED = 2_000
-# Sentences that are encoded at once.
-_ROWS = 8_192
 # Deviation below which a sentence's scores are taken for one and the same.
 _SAME = 1e-3
 # In a ranking's name. 2: 0 is coded as blank, as a silent report denies as truly as one that says so.
@@ -273,10 +271,10 @@ def _sentence_vectors(
     drawn = np.random.default_rng(0).permutation(len(reports))[:_RANKED]
     place = np.linspace(0, len(drawn) - 1, QUANTILES)
     below = np.minimum(place.astype(int), len(drawn) - 2)
-    for start in range(0, len(ids), _ROWS):
+    for start in range(0, len(ids), ROWS):
         vectors = []
         for weight, covariance in zip(weights, covariances, strict=True):
-            vector = terms[start : start + _ROWS] @ weight
+            vector = terms[start : start + ROWS] @ weight
             deviation = np.sqrt(np.einsum("nd,de,ne->n", vector, covariance, vector).clip(min=0))
             scale = np.divide(1, deviation, out=np.zeros_like(deviation), where=deviation > _SAME)
             vectors.append(vector * scale[:, None])
@@ -285,7 +283,7 @@ def _sentence_vectors(
         scores = np.sort(vector.astype(np.float32) @ reports[drawn].T, axis=1)
         least, next_one = scores[:, below], scores[:, below + 1]
         quantiles = (least + (next_one - least) * (place - below)).astype(np.float16)
-        yield {"sentence_id": ids[start : start + _ROWS], "vector": vector, "quantiles": quantiles}
+        yield {"sentence_id": ids[start : start + ROWS], "vector": vector, "quantiles": quantiles}
 
 
 def truth_lines(prepared: PreparedSet, name: str, kind: str = "ranking") -> list[str]:

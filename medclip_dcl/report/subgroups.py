@@ -319,7 +319,7 @@ def _label(metric: str) -> tuple[str, int]:
         return _LABELS[metric]
     place = place_of(metric)
     assert place is not None, metric
-    return f"{place.number.heading or place.name}{ARROWS[True]}, {place.entry}", 3
+    return f"{place.number.heading or place.name}{ARROWS[place.number.higher_is_better]}, {place.entry}", 3
 
 
 def _value_cell(cell: Mapping[Any, Any], rows: pd.DataFrame) -> Cell:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import signal
 import sys
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from medclip_dcl.common.command_line import in_words
 from medclip_dcl.studies.options import Benchmark as Options
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 def run(options: Options) -> None:
@@ -16,8 +19,6 @@ def run(options: Options) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     # Import here to keep --help fast.
-    import pandas as pd
-
     from medclip_dcl.common.devices import usable_device
     from medclip_dcl.common.errors import UserError
     from medclip_dcl.common.findings import read_prompts
@@ -41,7 +42,7 @@ def run(options: Options) -> None:
     failures: list[str] = []
     runs: dict[str, list[plan.BenchmarkedRun]] = {}
     trained: dict[tuple[str, str], Answer] = {}
-    fits: list[pd.DataFrame] = []
+    fits: list[DataFrame] = []
     for name, prepared in sets.items():
         if prepared.changes:
             notes.append(prepared.changes)

@@ -194,7 +194,7 @@ def test_second_process_is_kept_off_a_set(raw: Path, capsys: pytest.CaptureFixtu
     output = raw.parent / "set"
     output.mkdir()
     (output / ".lock").touch()
-    with locked(output), pytest.raises(PreparedDataError, match="is being written by another process; wait"):
+    with locked(output), pytest.raises(UserError, match="is being written by another process; wait"):
         prepare(settings(raw))
     # The left file alone locks nothing.
     prepare(settings(raw))

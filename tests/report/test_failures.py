@@ -29,8 +29,12 @@ def made(
     negative: float = 1.0,
     weaker: Mapping[str, float] = {},
     share: float = 0.5,
+    noise: float = 0.5,
 ) -> tuple[Predictions, pd.DataFrame]:
-    """One image a patient: slopes of both scores by the label (of the negative prompt downwards), `weaker` by view."""
+    """One image a patient: slopes of both scores by the label (of the negative prompt downwards), `weaker` by view.
+
+    `noise` is that of the negative prompt.
+    """
     random = np.random.default_rng(seed)
     images = pd.DataFrame({"dicom_id": range(N), "subject_id": range(N), "study_id": range(N)})
     images["view"] = random.choice(["AP", "LL", "PA"] if len(weaker) > 1 else ["AP", "PA"], N)
@@ -38,7 +42,10 @@ def made(
     for finding in findings:
         label = (random.random(N) < share).astype(int)
         slope = positive - images["view"].map(weaker).fillna(0.0).to_numpy()
-        scores = slope * label + 0.5 * random.normal(size=N), -negative * label + 0.5 * random.normal(size=N)
+        scores = (
+            slope * label + 0.5 * random.normal(size=N),
+            -negative * label + noise * random.normal(size=N),
+        )
         named = dict(zip(("score_positive", "score_negative"), scores, strict=True))
         parts.append(images.drop(columns=["study_id", "view"]).assign(finding=finding, label=label, **named))
     return Predictions({"classification": pd.concat(parts, ignore_index=True)}), images
@@ -127,7 +134,9 @@ def test_small_effects_give_no_sentence():
 
 @pytest.mark.slow
 def test_without_a_failure_there_is_seldom_a_sentence():
-    n = sum(bool(found(*made(seed, ("Mass", "Edema"), negative=0.0))) for seed in range(60))
+    """Views alike, NEG .5 and, as the negative scores hardly differ, PNC that of POS."""
+    nothing = {"negative": 0.0, "noise": 1e-3}
+    n = sum(bool(found(*made(seed, ("Mass", "Edema"), **nothing))) for seed in range(60))
     assert n <= 7, n  # 5% of 60, with three standard deviations
 
 

@@ -336,8 +336,7 @@ def test_two_models_alone_have_the_numbers_of_compare(
         for path, one in of_pair.items()
         for place in [place_of(path)]
     }
-    # The benchmark alone has the average precision of scores of prompts.
-    assert numbers.keys() == {place for place in few.index if place[-1] != "average_precision"}
+    assert numbers.keys() == set(few.index)
     for key, one in numbers.items():
         row = dict(few.loc[[key]].iloc[0])
         for name in ("value", "low", "high", "p"):
