@@ -305,7 +305,9 @@ def experiments(
             sentences = {"mentions": "mentions.parquet", **by}
             callbacks += [{"class_path": "label_arms.Sentences", "init_args": sentences}]
             of_pairs = {} if is_scored else OF_PAIRS
-            outcomes |= {name: (path, "own_mrr") for name, path in {**OF_SENTENCES, **of_pairs}.items()}
+            outcomes |= {
+                name: (path, "own_mrr_within") for name, path in {**OF_SENTENCES, **of_pairs}.items()
+            }
             callbacks += [
                 {"class_path": f"medclip_dcl.evaluation.{name}", **options}
                 for name, options in (
@@ -315,7 +317,7 @@ def experiments(
                 )
                 if of_pairs
             ]
-        checkpoint = {"checkpoint.monitor": "validate/own_mrr", "checkpoint.mode": "max"}
+        checkpoint = {"checkpoint.monitor": "validate/own_mrr_within", "checkpoint.mode": "max"}
         settings = {"trainer.callbacks": callbacks, **checkpoint}
         arms = {
             "-".join([arm, *names]) if not test else arm: level(plan, of_sets, similarity, arm, names)
@@ -375,8 +377,8 @@ def tuning_rows(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def chosen_settings(table: pd.DataFrame) -> dict[str, list[str]]:
-    """By arm: the best mean over replicates of the best validate MRR over steps; the first of equal ones."""
-    best = table.groupby(["arm", "replicate"], sort=False)["validate mrr"].max()
+    """By arm: the best mean over replicates of the best validate `mrr_within` over steps; the first of equal ones."""
+    best = table.groupby(["arm", "replicate"], sort=False)["validate mrr_within"].max()
     means = best.groupby("arm", sort=False).mean()
     arms = means.index.str.split("-").str[0]
     return {str(arm): str(means[arms == arm].idxmax()).split("-")[1:] for arm in dict.fromkeys(arms)}

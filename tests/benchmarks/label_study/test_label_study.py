@@ -315,7 +315,7 @@ def test_settings_are_chosen_by_the_mean_of_the_best_steps():
         "b-slow-w3": ([0.1], [0.1]),
     }
     rows = [
-        {"arm": arm, "replicate": seed, "validate mrr": value}
+        {"arm": arm, "replicate": seed, "validate mrr_within": value}
         for arm, of_seeds in mrr.items()
         for seed, values in enumerate(of_seeds)
         for value in values
@@ -348,7 +348,12 @@ def simulated(start, points, n):
                     {**row, "split": "test", "outcome": "all", "value": 0.6 + (mean + noise[replicate]) / 100}
                 )
                 rows.append(
-                    {**row, "split": "validate", "outcome": "mrr", "value": 0.5 - (step - best) ** 2 / 1e6}
+                    {
+                        **row,
+                        "split": "validate",
+                        "outcome": "mrr_within",
+                        "value": 0.5 - (step - best) ** 2 / 1e6,
+                    }
                 )
     return pd.DataFrame(rows), plan
 
