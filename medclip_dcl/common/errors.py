@@ -48,6 +48,14 @@ def check_choice(setting: str, value: object, choices: Collection[object]) -> No
         raise UserError(f"{setting}: expected one of {', '.join(map(str, choices))}, found {quoted(value)}")
 
 
+def check_range(setting: str, value: float | None, interval: str) -> None:
+    """Refuse a number outside an interval, such as "(0, 1]"; None is allowed."""
+    low, high = map(float, interval[1:-1].split(","))
+    is_end = (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")
+    if not (value is None or is_end or low < value < high):
+        raise UserError(f"{setting}: expected a number in {interval}, found {value}")
+
+
 def check_min(part: str, values: Mapping[str, tuple[int | float | None, int]]) -> None:
     """Refuse settings of a part, name -> (value, least value), below their least value; None is allowed."""
     for name, (value, least) in values.items():

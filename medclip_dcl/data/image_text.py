@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from medclip_dcl.common.distributed import rank_and_size
-from medclip_dcl.common.errors import UserError, check_choice, check_min
+from medclip_dcl.common.errors import UserError, check_choice, check_min, check_range
 from medclip_dcl.common.findings import CHEX5, in_order
 from medclip_dcl.data.arrays import Arrays
 from medclip_dcl.data.correction import CorrectionImages, correction_arrays
@@ -190,8 +190,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             raise UserError(
                 f"data.contrastive_batch {contrastive_batch} must be a multiple of data.batch_size {batch_size}"
             )
-        if not 0 < mask_probability < 1:
-            raise UserError(f"data.mask_probability: expected a number in (0, 1), found {mask_probability}")
+        check_range("data.mask_probability", mask_probability, "(0, 1)")
         if features is not None and (views > 1 or contrastive_batch is not None):
             raise UserError(
                 "data.features are of one view of each image, and need no batch that is encoded in parts: set "

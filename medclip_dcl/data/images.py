@@ -12,7 +12,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import UserError, check_min, check_range
 from medclip_dcl.data.link import ImageSettings, PreparedDataModule, Requirements
 from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, worker_options
@@ -127,9 +127,8 @@ class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generi
         self.folder, self.batch_size = folder, batch_size
         crop_size = usual_crop(image_size) if crop_size is None else crop_size
         require_part("crop_size", crop_size, image_size)
-        for name, value in (("brightness", brightness), ("contrast", contrast)):
-            if not 0 <= value < 1:
-                raise UserError(f"data.{name}: expected a number in [0, 1), found {value}")
+        check_range("data.brightness", brightness, "[0, 1)")
+        check_range("data.contrast", contrast, "[0, 1)")
         self.image_size, self.crop_size = image_size, crop_size
         self.crop = Crop(crop_size, brightness, contrast)
         self.num_workers, self.cache_images = num_workers, cache_images

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from medclip_dcl.common.distributed import gather_objects
-from medclip_dcl.common.errors import UserError, check_choice, check_min
+from medclip_dcl.common.errors import UserError, check_choice, check_min, check_range
 from medclip_dcl.common.files import digest, digest_of_file, read_text
 from medclip_dcl.data.arrays import Arrays, as_lists
 from medclip_dcl.data.link import PreparedDataModule, ReportsRequirements, TokenizedSentences
@@ -82,8 +82,7 @@ class ReportsDataModule(PreparedDataModule[ReportsRequirements], EpochDataModule
     ) -> None:
         super().__init__()
         check_choice("data.sampling", sampling, ("frequency", "distinct"))
-        if not 0 < mask_probability < 1:
-            raise UserError(f"data.mask_probability: expected a number in (0, 1), found {mask_probability}")
+        check_range("data.mask_probability", mask_probability, "(0, 1)")
         check_min(
             "data",
             {

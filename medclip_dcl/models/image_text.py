@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.compiler import set_stance
 
 from medclip_dcl.common.distributed import global_mean
-from medclip_dcl.common.errors import UserError, check_options
+from medclip_dcl.common.errors import UserError, check_options, check_range
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import read_model, with_adapters_merged
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
@@ -149,11 +149,8 @@ class ImageTextModel(ImageModel):
                 "model.lora: expected frozen and compile false and masked_language_weight 0 with it, found "
                 f"{frozen}, {compile} and {masked_language_weight}"
             )
-        # AdamW would say the latter after the run folder is made.
-        if not (0 <= image_to_text <= 1 and 0 <= beta2 < 1):
-            raise UserError(
-                f"model: expected image_to_text in [0, 1] and beta2 in [0, 1), found {image_to_text} and {beta2}"
-            )
+        check_range("model.image_to_text", image_to_text, "[0, 1]")
+        check_range("model.beta2", beta2, "[0, 1)")  # AdamW would say it after the run folder is made
         if image_encoder is None and text_encoder is None and similarity is None:
             similarity = part_of_model("similarity", Similarity, init_from)
         image_encoder = image_encoder or part_of_model("image_encoder", RegionEncoder, init_from)

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from medclip_dcl.common.distributed import global_mean
-from medclip_dcl.common.errors import UserError, check_options
+from medclip_dcl.common.errors import UserError, check_options, check_range
 from medclip_dcl.common.find_model import LANGUAGE_MODEL
 from medclip_dcl.common.formats import CHECKPOINT
 from medclip_dcl.common.weight_files import load_exactly, read_model
@@ -65,8 +65,9 @@ class BertArchitecture:
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:  # torch takes 1, and trains on zeros
-            raise UserError(f"model.architecture.dropout: expected a number in [0, 1), found {self.dropout}")
+        check_range(
+            "model.architecture.dropout", self.dropout, "[0, 1)"
+        )  # torch takes 1, and trains on zeros
 
 
 class MaskedLanguageModel(TrainedModel):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from medclip_dcl.common.devices import widest_float
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_min, check_range
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.objectives.contrastive import at_least_float32, checked
 from medclip_dcl.objectives.part import ObjectivePart
@@ -196,8 +196,7 @@ class RemoveByTextSimilarity(_TextSimilarity):
 
     def __init__(self, threshold: float = 0.9) -> None:
         super().__init__()
-        if not -1 <= threshold <= 1:
-            raise UserError(f"negative_weights.threshold: expected a cosine in [-1, 1], found {threshold}")
+        check_range("negative_weights.threshold", threshold, "[-1, 1]")
         self.threshold = threshold
 
     def check(self, fields: Fields) -> None:
@@ -228,8 +227,7 @@ class ReweightByTextSimilarity(_TextSimilarity):
 
     def __init__(self, threshold: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= threshold < 1:
-            raise UserError(f"negative_weights.threshold: expected a cosine in [0, 1), found {threshold}")
+        check_range("negative_weights.threshold", threshold, "[0, 1)")
         self.threshold = threshold
 
     def weight_of(self, cosine: Weights) -> Weights:
@@ -249,11 +247,7 @@ class ResampleByTextSimilarity(_TextSimilarity):
 
     def __init__(self, draws: int | None = None, seed: int = 0) -> None:
         super().__init__()
-        if (draws is not None and draws < 1) or seed < 0:
-            raise UserError(
-                "negative_weights: expected draws of at least 1 (or null) and a seed of at least 0, found "
-                f"{draws} and {seed}"
-            )
+        check_min("negative_weights", {"draws": (draws, 1), "seed": (seed, 0)})
         self.draws, self.seed = draws, seed
 
     def finished(
@@ -290,8 +284,7 @@ class HardNegatives(NegativeWeights):
 
     def __init__(self, beta: float = 0.5, detach: bool = False) -> None:
         super().__init__()
-        if not (beta >= 0 and math.isfinite(beta)):
-            raise UserError(f"negative_weights.beta: expected a finite number of at least 0, found {beta}")
+        check_min("negative_weights", {"beta": (beta, 0)})
         self.beta, self.detach = beta, detach
 
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
@@ -368,13 +361,9 @@ class RankedByText(NegativeWeights):
             raise UserError(
                 f"negative_weights: expected mean_share or c, and null for the other, found {mean_share} and {c}"
             )
-        if not 0 < (0.5 if mean_share is None else mean_share) <= _MAX_MEAN_SHARE:
-            raise UserError(f"negative_weights.mean_share: expected a share in (0, 0.9], found {mean_share}")
-        if not (0 <= k < math.inf and 0 < (1 if c is None else c) < math.inf and (random_seed or 0) >= 0):
-            raise UserError(
-                "negative_weights: expected a finite k of at least 0, a finite c above 0 and a random_seed of at least "
-                f"0, found {k}, {c} and {random_seed}"
-            )
+        check_range("negative_weights.mean_share", mean_share, f"(0, {_MAX_MEAN_SHARE}]")
+        check_range("negative_weights.c", c, "(0, inf)")
+        check_min("negative_weights", {"k": (k, 0), "random_seed": (random_seed, 0)})
         self.mean_share, self.k, self.c, self.random_seed = mean_share, k, c, random_seed
         of_pairs = (("sentence_ranking",), ("report_ranking",))
         if random_seed is not None:

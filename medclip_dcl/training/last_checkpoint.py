@@ -21,7 +21,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch.optim.lr_scheduler import LambdaLR
 
 from medclip_dcl.common.distributed import gather_objects, greatest_of_all, is_distributed
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.files import replacing, sync_folder
 from medclip_dcl.data.samplers import ENDS, SAVES, ResumableLoader, at_sigterm
 from medclip_dcl.runs.checkpoint_files import NEW, ResumeError, remove_leftovers, rotate
@@ -106,8 +106,7 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, folder: str | Path, minutes: float = 15.0) -> None:
-        if not minutes >= 0:
-            raise UserError(f"checkpoint_minutes: expected at least 0, found {minutes}")
+        check_range("checkpoint_minutes", minutes, "[0, inf]")
         self.folder, self.seconds = Path(folder), 60 * minutes
         self._signals = StopSignals()
         self._saved_at = 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.objectives.class_probability import ClassProbability
 from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
 from medclip_dcl.unimodal.views import ViewsObjective
@@ -32,8 +31,7 @@ class CrossView(ViewsObjective):
 
     def __init__(self, class_probability: ClassProbability | None = None, gamma2: float = 1 / 0.07) -> None:
         super().__init__()
-        if not 0 < gamma2 < math.inf:
-            raise UserError(f"CrossView: expected gamma2 above 0, found {gamma2}")
+        check_range("objective.gamma2", gamma2, "(0, inf)")
         self.class_probability, self.gamma2 = class_probability, gamma2
         self.requires = () if class_probability is None else class_probability.requires
 

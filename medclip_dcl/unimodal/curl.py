@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import check_min
 from medclip_dcl.objectives.contrastive import at_least_float32, reduce_losses
 from medclip_dcl.unimodal.views import ViewsObjective
 
@@ -130,8 +130,7 @@ class Blocks(ViewsObjective):
         similar: Literal["views", "class"] = "views",
     ) -> None:
         super().__init__()
-        if size < 1 or k < 1:
-            raise UserError(f"objective: expected size and k of at least 1, found {size} and {k}")
+        check_min("objective", {"size": (size, 1), "k": (k, 1)})
         self.size, self.k, self.loss = size, k, loss
         self.n_views, self.min_images = size + 1, k + 1
         if similar == "class":

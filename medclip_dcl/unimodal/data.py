@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.common.distributed import rank_and_size
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import UserError, check_min, check_range
 from medclip_dcl.data.link import LinkedDataModule
 from medclip_dcl.data.samplers import (
     EpochDataModule,
@@ -108,8 +108,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                 "data.files: expected null for digits, which come with scikit-learn, and the folder of the files for "
                 f"other sources, found {files} for {source}"
             )
-        if not 0 < fraction <= 1:
-            raise UserError(f"data.fraction: expected a share in (0, 1], found {fraction}")
+        check_range("data.fraction", fraction, "(0, 1]")
         check_min(
             "data",
             {

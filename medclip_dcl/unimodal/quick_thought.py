@@ -15,7 +15,7 @@ from torch.optim import Adam, Optimizer
 from transformers import PreTrainedTokenizerFast
 
 from medclip_dcl.common.distributed import gather_with_grad
-from medclip_dcl.common.errors import UserError, check_min, check_options
+from medclip_dcl.common.errors import UserError, check_min, check_options, check_range
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import SENTENCES, require_kind
 from medclip_dcl.models.trained_model import NetworkModel
@@ -151,10 +151,7 @@ class QuickThought(NetworkModel):
         super().__init__()
         check_min("model", {"context": (context, 1), "n_positives": (n_positives, 1)})
         check_options({"learning_rate": learning_rate, "gamma2": gamma2}, {})
-        if not 0 <= class_probability < 1:
-            raise UserError(
-                f"model.class_probability: expected a number in [0, 1), found {class_probability}"
-            )
+        check_range("model.class_probability", class_probability, "[0, 1)")
         if context is not None and (n_positives or 1) > 2 * context:
             raise UserError(
                 f"model.n_positives: expected at most {2 * context}, twice the context, found {n_positives}"
