@@ -61,8 +61,6 @@ class Classifier(ImageModel):
     """
 
     network: FindingNetwork
-    kind = FindingNetwork.kind
-    parts = ("image_encoder", "findings")
     positive_weight: Tensor
     _data: LabelledData | None = None
 

@@ -25,7 +25,6 @@ from medclip_dcl.networks.adapters import LoRA, add_adapters, check_adaptable, h
 from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.initial_weights import PARTS
 from medclip_dcl.networks.similarity import Similarity
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.objectives import AnchorLoss, ClassProbability, NearTexts, NegativeWeights
@@ -98,9 +97,7 @@ class ImageTextModel(ImageModel):
     """
 
     network: ImageTextNetwork
-    kind = ImageTextNetwork.kind
     tests_untrained = True
-    parts = PARTS
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from medclip_dcl.data.link import ImageSettings, trainer_data
 from medclip_dcl.models.optimisation import learning_rates
 from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.described import DescribedNetwork
+from medclip_dcl.networks.described import OF_IMAGES, DescribedNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
 from medclip_dcl.networks.text_encoder import TransformersSentences
@@ -136,10 +136,6 @@ class NetworkModel(TrainedModel):
     """A model around a network that describes itself."""
 
     network: DescribedNetwork
-    kind: str
-    """That of its network."""
-    parts: tuple[str, ...]
-    """Parts of the network's description that a checkpoint must share."""
     instead_of_other_kinds = ""
     """Advice for a checkpoint of another kind of model."""
 
@@ -149,13 +145,13 @@ class NetworkModel(TrainedModel):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load weights only into the network that they were trained in."""
         there, here = checkpoint.get("network", {}), self.network.config()
-        if (found := there.get("kind", "none")) != self.kind:
+        if (found := there.get("kind", "none")) != here["kind"]:
             raise UserError(
-                f"the checkpoint: expected kind {self.kind}, found {found}{self.instead_of_other_kinds}"
+                f"the checkpoint: expected kind {here['kind']}, found {found}{self.instead_of_other_kinds}"
             )
         CHECKPOINT.check(checkpoint, "the checkpoint")
-        parts = (*self.parts, "label_head")  # which a part of the models have
-        if others := [part for part in parts if _is_other(there.get(part), here.get(part))]:
+        shared = [name for name in here if name not in (VERSION_KEY, "blank", *OF_IMAGES)]
+        if others := [name for name in shared if _is_other(there.get(name), here[name])]:
             raise UserError(
                 f"the checkpoint was trained with another {' and '.join(others)} (settings, tokenizer or findings "
                 "differ); restore what it was trained with, or choose another --run_folder to train anew"
@@ -229,7 +225,7 @@ class ImageModel(NetworkModel):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         # No options: they came with the weights that the training had started from.
-        described = self.network.image_arguments(checkpoint["network"])
+        described = checkpoint["network"]
         self.network.set_normalisation(described["mean"], described["std"])
         self.initial_weights = TakenOver.of_checkpoint(checkpoint)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -11,8 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import IMAGE_TEXT, require_kind
+from medclip_dcl.common.weight_files import IMAGE_TEXT
 from medclip_dcl.networks.bert_folder import model_fingerprint
 from medclip_dcl.networks.described import Encoded, ImageInput, ImageNetwork, ImageScale
 from medclip_dcl.networks.image_encoder import RegionEncoder
@@ -44,7 +43,11 @@ class ImageTextNetwork(ImageNetwork):
     """
 
     kind = IMAGE_TEXT
-    parts: ClassVar[tuple[str, ...]] = ("image_encoder", "text_encoder", "similarity")
+    parts: ClassVar[Mapping[str, type[nn.Module]]] = {
+        **ImageNetwork.parts,
+        "text_encoder": SentenceEncoder,
+        "similarity": Similarity,
+    }
 
     def __init__(
         self,
@@ -199,25 +202,7 @@ class ImageTextNetwork(ImageNetwork):
         return torch.cat(parts)[order.argsort().to(self.mean.device)]
 
     def config(self) -> dict[str, Any]:
-        return {
-            **super().config(),
-            "image_encoder": part_config(self.image_encoder),
-            "text_encoder": part_config(self.text_encoder),
-            "similarity": part_config(self.similarity),
-            "label_head": list(self.label_findings) or None,
-            **self.image_config(),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ImageTextNetwork:
-        require_kind(config, cls.kind)
-        return cls(
-            build_part(config["image_encoder"], RegionEncoder),
-            build_part(config["text_encoder"], SentenceEncoder),
-            build_part(config["similarity"], Similarity),
-            **cls.image_arguments(config),
-            label_head=config.get("label_head"),  # earlier descriptions have none
-        )
+        return {**super().config(), "label_head": list(self.label_findings) or None}
 
 
 def pad_tokens(

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError, check_min
-from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import UNIMODAL, require_kind
+from medclip_dcl.common.weight_files import UNIMODAL
 from medclip_dcl.networks.described import DescribedNetwork
 from medclip_dcl.unimodal.encoders import SmallImageEncoder
 
@@ -26,6 +26,7 @@ class UnimodalNetwork(DescribedNetwork):
     """
 
     kind = UNIMODAL
+    parts: ClassVar[Mapping[str, type[nn.Module]]] = {"image_encoder": SmallImageEncoder}
 
     def __init__(
         self,
@@ -69,20 +70,5 @@ class UnimodalNetwork(DescribedNetwork):
         return torch.stack([project(part) for project, part in zip(projections, parts, strict=True)])
 
     def config(self) -> dict[str, Any]:
-        return {
-            **super().config(),
-            "image_encoder": part_config(self.image_encoder),
-            "projection_dim": self.projection_dim,
-            "hidden": self.hidden,
-            "batch_norm": self.batch_norm,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> UnimodalNetwork:
-        require_kind(config, cls.kind)
-        return cls(
-            build_part(config["image_encoder"], SmallImageEncoder),
-            config["projection_dim"],
-            config["hidden"],
-            config["batch_norm"],
-        )
+        own = {name: getattr(self, name) for name in ("projection_dim", "hidden", "batch_norm")}
+        return {**super().config(), **own}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -16,8 +17,7 @@ from transformers import PreTrainedTokenizerFast
 
 from medclip_dcl.common.distributed import gather_with_grad
 from medclip_dcl.common.errors import UserError, check_min, check_options, check_range
-from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import SENTENCES, require_kind
+from medclip_dcl.common.weight_files import SENTENCES
 from medclip_dcl.models.trained_model import NetworkModel
 from medclip_dcl.networks.bert_folder import save_language_model
 from medclip_dcl.networks.described import DescribedNetwork
@@ -104,18 +104,11 @@ class SentenceNetwork(DescribedNetwork):
     """An encoder of sentences alone, as a network that describes and rebuilds itself."""
 
     kind = SENTENCES
+    parts: ClassVar[Mapping[str, type[nn.Module]]] = {"text_encoder": SentenceEncoder}
 
     def __init__(self, text_encoder: SentenceEncoder) -> None:
         super().__init__()
         self.text_encoder = text_encoder
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "text_encoder": part_config(self.text_encoder)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SentenceNetwork:
-        require_kind(config, cls.kind)
-        return cls(build_part(config["text_encoder"], SentenceEncoder))
 
 
 class QuickThought(NetworkModel):
@@ -135,9 +128,7 @@ class QuickThought(NetworkModel):
     """
 
     network: SentenceNetwork
-    kind = SENTENCES
     tests_untrained = True
-    parts = ("text_encoder",)
 
     def __init__(
         self,
