@@ -368,28 +368,25 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             else self._tokens()
             if augmented or self._train is None
             else self._train.tokens,
-            views=self.views,
-            crop=self.crop if augmented else None,
+            views=self.views if augmented else 1,
+            show=self.show(augmented),
             draws_one=self.sentences == "one",
             seed=self.seed,
             anchor=anchor,
             candidate=candidate,
             masking=masking,
             extra=extra,
-            seen=self.view.seen,
             labels=self._labels("train" if augmented else "validate", reported) if required.labels else None,
-            **self._correction(),
+            correction=self._correction(),
         )
 
-    def _correction(self) -> dict[str, Any]:
-        """Training images from which the objective's correction draws; empty where it has the anchor's own."""
+    def _correction(self) -> CorrectionImages | None:
+        """Training images from which the objective's correction draws; None where it has the anchor's own."""
         kind, count = self.requirements.correction_images, self.requirements.correction_count
         if kind == "own":
-            return {}
+            return None
         if self._train is not None:
-            return {
-                name: getattr(self._train, name) for name in ("correction", "training", "training_images")
-            }
+            return self._train.correction
         options = (self.sentences, self.views, self.contrastive_batch)
         if options != ("one", 1, self.batch_size):
             raise UserError(
@@ -408,11 +405,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         training = self._reported("train")
         what = {"of": "correction", "kind": kind}
         arrays = self.arrays(what, lambda: correction_arrays(self.prepared, kind, training))
-        return {
-            "correction": CorrectionImages(arrays, training["study_id"], count),
-            "training": training,
-            "training_images": self.features or self._scaled(training["path"]),
-        }
+        images = self.features or self._scaled(training["path"])
+        return CorrectionImages(arrays, training, images, count)
 
     # Loaders
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Generic
 
 import numpy as np
@@ -47,27 +48,21 @@ class Images:
             raise PreparedDataError(self.stored.problem(index, error)) from error
 
 
-@dataclass(frozen=True)
-class Crop:
-    """Random crop and brightness and contrast in 1 +- their value, drawn by (seed, epoch, index)."""
-
-    size: int
-    brightness: float
-    contrast: float
-
-    def __call__(self, grey: UInt8[np.ndarray, "height width"], generator: np.random.Generator) -> GreyCrop:
-        return augment(grey, self.size, self.brightness, self.contrast, generator)
+def middle(
+    grey: UInt8[np.ndarray, "height width"], size: int, generator: np.random.Generator | None = None
+) -> GreyCrop:
+    """The middle square of an image, as evaluation shows it; draws nothing."""
+    return GreyCrop(centre_crop(grey, size))
 
 
 @dataclass(eq=False)
 class ImageExamples(Dataset):
-    """Images, with labels (image, finding) for a classifier: cropped by `crop`, else the middle `seen` pixels."""
+    """Images as `show` shows them, drawing by (seed, epoch, index), with labels (image, finding) for a classifier."""
 
     images: Images
     dicom_ids: Sequence[str]
-    seen: int
+    show: Callable[..., GreyCrop]
     labels: Tensor | None = None
-    crop: Crop | None = None
     seed: int = 0
 
     def __len__(self) -> int:
@@ -75,9 +70,8 @@ class ImageExamples(Dataset):
 
     def __getitem__(self, key: tuple[int, int] | int) -> tuple[int, GreyCrop]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        if self.crop is None:
-            return index, GreyCrop(centre_crop(self.images[index], self.seen))
-        return index, self.crop(self.images[index], np.random.default_rng([self.seed, epoch, index]))
+        generator = np.random.default_rng([self.seed, epoch, index])
+        return index, self.show(self.images[index], generator=generator)
 
     def collate(self, examples: list[tuple[int, GreyCrop]]) -> dict[str, Any]:
         indices = [index for index, _ in examples]
@@ -130,15 +124,16 @@ class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generi
         check_range("data.brightness", brightness, "[0, 1)")
         check_range("data.contrast", contrast, "[0, 1)")
         self.image_size, self.crop_size = image_size, crop_size
-        self.crop = Crop(crop_size, brightness, contrast)
+        self.varies = bool(crop_size < image_size or brightness or contrast)
+        self._augment = partial(augment, crop_size=crop_size, brightness=brightness, contrast=contrast)
         self.num_workers, self.cache_images = num_workers, cache_images
         self.predict_use, self.seed = predict_use, seed
         self.view = View(self.image_size, self.image_size)
         self._images: dict[str, Images] = {}
 
-    @property
-    def varies(self) -> bool:
-        return bool(self.crop_size < self.image_size or self.crop.brightness or self.crop.contrast)
+    def show(self, augmented: bool) -> Callable[..., GreyCrop]:
+        """Function of an image and a `generator`: its augmented crop, or the part that evaluation sees."""
+        return self._augment if augmented else partial(middle, size=self.view.seen)
 
     def image_settings(self) -> ImageSettings:
         return ImageSettings(self.image_size, self.view.seen, self.crop_size, *self.prepared.fitting)
@@ -202,7 +197,7 @@ class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generi
             )
 
     def _image_loader(self, dicom_ids: Sequence[str]) -> DataLoader:
-        examples = ImageExamples(self._cached(dicom_ids), dicom_ids, self.view.seen)
+        examples = ImageExamples(self._cached(dicom_ids), dicom_ids, self.show(augmented=False))
         return self._loader(examples, ShardSampler(range(len(examples))), self.batch_size, examples.collate)
 
     def _cached(self, dicom_ids: Sequence[str]) -> Images:

@@ -254,11 +254,8 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
             return FeatureExamples(self.features(use), targets), options
         if use not in self._images:
             self._images[use] = self._scaled(targets.paths)
-        examples = ImageExamples(
-            *(self._images[use], targets.dicom_ids, self.view.seen, targets.labels),
-            crop=self.crop if use == "train" else None,
-            seed=self.seed,
-        )
+        show = self.show(augmented=use == "train")
+        examples = ImageExamples(self._images[use], targets.dicom_ids, show, targets.labels, self.seed)
         return examples, self._loader_options(batch_size, examples.collate)
 
     # Evaluation

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,10 +92,10 @@ def batches_of(stored: StoredImages, view: View, batch_size: int, workers: int) 
     """Loader of whole images in the view of evaluation."""
     from torch.utils.data import DataLoader
 
-    from medclip_dcl.data.images import ImageExamples, Images
+    from medclip_dcl.data.images import ImageExamples, Images, middle
 
     names = [str(place) for place in range(len(stored))]
-    examples = ImageExamples(Images(stored, view.size, False), names, view.seen)
+    examples = ImageExamples(Images(stored, view.size, False), names, partial(middle, size=view.seen))
     return DataLoader(examples, batch_size, num_workers=workers, collate_fn=examples.collate)
 
 
