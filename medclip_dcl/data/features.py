@@ -122,9 +122,6 @@ class EncodedImages(Dataset):
     def __len__(self) -> int:
         return len(self.dicom_ids)
 
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[int]:
-        return indices
-
-    def collate(self, indices: Sequence[int]) -> dict[str, Any]:
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
         dicom_ids = [self.dicom_ids[index] for index in indices]
         return {"features": self.features.of_images(self.rows[indices]), "dicom_id": dicom_ids}

@@ -37,7 +37,13 @@ from medclip_dcl.data.labelled import LabelPolicy
 from medclip_dcl.data.link import ImageTextData, ImageTextRequirements
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, case_table
-from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler, require_whole_batches
+from medclip_dcl.data.samplers import (
+    EpochSampler,
+    FixedBatches,
+    ShardSampler,
+    as_it_is,
+    require_whole_batches,
+)
 from medclip_dcl.networks.text_encoder import share_of_truncated
 from medclip_dcl.pictures.geometry import View
 
@@ -432,7 +438,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         if self.features is None:
             return super()._image_loader(dicom_ids)
         encoded = EncodedImages(self.features, dicom_ids)
-        return self._loader(encoded, ShardSampler(range(len(encoded))), self.batch_size, encoded.collate)
+        return self._loader(encoded, ShardSampler(range(len(encoded))), self.batch_size, as_it_is)
 
     # Evaluation
 

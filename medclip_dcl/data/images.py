@@ -197,15 +197,12 @@ class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generi
             )
 
     def _image_loader(self, dicom_ids: Sequence[str]) -> DataLoader:
-        examples = ImageExamples(self._cached(dicom_ids), dicom_ids, self.show(augmented=False))
-        return self._loader(examples, ShardSampler(range(len(examples))), self.batch_size, examples.collate)
-
-    def _cached(self, dicom_ids: Sequence[str]) -> Images:
         key = "\n".join(dicom_ids)
         if key not in self._images:
             paths = self.prepared.rows("images", ["dicom_id", "path"]).set_index("dicom_id")["path"]
             self._images[key] = self._scaled(paths.loc[list(dicom_ids)].tolist())
-        return self._images[key]
+        examples = ImageExamples(self._images[key], dicom_ids, self.show(augmented=False))
+        return self._loader(examples, ShardSampler(range(len(examples))), self.batch_size, examples.collate)
 
     def _scaled(self, paths: Sequence[str]) -> Images:
         return Images(self.prepared.stored_images(paths), self.image_size, self.cache_images)

@@ -72,11 +72,7 @@ def read_texts(settings: Similar) -> Texts:
 def _stem(prepared: PreparedSet, model: str | None) -> str | None:
     """Stem of the only file of embeddings by a model; else the name itself."""
     stems = stems_of_model(prepared.models("text_embedding"), model) if model else []
-    if len(stems) > 1:
-        raise PreparedDataError(
-            f"--model: {model} has several embeddings, {', '.join(stems)}; give one of these"
-        )
-    return stems[0] if stems else model
+    return stems[0] if len(stems) == 1 else model  # which lists those of several
 
 
 def _unit(vectors: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, "text dim"]:

@@ -81,7 +81,7 @@ class EmbeddingMap(EvaluationCallback):
             metrics={},
             counts={
                 "images": len(cases),
-                "by_group": {str(k): int(v) for k, v in cases["group"].value_counts().sort_index().items()},
+                "by_group": cases["group"].value_counts().sort_index().to_dict(),
             },
             predictions=cases[COLUMNS],
         )

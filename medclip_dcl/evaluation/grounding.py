@@ -154,9 +154,7 @@ class Grounding(RegionEvaluation):
                 "pairs": len(cases.drop_duplicates(["dicom_id", "phrase"])),
                 **(_drawn(cases.drop_duplicates(["dicom_id", "phrase", "reader"])) if own else {}),
                 "phrases": int(cases["phrase"].nunique()),
-                "boxes_by_category": {
-                    str(name): int(n) for name, n in cases["category"].value_counts().sort_index().items()
-                },
+                "boxes_by_category": cases["category"].value_counts().sort_index().to_dict(),
             },
             notes=notes,
             predictions=cases,

@@ -178,9 +178,7 @@ class Localisation(RegionEvaluation):
                 "cases": len(cases),
                 "images": int(cases["dicom_id"].nunique()),
                 "patients": int(cases["subject_id"].nunique()),
-                "by_category": {
-                    str(name): int(n) for name, n in cases["category"].value_counts().sort_index().items()
-                },
+                "by_category": cases["category"].value_counts().sort_index().to_dict(),
             },
             notes=notes,
             predictions=cases,

@@ -185,7 +185,9 @@ class ResNetRegions(ProjectedRegions):
             stages = [resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4]
             stem = [resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool]
         elif weights is None:
-            stem, stages = _stem(width), resnet_stages(depth, width)
+            convolution = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+            stem = [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)]
+            stages = resnet_stages(depth, width)
         else:
             raise UserError(
                 f"image encoder: weights {weights} are of torchvision's ResNet of width {TORCHVISION_WIDTH}, not of "
@@ -227,11 +229,6 @@ def _projection(kind: str, channels: int, dim: int) -> nn.Module:
         nn.ReLU(inplace=True),
         nn.Conv2d(dim, dim, kernel_size=1),
     )
-
-
-def _stem(width: int) -> list[nn.Module]:
-    convolution = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
-    return [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)]
 
 
 def resnet_stages(depth: int, width: int) -> list[nn.Sequential]:

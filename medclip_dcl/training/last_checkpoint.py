@@ -183,7 +183,9 @@ class LastCheckpoint(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         is_whole = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         is_resumable = isinstance(trainer.train_dataloader, ResumableLoader)
-        with nullcontext() if is_whole or not is_resumable else _within_this_epoch(trainer):
+        # Set Lightning's counters to an epoch that max_steps, or a callback, has ended before its last batch.
+        is_within = is_resumable and not is_whole
+        with _one_less(trainer.fit_loop.epoch_progress, "processed") if is_within else nullcontext():
             self._save(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -272,11 +274,6 @@ def _before_this_batch(trainer: Trainer) -> Iterator[None]:
     with _one_less(progress, "ready"):
         yield
     progress.is_last_batch = is_last
-
-
-def _within_this_epoch(trainer: Trainer) -> AbstractContextManager[None]:
-    """Set Lightning's counters to an epoch that max_steps, or a callback, has ended before its last batch."""
-    return _one_less(trainer.fit_loop.epoch_progress, "processed")
 
 
 @contextmanager
