@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from medclip_dcl.common.distributed import rank_and_size
-from medclip_dcl.common.errors import UserError, check_choice, check_min, check_range
+from medclip_dcl.common.errors import UserError, check_choice, check_range
 from medclip_dcl.common.findings import CHEX5, in_order
 from medclip_dcl.data.arrays import Arrays
 from medclip_dcl.data.correction import CorrectionImages, correction_arrays
@@ -32,7 +32,7 @@ from medclip_dcl.data.fields import (
     read_own_fields,
     sentence_field,
 )
-from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, require_part, usual_crop
+from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, usual_crop
 from medclip_dcl.data.labelled import LabelPolicy
 from medclip_dcl.data.link import ImageTextData, ImageTextRequirements
 from medclip_dcl.data.masking import Masking
@@ -186,9 +186,9 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             *(num_workers, cache_images, predict_use, seed),
             usual_crop=usual_crop if features is None else lambda side: side,
         )
-        check_min("data", {"test_reports": (test_reports, 1), "views": (views, 1)})
+        check_range("data", "[1, inf)", test_reports=test_reports, views=views)
         seen = self.image_size if evaluation_crop is None else evaluation_crop
-        require_part("evaluation_crop", seen, self.image_size)
+        check_range("data", f"[1, {self.image_size}]", evaluation_crop=seen)
         self.view = View(seen, self.image_size)
         self.test_reports = test_reports
         check_choice("data.sentences", sentences, ("one", "all"))
@@ -196,7 +196,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             raise UserError(
                 f"data.contrastive_batch {contrastive_batch} must be a multiple of data.batch_size {batch_size}"
             )
-        check_range("data.mask_probability", mask_probability, "(0, 1)")
+        check_range("data", "(0, 1)", mask_probability=mask_probability)
         if features is not None and (views > 1 or contrastive_batch is not None):
             raise UserError(
                 "data.features are of one view of each image, and need no batch that is encoded in parts: set "

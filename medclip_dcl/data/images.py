@@ -13,7 +13,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.common.errors import UserError, check_min, check_range
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.data.link import ImageSettings, PreparedDataModule, Requirements
 from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, worker_options
@@ -111,18 +111,12 @@ class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generi
     ) -> None:
         super().__init__()
         image_size = USUAL_SIZE if image_size is None else image_size
-        at_least = {
-            "image_size": (image_size, 1),
-            "batch_size": (batch_size, 1),
-            "num_workers": (num_workers, 0),
-            "seed": (seed, 0),
-        }
-        check_min("data", at_least)
+        check_range("data", "[1, inf)", image_size=image_size, batch_size=batch_size)
+        check_range("data", "[0, inf)", num_workers=num_workers, seed=seed)
         self.folder, self.batch_size = folder, batch_size
         crop_size = usual_crop(image_size) if crop_size is None else crop_size
-        require_part("crop_size", crop_size, image_size)
-        check_range("data.brightness", brightness, "[0, 1)")
-        check_range("data.contrast", contrast, "[0, 1)")
+        check_range("data", f"[1, {image_size}]", crop_size=crop_size)
+        check_range("data", "[0, 1)", brightness=brightness, contrast=contrast)
         self.image_size, self.crop_size = image_size, crop_size
         self.varies = bool(crop_size < image_size or brightness or contrast)
         self._augment = partial(augment, crop_size=crop_size, brightness=brightness, contrast=contrast)
@@ -212,14 +206,6 @@ class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generi
 
     def _loader_options(self, batch_size: int | None, collate: Any) -> dict[str, Any]:
         return {"batch_size": batch_size, "collate_fn": collate, **worker_options(self.num_workers)}
-
-
-def require_part(name: str, side: int, image_size: int) -> None:
-    """Refuse the side of a part of an image, in pixels, that is not in it."""
-    if not 1 <= side <= image_size:
-        raise UserError(
-            f"data.{name}: expected null or a number in [1, image_size = {image_size}], found {side}"
-        )
 
 
 def image_settings(data: object) -> ImageSettings | None:

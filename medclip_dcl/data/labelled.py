@@ -122,7 +122,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
             *(num_workers, cache_images, predict_use, seed),
             usual_crop=lambda side: side,
         )
-        check_range("data.label_fraction", label_fraction, "(0, 1]")
+        check_range("data", "(0, 1]", label_fraction=label_fraction)
         self.policy = LabelPolicy(uncertain, blank)
         self.label_fraction, self.label_seed = label_fraction, label_seed
         self._train: Targets | None = None

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 
-from medclip_dcl.common.errors import check_min
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.common.findings import Ensemble, require_labelled
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.data.images import EvaluatedImages
@@ -42,7 +42,7 @@ class Classification(EvaluationCallback):
 
     def __init__(self, min_cases: int) -> None:
         super().__init__()
-        check_min(type(self).__name__, {"min_cases": (min_cases, 1)})
+        check_range(type(self).__name__, "[1, inf)", min_cases=min_cases)
         self.min_cases = min_cases
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

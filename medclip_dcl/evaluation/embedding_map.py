@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import check_min
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, subject_ids
@@ -43,7 +43,7 @@ class EmbeddingMap(EvaluationCallback):
 
     def __init__(self, max_images: int = 3000) -> None:
         super().__init__()
-        check_min("EmbeddingMap", {"max_images": (max_images, 1)})
+        check_range("EmbeddingMap", "[1, inf)", max_images=max_images)
         self.max_images = max_images
         self._drawn: set[str] = set()
 

@@ -11,7 +11,7 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from medclip_dcl.common.errors import check_choice, check_min
+from medclip_dcl.common.errors import check_choice, check_range
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.callback import EvaluationResult, subject_ids
 from medclip_dcl.evaluation.regions import Region, RegionEvaluation, Regions, Size, boxes_by_case, image_sizes
@@ -68,7 +68,7 @@ class Grounding(RegionEvaluation):
         smoothing: float = 0.0,
     ) -> None:
         super().__init__(examples)
-        check_min("Grounding", {"smoothing": (smoothing, 0)})
+        check_range("Grounding", "[0, inf)", smoothing=smoothing)
         check_choice("Grounding.heat_map_size", heat_map_size, ("original", "model"))
         check_choice("Grounding.interpolation", interpolation, ("bilinear", "nearest"))
         self.heat_map_size, self.interpolation = heat_map_size, interpolation

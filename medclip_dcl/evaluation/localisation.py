@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from medclip_dcl.common.errors import check_min
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.common.findings import CHEX5, read_prompts
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.callback import EvaluationResult, subject_ids
@@ -73,8 +73,7 @@ class Localisation(RegionEvaluation):
         tolerance: int | None = None,
     ) -> None:
         super().__init__(examples)
-        pixels = 1 if tolerance is None else tolerance
-        check_min("Localisation", {"min_cases": (min_cases, 1), "tolerance": (pixels, 1)})
+        check_range("Localisation", "[1, inf)", min_cases=min_cases, tolerance=tolerance)
         self.normalised, self.tolerance, self.min_cases = normalised, tolerance, min_cases
         read = read_prompts(CHEX5 if prompts is None else prompts, "Localisation")
         self.phrases = {finding: positive[0] for finding, (_, positive) in read.items()}

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.files import digest_of_file
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, embed_anew, subject_ids
@@ -45,7 +45,7 @@ class SentenceClassification(EvaluationCallback):
 
     def __init__(self, file: str | None = None, min_cases: int = 10) -> None:
         super().__init__()
-        check_min("SentenceClassification", {"min_cases": (min_cases, 1)})
+        check_range("SentenceClassification", "[1, inf)", min_cases=min_cases)
         self.file, self.min_cases = file, min_cases
         self._given = None if file is None else read_sentences(Path(file), "SentenceClassification.file")
         self._embedded: Tensor | None = None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.compiler import set_stance
 
 from medclip_dcl.common.distributed import global_mean
-from medclip_dcl.common.errors import UserError, check_options, check_range
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import read_model, with_adapters_merged
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
@@ -127,15 +127,9 @@ class ImageTextModel(ImageModel):
         label_weight: float = 0.0,
     ) -> None:
         super().__init__()
-        check_options(
-            {"learning_rate": learning_rate, "text_learning_rate": text_learning_rate},
-            {
-                "weight_decay": weight_decay,
-                "warmup_steps": warmup_steps,
-                "masked_language_weight": masked_language_weight,
-                "label_weight": label_weight,
-            },
-        )
+        weights = {"masked_language_weight": masked_language_weight, "label_weight": label_weight}
+        check_range("model", "(0, inf)", learning_rate=learning_rate, text_learning_rate=text_learning_rate)
+        check_range("model", "[0, inf)", weight_decay=weight_decay, warmup_steps=warmup_steps, **weights)
         if frozen and (text_learning_rate is not None or masked_language_weight or compile):
             raise UserError(
                 "model.frozen: expected text_learning_rate null, masked_language_weight 0 and compile false with it, "
@@ -146,8 +140,8 @@ class ImageTextModel(ImageModel):
                 "model.lora: expected frozen and compile false and masked_language_weight 0 with it, found "
                 f"{frozen}, {compile} and {masked_language_weight}"
             )
-        check_range("model.image_to_text", image_to_text, "[0, 1]")
-        check_range("model.beta2", beta2, "[0, 1)")  # AdamW would say it after the run folder is made
+        check_range("model", "[0, 1]", image_to_text=image_to_text)
+        check_range("model", "[0, 1)", beta2=beta2)  # AdamW would say it after the run folder is made
         if image_encoder is None and text_encoder is None and similarity is None:
             similarity = part_of_model("similarity", Similarity, init_from)
         image_encoder = image_encoder or part_of_model("image_encoder", RegionEncoder, init_from)

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from medclip_dcl.common.distributed import global_mean
-from medclip_dcl.common.errors import UserError, check_options, check_range
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.find_model import LANGUAGE_MODEL
 from medclip_dcl.common.formats import CHECKPOINT
 from medclip_dcl.common.weight_files import load_exactly, read_model
@@ -66,7 +66,7 @@ class BertArchitecture:
 
     def __post_init__(self) -> None:
         check_range(
-            "model.architecture.dropout", self.dropout, "[0, 1)"
+            "model.architecture", "[0, 1)", dropout=self.dropout
         )  # torch takes 1, and trains on zeros
 
 
@@ -101,9 +101,8 @@ class MaskedLanguageModel(TrainedModel):
                 "model: give either pretrained (a folder or repository id) or architecture (to start from scratch), "
                 f"got pretrained {pretrained!r} and architecture {architecture}"
             )
-        check_options(
-            {"learning_rate": learning_rate}, {"weight_decay": weight_decay, "warmup_steps": warmup_steps}
-        )
+        check_range("model", "(0, inf)", learning_rate=learning_rate)
+        check_range("model", "[0, inf)", weight_decay=weight_decay, warmup_steps=warmup_steps)
         self.pretrained, self.architecture = pretrained, architecture
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.language_model: PreTrainedModel | None = None

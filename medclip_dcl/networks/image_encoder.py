@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from medclip_dcl.common.errors import UserError, check_choice, check_min
+from medclip_dcl.common.errors import UserError, check_choice, check_range
 from medclip_dcl.common.weight_files import compare_state_dicts, read_state_dict
 
 Images: TypeAlias = Float[Tensor, "image 3 height width"]
@@ -174,7 +174,7 @@ class ResNetRegions(ProjectedRegions):
         centred: bool = False,
     ) -> None:
         super().__init__()
-        check_min("image_encoder", {"dim": (dim, 1), "width": (width, 1)})
+        check_range("image_encoder", "[1, inf)", dim=dim, width=width)
         check_choice("image_encoder.depth", depth, (18, 34, 50))
         check_choice("image_encoder.stride", stride, (16, 32))
         check_choice("image_encoder.projection", projection, ("linear", "mlp"))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, interpolate, normalize
 from torch.utils.checkpoint import checkpoint
 
-from medclip_dcl.common.errors import check_choice, check_min, check_range
+from medclip_dcl.common.errors import check_choice, check_range
 from medclip_dcl.pictures.geometry import View
 
 Regions = Float[Tensor, "image region dim"]
@@ -117,7 +117,7 @@ class Similarity(nn.Module):
 
     def __init__(self, gamma2: float = 14.0, learn_gamma: bool = True, max_gamma2: float = 100.0) -> None:
         super().__init__()
-        check_range("gamma2", gamma2, f"(0, {max_gamma2}]")
+        check_range("", f"(0, {max_gamma2}]", gamma2=gamma2)
         self._initial = {"gamma2": gamma2, "learn_gamma": learn_gamma, "max_gamma2": max_gamma2}
         self._max_log_gamma2 = math.log(max_gamma2)
         self.log_gamma2 = nn.Parameter(torch.tensor(math.log(gamma2)), requires_grad=learn_gamma)
@@ -228,7 +228,7 @@ class LSE(Similarity):
         max_gamma2: float = 100.0,
     ) -> None:
         super().__init__(gamma2, learn_gamma, max_gamma2)
-        check_range("sharpness", sharpness, "(0, inf)")
+        check_range("", "(0, inf)", sharpness=sharpness)
         self.sharpness = sharpness
 
     def config(self) -> dict[str, Any]:
@@ -258,7 +258,7 @@ class NonLocal(Similarity):
         max_gamma2: float = 100.0,
     ) -> None:
         super().__init__(gamma2, learn_gamma, max_gamma2)
-        check_min("similarity", {"dim": (dim, 1)})
+        check_range("similarity", "[1, inf)", dim=dim)
         self.dim = dim
         check_choice("similarity.attention", attention, ("critical", "mean"))
         self.attention = attention
@@ -295,7 +295,7 @@ class LSENonLocal(NonLocal):
         max_gamma2: float = 100.0,
     ) -> None:
         super().__init__(dim, attention, gamma2, learn_gamma, max_gamma2)
-        check_range("sharpness", sharpness, "(0, inf)")
+        check_range("", "(0, inf)", sharpness=sharpness)
         self.sharpness = sharpness
 
     def config(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class ClassProbability(ObjectivePart):
 
     def __init__(self, max_eta: float = 0.3) -> None:
         super().__init__()
-        check_range("class_probability.max_eta", max_eta, "[0, 1)")
+        check_range("class_probability", "[0, 1)", max_eta=max_eta)
         self.max_eta = max_eta
         self.share_capped: float | Tensor = 0.0
 
@@ -80,7 +80,7 @@ class ConstantClassProbability(ClassProbability):
 
     def __init__(self, eta: float = 0.0, max_eta: float = 0.3) -> None:
         super().__init__(max_eta)
-        check_range("class_probability.eta", eta, "[0, 1)")
+        check_range("class_probability", "[0, 1)", eta=eta)
         if eta > max_eta:
             warnings.warn(
                 f"eta {eta} is capped at max_eta {max_eta}; raise max_eta if this is intended", stacklevel=2
@@ -111,8 +111,8 @@ class LanguageModelClassProbability(ClassProbability):
 
     def __init__(self, a: float = 0.2, k: float = 0.35, max_eta: float = 0.3) -> None:
         super().__init__(max_eta)
-        check_range("class_probability.a", a, "[0, 1)")
-        check_range("class_probability.k", k, "[0, inf)")
+        check_range("class_probability", "[0, 1)", a=a)
+        check_range("class_probability", "[0, inf)", k=k)
         self.a, self.k = a, k
 
     def forward(self, log_p: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:

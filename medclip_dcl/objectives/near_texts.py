@@ -36,7 +36,7 @@ class NearTexts(ObjectivePart):
         self, threshold: float = 0.95, compare: Literal["sentences", "reports"] = "sentences"
     ) -> None:
         super().__init__()
-        check_range("near_texts.threshold", threshold, "[-1, 1]")
+        check_range("near_texts", "[-1, 1]", threshold=threshold)
         check_choice("near_texts.compare", compare, ("sentences", "reports"))
         self.threshold, self.compare = threshold, compare
         is_of_sentences = compare == "sentences"

@@ -29,7 +29,7 @@ class Negations(AnchorLoss):
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
-        check_range("loss.weight", weight, "(0, inf)")
+        check_range("loss", "(0, inf)", weight=weight)
         self.weight = weight
 
     def check(self, fields: Mapping[str, Tensor]) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from medclip_dcl.common.devices import widest_float
-from medclip_dcl.common.errors import UserError, check_min, check_range
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.objectives.contrastive import at_least_float32, checked
 from medclip_dcl.objectives.part import ObjectivePart
@@ -196,7 +196,7 @@ class RemoveByTextSimilarity(_TextSimilarity):
 
     def __init__(self, threshold: float = 0.9) -> None:
         super().__init__()
-        check_range("negative_weights.threshold", threshold, "[-1, 1]")
+        check_range("negative_weights", "[-1, 1]", threshold=threshold)
         self.threshold = threshold
 
     def check(self, fields: Fields) -> None:
@@ -227,7 +227,7 @@ class ReweightByTextSimilarity(_TextSimilarity):
 
     def __init__(self, threshold: float = 0.0) -> None:
         super().__init__()
-        check_range("negative_weights.threshold", threshold, "[0, 1)")
+        check_range("negative_weights", "[0, 1)", threshold=threshold)
         self.threshold = threshold
 
     def weight_of(self, cosine: Weights) -> Weights:
@@ -247,7 +247,8 @@ class ResampleByTextSimilarity(_TextSimilarity):
 
     def __init__(self, draws: int | None = None, seed: int = 0) -> None:
         super().__init__()
-        check_min("negative_weights", {"draws": (draws, 1), "seed": (seed, 0)})
+        check_range("negative_weights", "[1, inf)", draws=draws)
+        check_range("negative_weights", "[0, inf)", seed=seed)
         self.draws, self.seed = draws, seed
 
     def finished(
@@ -284,7 +285,7 @@ class HardNegatives(NegativeWeights):
 
     def __init__(self, beta: float = 0.5, detach: bool = False) -> None:
         super().__init__()
-        check_min("negative_weights", {"beta": (beta, 0)})
+        check_range("negative_weights", "[0, inf)", beta=beta)
         self.beta, self.detach = beta, detach
 
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
@@ -361,9 +362,9 @@ class RankedByText(NegativeWeights):
             raise UserError(
                 f"negative_weights: expected mean_share or c, and null for the other, found {mean_share} and {c}"
             )
-        check_range("negative_weights.mean_share", mean_share, f"(0, {_MAX_MEAN_SHARE}]")
-        check_range("negative_weights.c", c, "(0, inf)")
-        check_min("negative_weights", {"k": (k, 0), "random_seed": (random_seed, 0)})
+        check_range("negative_weights", f"(0, {_MAX_MEAN_SHARE}]", mean_share=mean_share)
+        check_range("negative_weights", "(0, inf)", c=c)
+        check_range("negative_weights", "[0, inf)", k=k, random_seed=random_seed)
         self.mean_share, self.k, self.c, self.random_seed = mean_share, k, c, random_seed
         of_pairs = (("sentence_ranking",), ("report_ranking",))
         if random_seed is not None:

@@ -39,7 +39,7 @@ class PosteriorTargets(SoftTargets):
 
     def __init__(self, removal: float = 0.0) -> None:
         super().__init__()
-        check_range("loss.removal", removal, "[0, 1)")
+        check_range("loss", "[0, 1)", removal=removal)
         self.removal = removal
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:

@@ -127,7 +127,7 @@ class SigmoidLoss(AnchorLoss):
 
     def __init__(self, bias: float = -10.0, learn_bias: bool = True) -> None:
         super().__init__()
-        check_range("loss.bias", bias, "(-inf, inf)")
+        check_range("loss", "(-inf, inf)", bias=bias)
         self._initial = {"bias": bias, "learn_bias": learn_bias}
         self.bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=learn_bias)
 

@@ -32,7 +32,7 @@ class SoftTargets(AnchorLoss):
 
     def __init__(self, temperature: float = 0.05) -> None:
         super().__init__()
-        check_range("loss.temperature", temperature, "(0, inf)")
+        check_range("loss", "(0, inf)", temperature=temperature)
         self.temperature = temperature
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:

@@ -31,7 +31,7 @@ class AveragedWeights(WeightAveraging):
     is_saved = True
 
     def __init__(self, decay: float) -> None:
-        check_range("ema_decay", decay, "(0, 1)")
+        check_range("", "(0, 1)", ema_decay=decay)
         super().__init__()
         self.decay = decay
         self._is_swapped = False

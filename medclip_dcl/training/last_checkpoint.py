@@ -106,7 +106,7 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, folder: str | Path, minutes: float = 15.0) -> None:
-        check_range("checkpoint_minutes", minutes, "[0, inf]")
+        check_range("", "[0, inf]", checkpoint_minutes=minutes)
         self.folder, self.seconds = Path(folder), 60 * minutes
         self._signals = StopSignals()
         self._saved_at = 0.0

@@ -31,7 +31,7 @@ class CrossView(ViewsObjective):
 
     def __init__(self, class_probability: ClassProbability | None = None, gamma2: float = 1 / 0.07) -> None:
         super().__init__()
-        check_range("objective.gamma2", gamma2, "(0, inf)")
+        check_range("objective", "(0, inf)", gamma2=gamma2)
         self.class_probability, self.gamma2 = class_probability, gamma2
         self.requires = () if class_probability is None else class_probability.requires
 

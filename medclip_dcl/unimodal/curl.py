@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from medclip_dcl.common.errors import check_min
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.objectives.contrastive import at_least_float32, reduce_losses
 from medclip_dcl.unimodal.views import ViewsObjective
 
@@ -130,7 +130,7 @@ class Blocks(ViewsObjective):
         similar: Literal["views", "class"] = "views",
     ) -> None:
         super().__init__()
-        check_min("objective", {"size": (size, 1), "k": (k, 1)})
+        check_range("objective", "[1, inf)", size=size, k=k)
         self.size, self.k, self.loss = size, k, loss
         self.n_views, self.min_images = size + 1, k + 1
         if similar == "class":
@@ -187,7 +187,8 @@ class Supervised(ViewsObjective):
 
     def __init__(self, embedding_dim: int, n_classes: int) -> None:
         super().__init__()
-        check_min("objective", {"embedding_dim": (embedding_dim, 1), "n_classes": (n_classes, 2)})
+        check_range("objective", "[1, inf)", embedding_dim=embedding_dim)
+        check_range("objective", "[2, inf)", n_classes=n_classes)
         self.embedding_dim, self.n_classes = embedding_dim, n_classes
         self.weight = nn.Parameter(torch.zeros(n_classes, embedding_dim))
         self.bias = nn.Parameter(torch.zeros(n_classes))

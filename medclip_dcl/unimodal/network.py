@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.weight_files import UNIMODAL
 from medclip_dcl.networks.described import DescribedNetwork
 from medclip_dcl.unimodal.encoders import SmallImageEncoder
@@ -36,7 +36,8 @@ class UnimodalNetwork(DescribedNetwork):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        check_min("model", {"projection_dim": (projection_dim, 1), "hidden": (hidden, 0)})
+        check_range("model", "[1, inf)", projection_dim=projection_dim)
+        check_range("model", "[0, inf)", hidden=hidden)
         if hidden == 0 and batch_norm:
             raise UserError("model.batch_norm: expected false for a linear projection (hidden 0), found true")
         self.image_encoder = image_encoder

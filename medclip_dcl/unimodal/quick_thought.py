@@ -16,7 +16,7 @@ from torch.optim import Adam, Optimizer
 from transformers import PreTrainedTokenizerFast
 
 from medclip_dcl.common.distributed import gather_with_grad
-from medclip_dcl.common.errors import UserError, check_min, check_options, check_range
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.weight_files import SENTENCES
 from medclip_dcl.models.trained_model import NetworkModel
 from medclip_dcl.networks.bert_folder import save_language_model
@@ -140,9 +140,9 @@ class QuickThought(NetworkModel):
         learning_rate: float = 5e-4,
     ) -> None:
         super().__init__()
-        check_min("model", {"context": (context, 1), "n_positives": (n_positives, 1)})
-        check_options({"learning_rate": learning_rate, "gamma2": gamma2}, {})
-        check_range("model.class_probability", class_probability, "[0, 1)")
+        check_range("model", "[1, inf)", context=context, n_positives=n_positives)
+        check_range("model", "(0, inf)", learning_rate=learning_rate, gamma2=gamma2)
+        check_range("model", "[0, 1)", class_probability=class_probability)
         if context is not None and (n_positives or 1) > 2 * context:
             raise UserError(
                 f"model.n_positives: expected at most {2 * context}, twice the context, found {n_positives}"

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import UserError, check_choice, check_min, check_range
+from medclip_dcl.common.errors import UserError, check_choice, check_range
 from medclip_dcl.objectives.anchor_losses import Anchors
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
 from medclip_dcl.objectives.contrastive import (
@@ -106,8 +106,8 @@ class SimCLR(ViewsObjective):
     ) -> None:
         super().__init__()
         check_choice("SimCLR.correction_images", correction_images, get_args(CorrectionImages))
-        check_range("objective.gamma2", gamma2, "(0, inf)")
-        check_min("objective", {"n_positives": (n_positives, 1)})
+        check_range("objective", "(0, inf)", gamma2=gamma2)
+        check_range("objective", "[1, inf)", n_positives=n_positives)
         is_own = correction_images == "own"
         self.n_members = 0 if is_own else n_positives
         self.n_views = n_positives + (1 if is_own else 2)

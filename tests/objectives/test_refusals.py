@@ -94,7 +94,7 @@ def test_a_part_without_a_constructor_has_no_arguments():
         (ConstantClassProbability, {"eta": 1.0}, ["eta", "[0, 1)", "1.0"]),
         (ConstantClassProbability, {"max_eta": 1.0}, ["max_eta", "[0, 1)", "1.0"]),
         (LanguageModelClassProbability, {"a": 1.0}, ["class_probability.a", "[0, 1)", "1.0"]),
-        (LanguageModelClassProbability, {"k": math.inf}, ["class_probability.k", "[0, inf)", "found inf"]),
+        (LanguageModelClassProbability, {"k": math.inf}, ["class_probability.k: expected at least 0", "found inf"]),
         (InBatchObjective, {"near_texts": NearTexts()}, ["near_texts", "set model.init_args.same_text: positive"]),
         (proud, {"class_probability": ConstantClassProbability(0.1)}, ["set model.init_args.class_probability: null"]),
         (proud, {"negative_weights": HardNegatives()}, ["Proud does not use it", "negative_weights: null"]),

@@ -61,7 +61,7 @@ def too_many_rivals() -> None:
         (Augmentation, {"jitter": [0.4, -0.4, 0.4, 0.6]}, ["at most 0.5", "-0.4"]),
         (data, {"fraction": 0.01, "members": 1}, ["data.fraction", "two training images of every class", "0.01"]),
         (data, {"fields": ("rho", "log_p")}, ["requires log_p of an image", "class_id, rho, lowest_rho"]),
-        (model, {"learning_rate": 0.0}, ["learning_rate: expected a finite number above 0"]),
+        (model, {"learning_rate": 0.0}, ["learning_rate: expected a number in (0, inf)"]),
         (model, {"hidden": 0, "batch_norm": True}, ["model.batch_norm: expected false", "(hidden 0), found true"]),
         (CrossView, {"gamma2": 0.0}, ["objective.gamma2", "(0, inf)", "0.0"]),
         (SimCLR, {"gamma2": 0.0}, ["objective.gamma2", "(0, inf)", "0.0"]),
