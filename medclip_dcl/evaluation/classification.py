@@ -19,6 +19,8 @@ from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.evaluation.callback import (
     EvaluationCallback,
     EvaluationResult,
+    Results,
+    Values,
     embed_texts,
     evaluation_data,
     subject_ids,
@@ -117,9 +119,7 @@ class ZeroShotClassification(Classification):
             scores = [[*sides, each] for sides, each in zip(scores, by_prompt, strict=True)]
         return dict(zip(dicom_ids, scores, strict=True))
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         cases = measured_cases(tables.cases, list(self.prompts), values, tables)
         rows = [(values[d], place) for d, place in zip(cases["dicom_id"], cases["place"], strict=True)]
         cases = cases.assign(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from medclip_dcl.common.errors import check_range
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, subject_ids
+from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, Results, Values, subject_ids
 from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.plots import embedding_map_figure
@@ -62,9 +62,7 @@ class EmbeddingMap(EvaluationCallback):
         of_batch = zip(dicom_ids, normalize(vectors, dim=-1).cpu().numpy(), strict=True)
         return {dicom_id: vector for dicom_id, vector in of_batch if dicom_id in self._drawn}
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         dicom_ids = pd.Series(list(values), dtype=object)
         places = embedding_map(np.array(list(values.values())), _PERPLEXITY, 0)
         groups = groups_of_images(tables.cases).reindex(dicom_ids)

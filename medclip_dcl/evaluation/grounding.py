@@ -13,7 +13,7 @@ from torch import Tensor
 
 from medclip_dcl.common.errors import check_choice, check_range
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.callback import EvaluationResult, subject_ids
+from medclip_dcl.evaluation.callback import EvaluationResult, Results, Values, subject_ids
 from medclip_dcl.evaluation.regions import Region, RegionEvaluation, Regions, Size, boxes_by_case, image_sizes
 from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, summaries
 from medclip_dcl.metrics.localisation import between_readers
@@ -103,9 +103,7 @@ class Grounding(RegionEvaluation):
         shown = self._view.shown(*original, sizes=(down, across))
         return shown.height, shown.width
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         self._maps = values
         of_phrases = [found for of_image in values.values() for found in of_image.values()]
         by_box = {row: agreement for found in of_phrases for row, agreement in found["boxes"].items()}

@@ -15,7 +15,7 @@ from torch import Tensor
 from medclip_dcl.common.errors import check_range
 from medclip_dcl.common.findings import CHEX5, read_prompts
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.callback import EvaluationResult, subject_ids
+from medclip_dcl.evaluation.callback import EvaluationResult, Results, Values, subject_ids
 from medclip_dcl.evaluation.regions import (
     Region,
     RegionEvaluation,
@@ -114,9 +114,7 @@ class Localisation(RegionEvaluation):
             **others,
         }
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         found = pd.DataFrame(
             [
                 {"dicom_id": dicom_id, "category": finding, **numbers}

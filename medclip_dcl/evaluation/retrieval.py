@@ -19,6 +19,8 @@ from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.callback import (
     EvaluationCallback,
     EvaluationResult,
+    Results,
+    Values,
     embed_anew,
     embed_texts,
     subject_ids,
@@ -71,9 +73,7 @@ class Retrieval(EvaluationCallback):
         measured = dict.fromkeys(dicom_id for of_images in found for dicom_id in of_images)
         return {dicom_id: [of_images.get(dicom_id) for of_images in found] for dicom_id in measured}
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         results: dict[str, EvaluationResult] = {}
         for i, items in enumerate(self._items):
             of_items = {dicom_id: value[i] for dicom_id, value in values.items() if value[i] is not None}
@@ -114,9 +114,7 @@ class BoxesAndPhrases:
                 found[dicom_id] = {box.row: feature for box, feature in of_image}
         return found
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         by_box = {box: feature for value in values.values() for box, feature in value.items()}
         boxes = tables.boxes[tables.boxes.index.isin(by_box)]
         boxes = boxes.assign(
@@ -188,9 +186,7 @@ class ImagesAndSentences:
         by_image = network.scores(encoded, self._embedded).T.contiguous().numpy()
         return dict(zip(dicom_ids, by_image, strict=True))
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         pairs = self._pairs[self._pairs["dicom_id"].isin(values)]
         if pairs.empty:
             note = "no image has a sentence: image-sentence retrieval is not measured"
@@ -249,9 +245,7 @@ class ImagesAndReports(ImagesAndSentences):
         some = encoded.each(lambda tensor: tensor[rows])
         return super().measure(network, some, [dicom_ids[row] for row in rows])
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         pairs = self._pairs[self._pairs["dicom_id"].isin(values)]
         if self._pairs.empty:
             note = "the set has no test reports: retrieval of reports is not measured"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,7 +12,14 @@ from torch import Tensor
 from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.files import digest_of_file
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, embed_anew, subject_ids
+from medclip_dcl.evaluation.callback import (
+    EvaluationCallback,
+    EvaluationResult,
+    Results,
+    Values,
+    embed_anew,
+    subject_ids,
+)
 from medclip_dcl.metrics import summaries
 from medclip_dcl.metrics.table import RHO_BANDS
 from medclip_dcl.networks.described import Encoded
@@ -92,9 +98,7 @@ class SentenceClassification(EvaluationCallback):
         by_image = network.scores(some, self._embedded).T.contiguous().numpy()
         return {dicom_ids[row]: scores for row, scores in zip(rows, by_image, strict=True)}
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         labels = self._counting(self._labels.loc[list(values)])
         is_used = self._sentences["class"].isin(labels).to_numpy()
         sentences = self._sentences[is_used]

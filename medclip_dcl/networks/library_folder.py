@@ -7,10 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from transformers import (
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from medclip_dcl.common.errors import UserError

@@ -23,6 +23,8 @@ from medclip_dcl.objectives.part import ObjectivePart
 
 Fields = Mapping[str, Tensor]
 Weights = Float[Tensor, "anchor candidate"]
+Pairs = Bool[Tensor, "anchor candidate"]
+Keys = Int[Tensor, "anchor key"]
 
 _ROUNDING = 1e-6
 # Constants of splitmix64 (Steele, Lea & Flood, OOPSLA 2014) as signed numbers.
@@ -86,12 +88,7 @@ class NegativeWeights(ObjectivePart):
         """
         raise NotImplementedError
 
-    def finished(
-        self,
-        weights: Weights,
-        is_negative: Bool[Tensor, "anchor candidate"],
-        keys: Int[Tensor, "anchor key"],
-    ) -> Weights:
+    def finished(self, weights: Weights, is_negative: Pairs, keys: Keys) -> Weights:
         """The weights of the negatives, from those of pairs: scaled if `keeps_count`; 0 elsewhere."""
         weights = weights.masked_fill(~is_negative, 0.0)
         if not self.keeps_count:
@@ -104,8 +101,8 @@ class NegativeWeights(ObjectivePart):
         self,
         positives: Int[Tensor, "anchor"],
         logits: Float[Tensor, "anchor candidate"] | None = None,
-        is_negative: Bool[Tensor, "anchor candidate"] | None = None,
-        keys: Int[Tensor, "anchor key"] | None = None,
+        is_negative: Pairs | None = None,
+        keys: Keys | None = None,
         step: int = 0,
         **fields: Tensor,
     ) -> Weights:
@@ -251,12 +248,7 @@ class ResampleByTextSimilarity(_TextSimilarity):
         check_range("negative_weights", "[0, inf)", seed=seed)
         self.draws, self.seed = draws, seed
 
-    def finished(
-        self,
-        weights: Weights,
-        is_negative: Bool[Tensor, "anchor candidate"],
-        keys: Int[Tensor, "anchor key"],
-    ) -> Weights:
+    def finished(self, weights: Weights, is_negative: Pairs, keys: Keys) -> Weights:
         place = _precise(weights.device)
         chances = weights.masked_fill(~is_negative, 0.0).to(place, torch.float64)
         until = chances.cumsum(1)
@@ -294,12 +286,7 @@ class HardNegatives(NegativeWeights):
         logits = at_least_float32(logits)
         return self.beta * (logits.detach() if self.detach else logits)
 
-    def finished(
-        self,
-        weights: Weights,
-        is_negative: Bool[Tensor, "anchor candidate"],
-        keys: Int[Tensor, "anchor key"],
-    ) -> Weights:
+    def finished(self, weights: Weights, is_negative: Pairs, keys: Keys) -> Weights:
         has_negatives = is_negative.any(1, keepdim=True)
         # A row without negatives would be NaN: all of it takes part, and is set to 0.
         log_weights = weights  # as `pair_weights` returns them

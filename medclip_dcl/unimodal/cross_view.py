@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.common.errors import check_range
 from medclip_dcl.objectives.class_probability import ClassProbability
 from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
-from medclip_dcl.unimodal.views import ViewsObjective
+from medclip_dcl.unimodal.views import LossAndFigures, Views, ViewsObjective
 
 
 class CrossView(ViewsObjective):
@@ -35,9 +34,7 @@ class CrossView(ViewsObjective):
         self.class_probability, self.gamma2 = class_probability, gamma2
         self.requires = () if class_probability is None else class_probability.requires
 
-    def loss_of_batch(
-        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    def loss_of_batch(self, embeddings: Views, fields: Mapping[str, Tensor]) -> LossAndFigures:
         """Loss; share of anchors at the floor, mean eta, mean corrected share, share of capped etas."""
         first, second = normalize(embeddings, dim=2)
         logits, rule = self.gamma2 * first @ second.T, self.class_probability

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 from medclip_dcl.common.errors import check_range
 from medclip_dcl.objectives.contrastive import at_least_float32, reduce_losses
-from medclip_dcl.unimodal.views import ViewsObjective
+from medclip_dcl.unimodal.views import LossAndFigures, Views, ViewsObjective
 
 
 def margin_loss(margins: Float[Tensor, "*batch rival"], loss: str = "logistic") -> Float[Tensor, "*batch"]:
@@ -136,9 +136,7 @@ class Blocks(ViewsObjective):
         if similar == "class":
             self.n_members, self.requires = size, ("class_id",)
 
-    def loss_of_batch(
-        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    def loss_of_batch(self, embeddings: Views, fields: Mapping[str, Tensor]) -> LossAndFigures:
         """Mean loss of the views."""
         views, images, _ = embeddings.shape
         blocks = torch.stack(
@@ -193,9 +191,7 @@ class Supervised(ViewsObjective):
         self.weight = nn.Parameter(torch.zeros(n_classes, embedding_dim))
         self.bias = nn.Parameter(torch.zeros(n_classes))
 
-    def loss_of_batch(
-        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    def loss_of_batch(self, embeddings: Views, fields: Mapping[str, Tensor]) -> LossAndFigures:
         """Mean cross entropy, and the share of images whose class has the highest logit."""
         logits = embeddings[0] @ self.weight.T + self.bias
         labels = fields["class_id"]

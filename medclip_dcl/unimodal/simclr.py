@@ -22,7 +22,7 @@ from medclip_dcl.objectives.contrastive import (
     statistics_of_rows,
 )
 from medclip_dcl.objectives.controls import DecoupledLoss, StoppedInfoNCE, WeightedInfoNCE
-from medclip_dcl.unimodal.views import ViewsObjective
+from medclip_dcl.unimodal.views import LossAndFigures, Views, ViewsObjective
 
 CorrectionImages = Literal["own", "class"]
 """Positives of the correction: views of the anchor's image, or of other training images of its class."""
@@ -126,9 +126,7 @@ class SimCLR(ViewsObjective):
         of_classes = ("class_id",) if unbiased or self.n_members else ()
         self.requires = tuple(dict.fromkeys((*of_rule, *of_classes)))
 
-    def loss_of_batch(
-        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    def loss_of_batch(self, embeddings: Views, fields: Mapping[str, Tensor]) -> LossAndFigures:
         """Loss; share of anchors at the floor, mean eta and corrected share, share of capped etas; or a loss's own."""
         first, second, *_ = embeddings
         eta: float | Tensor = 0.0
