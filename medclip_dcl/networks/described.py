@@ -110,7 +110,7 @@ class ImageNetwork(DescribedNetwork):
     mean: Tensor
     std: Tensor
     image_encoder: RegionEncoder
-    parts: ClassVar[Mapping[str, type[nn.Module]]] = {"image_encoder": RegionEncoder}
+    parts = {"image_encoder": RegionEncoder}
 
     def __init__(
         self,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -44,11 +44,7 @@ class ImageTextNetwork(ImageNetwork):
     """
 
     kind = IMAGE_TEXT
-    parts: ClassVar[Mapping[str, type[nn.Module]]] = {
-        **ImageNetwork.parts,
-        "text_encoder": SentenceEncoder,
-        "similarity": Similarity,
-    }
+    parts = {**ImageNetwork.parts, "text_encoder": SentenceEncoder, "similarity": Similarity}
 
     def __init__(
         self,

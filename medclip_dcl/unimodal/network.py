@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -26,7 +25,7 @@ class UnimodalNetwork(DescribedNetwork):
     """
 
     kind = UNIMODAL
-    parts: ClassVar[Mapping[str, type[nn.Module]]] = {"image_encoder": SmallImageEncoder}
+    parts = {"image_encoder": SmallImageEncoder}
 
     def __init__(
         self,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -104,7 +103,7 @@ class SentenceNetwork(DescribedNetwork):
     """An encoder of sentences alone, as a network that describes and rebuilds itself."""
 
     kind = SENTENCES
-    parts: ClassVar[Mapping[str, type[nn.Module]]] = {"text_encoder": SentenceEncoder}
+    parts = {"text_encoder": SentenceEncoder}
 
     def __init__(self, text_encoder: SentenceEncoder) -> None:
         super().__init__()
