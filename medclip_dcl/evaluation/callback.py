@@ -137,7 +137,7 @@ class EvaluationCallback(Evaluation, ABC):
         """
 
     @abstractmethod
-    def measure(self, network: Any, output: Any, dicom_ids: Sequence[str]) -> Mapping[str, Any]:
+    def measure(self, network: Any, output: Any, dicom_ids: Sequence[str]) -> Values:
         """Values of each image that this evaluation needs, by dicom_id, on the CPU; output is in float32."""
 
     @abstractmethod

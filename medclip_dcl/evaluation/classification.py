@@ -109,9 +109,7 @@ class ZeroShotClassification(Classification):
         self.keeps_prompts = stage == "test" and len(self.zero_shot.texts) > 2 * len(self.prompts)
         return set(tables.cases.loc[tables.cases["finding"].isin(self.prompts), "dicom_id"])
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, list[list[float]]]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         prompts = embed_texts(network, self.zero_shot.texts)
         scores = self.zero_shot.scores(network, encoded, prompts).tolist()
         if self.keeps_prompts:

@@ -55,9 +55,7 @@ class EmbeddingMap(EvaluationCallback):
         self._drawn = set(labelled)
         return self._drawn
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         vectors = network.image_vectors(encoded)
         of_batch = zip(dicom_ids, normalize(vectors, dim=-1).cpu().numpy(), strict=True)
         return {dicom_id: vector for dicom_id, vector in of_batch if dicom_id in self._drawn}

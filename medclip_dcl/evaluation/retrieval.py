@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,9 +66,7 @@ class Retrieval(EvaluationCallback):
             self._items = [ImagesAndSentences(tables)]
         return set().union(*(items.images for items in self._items))
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> Mapping[str, Any]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         found = [items.measure(network, encoded, dicom_ids) for items in self._items]
         measured = dict.fromkeys(dicom_id for of_images in found for dicom_id in of_images)
         return {dicom_id: [of_images.get(dicom_id) for of_images in found] for dicom_id in measured}
@@ -102,9 +100,7 @@ class BoxesAndPhrases:
         self._view = tables.view
         self.images = set(self._boxes)
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, dict[int, np.ndarray]]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         found, feature_map = {}, encoded.feature_map
         for index, dicom_id in enumerate(dicom_ids):
             if boxes := self._boxes.get(dicom_id):
@@ -174,9 +170,7 @@ class ImagesAndSentences:
         self._embedded: Tensor | None = None
         self.images = set(pairs["dicom_id"])
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         """Scores of all sentences for each image."""
         if self._texts.empty:
             return {}
@@ -235,9 +229,7 @@ class ImagesAndReports(ImagesAndSentences):
     all images of ``EvaluationTables.sentences`` with all sentences (4 bytes each, briefly twice).
     """
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         """Scores of all sentences for each image that has a report."""
         rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self.images]
         if not rows:
@@ -316,9 +308,7 @@ def _nothing_to_tell(n: int, items_have: str) -> str:
 
 
 def _report_scores(
-    of_images: Float[np.ndarray, "image sentence"],
-    report: np.ndarray,
-    sentence: np.ndarray,
+    of_images: Float[np.ndarray, "image sentence"], report: np.ndarray, sentence: np.ndarray
 ) -> Float[np.ndarray, "image report"]:
     """Mean score of each report's sentences, given as pairs of positions; equal reports tie exactly."""
     n_sentences = np.bincount(report)

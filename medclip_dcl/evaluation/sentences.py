@@ -84,9 +84,7 @@ class SentenceClassification(EvaluationCallback):
         is_enough = ((labels == 1).sum() >= self.min_cases) & ((labels == 0).sum() >= self.min_cases)
         return labels.loc[:, is_enough]
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         """Scores of all sentences for each image."""
         rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self._expected]
         if not rows:

@@ -157,11 +157,7 @@ class ImageTextNetwork(ImageNetwork):
         return self.text_encoder(tokens, lengths)
 
     def forward(
-        self,
-        images: ImageInput,
-        tokens: Tokens,
-        lengths: Lengths,
-        image_scale: ImageScale = None,
+        self, images: ImageInput, tokens: Tokens, lengths: Lengths, image_scale: ImageScale = None
     ) -> Logits:
         """Logits of every sentence with every image."""
         return self.logits(self.encode(images, image_scale), self.encode_sentences(tokens, lengths))

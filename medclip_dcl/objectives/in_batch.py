@@ -282,12 +282,7 @@ class InBatchObjective(nn.Module):
         return similarity.paired(of_each[0], embedding(rows, sentences), *of_each[1:])
 
     def _from_sentences(
-        self,
-        logits: Tensor,
-        whole: _Batch,
-        eta: float | Tensor,
-        known: Tensor | None,
-        processes: _Processes,
+        self, logits: Tensor, whole: _Batch, eta: float | Tensor, known: Tensor | None, processes: _Processes
     ) -> _Direction:
         """This process's sentences and the views of all processes' images."""
         may_be_negative = None
