@@ -202,10 +202,10 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
                 "data.features are of one view of each image, and need no batch that is encoded in parts: set "
                 f"data.views: 1 and data.contrastive_batch: null (got {views}, {contrastive_batch})"
             )
-        self.features_name, self.sentences, self.log_p_name = features, sentences, log_p
+        self.features_name, self.sentences = features, sentences
         self.contrastive_batch, self.views = contrastive_batch or batch_size, views
-        self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
-        self.fields_file, self.ranking_name, self.posterior_name = fields, ranking, posterior
+        self.mask_probability, self.fields_file = mask_probability, fields
+        self._names = (log_p, text_embedding, ranking, posterior)
         self.policy = LabelPolicy(uncertain, blank)
         self.case_policy = LabelPolicy("ignore", blank_cases)
         self._needs_labels = False
@@ -310,8 +310,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     @property
     def _files(self) -> FieldFiles:
-        names = (self.log_p_name, self.text_embedding_name, self.ranking_name, self.posterior_name)
-        return FieldFiles(*names, self._own_fields)
+        return FieldFiles(*self._names, self._own_fields)
 
     @cached_property
     def _own_fields(self) -> OwnFields | None:

@@ -154,8 +154,13 @@ def case_table(images: pd.DataFrame, labels: pd.DataFrame, cases: str = "all") -
     long = long.sort_values(
         ["finding", "dicom_id"], key=lambda column: column.map(order) if column.name == "finding" else column
     )
-    types = {name: "object" if kind == "str" else kind for name, kind in TABLES["cases"].items()}
+    types = _pandas_types("cases")
     return long[list(types)].astype(types).reset_index(drop=True)
+
+
+def _pandas_types(table: str) -> dict[str, str]:
+    """Column -> type in pandas."""
+    return {name: "object" if kind == "str" else kind for name, kind in TABLES[table].items()}
 
 
 def _balanced(cases: pd.DataFrame) -> pd.DataFrame:
@@ -399,14 +404,10 @@ class PreparedSet:
         """As `table`, of the right format but with any damage in its rows."""
         if table not in self._tables:
             file = self.folder / f"{table}.parquet"
-            made = self.info["digests"]  # a set of older tables has none
+            made = self.info["digests"]  # none: it is not known which tables the set had
             if not file.is_file() and table in ("sentences", "reports") and made and table not in made:
-                self._tables[table] = pd.DataFrame(
-                    {
-                        name: pd.Series(dtype="object" if kind == "str" else kind)
-                        for name, kind in TABLES[table].items()
-                    }
-                )
+                types = _pandas_types(table)
+                self._tables[table] = pd.DataFrame({name: pd.Series(dtype=x) for name, x in types.items()})
                 return self._tables[table]
             if not file.is_file():
                 raise PreparedDataError(

@@ -69,12 +69,7 @@ class Region(NamedTuple):
         if self.mask is None:
             return list(self.box)
         rows, columns = np.nonzero(self.inside(size))
-        return [
-            float(columns.min()),
-            float(rows.min()),
-            float(np.ptp(columns) + 1),
-            float(np.ptp(rows) + 1),
-        ]
+        return [float(x) for x in (columns.min(), rows.min(), np.ptp(columns) + 1, np.ptp(rows) + 1)]
 
 
 Regions: TypeAlias = dict[str, dict[str, list[Region]]]

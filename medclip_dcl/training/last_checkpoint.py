@@ -320,14 +320,14 @@ class LastEpoch(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if _is_last_epoch(trainer):
-            _validate_in_this_epoch(trainer)
+            validate_in_this_epoch(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if (trainer.is_last_batch and _is_last_epoch(trainer)) or _is_last_step(trainer):
             # At a stop Lightning logs and, in an epoch with validation, validates.
             trainer.should_stop = True
         if trainer.should_stop:  # as well of a Timer
-            _validate_in_this_epoch(trainer)
+            validate_in_this_epoch(trainer)
 
 
 def _is_last_step(trainer: Trainer) -> bool:
@@ -338,7 +338,8 @@ def _is_last_epoch(trainer: Trainer) -> bool:
     return trainer.current_epoch + 1 == trainer.max_epochs
 
 
-def _validate_in_this_epoch(trainer: Trainer) -> None:
+def validate_in_this_epoch(trainer: Trainer) -> None:
+    """Let Lightning validate in this epoch, whatever its interval."""
     if trainer.check_val_every_n_epoch is not None:  # None: by batches, in every epoch
         trainer.check_val_every_n_epoch = 1
 
