@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic
+from typing import Any, Generic, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -20,6 +20,8 @@ from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, worker_opti
 from medclip_dcl.data.shards import StoredImages
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.transforms import GreyCrop, augment, batch_of, centre_crop, load_grey
+
+Grey: TypeAlias = UInt8[np.ndarray, "height width"]
 
 USUAL_SIZE = 512
 """Default side of the whole image in pixels (SSD, section 3.2)."""
@@ -39,7 +41,7 @@ class Images:
         if in_memory:
             self.cache = [self[index] for index in range(len(stored))]
 
-    def __getitem__(self, index: int) -> UInt8[np.ndarray, "height width"]:
+    def __getitem__(self, index: int) -> Grey:
         if self.cache:
             return self.cache[index]
         try:
@@ -48,9 +50,7 @@ class Images:
             raise PreparedDataError(self.stored.problem(index, error)) from error
 
 
-def middle(
-    grey: UInt8[np.ndarray, "height width"], size: int, generator: np.random.Generator | None = None
-) -> GreyCrop:
+def middle(grey: Grey, size: int, generator: np.random.Generator | None = None) -> GreyCrop:
     """The middle square of an image, as evaluation shows it; draws nothing."""
     return GreyCrop(centre_crop(grey, size))
 
@@ -149,7 +149,7 @@ class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generi
         """Tables of the evaluations on "validate" or "test"."""
         raise NotImplementedError
 
-    def load_image(self, dicom_id: str) -> UInt8[np.ndarray, "height width"]:
+    def load_image(self, dicom_id: str) -> Grey:
         """Grey levels of a prepared image at image_size, without padding."""
         images = self.prepared.table("images")
         image = images[images["dicom_id"] == dicom_id].iloc[0]

@@ -45,10 +45,7 @@ TABLES: dict[str, dict[str, str]] = {
     "reports": {"study_id": "int64", "section": "str", "position": "int64", "sentence_id": "int64"},
     "labels": {"study_id": "int64", **dict.fromkeys(CHEXPERT, "float64")},
     "cases": {"dicom_id": "str", "finding": "str", "label": "int64", "use": "str"},
-    "boxes": {
-        **dict.fromkeys(("dicom_id", "category", "phrase"), "str"),
-        **dict.fromkeys("xywh", "float64"),
-    },
+    "boxes": {**dict.fromkeys(("dicom_id", "category", "phrase"), "str"), **dict.fromkeys("xywh", "float64")},
     "masks": {
         **dict.fromkeys(("dicom_id", "category", "phrase", "reader"), "str"),
         **dict.fromkeys(("height", "width"), "int64"),
@@ -202,9 +199,8 @@ def write_table(frame: pd.DataFrame, file: Path, table: str) -> None:
 
 def seal(scores: pd.DataFrame, sentences: pd.DataFrame) -> dict[str, str]:
     """Attribute of sentence scores by which later changes of them, or of the sentences' texts, are noticed."""
-    return {
-        _SEAL: digest(*(scores[name].to_numpy().tobytes() for name in TABLES["log_p"]), _texts(sentences))
-    }
+    columns = (scores[name].to_numpy().tobytes() for name in TABLES["log_p"])
+    return {_SEAL: digest(*columns, _texts(sentences))}
 
 
 def seal_of_texts(sentences: pd.DataFrame) -> dict[str, str]:
@@ -446,10 +442,8 @@ class PreparedSet:
 
     def text_embedding(self, name: str | None = None) -> TextEmbedding:
         """Sentence embeddings by one frozen text encoder, of the named or the only file in ``text_embedding/``."""
-        file, columns = (
-            self.file_of_model("text_embedding", name),
-            {"sentence_id": "int64", "embedding": "float32"},
-        )
+        file = self.file_of_model("text_embedding", name)
+        columns = {"sentence_id": "int64", "embedding": "float32"}
         seal = seal_of_texts(self.table("sentences"))
         return TextEmbedding(*self._vectors("text_embedding", file, columns, seal, may_lack_seal=True))
 
@@ -504,9 +498,8 @@ class PreparedSet:
     def seal_of_labels(self) -> dict[str, str]:
         """Attribute of posteriors: digest of the table "labels", which they depend on."""
         labels = self.table("labels")
-        return {
-            _LABELS: digest(str([*labels]).encode(), *(labels[name].to_numpy().tobytes() for name in labels))
-        }
+        columns = (labels[name].to_numpy().tobytes() for name in labels)
+        return {_LABELS: digest(str([*labels]).encode(), *columns)}
 
     def seal_of_reports(self) -> dict[str, str]:
         """Attribute of rankings: digest of the texts, the reports, and which of them are of training."""

@@ -76,9 +76,8 @@ def encode(settings: Encode) -> Path:
     states.write(_states(network, left), math.ceil(len(left) / _SORTED), "sentences")
     features = RowFile(folder / IMAGES_FILE, len(images), kept)
     left_images = prepared.stored_images(images["path"].tolist()).part(features.done)
-    workers = (
-        (0 if device.type == "cpu" else available_cores()) if settings.workers is None else settings.workers
-    )
+    usual_workers = 0 if device.type == "cpu" else available_cores()
+    workers = usual_workers if settings.workers is None else settings.workers
     batches = batches_of(left_images, view, settings.batch_size, workers)
     features.write(_features(network, batches), len(batches), "images")
     write_json(info, folder / INFO_FILE)

@@ -161,12 +161,8 @@ def bands_of_findings(prepared: PreparedSet) -> dict[str, str]:
     """Band of each labelled finding by the share of train patients with at least one 1; empty without any."""
     images = prepared.rows("images", ["study_id", "subject_id"], use=["train"])
     labels = prepared.rows("labels").set_index("study_id").eq(1)
-    shares = (
-        labels.reindex(images["study_id"], fill_value=False)
-        .groupby(images["subject_id"].to_numpy())
-        .any()
-        .mean()
-    )
+    of_images = labels.reindex(images["study_id"], fill_value=False)
+    shares = of_images.groupby(images["subject_id"].to_numpy()).any().mean()
     return {str(finding): band_of(share) for finding, share in shares.dropna().items()}
 
 

@@ -75,10 +75,7 @@ class EmbeddingMap(EvaluationCallback):
         )
         result = EvaluationResult(
             metrics={},
-            counts={
-                "images": len(cases),
-                "by_group": cases["group"].value_counts().sort_index().to_dict(),
-            },
+            counts={"images": len(cases), "by_group": cases["group"].value_counts().sort_index().to_dict()},
             predictions=cases[COLUMNS],
         )
         return {self.section: result}

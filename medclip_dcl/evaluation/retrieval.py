@@ -338,10 +338,7 @@ def by_chance(n_correct: np.ndarray, n_candidates: int) -> dict[str, float]:
         within += count * (1 - np.where(n_candidates - ranks < number, 0.0, np.exp(log_beyond)))
     within /= counts.sum()
     middle = [ranks[within >= 0.5 - 1e-9][0], ranks[within > 0.5 + 1e-9][0]]
-    return {
-        **{f"R@{k}": float(within[min(k, n_candidates) - 1]) for k in KS},
-        "MedR": float(np.mean(middle)),
-    }
+    return {**{f"R@{k}": float(within[min(k, n_candidates) - 1]) for k in KS}, "MedR": float(np.mean(middle))}
 
 
 def box_features(

@@ -217,9 +217,7 @@ class Classifier(ImageModel):
         return {**super().description(), "classifier": options}
 
     @classmethod
-    def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: str | Path, map_location: Any = "cpu"
-    ) -> Classifier:
+    def load_from_checkpoint(cls, checkpoint_path: str | Path, map_location: Any = "cpu") -> Classifier:  # type: ignore[override]
         saved = read_model(checkpoint_path, map_location)
         checkpoint = saved.require_checkpoint()
         network = FindingNetwork.from_config(checkpoint["network"])

@@ -430,9 +430,7 @@ class ImageTextModel(ImageModel):
         }
 
     @classmethod
-    def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: str | Path, map_location: Any = "cpu"
-    ) -> ImageTextModel:
+    def load_from_checkpoint(cls, checkpoint_path: str | Path, map_location: Any = "cpu") -> ImageTextModel:  # type: ignore[override]
         saved = read_model(checkpoint_path, map_location)
         checkpoint = saved.require_checkpoint()
         network = ImageTextNetwork.from_config(checkpoint["network"])

@@ -329,14 +329,8 @@ def score_left(
             values[plan.places(number)] = found
             yield work[number], {"batch": number, "values": found.tolist()}
 
-    is_hidden = not (is_shown and work)
-    shown: dict[str, Any] = {
-        "desc": f"scoring{who}",
-        "unit": " tokens",
-        "unit_scale": True,
-        "disable": is_hidden,
-    }
-    work_through(finished(), kept, total=sum(work.values()), **shown)
+    shown: dict[str, Any] = {"desc": f"scoring{who}", "unit": " tokens", "unit_scale": True}
+    work_through(finished(), kept, total=sum(work.values()), disable=not (is_shown and work), **shown)
 
 
 @contextmanager

@@ -18,6 +18,10 @@ from medclip_dcl.common.errors import check_range
 from medclip_dcl.objectives.contrastive import at_least_float32, reduce_losses
 from medclip_dcl.unimodal.views import LossAndFigures, Views, ViewsObjective
 
+Loss = Literal["hinge", "logistic"]
+Similar = Literal["views", "class"]
+"""Other points of an anchor's class: views of its image, or other images of the class."""
+
 
 def margin_loss(margins: Float[Tensor, "*batch rival"], loss: str = "logistic") -> Float[Tensor, "*batch"]:
     """Multi-class loss of the margins v by which the right class leads its rivals.
@@ -123,11 +127,7 @@ class Blocks(ViewsObjective):
     """
 
     def __init__(
-        self,
-        size: int = 2,
-        k: int = 1,
-        loss: Literal["hinge", "logistic"] = "logistic",
-        similar: Literal["views", "class"] = "views",
+        self, size: int = 2, k: int = 1, loss: Loss = "logistic", similar: Similar = "views"
     ) -> None:
         super().__init__()
         check_range("objective", "[1, inf)", size=size, k=k)
@@ -162,12 +162,7 @@ class KNegatives(Blocks):
         similar: "views", or "class" for a view of another training image of the class as the second one.
     """
 
-    def __init__(
-        self,
-        k: int = 1,
-        loss: Literal["hinge", "logistic"] = "logistic",
-        similar: Literal["views", "class"] = "views",
-    ) -> None:
+    def __init__(self, k: int = 1, loss: Loss = "logistic", similar: Similar = "views") -> None:
         super().__init__(1, k, loss, similar)
 
 
