@@ -61,6 +61,8 @@ class Classifier(ImageModel):
     """
 
     network: FindingNetwork
+    kind = FindingNetwork.kind
+    parts = ("image_encoder", "findings")
     positive_weight: Tensor
     _data: LabelledData | None = None
 

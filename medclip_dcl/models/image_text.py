@@ -97,7 +97,9 @@ class ImageTextModel(ImageModel):
     """
 
     network: ImageTextNetwork
+    kind = ImageTextNetwork.kind
     tests_untrained = True
+    parts = tuple(ImageTextNetwork.parts)
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from medclip_dcl.data.link import ImageSettings, trainer_data
 from medclip_dcl.models.optimisation import learning_rates
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.classifier import FindingNetwork
-from medclip_dcl.networks.described import OF_IMAGES, DescribedNetwork
+from medclip_dcl.networks.described import DescribedNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.initial_weights import TakenOver, take_over
 from medclip_dcl.networks.text_encoder import TransformersSentences
@@ -137,6 +137,10 @@ class NetworkModel(TrainedModel):
     """A model around a network that describes itself."""
 
     network: DescribedNetwork
+    kind: str
+    """That of its network."""
+    parts: tuple[str, ...]
+    """Entries of the network's description that a checkpoint must share, by the names of the model's arguments."""
     instead_of_other_kinds = ""
     """Advice for a checkpoint of another kind of model."""
 
@@ -146,13 +150,13 @@ class NetworkModel(TrainedModel):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Load weights only into the network that they were trained in."""
         there, here = checkpoint.get("network", {}), self.network.config()
-        if (found := there.get("kind", "none")) != here["kind"]:
+        if (found := there.get("kind", "none")) != self.kind:
             raise UserError(
-                f"the checkpoint: expected kind {here['kind']}, found {found}{self.instead_of_other_kinds}"
+                f"the checkpoint: expected kind {self.kind}, found {found}{self.instead_of_other_kinds}"
             )
         CHECKPOINT.check(checkpoint, "the checkpoint")
-        shared = [name for name in here if name not in (VERSION_KEY, "blank", *OF_IMAGES)]
-        if others := [name for name in shared if _is_other(there.get(name), here[name])]:
+        parts = (*self.parts, "label_head")  # which a part of the models have
+        if others := [part for part in parts if _is_other(there.get(part), here.get(part))]:
             raise UserError(
                 f"the checkpoint was trained with another {' and '.join(others)} (settings, tokenizer or findings "
                 "differ); restore what it was trained with, or choose another --run_folder to train anew"

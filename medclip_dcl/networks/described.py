@@ -37,7 +37,7 @@ ImageInput: TypeAlias = UInt8[Tensor, "image 1 height width"] | Float[Tensor, "i
 ImageScale: TypeAlias = Float[Tensor, "image 3"] | None
 """Brightness, contrast and mean of each image, see `medclip_dcl.pictures.transforms.to_input`."""
 
-OF_IMAGES = ("image_size", "mean", "std", "geometry", "prepared_size", "crop_size")
+_OF_IMAGES = ("image_size", "mean", "std", "geometry", "prepared_size", "crop_size")
 """Entries of a description about the images that a network was trained with."""
 
 
@@ -194,8 +194,8 @@ class ImageNetwork(DescribedNetwork):
         return {**super().config(), **self.image_config()}
 
     def image_config(self) -> dict[str, Any]:
-        """Values of `OF_IMAGES`."""
-        found: dict[str, Any] = {name: getattr(self, name) for name in OF_IMAGES}
+        """Values of `_OF_IMAGES`."""
+        found: dict[str, Any] = {name: getattr(self, name) for name in _OF_IMAGES}
         return found | {name: found[name].flatten().tolist() for name in ("mean", "std")}
 
     @staticmethod

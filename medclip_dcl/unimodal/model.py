@@ -34,7 +34,9 @@ class UnimodalModel(NetworkModel):
     """
 
     network: UnimodalNetwork
+    kind = UnimodalNetwork.kind
     tests_untrained = True
+    parts = ("image_encoder", "projection_dim", "hidden", "batch_norm")
 
     def __init__(
         self,

@@ -127,7 +127,9 @@ class QuickThought(NetworkModel):
     """
 
     network: SentenceNetwork
+    kind = SENTENCES
     tests_untrained = True
+    parts = ("text_encoder",)
 
     def __init__(
         self,
