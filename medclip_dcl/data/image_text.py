@@ -360,7 +360,9 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         if augmented and required.prepare is not None:
             sentences, anchors = expected_anchors(reported, self.sentences == "one")
             required.prepare(anchors, {name: anchor[name][sentences] for name in required.prepared_fields})
-        masking, extra = None, {}
+        masking, extra, tokens = None, {}, None
+        if self.features is None:
+            tokens = self._tokens() if augmented or self._train is None else self._train.tokens
         if required.masked_vocabulary is not None:
             masking = Masking(required.masked_vocabulary, self.mask_probability)
         if augmented and self.contrastive_batch > self.batch_size:
@@ -368,11 +370,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         return ReportedExamples(
             reported,
             self.features or self._scaled(reported["path"]),
-            None
-            if self.features
-            else self._tokens()
-            if augmented or self._train is None
-            else self._train.tokens,
+            tokens,
             views=self.views if augmented else 1,
             show=self.show(augmented),
             draws_one=self.sentences == "one",

@@ -219,15 +219,8 @@ class TextEmbedding(NamedTuple):
     embedding: np.ndarray
 
 
-class ReportEmbedding(NamedTuple):
-    """Embeddings (study, dim), not normalised, of the reports of studies; study_id ascends."""
-
-    study_id: np.ndarray
-    embedding: np.ndarray
-
-
-def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> ReportEmbedding:
-    """Mean over a report's distinct sentences, for each study of a table "reports"."""
+def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """study_id, ascending, of a table "reports", and the mean (study, dim) over each report's distinct sentences."""
     from scipy.sparse import csr_matrix
 
     said = reports[["study_id", "sentence_id"]].drop_duplicates()
@@ -235,7 +228,7 @@ def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> ReportE
     column = np.searchsorted(sentences.sentence_id, said["sentence_id"].to_numpy())
     share = (1 / np.bincount(study, minlength=len(studies)))[study].astype(np.float32)
     mean = csr_matrix((share, (study, column)), shape=(len(studies), len(sentences.sentence_id)))
-    return ReportEmbedding(studies, mean @ sentences.embedding)
+    return studies, mean @ sentences.embedding
 
 
 def write_text_embedding(embedding: TextEmbedding, file: Path, metadata: Mapping[str, str]) -> None:

@@ -185,6 +185,7 @@ class ImageTextModel(ImageModel):
 
     def requirements(self) -> ImageTextRequirements:
         encoder, is_masked = self.network.text_encoder, self.masked_language_weight > 0
+        rule = self.objective.negative_weights
         return ImageTextRequirements(
             encoder.tokenize,
             self.objective.requires_of_sentences,
@@ -195,10 +196,8 @@ class ImageTextModel(ImageModel):
             self.frozen,
             encoder.tokenizer_identity(),
             encoder.are_truncated,
-            None if self.objective.negative_weights is None else self._prepare,
-            ()
-            if self.objective.negative_weights is None
-            else self.objective.negative_weights.prepare_requires,
+            None if rule is None else self._prepare,
+            () if rule is None else rule.prepare_requires,
             self.objective.correction_images,
             self.objective.correction_count,
             self.label_weight > 0,

@@ -227,11 +227,14 @@ def model_fingerprint(model: nn.Module, settings: Mapping[str, Any]) -> str:
 
 
 def save_language_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str | Path
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    further_files: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write a plain Hugging Face folder, atomically; an older language model of that name is replaced.
 
-    It also loads with transformers' ``from_pretrained``.
+    It also loads with transformers' ``from_pretrained``. `further_files`: name -> content.
     """
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -243,6 +246,8 @@ def save_language_model(
         model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
     _drop_machine_settings(temporary / "tokenizer_config.json")
+    for name, content in (further_files or {}).items():
+        (temporary / name).write_bytes(content)
     there = [folder] if folder.is_file() else folder.glob("*")
     if others := {file.name for file in there} - {file.name for file in temporary.iterdir()}:
         shutil.rmtree(temporary)
