@@ -23,7 +23,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, digest_of_file, parse_json, write_parquet
 from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
-from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, changed_tables, current_content
+from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, current_content
 from medclip_dcl.data.ranking import PARTS, Ranking
 from medclip_dcl.data.shards import StoredImages, stored_images
 from medclip_dcl.data.table_checks import REFERENCES, contradictions, damage, score_problem, some
@@ -269,7 +269,8 @@ class PreparedSet:
     @cached_property
     def changed_tables(self) -> dict[str, str]:
         """Digests ("": missing) of the tables that are not as they were written."""
-        return changed_tables(self.folder, self.info, TABLES)
+        now = {name: digest_of_file(self.folder / f"{name}.parquet") for name in TABLES}
+        return {name: found for name, found in now.items() if found != self.info["digests"].get(name, "")}
 
     @cached_property
     def content(self) -> Content:
