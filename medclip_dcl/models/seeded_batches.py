@@ -66,3 +66,9 @@ def seed_of_batch(seed: int, epoch: int, batch: int, rank: int) -> int:
     """A distinct seed of 63 bits for each batch of each process."""
     words = np.random.SeedSequence([abs(seed), epoch, batch, rank]).generate_state(1, np.uint64)
     return int(words[0] >> np.uint64(1))
+
+
+def seeded_batches(module: LightningModule) -> list[Callback]:
+    """For `configure_callbacks`: the callback, unless the Trainer has it already."""
+    has_it = any(isinstance(callback, SeededBatches) for callback in module.trainer.callbacks)  # type: ignore[attr-defined]
+    return [] if has_it else [SeededBatches()]

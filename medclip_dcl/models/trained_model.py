@@ -22,7 +22,7 @@ from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, SavedModel, 
 from medclip_dcl.data.images import ImagesDataModule, image_settings
 from medclip_dcl.data.link import ImageSettings, trainer_data
 from medclip_dcl.models.optimisation import learning_rates
-from medclip_dcl.models.seeded_batches import SeededBatches
+from medclip_dcl.models.seeded_batches import seeded_batches
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.described import DescribedNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -83,8 +83,7 @@ class TrainedModel(LightningModule):
 
     def configure_callbacks(self) -> list[Callback]:
         """Dropout is a function of (seed, epoch, batch, process)."""
-        has_it = any(isinstance(one, SeededBatches) for one in self.trainer.callbacks)  # type: ignore[attr-defined]
-        return [] if has_it else [SeededBatches()]
+        return seeded_batches(self)
 
     def setup(self, stage: str) -> None:
         if stage == "fit":
