@@ -40,3 +40,9 @@ def pieces_by_length(lengths: Sequence[int], most: int | None = None) -> Pieces:
     rows = torch.from_numpy(order)
     pieces = [part for start, stop in reversed(cuts) for part in rows[start:stop].split(most or len(lengths))]
     return [(places, int(lengths[int(places[-1])])) for places in pieces]
+
+
+def rows_of(pieces: Pieces) -> dict[int, int]:
+    """The row of each place among the pieces' rows, one piece after the other."""
+    every = torch.cat([places for places, _ in pieces]).tolist()
+    return {place: row for row, place in enumerate(every)}

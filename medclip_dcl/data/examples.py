@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from medclip_dcl.data.arrays import Arrays, as_lists
-from medclip_dcl.data.by_length import pieces_by_length
+from medclip_dcl.data.by_length import pieces_by_length, rows_of
 from medclip_dcl.data.correction import CorrectionImages
 from medclip_dcl.data.features import Features
 from medclip_dcl.data.fields import FieldRows
@@ -213,8 +213,7 @@ class ReportedExamples(Dataset):
         pieces = [
             (places[some], longest) for some, longest in pieces_by_length(lengths[places].tolist(), most)
         ]
-        encoded = torch.cat([some for some, _ in pieces]).tolist()
-        row_of = {place: row for row, place in enumerate(encoded)}
+        row_of = rows_of(pieces)
         return {
             **batch_of([crop for view in by_view for crop in view]),
             "view_of": torch.arange(len(examples)).repeat(1 if self.correction else len(by_view)),

@@ -106,15 +106,8 @@ def pseudo_log_likelihood(
     wrong = [x for x in given if isinstance(sentences, str) or not isinstance(x, str)]
     if wrong:
         raise TypeError(f"sentences: expected a list of strings, found {type(wrong[0]).__name__}")
-    plan = scoring_plan(
-        model,
-        tokenizer,
-        given,
-        token_budget=token_budget,
-        within_word_l2r=within_word_l2r,
-        mask_every=mask_every,
-        truncate=truncate,
-    )
+    options = {"within_word_l2r": within_word_l2r, "mask_every": mask_every, "truncate": truncate}
+    plan = scoring_plan(model, tokenizer, given, token_budget=token_budget, **options)
     values, left = restored(plan, ())
     score_left(model, plan, values, left, dtype=dtype, is_shown=progress)
     return plan.table(values)
