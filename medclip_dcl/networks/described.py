@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
@@ -181,6 +182,8 @@ class ImageNetwork(DescribedNetwork):
         """Set mean and deviation of the channels, which no state dict holds."""
         if not (all(map(math.isfinite, [*mean, *std])) and min(std) > 0):
             raise UserError(f"mean and std: expected finite numbers, std above 0, found {mean} and {std}")
+        if problem := self.unit_problem({"mean": mean, "std": std}):
+            warnings.warn(f"the network's {problem}", stacklevel=2)
         self.mean.copy_(torch.tensor(mean).view(3, 1, 1))
         self.std.copy_(torch.tensor(std).view(3, 1, 1))
 
