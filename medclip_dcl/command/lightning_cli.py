@@ -38,7 +38,7 @@ from medclip_dcl.command.network_of_checkpoint import (
 )
 from medclip_dcl.command.output import plain_output
 from medclip_dcl.common.devices import best_precision, without_tf32
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.files import digest, write_json
 from medclip_dcl.common.find_model import LAST, find_model, may_be_repository
 from medclip_dcl.common.findings import prompt_texts, read_prompts, require_labelled
@@ -219,7 +219,7 @@ class MedclipCLI(LightningCLI):
             self.origins.append(line)
         self.run = RunFolder(config.run_folder)
         self.environment = _own_environment(config.trainer)
-        check_min("trainer", {"accumulate_grad_batches": (config.trainer.accumulate_grad_batches, 1)})
+        check_range("trainer", "[1, inf)", accumulate_grad_batches=config.trainer.accumulate_grad_batches)
         # Never unpickle code from a checkpoint.
         config.weights_only = True
         folder = config.get("data", Namespace()).get("init_args", Namespace()).get("folder")

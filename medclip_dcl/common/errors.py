@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 _QUOTED = reprlib.Repr()
 _QUOTED.maxlevel, _QUOTED.maxstring, _QUOTED.maxother = 3, 60, 60
@@ -48,17 +48,12 @@ def check_choice(setting: str, value: object, choices: Collection[object]) -> No
         raise UserError(f"{setting}: expected one of {', '.join(map(str, choices))}, found {quoted(value)}")
 
 
-def check_min(part: str, values: Mapping[str, tuple[int | float | None, int]]) -> None:
-    """Refuse settings of a part, name -> (value, least value), below their least value; None is allowed."""
-    for name, (value, least) in values.items():
-        if value is not None and not least <= value < math.inf:
-            raise UserError(f"{part}.{name}: expected at least {least}, found {value}")
-
-
-def check_options(above_0: Mapping[str, float | None], at_least_0: Mapping[str, float]) -> None:
-    """Refuse options of a model out of their range; None is allowed."""
-    for names, least in ((above_0, "above"), (at_least_0, "at least")):
-        for name, value in names.items():
-            is_in = value is None or 0 < value < math.inf or (value == 0 and least == "at least")
-            if not is_in:
-                raise UserError(f"model.{name}: expected a finite number {least} 0, found {value}")
+def check_range(part: str, interval: str, **values: float | None) -> None:
+    """Refuse settings of a part that are not in an interval, such as "(0, 1]"; None is allowed."""
+    low, high = map(float, interval[1:-1].split(","))
+    is_open_ended = interval[0] == "[" and high == math.inf
+    expected = f"at least {low:g}" if is_open_ended else f"a number in {interval}"
+    for name, value in values.items():
+        is_end = (value == low and interval[0] == "[") or (value == high and interval[-1] == "]")
+        if not (value is None or is_end or low < value < high):
+            raise UserError(f"{f'{part}.{name}'.removeprefix('.')}: expected {expected}, found {value}")

@@ -146,10 +146,7 @@ def _as_table(arrays: Mapping[str, Any]) -> pa.Table:
 
 
 def kept_arrays(
-    folders: Sequence[Path],
-    fingerprint: str,
-    what: Mapping[str, Any],
-    make: Callable[[], Mapping[str, Any]],
+    folders: Sequence[Path], fingerprint: str, what: Mapping[str, Any], make: Callable[[], Mapping[str, Any]]
 ) -> Arrays:
     """Arrays that an earlier call kept, or else those of `make`, kept in the first folder that can be written.
 

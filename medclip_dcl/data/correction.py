@@ -9,6 +9,8 @@ import pandas as pd
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.arrays import Arrays
+from medclip_dcl.data.features import Features
+from medclip_dcl.data.images import Images
 from medclip_dcl.data.prepared import PreparedSet
 
 
@@ -17,17 +19,18 @@ class CorrectionImages:
 
     Args:
         arrays: those of `correction_arrays`.
-        study_id: (image,) of the training images.
+        reported: the training images (`reported_arrays`).
+        images: their grey levels, or features.
         count: number of images that are drawn for an anchor, with replacement.
 
     Raises:
         UserError: no group has images of two studies.
     """
 
-    def __init__(self, arrays: Arrays, study_id: np.ndarray, count: int) -> None:
-        self.arrays, self.study_id, self.count = arrays, study_id, count
+    def __init__(self, arrays: Arrays, reported: Arrays, images: Images | Features, count: int) -> None:
+        self.arrays, self.reported, self.images, self.count = arrays, reported, images, count
         is_same_group = np.diff(arrays["group"]) == 0
-        if not (is_same_group & (np.diff(study_id[arrays["image"]]) != 0)).any():
+        if not (is_same_group & (np.diff(reported["study_id"][arrays["image"]]) != 0)).any():
             raise UserError(
                 "model.correction_images: no class or sentence has images of two training studies; set "
                 "model.init_args.correction_images: own"
@@ -39,7 +42,7 @@ class CorrectionImages:
         images = (
             self.arrays["image"][slice(*_span(self.arrays["group"], groups[0]))] if len(groups) else groups
         )
-        images = images[self.study_id[images] != study]
+        images = images[self.reported["study_id"][images] != study]
         return images[generator.integers(len(images), size=self.count)] if len(images) else images
 
 

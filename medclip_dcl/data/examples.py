@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +17,13 @@ from medclip_dcl.data.by_length import pieces_by_length, rows_of
 from medclip_dcl.data.correction import CorrectionImages
 from medclip_dcl.data.features import Features
 from medclip_dcl.data.fields import FieldRows
-from medclip_dcl.data.images import Crop, Images
+from medclip_dcl.data.images import Images
 from medclip_dcl.data.link import ImageTextRequirements
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.networks.masked_language import IGNORED, masked_places
-from medclip_dcl.pictures.transforms import GreyCrop, batch_of, centre_crop
+from medclip_dcl.pictures.transforms import GreyCrop, batch_of
 
 # Last number of the masking generator's seed, so that masking changes neither crops nor sentence choice.
 _MASKING_STREAM = 1
@@ -94,15 +94,14 @@ class ReportedExamples(Dataset):
         reported: the images and their sentences (`reported_arrays`).
         images: their grey levels; or features of images and sentences, in place of both.
         tokens: of every sentence; None where features stand in their place.
-        views: of each image in training: the image itself, then other images of its study, then itself again.
-        crop: augmentation; None shows each image once, the middle part of `seen` pixels.
+        views: of each image: the image itself, then other images of its study, then itself again.
+        show: of an image and a `generator`.
         draws_one: True draws one sentence of the report, False takes all.
         anchor: fields of sentences, by name.
         candidate: fields of images, by name.
         masking: masks tokens; None for no masked sentences.
         extra: entries of every batch.
         correction: draws training images for each anchor, which follow the views; None for none.
-        training, training_images: the images that it draws from.
         labels: targets of the images' labels, (image, finding); None for none.
     """
 
@@ -110,8 +109,7 @@ class ReportedExamples(Dataset):
     images: Images | Features
     tokens: FieldRows | None
     views: int
-    crop: Crop | None
-    seen: int
+    show: Callable[..., GreyCrop]
     draws_one: bool
     seed: int
     anchor: Mapping[str, FieldRows]
@@ -119,8 +117,6 @@ class ReportedExamples(Dataset):
     masking: Masking | None
     extra: Mapping[str, Any]
     correction: CorrectionImages | None = None
-    training: Arrays | None = None
-    training_images: Images | Features | None = None
     labels: FieldRows | None = None
 
     def __len__(self) -> int:
@@ -138,12 +134,11 @@ class ReportedExamples(Dataset):
             draws = np.random.default_rng([self.seed, epoch, index, _CORRECTION_STREAM])
             study = int(self.reported["study_id"][index])
             rows = self.correction.draw(sentences[0], study, draws).tolist()
-            source, images = (self.training, self.training_images) if rows else (self.reported, self.images)
-            assert source is not None and images is not None
+            source: CorrectionImages | ReportedExamples = self.correction if rows else self
             example["has_others"], rows = bool(rows), rows or [index] * self.correction.count
-            example["drawn"] = source["place"][rows].tolist()
-            if not isinstance(images, Features):
-                example["views"] = [*shown, *(self._seen(images[row], draws) for row in rows)]
+            example["drawn"] = source.reported["place"][rows].tolist()
+            if not isinstance(images := source.images, Features):
+                example["views"] = [*shown, *(self.show(images[row], generator=draws) for row in rows)]
         if self.masking is not None:
             masks = np.random.default_rng([self.seed, epoch, index, _MASKING_STREAM])
             assert self.tokens is not None
@@ -153,20 +148,14 @@ class ReportedExamples(Dataset):
     def _shown(self, index: int, generator: np.random.Generator) -> list[GreyCrop]:
         if isinstance(self.images, Features):
             return []
-        shown = [self._seen(self.images[index], generator)]
-        if self.crop is None:
-            return shown
+        shown = [self.show(self.images[index], generator=generator)]
         if self.views > 1:
             others = [other for other in self.reported["images"][index].tolist() if other != index]
             sources = [*generator.permutation(others).astype(int).tolist(), index]
             for view in range(self.views - 1):
-                shown.append(self.crop(self.images[sources[view % len(sources)]], generator))
+                image = self.images[sources[view % len(sources)]]
+                shown.append(self.show(image, generator=generator))
         return shown
-
-    def _seen(self, grey: np.ndarray, generator: np.random.Generator) -> GreyCrop:
-        if self.crop is None:
-            return GreyCrop(centre_crop(grey, self.seen))
-        return self.crop(grey, generator)
 
     def collate(self, examples: list[dict[str, Any]]) -> dict[str, Any]:
         """A batch; first views of all images stand before second views, or first drawn images, of all."""

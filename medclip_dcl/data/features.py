@@ -23,6 +23,7 @@ from torch.utils.data import Dataset
 from medclip_dcl.common.files import parse_json
 from medclip_dcl.data.fields import rows_of_keys
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
+from medclip_dcl.networks.image_encoder import Features as FeatureMaps
 from medclip_dcl.pictures.geometry import View
 
 FOLDER = "features"
@@ -98,9 +99,7 @@ class Features:
         """Rows of these images in images.parquet."""
         return self._dicom_ids.get_indexer(pd.Index(dicom_ids))
 
-    def of_images(
-        self, rows: Sequence[int] | np.ndarray
-    ) -> Float[Tensor, "image channel region_row region_column"]:
+    def of_images(self, rows: Sequence[int] | np.ndarray) -> FeatureMaps:
         """Input of the image encoder's projection, in float16, by rows of images.parquet."""
         return self._images[rows]
 
@@ -122,9 +121,6 @@ class EncodedImages(Dataset):
     def __len__(self) -> int:
         return len(self.dicom_ids)
 
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[int]:
-        return indices
-
-    def collate(self, indices: Sequence[int]) -> dict[str, Any]:
+    def __getitems__(self, indices: Sequence[int]) -> dict[str, Any]:
         dicom_ids = [self.dicom_ids[index] for index in indices]
         return {"features": self.features.of_images(self.rows[indices]), "dicom_id": dicom_ids}

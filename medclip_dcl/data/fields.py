@@ -262,9 +262,11 @@ def _report_embeddings(
 ) -> dict[str, np.ndarray]:
     reports = prepared.table("reports")
     reports = reports[reports["study_id"].isin(images["study_id"])]
-    found = report_embedding(prepared.text_embedding(name), reports)
-    row = np.searchsorted(found.study_id, images["study_id"].to_numpy()).astype(np.int32)
-    return {"value": found.embedding, "row": row}
+    studies, embedding = report_embedding(prepared.text_embedding(name), reports)
+    return {
+        "value": embedding,
+        "row": np.searchsorted(studies, images["study_id"].to_numpy()).astype(np.int32),
+    }
 
 
 def _image_classes(prepared: PreparedSet, images: pd.DataFrame) -> np.ndarray:

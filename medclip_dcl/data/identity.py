@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -50,15 +50,6 @@ def describe(folder: Path, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]
         "fingerprint": digest(*map(str.encode, content)),
         "digests": {name: digest_of_file(folder / f"{name}.parquet") for name in tables},
     }
-
-
-def changed_tables(folder: Path, info: Mapping[str, Any], names: Iterable[str]) -> dict[str, str]:
-    """Digests ("": missing) of the tables that are not as they were written.
-
-    `info` is dataset.json, `names` those of all tables that a set may have.
-    """
-    now = {name: digest_of_file(folder / f"{name}.parquet") for name in names}
-    return {name: found for name, found in now.items() if found != info["digests"].get(name, "")}
 
 
 def current_content(folder: Path, info: Mapping[str, Any], tables: dict[str, str]) -> Content:

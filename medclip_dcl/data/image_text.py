@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from medclip_dcl.common.distributed import rank_and_size
-from medclip_dcl.common.errors import UserError, check_choice, check_min
+from medclip_dcl.common.errors import UserError, check_choice, check_range
 from medclip_dcl.common.findings import CHEX5, in_order
 from medclip_dcl.data.arrays import Arrays
 from medclip_dcl.data.correction import CorrectionImages, correction_arrays
@@ -32,12 +32,18 @@ from medclip_dcl.data.fields import (
     read_own_fields,
     sentence_field,
 )
-from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, require_part, usual_crop
+from medclip_dcl.data.images import EvaluatedImages, ImagesDataModule, usual_crop
 from medclip_dcl.data.labelled import LabelPolicy
 from medclip_dcl.data.link import ImageTextData, ImageTextRequirements
 from medclip_dcl.data.masking import Masking
 from medclip_dcl.data.prepared import TABLES, PreparedDataError, PreparedSet, case_table
-from medclip_dcl.data.samplers import EpochSampler, FixedBatches, ShardSampler, require_whole_batches
+from medclip_dcl.data.samplers import (
+    EpochSampler,
+    FixedBatches,
+    ShardSampler,
+    as_it_is,
+    require_whole_batches,
+)
 from medclip_dcl.networks.text_encoder import share_of_truncated
 from medclip_dcl.pictures.geometry import View
 
@@ -180,9 +186,9 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             *(num_workers, cache_images, predict_use, seed),
             usual_crop=usual_crop if features is None else lambda side: side,
         )
-        check_min("data", {"test_reports": (test_reports, 1), "views": (views, 1)})
+        check_range("data", "[1, inf)", test_reports=test_reports, views=views)
         seen = self.image_size if evaluation_crop is None else evaluation_crop
-        require_part("evaluation_crop", seen, self.image_size)
+        check_range("data", f"[1, {self.image_size}]", evaluation_crop=seen)
         self.view = View(seen, self.image_size)
         self.test_reports = test_reports
         check_choice("data.sentences", sentences, ("one", "all"))
@@ -190,17 +196,16 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             raise UserError(
                 f"data.contrastive_batch {contrastive_batch} must be a multiple of data.batch_size {batch_size}"
             )
-        if not 0 < mask_probability < 1:
-            raise UserError(f"data.mask_probability: expected a number in (0, 1), found {mask_probability}")
+        check_range("data", "(0, 1)", mask_probability=mask_probability)
         if features is not None and (views > 1 or contrastive_batch is not None):
             raise UserError(
                 "data.features are of one view of each image, and need no batch that is encoded in parts: set "
                 f"data.views: 1 and data.contrastive_batch: null (got {views}, {contrastive_batch})"
             )
-        self.features_name, self.sentences, self.log_p_name = features, sentences, log_p
+        self.features_name, self.sentences = features, sentences
         self.contrastive_batch, self.views = contrastive_batch or batch_size, views
-        self.text_embedding_name, self.mask_probability = text_embedding, mask_probability
-        self.fields_file, self.ranking_name, self.posterior_name = fields, ranking, posterior
+        self.mask_probability, self.fields_file = mask_probability, fields
+        self._names = (log_p, text_embedding, ranking, posterior)
         self.policy = LabelPolicy(uncertain, blank)
         self.case_policy = LabelPolicy("ignore", blank_cases)
         self._needs_labels = False
@@ -305,8 +310,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
 
     @property
     def _files(self) -> FieldFiles:
-        names = (self.log_p_name, self.text_embedding_name, self.ranking_name, self.posterior_name)
-        return FieldFiles(*names, self._own_fields)
+        return FieldFiles(*self._names, self._own_fields)
 
     @cached_property
     def _own_fields(self) -> OwnFields | None:
@@ -356,7 +360,9 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         if augmented and required.prepare is not None:
             sentences, anchors = expected_anchors(reported, self.sentences == "one")
             required.prepare(anchors, {name: anchor[name][sentences] for name in required.prepared_fields})
-        masking, extra = None, {}
+        masking, extra, tokens = None, {}, None
+        if self.features is None:
+            tokens = self._tokens() if augmented or self._train is None else self._train.tokens
         if required.masked_vocabulary is not None:
             masking = Masking(required.masked_vocabulary, self.mask_probability)
         if augmented and self.contrastive_batch > self.batch_size:
@@ -364,33 +370,26 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         return ReportedExamples(
             reported,
             self.features or self._scaled(reported["path"]),
-            None
-            if self.features
-            else self._tokens()
-            if augmented or self._train is None
-            else self._train.tokens,
-            views=self.views,
-            crop=self.crop if augmented else None,
+            tokens,
+            views=self.views if augmented else 1,
+            show=self.show(augmented),
             draws_one=self.sentences == "one",
             seed=self.seed,
             anchor=anchor,
             candidate=candidate,
             masking=masking,
             extra=extra,
-            seen=self.view.seen,
             labels=self._labels("train" if augmented else "validate", reported) if required.labels else None,
-            **self._correction(),
+            correction=self._correction(),
         )
 
-    def _correction(self) -> dict[str, Any]:
-        """Training images from which the objective's correction draws; empty where it has the anchor's own."""
+    def _correction(self) -> CorrectionImages | None:
+        """Training images from which the objective's correction draws; None where it has the anchor's own."""
         kind, count = self.requirements.correction_images, self.requirements.correction_count
         if kind == "own":
-            return {}
+            return None
         if self._train is not None:
-            return {
-                name: getattr(self._train, name) for name in ("correction", "training", "training_images")
-            }
+            return self._train.correction
         options = (self.sentences, self.views, self.contrastive_batch)
         if options != ("one", 1, self.batch_size):
             raise UserError(
@@ -409,11 +408,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         training = self._reported("train")
         what = {"of": "correction", "kind": kind}
         arrays = self.arrays(what, lambda: correction_arrays(self.prepared, kind, training))
-        return {
-            "correction": CorrectionImages(arrays, training["study_id"], count),
-            "training": training,
-            "training_images": self.features or self._scaled(training["path"]),
-        }
+        images = self.features or self._scaled(training["path"])
+        return CorrectionImages(arrays, training, images, count)
 
     # Loaders
 
@@ -439,7 +435,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         if self.features is None:
             return super()._image_loader(dicom_ids)
         encoded = EncodedImages(self.features, dicom_ids)
-        return self._loader(encoded, ShardSampler(range(len(encoded))), self.batch_size, encoded.collate)
+        return self._loader(encoded, ShardSampler(range(len(encoded))), self.batch_size, as_it_is)
 
     # Evaluation
 

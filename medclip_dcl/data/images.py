@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic
+from functools import partial
+from typing import Any, Generic, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -12,13 +13,15 @@ from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.data.link import ImageSettings, PreparedDataModule, Requirements
 from medclip_dcl.data.prepared import PreparedDataError
 from medclip_dcl.data.samplers import EpochDataModule, ShardSampler, worker_options
 from medclip_dcl.data.shards import StoredImages
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.transforms import GreyCrop, augment, batch_of, centre_crop, load_grey
+
+Grey: TypeAlias = UInt8[np.ndarray, "height width"]
 
 USUAL_SIZE = 512
 """Default side of the whole image in pixels (SSD, section 3.2)."""
@@ -38,7 +41,7 @@ class Images:
         if in_memory:
             self.cache = [self[index] for index in range(len(stored))]
 
-    def __getitem__(self, index: int) -> UInt8[np.ndarray, "height width"]:
+    def __getitem__(self, index: int) -> Grey:
         if self.cache:
             return self.cache[index]
         try:
@@ -47,27 +50,19 @@ class Images:
             raise PreparedDataError(self.stored.problem(index, error)) from error
 
 
-@dataclass(frozen=True)
-class Crop:
-    """Random crop and brightness and contrast in 1 +- their value, drawn by (seed, epoch, index)."""
-
-    size: int
-    brightness: float
-    contrast: float
-
-    def __call__(self, grey: UInt8[np.ndarray, "height width"], generator: np.random.Generator) -> GreyCrop:
-        return augment(grey, self.size, self.brightness, self.contrast, generator)
+def middle(grey: Grey, size: int, generator: np.random.Generator | None = None) -> GreyCrop:
+    """The middle square of an image, as evaluation shows it; draws nothing."""
+    return GreyCrop(centre_crop(grey, size))
 
 
 @dataclass(eq=False)
 class ImageExamples(Dataset):
-    """Images, with labels (image, finding) for a classifier: cropped by `crop`, else the middle `seen` pixels."""
+    """Images as `show` shows them, drawing by (seed, epoch, index), with labels (image, finding) for a classifier."""
 
     images: Images
     dicom_ids: Sequence[str]
-    seen: int
+    show: Callable[..., GreyCrop]
     labels: Tensor | None = None
-    crop: Crop | None = None
     seed: int = 0
 
     def __len__(self) -> int:
@@ -75,9 +70,8 @@ class ImageExamples(Dataset):
 
     def __getitem__(self, key: tuple[int, int] | int) -> tuple[int, GreyCrop]:
         epoch, index = key if isinstance(key, tuple) else (0, key)
-        if self.crop is None:
-            return index, GreyCrop(centre_crop(self.images[index], self.seen))
-        return index, self.crop(self.images[index], np.random.default_rng([self.seed, epoch, index]))
+        generator = np.random.default_rng([self.seed, epoch, index])
+        return index, self.show(self.images[index], generator=generator)
 
     def collate(self, examples: list[tuple[int, GreyCrop]]) -> dict[str, Any]:
         indices = [index for index, _ in examples]
@@ -117,29 +111,23 @@ class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generi
     ) -> None:
         super().__init__()
         image_size = USUAL_SIZE if image_size is None else image_size
-        at_least = {
-            "image_size": (image_size, 1),
-            "batch_size": (batch_size, 1),
-            "num_workers": (num_workers, 0),
-            "seed": (seed, 0),
-        }
-        check_min("data", at_least)
+        check_range("data", "[1, inf)", image_size=image_size, batch_size=batch_size)
+        check_range("data", "[0, inf)", num_workers=num_workers, seed=seed)
         self.folder, self.batch_size = folder, batch_size
         crop_size = usual_crop(image_size) if crop_size is None else crop_size
-        require_part("crop_size", crop_size, image_size)
-        for name, value in (("brightness", brightness), ("contrast", contrast)):
-            if not 0 <= value < 1:
-                raise UserError(f"data.{name}: expected a number in [0, 1), found {value}")
+        check_range("data", f"[1, {image_size}]", crop_size=crop_size)
+        check_range("data", "[0, 1)", brightness=brightness, contrast=contrast)
         self.image_size, self.crop_size = image_size, crop_size
-        self.crop = Crop(crop_size, brightness, contrast)
+        self.varies = bool(crop_size < image_size or brightness or contrast)
+        self._augment = partial(augment, crop_size=crop_size, brightness=brightness, contrast=contrast)
         self.num_workers, self.cache_images = num_workers, cache_images
         self.predict_use, self.seed = predict_use, seed
         self.view = View(self.image_size, self.image_size)
         self._images: dict[str, Images] = {}
 
-    @property
-    def varies(self) -> bool:
-        return bool(self.crop_size < self.image_size or self.crop.brightness or self.crop.contrast)
+    def show(self, augmented: bool) -> Callable[..., GreyCrop]:
+        """Function of an image and a `generator`: its augmented crop, or the part that evaluation sees."""
+        return self._augment if augmented else partial(middle, size=self.view.seen)
 
     def image_settings(self) -> ImageSettings:
         return ImageSettings(self.image_size, self.view.seen, self.crop_size, *self.prepared.fitting)
@@ -161,7 +149,7 @@ class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generi
         """Tables of the evaluations on "validate" or "test"."""
         raise NotImplementedError
 
-    def load_image(self, dicom_id: str) -> UInt8[np.ndarray, "height width"]:
+    def load_image(self, dicom_id: str) -> Grey:
         """Grey levels of a prepared image at image_size, without padding."""
         images = self.prepared.table("images")
         image = images[images["dicom_id"] == dicom_id].iloc[0]
@@ -203,15 +191,12 @@ class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generi
             )
 
     def _image_loader(self, dicom_ids: Sequence[str]) -> DataLoader:
-        examples = ImageExamples(self._cached(dicom_ids), dicom_ids, self.view.seen)
-        return self._loader(examples, ShardSampler(range(len(examples))), self.batch_size, examples.collate)
-
-    def _cached(self, dicom_ids: Sequence[str]) -> Images:
         key = "\n".join(dicom_ids)
         if key not in self._images:
             paths = self.prepared.rows("images", ["dicom_id", "path"]).set_index("dicom_id")["path"]
             self._images[key] = self._scaled(paths.loc[list(dicom_ids)].tolist())
-        return self._images[key]
+        examples = ImageExamples(self._images[key], dicom_ids, self.show(augmented=False))
+        return self._loader(examples, ShardSampler(range(len(examples))), self.batch_size, examples.collate)
 
     def _scaled(self, paths: Sequence[str]) -> Images:
         return Images(self.prepared.stored_images(paths), self.image_size, self.cache_images)
@@ -221,14 +206,6 @@ class ImagesDataModule(PreparedDataModule[Requirements], EpochDataModule, Generi
 
     def _loader_options(self, batch_size: int | None, collate: Any) -> dict[str, Any]:
         return {"batch_size": batch_size, "collate_fn": collate, **worker_options(self.num_workers)}
-
-
-def require_part(name: str, side: int, image_size: int) -> None:
-    """Refuse the side of a part of an image, in pixels, that is not in it."""
-    if not 1 <= side <= image_size:
-        raise UserError(
-            f"data.{name}: expected null or a number in [1, image_size = {image_size}], found {side}"
-        )
 
 
 def image_settings(data: object) -> ImageSettings | None:

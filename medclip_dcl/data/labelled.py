@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.common.distributed import rank_and_size
-from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.common.errors import check_choice, check_range
 from medclip_dcl.common.findings import require_labelled
 from medclip_dcl.data.arrays import Arrays, Rows
 from medclip_dcl.data.images import EvaluatedImages, ImageExamples, ImagesDataModule
@@ -122,8 +122,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
             *(num_workers, cache_images, predict_use, seed),
             usual_crop=lambda side: side,
         )
-        if not 0 < label_fraction <= 1:
-            raise UserError(f"data.label_fraction: expected a number in (0, 1], found {label_fraction}")
+        check_range("data", "(0, 1]", label_fraction=label_fraction)
         self.policy = LabelPolicy(uncertain, blank)
         self.label_fraction, self.label_seed = label_fraction, label_seed
         self._train: Targets | None = None
@@ -255,11 +254,8 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
             return FeatureExamples(self.features(use), targets), options
         if use not in self._images:
             self._images[use] = self._scaled(targets.paths)
-        examples = ImageExamples(
-            *(self._images[use], targets.dicom_ids, self.view.seen, targets.labels),
-            crop=self.crop if use == "train" else None,
-            seed=self.seed,
-        )
+        show = self.show(augmented=use == "train")
+        examples = ImageExamples(self._images[use], targets.dicom_ids, show, targets.labels, self.seed)
         return examples, self._loader_options(batch_size, examples.collate)
 
     # Evaluation

@@ -23,7 +23,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest, digest_of_file, parse_json, write_parquet
 from medclip_dcl.common.findings import CHEXPERT, in_order
 from medclip_dcl.common.formats import PREPARED_SET
-from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, changed_tables, current_content
+from medclip_dcl.data.identity import IMAGE_DIGESTS, IMAGE_FILES, Content, current_content
 from medclip_dcl.data.ranking import PARTS, Ranking
 from medclip_dcl.data.shards import StoredImages, stored_images
 from medclip_dcl.data.table_checks import REFERENCES, contradictions, damage, score_problem, some
@@ -45,10 +45,7 @@ TABLES: dict[str, dict[str, str]] = {
     "reports": {"study_id": "int64", "section": "str", "position": "int64", "sentence_id": "int64"},
     "labels": {"study_id": "int64", **dict.fromkeys(CHEXPERT, "float64")},
     "cases": {"dicom_id": "str", "finding": "str", "label": "int64", "use": "str"},
-    "boxes": {
-        **dict.fromkeys(("dicom_id", "category", "phrase"), "str"),
-        **dict.fromkeys("xywh", "float64"),
-    },
+    "boxes": {**dict.fromkeys(("dicom_id", "category", "phrase"), "str"), **dict.fromkeys("xywh", "float64")},
     "masks": {
         **dict.fromkeys(("dicom_id", "category", "phrase", "reader"), "str"),
         **dict.fromkeys(("height", "width"), "int64"),
@@ -154,8 +151,13 @@ def case_table(images: pd.DataFrame, labels: pd.DataFrame, cases: str = "all") -
     long = long.sort_values(
         ["finding", "dicom_id"], key=lambda column: column.map(order) if column.name == "finding" else column
     )
-    types = {name: "object" if kind == "str" else kind for name, kind in TABLES["cases"].items()}
+    types = _pandas_types("cases")
     return long[list(types)].astype(types).reset_index(drop=True)
+
+
+def _pandas_types(table: str) -> dict[str, str]:
+    """Column -> type in pandas."""
+    return {name: "object" if kind == "str" else kind for name, kind in TABLES[table].items()}
 
 
 def _balanced(cases: pd.DataFrame) -> pd.DataFrame:
@@ -197,9 +199,8 @@ def write_table(frame: pd.DataFrame, file: Path, table: str) -> None:
 
 def seal(scores: pd.DataFrame, sentences: pd.DataFrame) -> dict[str, str]:
     """Attribute of sentence scores by which later changes of them, or of the sentences' texts, are noticed."""
-    return {
-        _SEAL: digest(*(scores[name].to_numpy().tobytes() for name in TABLES["log_p"]), _texts(sentences))
-    }
+    columns = (scores[name].to_numpy().tobytes() for name in TABLES["log_p"])
+    return {_SEAL: digest(*columns, _texts(sentences))}
 
 
 def seal_of_texts(sentences: pd.DataFrame) -> dict[str, str]:
@@ -218,15 +219,8 @@ class TextEmbedding(NamedTuple):
     embedding: np.ndarray
 
 
-class ReportEmbedding(NamedTuple):
-    """Embeddings (study, dim), not normalised, of the reports of studies; study_id ascends."""
-
-    study_id: np.ndarray
-    embedding: np.ndarray
-
-
-def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> ReportEmbedding:
-    """Mean over a report's distinct sentences, for each study of a table "reports"."""
+def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """study_id, ascending, of a table "reports", and the mean (study, dim) over each report's distinct sentences."""
     from scipy.sparse import csr_matrix
 
     said = reports[["study_id", "sentence_id"]].drop_duplicates()
@@ -234,7 +228,7 @@ def report_embedding(sentences: TextEmbedding, reports: pd.DataFrame) -> ReportE
     column = np.searchsorted(sentences.sentence_id, said["sentence_id"].to_numpy())
     share = (1 / np.bincount(study, minlength=len(studies)))[study].astype(np.float32)
     mean = csr_matrix((share, (study, column)), shape=(len(studies), len(sentences.sentence_id)))
-    return ReportEmbedding(studies, mean @ sentences.embedding)
+    return studies, mean @ sentences.embedding
 
 
 def write_text_embedding(embedding: TextEmbedding, file: Path, metadata: Mapping[str, str]) -> None:
@@ -275,7 +269,8 @@ class PreparedSet:
     @cached_property
     def changed_tables(self) -> dict[str, str]:
         """Digests ("": missing) of the tables that are not as they were written."""
-        return changed_tables(self.folder, self.info, TABLES)
+        now = {name: digest_of_file(self.folder / f"{name}.parquet") for name in TABLES}
+        return {name: found for name, found in now.items() if found != self.info["digests"].get(name, "")}
 
     @cached_property
     def content(self) -> Content:
@@ -399,14 +394,10 @@ class PreparedSet:
         """As `table`, of the right format but with any damage in its rows."""
         if table not in self._tables:
             file = self.folder / f"{table}.parquet"
-            made = self.info["digests"]  # a set of older tables has none
+            made = self.info["digests"]  # none: it is not known which tables the set had
             if not file.is_file() and table in ("sentences", "reports") and made and table not in made:
-                self._tables[table] = pd.DataFrame(
-                    {
-                        name: pd.Series(dtype="object" if kind == "str" else kind)
-                        for name, kind in TABLES[table].items()
-                    }
-                )
+                types = _pandas_types(table)
+                self._tables[table] = pd.DataFrame({name: pd.Series(dtype=x) for name, x in types.items()})
                 return self._tables[table]
             if not file.is_file():
                 raise PreparedDataError(
@@ -445,10 +436,8 @@ class PreparedSet:
 
     def text_embedding(self, name: str | None = None) -> TextEmbedding:
         """Sentence embeddings by one frozen text encoder, of the named or the only file in ``text_embedding/``."""
-        file, columns = (
-            self.file_of_model("text_embedding", name),
-            {"sentence_id": "int64", "embedding": "float32"},
-        )
+        file = self.file_of_model("text_embedding", name)
+        columns = {"sentence_id": "int64", "embedding": "float32"}
         seal = seal_of_texts(self.table("sentences"))
         return TextEmbedding(*self._vectors("text_embedding", file, columns, seal, may_lack_seal=True))
 
@@ -503,9 +492,8 @@ class PreparedSet:
     def seal_of_labels(self) -> dict[str, str]:
         """Attribute of posteriors: digest of the table "labels", which they depend on."""
         labels = self.table("labels")
-        return {
-            _LABELS: digest(str([*labels]).encode(), *(labels[name].to_numpy().tobytes() for name in labels))
-        }
+        columns = (labels[name].to_numpy().tobytes() for name in labels)
+        return {_LABELS: digest(str([*labels]).encode(), *columns)}
 
     def seal_of_reports(self) -> dict[str, str]:
         """Attribute of rankings: digest of the texts, the reports, and which of them are of training."""

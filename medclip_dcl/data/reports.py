@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import BertTokenizer, PreTrainedTokenizerFast
 
 from medclip_dcl.common.distributed import gather_objects
-from medclip_dcl.common.errors import UserError, check_choice, check_min
+from medclip_dcl.common.errors import UserError, check_choice, check_range
 from medclip_dcl.common.files import digest, digest_of_file, read_text
 from medclip_dcl.data.arrays import Arrays, as_lists
 from medclip_dcl.data.link import PreparedDataModule, ReportsRequirements, TokenizedSentences
@@ -82,17 +82,10 @@ class ReportsDataModule(PreparedDataModule[ReportsRequirements], EpochDataModule
     ) -> None:
         super().__init__()
         check_choice("data.sampling", sampling, ("frequency", "distinct"))
-        if not 0 < mask_probability < 1:
-            raise UserError(f"data.mask_probability: expected a number in (0, 1), found {mask_probability}")
-        check_min(
-            "data",
-            {
-                "batch_size": (batch_size, 1),
-                "max_tokens": (max_tokens, 3),
-                "num_workers": (num_workers, 0),
-                "seed": (seed, 0),
-            },
-        )
+        check_range("data", "(0, 1)", mask_probability=mask_probability)
+        check_range("data", "[1, inf)", batch_size=batch_size)
+        check_range("data", "[3, inf)", max_tokens=max_tokens)
+        check_range("data", "[0, inf)", num_workers=num_workers, seed=seed)
         self.folder = folder
         self.batch_size, self.max_tokens = batch_size, max_tokens
         self.sampling, self.mask_probability = sampling, mask_probability

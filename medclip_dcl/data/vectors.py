@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from medclip_dcl.common.files import digest, replacing
+from medclip_dcl.data.arrays import as_arrow
 
 _DIGESTS = "medclip_dcl_digests"
 
@@ -25,12 +26,7 @@ def write_vectors(parts: Iterable[Mapping[str, np.ndarray]], file: Path, metadat
         for part in parts:
             for name, values in part.items():
                 digests[name].update(np.ascontiguousarray(values))
-            columns = {
-                name: pa.array(values)
-                if values.ndim == 1
-                else pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
-                for name, values in part.items()
-            }
+            columns = {name: as_arrow(values) for name, values in part.items()}
             table = pa.table(columns).replace_schema_metadata(dict(metadata))
             # Vectors neither repeat nor compress.
             writer = writer or pq.ParquetWriter(

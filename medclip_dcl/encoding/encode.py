@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,9 +76,8 @@ def encode(settings: Encode) -> Path:
     states.write(_states(network, left), math.ceil(len(left) / _SORTED), "sentences")
     features = RowFile(folder / IMAGES_FILE, len(images), kept)
     left_images = prepared.stored_images(images["path"].tolist()).part(features.done)
-    workers = (
-        (0 if device.type == "cpu" else available_cores()) if settings.workers is None else settings.workers
-    )
+    usual_workers = 0 if device.type == "cpu" else available_cores()
+    workers = usual_workers if settings.workers is None else settings.workers
     batches = batches_of(left_images, view, settings.batch_size, workers)
     features.write(_features(network, batches), len(batches), "images")
     write_json(info, folder / INFO_FILE)
@@ -91,10 +91,10 @@ def batches_of(stored: StoredImages, view: View, batch_size: int, workers: int) 
     """Loader of whole images in the view of evaluation."""
     from torch.utils.data import DataLoader
 
-    from medclip_dcl.data.images import ImageExamples, Images
+    from medclip_dcl.data.images import ImageExamples, Images, middle
 
     names = [str(place) for place in range(len(stored))]
-    examples = ImageExamples(Images(stored, view.size, False), names, view.seen)
+    examples = ImageExamples(Images(stored, view.size, False), names, partial(middle, size=view.seen))
     return DataLoader(examples, batch_size, num_workers=workers, collate_fn=examples.collate)
 
 

@@ -52,7 +52,7 @@ def read_texts(settings: Similar) -> Texts:
             f"{prepared.folder}: fewer than two training reports; there is nothing to compare"
         )
     images = images.sample(min(settings.images, len(images)), random_state=0).reset_index(drop=True)
-    found = report_embedding(embedding, reports[reports["study_id"].isin(images["study_id"])])
+    studies, of_reports = report_embedding(embedding, reports[reports["study_id"].isin(images["study_id"])])
     said = images.reset_index(names="image").merge(reports, on="study_id")
     ids = np.unique(said["sentence_id"])
     sentence, image = np.searchsorted(ids, said["sentence_id"]), said["image"].to_numpy()
@@ -60,7 +60,7 @@ def read_texts(settings: Similar) -> Texts:
     is_said[sentence, image] = True
     return Texts(
         _unit(embedding.embedding[np.searchsorted(embedding.sentence_id, ids)]),
-        _unit(found.embedding[np.searchsorted(found.study_id, images["study_id"])]),
+        _unit(of_reports[np.searchsorted(studies, images["study_id"])]),
         is_said,
         images["study_id"].to_numpy(),
         sentence,
@@ -72,11 +72,7 @@ def read_texts(settings: Similar) -> Texts:
 def _stem(prepared: PreparedSet, model: str | None) -> str | None:
     """Stem of the only file of embeddings by a model; else the name itself."""
     stems = stems_of_model(prepared.models("text_embedding"), model) if model else []
-    if len(stems) > 1:
-        raise PreparedDataError(
-            f"--model: {model} has several embeddings, {', '.join(stems)}; give one of these"
-        )
-    return stems[0] if stems else model
+    return stems[0] if len(stems) == 1 else model  # which lists those of several
 
 
 def _unit(vectors: Float[np.ndarray, "text dim"]) -> Float[np.ndarray, "text dim"]:

@@ -29,12 +29,7 @@ from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.data.link import LabelledRequirements
 from medclip_dcl.evaluation.finding_classification import labelled_cases, logit_cases
 from medclip_dcl.evaluation.options import SENSITIVITY, Calibrate
-from medclip_dcl.metrics.calibration import (
-    CALIBRATION_FILE,
-    Calibration,
-    check_target,
-    fit_finding,
-)
+from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, check_target, fit_finding
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.saved import read_config, read_parquet, setting, settings_of_callback

@@ -34,6 +34,8 @@ from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 
 FeatureMaps: TypeAlias = Float[Tensor, "image dim region_row region_column"]
+Values: TypeAlias = Mapping[str, Any]
+"""Measured values of each image, by dicom_id."""
 
 _embedded: WeakKeyDictionary[ImageTextNetwork, dict[str, Tensor]] = WeakKeyDictionary()
 
@@ -57,6 +59,10 @@ class EvaluationResult:
     counts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     predictions: pd.DataFrame = field(default_factory=pd.DataFrame)
+
+
+Results: TypeAlias = dict[str, EvaluationResult]
+"""Result of each section of results.json."""
 
 
 class Evaluation(Callback):
@@ -131,11 +137,11 @@ class EvaluationCallback(Evaluation, ABC):
         """
 
     @abstractmethod
-    def measure(self, network: Any, output: Any, dicom_ids: Sequence[str]) -> Mapping[str, Any]:
+    def measure(self, network: Any, output: Any, dicom_ids: Sequence[str]) -> Values:
         """Values of each image that this evaluation needs, by dicom_id, on the CPU; output is in float32."""
 
     @abstractmethod
-    def summarise(self, network: Any, values: Mapping[str, Any], tables: Any) -> dict[str, EvaluationResult]:
+    def summarise(self, network: Any, values: Values, tables: Any) -> Results:
         """Result of each section of results.json, from the values of all images."""
 
     def _begin(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from pytorch_lightning import LightningModule, Trainer
 
-from medclip_dcl.common.errors import check_min
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.common.findings import Ensemble, require_labelled
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.data.images import EvaluatedImages
@@ -19,6 +19,8 @@ from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.evaluation.callback import (
     EvaluationCallback,
     EvaluationResult,
+    Results,
+    Values,
     embed_texts,
     evaluation_data,
     subject_ids,
@@ -42,7 +44,7 @@ class Classification(EvaluationCallback):
 
     def __init__(self, min_cases: int) -> None:
         super().__init__()
-        check_min(type(self).__name__, {"min_cases": (min_cases, 1)})
+        check_range(type(self).__name__, "[1, inf)", min_cases=min_cases)
         self.min_cases = min_cases
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -107,9 +109,7 @@ class ZeroShotClassification(Classification):
         self.keeps_prompts = stage == "test" and len(self.zero_shot.texts) > 2 * len(self.prompts)
         return set(tables.cases.loc[tables.cases["finding"].isin(self.prompts), "dicom_id"])
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, list[list[float]]]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         prompts = embed_texts(network, self.zero_shot.texts)
         scores = self.zero_shot.scores(network, encoded, prompts).tolist()
         if self.keeps_prompts:
@@ -117,9 +117,7 @@ class ZeroShotClassification(Classification):
             scores = [[*sides, each] for sides, each in zip(scores, by_prompt, strict=True)]
         return dict(zip(dicom_ids, scores, strict=True))
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         cases = measured_cases(tables.cases, list(self.prompts), values, tables)
         rows = [(values[d], place) for d, place in zip(cases["dicom_id"], cases["place"], strict=True)]
         cases = cases.assign(
@@ -163,12 +161,8 @@ def bands_of_findings(prepared: PreparedSet) -> dict[str, str]:
     """Band of each labelled finding by the share of train patients with at least one 1; empty without any."""
     images = prepared.rows("images", ["study_id", "subject_id"], use=["train"])
     labels = prepared.rows("labels").set_index("study_id").eq(1)
-    shares = (
-        labels.reindex(images["study_id"], fill_value=False)
-        .groupby(images["subject_id"].to_numpy())
-        .any()
-        .mean()
-    )
+    of_images = labels.reindex(images["study_id"], fill_value=False)
+    shares = of_images.groupby(images["subject_id"].to_numpy()).any().mean()
     return {str(finding): band_of(share) for finding, share in shares.dropna().items()}
 
 

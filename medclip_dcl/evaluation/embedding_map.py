@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from sklearn.manifold import TSNE
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import check_min
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, subject_ids
+from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, Results, Values, subject_ids
 from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.pictures.plots import embedding_map_figure
@@ -43,7 +43,7 @@ class EmbeddingMap(EvaluationCallback):
 
     def __init__(self, max_images: int = 3000) -> None:
         super().__init__()
-        check_min("EmbeddingMap", {"max_images": (max_images, 1)})
+        check_range("EmbeddingMap", "[1, inf)", max_images=max_images)
         self.max_images = max_images
         self._drawn: set[str] = set()
 
@@ -55,16 +55,12 @@ class EmbeddingMap(EvaluationCallback):
         self._drawn = set(labelled)
         return self._drawn
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         vectors = network.image_vectors(encoded)
         of_batch = zip(dicom_ids, normalize(vectors, dim=-1).cpu().numpy(), strict=True)
         return {dicom_id: vector for dicom_id, vector in of_batch if dicom_id in self._drawn}
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         dicom_ids = pd.Series(list(values), dtype=object)
         places = embedding_map(np.array(list(values.values())), _PERPLEXITY, 0)
         groups = groups_of_images(tables.cases).reindex(dicom_ids)
@@ -79,10 +75,7 @@ class EmbeddingMap(EvaluationCallback):
         )
         result = EvaluationResult(
             metrics={},
-            counts={
-                "images": len(cases),
-                "by_group": {str(k): int(v) for k, v in cases["group"].value_counts().sort_index().items()},
-            },
+            counts={"images": len(cases), "by_group": cases["group"].value_counts().sort_index().to_dict()},
             predictions=cases[COLUMNS],
         )
         return {self.section: result}

@@ -14,7 +14,7 @@ from torch import Tensor
 from medclip_dcl.common.errors import check_choice
 from medclip_dcl.data.images import EvaluatedImages
 from medclip_dcl.data.labelled import LabelledImages
-from medclip_dcl.evaluation.callback import EvaluationResult
+from medclip_dcl.evaluation.callback import Results, Values
 from medclip_dcl.evaluation.classification import Classification, classification_result, measured_cases
 from medclip_dcl.networks.classifier import FindingNetwork
 
@@ -60,9 +60,7 @@ class FindingClassification(Classification):
     ) -> dict[str, list[float]]:
         return dict(zip(dicom_ids, output.cpu().tolist(), strict=True))
 
-    def summarise(
-        self, network: FindingNetwork, values: Mapping[str, Any], tables: LabelledImages
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: FindingNetwork, values: Values, tables: LabelledImages) -> Results:
         cases = logit_cases(labelled_cases(tables, self.blank), network.findings, values, tables)
         labelled = set(tables.labels["finding"])
         how = self.min_cases, labelled, self._bands

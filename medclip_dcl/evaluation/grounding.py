@@ -11,9 +11,9 @@ import pandas as pd
 from jaxtyping import Float
 from torch import Tensor
 
-from medclip_dcl.common.errors import check_choice, check_min
+from medclip_dcl.common.errors import check_choice, check_range
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.callback import EvaluationResult, subject_ids
+from medclip_dcl.evaluation.callback import EvaluationResult, Results, Values, subject_ids
 from medclip_dcl.evaluation.regions import Region, RegionEvaluation, Regions, Size, boxes_by_case, image_sizes
 from medclip_dcl.metrics import Agreement, BoxedHeatMap, Rectangle, summaries
 from medclip_dcl.metrics.localisation import between_readers
@@ -68,7 +68,7 @@ class Grounding(RegionEvaluation):
         smoothing: float = 0.0,
     ) -> None:
         super().__init__(examples)
-        check_min("Grounding", {"smoothing": (smoothing, 0)})
+        check_range("Grounding", "[0, inf)", smoothing=smoothing)
         check_choice("Grounding.heat_map_size", heat_map_size, ("original", "model"))
         check_choice("Grounding.interpolation", interpolation, ("bilinear", "nearest"))
         self.heat_map_size, self.interpolation = heat_map_size, interpolation
@@ -103,9 +103,7 @@ class Grounding(RegionEvaluation):
         shown = self._view.shown(*original, sizes=(down, across))
         return shown.height, shown.width
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         self._maps = values
         of_phrases = [found for of_image in values.values() for found in of_image.values()]
         by_box = {row: agreement for found in of_phrases for row, agreement in found["boxes"].items()}
@@ -154,9 +152,7 @@ class Grounding(RegionEvaluation):
                 "pairs": len(cases.drop_duplicates(["dicom_id", "phrase"])),
                 **(_drawn(cases.drop_duplicates(["dicom_id", "phrase", "reader"])) if own else {}),
                 "phrases": int(cases["phrase"].nunique()),
-                "boxes_by_category": {
-                    str(name): int(n) for name, n in cases["category"].value_counts().sort_index().items()
-                },
+                "boxes_by_category": cases["category"].value_counts().sort_index().to_dict(),
             },
             notes=notes,
             predictions=cases,

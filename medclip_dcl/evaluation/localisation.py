@@ -12,10 +12,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from medclip_dcl.common.errors import check_min
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.common.findings import CHEX5, read_prompts
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.callback import EvaluationResult, subject_ids
+from medclip_dcl.evaluation.callback import EvaluationResult, Results, Values, subject_ids
 from medclip_dcl.evaluation.regions import (
     Region,
     RegionEvaluation,
@@ -73,8 +73,7 @@ class Localisation(RegionEvaluation):
         tolerance: int | None = None,
     ) -> None:
         super().__init__(examples)
-        pixels = 1 if tolerance is None else tolerance
-        check_min("Localisation", {"min_cases": (min_cases, 1), "tolerance": (pixels, 1)})
+        check_range("Localisation", "[1, inf)", min_cases=min_cases, tolerance=tolerance)
         self.normalised, self.tolerance, self.min_cases = normalised, tolerance, min_cases
         read = read_prompts(CHEX5 if prompts is None else prompts, "Localisation")
         self.phrases = {finding: positive[0] for finding, (_, positive) in read.items()}
@@ -115,9 +114,7 @@ class Localisation(RegionEvaluation):
             **others,
         }
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         found = pd.DataFrame(
             [
                 {"dicom_id": dicom_id, "category": finding, **numbers}
@@ -178,9 +175,7 @@ class Localisation(RegionEvaluation):
                 "cases": len(cases),
                 "images": int(cases["dicom_id"].nunique()),
                 "patients": int(cases["subject_id"].nunique()),
-                "by_category": {
-                    str(name): int(n) for name, n in cases["category"].value_counts().sort_index().items()
-                },
+                "by_category": cases["category"].value_counts().sort_index().to_dict(),
             },
             notes=notes,
             predictions=cases,

@@ -6,15 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from medclip_dcl.common.command_line import (
-    ENSEMBLE,
-    MODEL,
-    PROMPTS,
-    device,
-    imports,
-    option,
-    positional,
-)
+from medclip_dcl.common.command_line import ENSEMBLE, MODEL, PROMPTS, device, imports, option, positional
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import Ensemble
 

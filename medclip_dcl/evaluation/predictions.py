@@ -145,11 +145,8 @@ def _by_finding(
 def _sentence_embeddings(
     model: ImageTextModel, data: ImageTextDataModule, dicom_ids: list[str]
 ) -> pd.DataFrame:
-    images = data.prepared.table("images")
-    studies = images.loc[images["dicom_id"].isin(dicom_ids), "study_id"]
-    reports = data.prepared.table("reports")
-    ids = reports.loc[reports["study_id"].isin(studies), "sentence_id"].unique()
-    sentences = data.prepared.table("sentences")
-    sentences = sentences[sentences["sentence_id"].isin(ids)]
+    studies = data.prepared.rows("images", ["study_id"], dicom_id=dicom_ids)["study_id"]
+    ids = data.prepared.rows("reports", ["sentence_id"], study_id=studies)["sentence_id"].unique()
+    sentences = data.prepared.rows("sentences", sentence_id=ids)
     embeddings = embed_anew(model.network, sentences["text"].tolist()).cpu().numpy()
     return pd.DataFrame({"sentence_id": sentences["sentence_id"].to_numpy(), "embedding": list(embeddings)})

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.callback import EvaluationCallback, FeatureMaps, embed_texts
 from medclip_dcl.metrics import Rectangle, box_bounds
@@ -69,12 +69,7 @@ class Region(NamedTuple):
         if self.mask is None:
             return list(self.box)
         rows, columns = np.nonzero(self.inside(size))
-        return [
-            float(columns.min()),
-            float(rows.min()),
-            float(np.ptp(columns) + 1),
-            float(np.ptp(rows) + 1),
-        ]
+        return [float(x) for x in (columns.min(), rows.min(), np.ptp(columns) + 1, np.ptp(rows) + 1)]
 
 
 Regions: TypeAlias = dict[str, dict[str, list[Region]]]
@@ -103,7 +98,7 @@ class RegionEvaluation(EvaluationCallback):
 
     def __init__(self, examples: int) -> None:
         super().__init__()
-        check_min(type(self).__name__, {"examples": (examples, 0)})
+        check_range(type(self).__name__, "[0, inf)", examples=examples)
         self.examples = examples
         self._view = View()
         self._regions: Regions = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation.callback import (
     EvaluationCallback,
     EvaluationResult,
+    Results,
+    Values,
     embed_anew,
     embed_texts,
     subject_ids,
@@ -64,16 +66,12 @@ class Retrieval(EvaluationCallback):
             self._items = [ImagesAndSentences(tables)]
         return set().union(*(items.images for items in self._items))
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> Mapping[str, Any]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         found = [items.measure(network, encoded, dicom_ids) for items in self._items]
         measured = dict.fromkeys(dicom_id for of_images in found for dicom_id in of_images)
         return {dicom_id: [of_images.get(dicom_id) for of_images in found] for dicom_id in measured}
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         results: dict[str, EvaluationResult] = {}
         for i, items in enumerate(self._items):
             of_items = {dicom_id: value[i] for dicom_id, value in values.items() if value[i] is not None}
@@ -102,9 +100,7 @@ class BoxesAndPhrases:
         self._view = tables.view
         self.images = set(self._boxes)
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, dict[int, np.ndarray]]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         found, feature_map = {}, encoded.feature_map
         for index, dicom_id in enumerate(dicom_ids):
             if boxes := self._boxes.get(dicom_id):
@@ -114,9 +110,7 @@ class BoxesAndPhrases:
                 found[dicom_id] = {box.row: feature for box, feature in of_image}
         return found
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         by_box = {box: feature for value in values.values() for box, feature in value.items()}
         boxes = tables.boxes[tables.boxes.index.isin(by_box)]
         boxes = boxes.assign(
@@ -176,9 +170,7 @@ class ImagesAndSentences:
         self._embedded: Tensor | None = None
         self.images = set(pairs["dicom_id"])
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         """Scores of all sentences for each image."""
         if self._texts.empty:
             return {}
@@ -188,9 +180,7 @@ class ImagesAndSentences:
         by_image = network.scores(encoded, self._embedded).T.contiguous().numpy()
         return dict(zip(dicom_ids, by_image, strict=True))
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         pairs = self._pairs[self._pairs["dicom_id"].isin(values)]
         if pairs.empty:
             note = "no image has a sentence: image-sentence retrieval is not measured"
@@ -239,9 +229,7 @@ class ImagesAndReports(ImagesAndSentences):
     all images of ``EvaluationTables.sentences`` with all sentences (4 bytes each, briefly twice).
     """
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         """Scores of all sentences for each image that has a report."""
         rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self.images]
         if not rows:
@@ -249,9 +237,7 @@ class ImagesAndReports(ImagesAndSentences):
         some = encoded.each(lambda tensor: tensor[rows])
         return super().measure(network, some, [dicom_ids[row] for row in rows])
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         pairs = self._pairs[self._pairs["dicom_id"].isin(values)]
         if self._pairs.empty:
             note = "the set has no test reports: retrieval of reports is not measured"
@@ -322,9 +308,7 @@ def _nothing_to_tell(n: int, items_have: str) -> str:
 
 
 def _report_scores(
-    of_images: Float[np.ndarray, "image sentence"],
-    report: np.ndarray,
-    sentence: np.ndarray,
+    of_images: Float[np.ndarray, "image sentence"], report: np.ndarray, sentence: np.ndarray
 ) -> Float[np.ndarray, "image report"]:
     """Mean score of each report's sentences, given as pairs of positions; equal reports tie exactly."""
     n_sentences = np.bincount(report)
@@ -354,10 +338,7 @@ def by_chance(n_correct: np.ndarray, n_candidates: int) -> dict[str, float]:
         within += count * (1 - np.where(n_candidates - ranks < number, 0.0, np.exp(log_beyond)))
     within /= counts.sum()
     middle = [ranks[within >= 0.5 - 1e-9][0], ranks[within > 0.5 + 1e-9][0]]
-    return {
-        **{f"R@{k}": float(within[min(k, n_candidates) - 1]) for k in KS},
-        "MedR": float(np.mean(middle)),
-    }
+    return {**{f"R@{k}": float(within[min(k, n_candidates) - 1]) for k in KS}, "MedR": float(np.mean(middle))}
 
 
 def box_features(

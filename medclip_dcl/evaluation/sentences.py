@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.files import digest_of_file
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, embed_anew, subject_ids
+from medclip_dcl.evaluation.callback import (
+    EvaluationCallback,
+    EvaluationResult,
+    Results,
+    Values,
+    embed_anew,
+    subject_ids,
+)
 from medclip_dcl.metrics import summaries
 from medclip_dcl.metrics.table import RHO_BANDS
 from medclip_dcl.networks.described import Encoded
@@ -45,7 +51,7 @@ class SentenceClassification(EvaluationCallback):
 
     def __init__(self, file: str | None = None, min_cases: int = 10) -> None:
         super().__init__()
-        check_min("SentenceClassification", {"min_cases": (min_cases, 1)})
+        check_range("SentenceClassification", "[1, inf)", min_cases=min_cases)
         self.file, self.min_cases = file, min_cases
         self._given = None if file is None else read_sentences(Path(file), "SentenceClassification.file")
         self._embedded: Tensor | None = None
@@ -78,9 +84,7 @@ class SentenceClassification(EvaluationCallback):
         is_enough = ((labels == 1).sum() >= self.min_cases) & ((labels == 0).sum() >= self.min_cases)
         return labels.loc[:, is_enough]
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         """Scores of all sentences for each image."""
         rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self._expected]
         if not rows:
@@ -92,9 +96,7 @@ class SentenceClassification(EvaluationCallback):
         by_image = network.scores(some, self._embedded).T.contiguous().numpy()
         return {dicom_ids[row]: scores for row, scores in zip(rows, by_image, strict=True)}
 
-    def summarise(
-        self, network: ImageTextNetwork, values: Mapping[str, Any], tables: EvaluationTables
-    ) -> dict[str, EvaluationResult]:
+    def summarise(self, network: ImageTextNetwork, values: Values, tables: EvaluationTables) -> Results:
         labels = self._counting(self._labels.loc[list(values)])
         is_used = self._sentences["class"].isin(labels).to_numpy()
         sentences = self._sentences[is_used]

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from medclip_dcl.metrics.grounding import highest
 
+Mask = Bool[np.ndarray, "height width"]
+
 
 def pointing_hit(
     heat_map: Float[Tensor, "height width"], mask: Bool[Tensor, "height width"]
@@ -30,16 +32,12 @@ def pointing_hit(
     return (mask & is_top).sum() / is_top.sum()
 
 
-def within(
-    mask: Bool[np.ndarray, "height width"], tolerance: float | int
-) -> Bool[np.ndarray, "height width"]:
+def within(mask: Mask, tolerance: float | int) -> Mask:
     """Pixels less than `tolerance` pixels away from the mask: a hit of TorchRay's pointing game, which takes 15."""
     return mask | (ndimage.distance_transform_edt(~mask) < tolerance)
 
 
-def segmentation(
-    heat_map: Float[np.ndarray, "height width"], threshold: float | None = None
-) -> Bool[np.ndarray, "height width"]:
+def segmentation(heat_map: Float[np.ndarray, "height width"], threshold: float | None = None) -> Mask:
     """Segmentation of CheXlocalize (Saporta et al., 2022) by a heat map that is scaled to [0, 1]: above a threshold.
 
     Without one, above Otsu's of 256 grey levels, with holes filled and without pixels that have no neighbour, since its
@@ -63,7 +61,7 @@ def segmentation(
     )
 
 
-def iou_of_masks(one: Bool[np.ndarray, "height width"], other: Bool[np.ndarray, "height width"]) -> float:
+def iou_of_masks(one: Mask, other: Mask) -> float:
     """IoU of CheXlocalize: NaN where one of them is empty."""
     return float((one & other).sum() / (one | other).sum()) if one.any() and other.any() else float("nan")
 
@@ -77,9 +75,7 @@ def between_readers(readers: Iterable[str], masks: Iterable[np.ndarray]) -> dict
     return {"reader_iou": float(pairs.mean()), "reader_dice": float((2 * pairs / (1 + pairs)).mean())}
 
 
-def filled_runs(
-    counts: Sequence[int] | np.ndarray, height: int, width: int
-) -> Bool[np.ndarray, "height width"]:
+def filled_runs(counts: Sequence[int] | np.ndarray, height: int, width: int) -> Mask:
     """The mask of COCO run lengths: column by column, alternately outside and inside, outside first.
 
     Raises:
@@ -92,9 +88,7 @@ def filled_runs(
     return np.repeat(is_inside, lengths).reshape(width, height).T
 
 
-def resized_mask(
-    mask: Bool[np.ndarray, "height width"], height: int, width: int
-) -> Bool[np.ndarray, "rows columns"]:
+def resized_mask(mask: Mask, height: int, width: int) -> Bool[np.ndarray, "rows columns"]:
     """The mask in another size: each pixel takes the one at its middle; one that falls between them keeps a pixel."""
     rows, columns = (
         ((np.arange(new) + 0.5) * old / new).astype(int)

@@ -17,6 +17,7 @@ from jaxtyping import Float, Shaped
 
 from medclip_dcl.metrics.table import BANDS, CALIBRATION, DIRECTIONS, KS, MEAN_KS, RHO_BANDS, SECTIONS
 from medclip_dcl.metrics.weighted import (
+    Draws,
     Weights,
     mean_of,
     weighted_auc,
@@ -188,7 +189,7 @@ def localisation(cases: pd.DataFrame, weights: Weights, *, min_patients: int = 1
     by_category: Numbers = {}
     numbers = SECTIONS["localisation"].numbers
     names = [number.name for number in numbers if not number.is_optional or number.name in cases]
-    counted: dict[str, list[Float[np.ndarray, "draw"]]] = {name: [] for name in names}
+    counted: dict[str, list[Draws]] = {name: [] for name in names}
     for category, rows in cases.groupby("category"):
         of_rows, found = weights.take(rows.index, axis=1), {}
         for name in names:
@@ -316,7 +317,7 @@ def bins_of(probabilities: Float[np.ndarray, "row"]) -> Shaped[np.ndarray, "row"
 
 def calibration_error(
     probabilities: Float[np.ndarray, "row"], positive: Shaped[np.ndarray, "*draw row"], weights: Weights
-) -> Float[np.ndarray, "draw"]:
+) -> Draws:
     """Expected calibration error (Naeini et al. 2015; Guo et al. 2017), biased upwards in a finite sample.
 
     The mean over the cases of the distance, in the case's bin, between the mean probability and the share of positives.
@@ -327,9 +328,7 @@ def calibration_error(
         return np.abs(excess).sum(axis=1) / weights.sum(axis=1)
 
 
-def _of_patients(
-    rows: pd.DataFrame, numbers: Float[np.ndarray, "draw"], min_patients: int
-) -> Float[np.ndarray, "draw"]:
+def _of_patients(rows: pd.DataFrame, numbers: Draws, min_patients: int) -> Draws:
     """NaN where the rows are of too few patients."""
     is_enough = min_patients <= 1 or rows["subject_id"].nunique() >= min_patients
     return numbers if is_enough else np.full_like(numbers, np.nan)

@@ -6,9 +6,12 @@ import numpy as np
 from jaxtyping import Bool, Float, Shaped
 
 Weights = Float[np.ndarray, "draw row"]
+Scores = Float[np.ndarray, "row"]
+Positive = Bool[np.ndarray, "row"]
+Draws = Float[np.ndarray, "draw"]
 
 
-def weighted_mean(values: Shaped[np.ndarray, "row"], weights: Weights) -> Float[np.ndarray, "draw"]:
+def weighted_mean(values: Shaped[np.ndarray, "row"], weights: Weights) -> Draws:
     """Mean of the finite values; NaN for a draw without any."""
     is_finite = np.isfinite(values)
     if not is_finite.all():
@@ -19,9 +22,7 @@ def weighted_mean(values: Shaped[np.ndarray, "row"], weights: Weights) -> Float[
         return total / weights.sum(axis=1)
 
 
-def weighted_auc(
-    scores: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"], weights: Weights
-) -> Float[np.ndarray, "draw"]:
+def weighted_auc(scores: Scores, positive: Positive, weights: Weights) -> Draws:
     """Area under the ROC curve: the chance that a positive case scores above a negative one; a tie counts half.
 
     A draw that lacks a class gives NaN.
@@ -37,9 +38,7 @@ def weighted_auc(
         return wins / (own.sum(axis=1) * below[:, -1])
 
 
-def weighted_average_precision(
-    scores: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"], weights: Weights
-) -> Float[np.ndarray, "draw"]:
+def weighted_average_precision(scores: Scores, positive: Positive, weights: Weights) -> Draws:
     """Sum over thresholds of (recall - recall before) * precision; tied cases are one threshold.
 
     Without skill it is the share of positive cases. A draw without a positive case gives NaN.
@@ -59,9 +58,7 @@ def weighted_average_precision(
         return gains.sum(axis=1) / positives.sum(axis=1)
 
 
-def weighted_precision(
-    scores: Float[np.ndarray, "row"], positive: Bool[np.ndarray, "row"], weights: Weights, k: int
-) -> Float[np.ndarray, "draw"]:
+def weighted_precision(scores: Scores, positive: Positive, weights: Weights, k: int) -> Draws:
     """Share of positive cases among the k with the highest scores; its expectation where cases tie at the end."""
     order = np.argsort(-scores, kind="stable")
     for last in (10 * k, len(order)):  # few draws need more than the first
@@ -78,7 +75,7 @@ def weighted_precision(
         return (taken * positives / np.maximum(cases, 1)).sum(axis=1) / until[:, -1]
 
 
-def weighted_median(values: Float[np.ndarray, "row"], weights: Weights) -> Float[np.ndarray, "draw"]:
+def weighted_median(values: Scores, weights: Weights) -> Draws:
     """Median; of an even number of rows the mean of the middle two. NaN for a draw without any."""
     if not len(values):
         return np.full(len(weights), np.nan)
@@ -91,8 +88,6 @@ def weighted_median(values: Float[np.ndarray, "row"], weights: Weights) -> Float
     return np.where(total > 0, (lower + upper) / 2, np.nan)
 
 
-def mean_of(
-    numbers: list[Float[np.ndarray, "draw"]], otherwise: Float[np.ndarray, "draw"]
-) -> Float[np.ndarray, "draw"]:
+def mean_of(numbers: list[Draws], otherwise: Draws) -> Draws:
     """Mean of numbers in each draw; `otherwise` if there are none."""
     return sum(numbers[1:], numbers[0]) / len(numbers) if numbers else otherwise

@@ -13,7 +13,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader
 
 from medclip_dcl.common.distributed import gather_objects, gather_with_grad, global_mean, is_distributed
-from medclip_dcl.common.errors import UserError, check_options
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.link import LabelledData, LabelledRequirements
@@ -81,12 +81,11 @@ class Classifier(ImageModel):
         balanced: bool = False,
     ) -> None:
         super().__init__()
-        check_options(
-            {"learning_rate": learning_rate, "encoder_learning_rate": encoder_learning_rate},
-            {"weight_decay": weight_decay, "warmup_steps": warmup_steps, "frozen_steps": frozen_steps},
-        )
-        if not 0 < layer_decay <= 1:
-            raise UserError(f"model.layer_decay: expected a number in (0, 1], found {layer_decay}")
+        rates = {"learning_rate": learning_rate, "encoder_learning_rate": encoder_learning_rate}
+        steps = {"warmup_steps": warmup_steps, "frozen_steps": frozen_steps}
+        check_range("model", "(0, inf)", **rates)
+        check_range("model", "[0, inf)", weight_decay=weight_decay, **steps)
+        check_range("model", "(0, 1]", layer_decay=layer_decay)
         if frozen and (encoder_learning_rate is not None or layer_decay != 1 or frozen_steps):
             raise UserError(
                 "model.frozen: expected encoder_learning_rate null, layer_decay 1.0 and frozen_steps 0 with it, since "
@@ -220,9 +219,7 @@ class Classifier(ImageModel):
         return {**super().description(), "classifier": options}
 
     @classmethod
-    def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: str | Path, map_location: Any = "cpu"
-    ) -> Classifier:
+    def load_from_checkpoint(cls, checkpoint_path: str | Path, map_location: Any = "cpu") -> Classifier:  # type: ignore[override]
         saved = read_model(checkpoint_path, map_location)
         checkpoint = saved.require_checkpoint()
         network = FindingNetwork.from_config(checkpoint["network"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.compiler import set_stance
 
 from medclip_dcl.common.distributed import global_mean
-from medclip_dcl.common.errors import UserError, check_options
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.parts import build_part, part_config
 from medclip_dcl.common.weight_files import read_model, with_adapters_merged
 from medclip_dcl.data.link import ImageSettings, ImageTextData, ImageTextRequirements
@@ -25,7 +25,6 @@ from medclip_dcl.networks.adapters import LoRA, add_adapters, check_adaptable, h
 from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_encoder import RegionEncoder
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.networks.initial_weights import PARTS
 from medclip_dcl.networks.similarity import Similarity
 from medclip_dcl.networks.text_encoder import SentenceEncoder
 from medclip_dcl.objectives import AnchorLoss, ClassProbability, NearTexts, NegativeWeights
@@ -100,7 +99,7 @@ class ImageTextModel(ImageModel):
     network: ImageTextNetwork
     kind = ImageTextNetwork.kind
     tests_untrained = True
-    parts = PARTS
+    parts = tuple(ImageTextNetwork.parts)
 
     def __init__(
         self,
@@ -130,15 +129,9 @@ class ImageTextModel(ImageModel):
         label_weight: float = 0.0,
     ) -> None:
         super().__init__()
-        check_options(
-            {"learning_rate": learning_rate, "text_learning_rate": text_learning_rate},
-            {
-                "weight_decay": weight_decay,
-                "warmup_steps": warmup_steps,
-                "masked_language_weight": masked_language_weight,
-                "label_weight": label_weight,
-            },
-        )
+        weights = {"masked_language_weight": masked_language_weight, "label_weight": label_weight}
+        check_range("model", "(0, inf)", learning_rate=learning_rate, text_learning_rate=text_learning_rate)
+        check_range("model", "[0, inf)", weight_decay=weight_decay, warmup_steps=warmup_steps, **weights)
         if frozen and (text_learning_rate is not None or masked_language_weight or compile):
             raise UserError(
                 "model.frozen: expected text_learning_rate null, masked_language_weight 0 and compile false with it, "
@@ -149,11 +142,8 @@ class ImageTextModel(ImageModel):
                 "model.lora: expected frozen and compile false and masked_language_weight 0 with it, found "
                 f"{frozen}, {compile} and {masked_language_weight}"
             )
-        # AdamW would say the latter after the run folder is made.
-        if not (0 <= image_to_text <= 1 and 0 <= beta2 < 1):
-            raise UserError(
-                f"model: expected image_to_text in [0, 1] and beta2 in [0, 1), found {image_to_text} and {beta2}"
-            )
+        check_range("model", "[0, 1]", image_to_text=image_to_text)
+        check_range("model", "[0, 1)", beta2=beta2)  # AdamW would say it after the run folder is made
         if image_encoder is None and text_encoder is None and similarity is None:
             similarity = part_of_model("similarity", Similarity, init_from)
         image_encoder = image_encoder or part_of_model("image_encoder", RegionEncoder, init_from)
@@ -195,6 +185,7 @@ class ImageTextModel(ImageModel):
 
     def requirements(self) -> ImageTextRequirements:
         encoder, is_masked = self.network.text_encoder, self.masked_language_weight > 0
+        rule = self.objective.negative_weights
         return ImageTextRequirements(
             encoder.tokenize,
             self.objective.requires_of_sentences,
@@ -205,10 +196,8 @@ class ImageTextModel(ImageModel):
             self.frozen,
             encoder.tokenizer_identity(),
             encoder.are_truncated,
-            None if self.objective.negative_weights is None else self._prepare,
-            ()
-            if self.objective.negative_weights is None
-            else self.objective.negative_weights.prepare_requires,
+            None if rule is None else self._prepare,
+            () if rule is None else rule.prepare_requires,
             self.objective.correction_images,
             self.objective.correction_count,
             self.label_weight > 0,
@@ -442,9 +431,7 @@ class ImageTextModel(ImageModel):
         }
 
     @classmethod
-    def load_from_checkpoint(  # type: ignore[override]
-        cls, checkpoint_path: str | Path, map_location: Any = "cpu"
-    ) -> ImageTextModel:
+    def load_from_checkpoint(cls, checkpoint_path: str | Path, map_location: Any = "cpu") -> ImageTextModel:  # type: ignore[override]
         saved = read_model(checkpoint_path, map_location)
         checkpoint = saved.require_checkpoint()
         network = ImageTextNetwork.from_config(checkpoint["network"])

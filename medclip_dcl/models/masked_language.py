@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import BertConfig, BertForMaskedLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from medclip_dcl.common.distributed import global_mean
-from medclip_dcl.common.errors import UserError, check_options
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.find_model import LANGUAGE_MODEL
 from medclip_dcl.common.formats import CHECKPOINT
 from medclip_dcl.common.weight_files import load_exactly, read_model
@@ -65,8 +65,9 @@ class BertArchitecture:
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:  # torch takes 1, and trains on zeros
-            raise UserError(f"model.architecture.dropout: expected a number in [0, 1), found {self.dropout}")
+        check_range(
+            "model.architecture", "[0, 1)", dropout=self.dropout
+        )  # torch takes 1, and trains on zeros
 
 
 class MaskedLanguageModel(TrainedModel):
@@ -100,9 +101,8 @@ class MaskedLanguageModel(TrainedModel):
                 "model: give either pretrained (a folder or repository id) or architecture (to start from scratch), "
                 f"got pretrained {pretrained!r} and architecture {architecture}"
             )
-        check_options(
-            {"learning_rate": learning_rate}, {"weight_decay": weight_decay, "warmup_steps": warmup_steps}
-        )
+        check_range("model", "(0, inf)", learning_rate=learning_rate)
+        check_range("model", "[0, inf)", weight_decay=weight_decay, warmup_steps=warmup_steps)
         self.pretrained, self.architecture = pretrained, architecture
         self.learning_rate, self.weight_decay, self.warmup_steps = learning_rate, weight_decay, warmup_steps
         self.language_model: PreTrainedModel | None = None

@@ -139,7 +139,7 @@ class NetworkModel(TrainedModel):
     kind: str
     """That of its network."""
     parts: tuple[str, ...]
-    """Parts of the network's description that a checkpoint must share."""
+    """Entries of the network's description that a checkpoint must share, by the names of the model's arguments."""
     instead_of_other_kinds = ""
     """Advice for a checkpoint of another kind of model."""
 
@@ -229,7 +229,7 @@ class ImageModel(NetworkModel):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         # No options: they came with the weights that the training had started from.
-        described = self.network.image_arguments(checkpoint["network"])
+        described = checkpoint["network"]
         self.network.set_normalisation(described["mean"], described["std"])
         self.initial_weights = TakenOver.of_checkpoint(checkpoint)
 

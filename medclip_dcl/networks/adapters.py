@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from medclip_dcl.common.errors import UserError, check_min, check_options, needs_extra
+from medclip_dcl.common.errors import UserError, check_range, needs_extra
 from medclip_dcl.common.weight_files import LORA_A, with_adapters_merged
 
 _IN_A_BLOCK = re.compile(r"(^|\.)\d+\.")
@@ -28,8 +28,8 @@ class LoRA:
     alpha: float = 16.0
 
     def __post_init__(self) -> None:
-        check_min("model.lora", {"rank": (self.rank, 1)})
-        check_options({"lora.alpha": self.alpha}, {})
+        check_range("model.lora", "[1, inf)", rank=self.rank)
+        check_range("model.lora", "(0, inf)", alpha=self.alpha)
 
 
 def check_adaptable(encoder: nn.Module) -> None:

@@ -135,9 +135,11 @@ def load_library_model(
             )
     # Readers of both formats fail on other bytes with many exceptions.
     except Exception as error:
+        # The first sentence: what follows is long, or advises unsafe loading.
+        reason = re.split(r"\. |\n", str(error).strip(), maxsplit=1)[0] or type(error).__name__
         raise ModelFolderError(
-            f"{folder}: the weights cannot be loaded ({_reason(error)}); copy the folder again (files that hold "
-            "Python objects are not opened)"
+            f"{folder}: the weights cannot be loaded ({reason}); copy the folder again (files that hold Python objects "
+            "are not opened)"
         ) from error
     problems = {
         "missing": sorted(found["missing_keys"]),
@@ -281,11 +283,6 @@ def silent() -> Iterator[None]:
         logging.set_verbosity(verbosity)
         if has_bar:
             logging.enable_progress_bar()
-
-
-def _reason(error: Exception) -> str:
-    """The first sentence of a library's message; what follows is long, or advises unsafe loading."""
-    return re.split(r"\. |\n", str(error).strip(), maxsplit=1)[0] or type(error).__name__
 
 
 def _drop_machine_settings(file: Path) -> None:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import digest
-from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import CLASSIFIER, require_kind
+from medclip_dcl.common.weight_files import CLASSIFIER
 from medclip_dcl.metrics.linear_probe import standardisation
 from medclip_dcl.networks.described import Encoded, ImageInput, ImageNetwork, ImageScale
 from medclip_dcl.networks.image_encoder import RegionEncoder
@@ -95,20 +94,4 @@ class FindingNetwork(ImageNetwork):
         self.feature_std.copy_(deviation)
 
     def config(self) -> dict[str, Any]:
-        return {
-            **super().config(),
-            "image_encoder": part_config(self.image_encoder),
-            "findings": list(self.findings),
-            "blank": self.blank,
-            **self.image_config(),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> FindingNetwork:
-        require_kind(config, cls.kind)
-        return cls(
-            build_part(config["image_encoder"], RegionEncoder),
-            config["findings"],
-            blank=config.get("blank", "ignore"),
-            **cls.image_arguments(config),
-        )
+        return {**super().config(), "findings": list(self.findings), "blank": self.blank}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import warnings
@@ -17,8 +18,14 @@ from medclip_dcl.common.errors import UserError, check_choice
 from medclip_dcl.common.files import digest, write_text
 from medclip_dcl.common.find_model import CONFIG_FILE, WEIGHTS_FILE
 from medclip_dcl.common.formats import NETWORK, VERSION_KEY
-from medclip_dcl.common.parts import class_path
-from medclip_dcl.common.weight_files import SavedModel, load_exactly, read_model, write_safetensors
+from medclip_dcl.common.parts import build_part, class_path, part_config
+from medclip_dcl.common.weight_files import (
+    SavedModel,
+    load_exactly,
+    read_model,
+    require_kind,
+    write_safetensors,
+)
 from medclip_dcl.networks.adapters import merged_state
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.image_encoder import RegionEncoder
@@ -31,7 +38,8 @@ ImageInput: TypeAlias = UInt8[Tensor, "image 1 height width"] | Float[Tensor, "i
 ImageScale: TypeAlias = Float[Tensor, "image 3"] | None
 """Brightness, contrast and mean of each image, see `medclip_dcl.pictures.transforms.to_input`."""
 
-_IMAGE_ARGUMENTS = ("image_size", "mean", "std", "geometry", "prepared_size", "crop_size")
+_OF_IMAGES = ("image_size", "mean", "std", "geometry", "prepared_size", "crop_size")
+"""Entries of a description about the images that a network was trained with."""
 
 
 def check_side(setting: str, value: object) -> None:
@@ -45,15 +53,21 @@ class DescribedNetwork(nn.Module):
 
     kind: ClassVar[str]
     """One of `KINDS`."""
+    parts: ClassVar[Mapping[str, type[nn.Module]]]
+    """Names of its parts, which describe themselves, and their base classes."""
 
     def config(self) -> dict[str, Any]:
         """Plain values (JSON) from which `from_config` builds the same network with random weights."""
-        return {VERSION_KEY: NETWORK.version, "kind": self.kind}
+        parts = {name: part_config(getattr(self, name)) for name in self.parts}
+        return {VERSION_KEY: NETWORK.version, "kind": self.kind, **parts}
 
     @classmethod
     def from_config(cls: type[Network], config: dict[str, Any]) -> Network:
         """A network with random weights from `config`."""
-        raise NotImplementedError
+        require_kind(config, cls.kind)
+        parts = {name: build_part(config[name], base) for name, base in cls.parts.items()}
+        others = {name: config[name] for name in inspect.signature(cls).parameters if name not in parts}
+        return cls(**parts, **others)
 
     @classmethod
     def from_pretrained(cls: type[Network], source: str | Path) -> Network:
@@ -92,16 +106,12 @@ class Encoded(NamedTuple):
 
 
 class ImageNetwork(DescribedNetwork):
-    """A network of radiographs that describes the images that it was trained with: one of two kinds of model.
-
-    Attributes:
-        parts: names of its parts, which describe themselves.
-    """
+    """A network of radiographs that describes the images that it was trained with: one of two kinds of model."""
 
     mean: Tensor
     std: Tensor
     image_encoder: RegionEncoder
-    parts: ClassVar[tuple[str, ...]] = ("image_encoder",)
+    parts = {"image_encoder": RegionEncoder}
 
     def __init__(
         self,
@@ -172,6 +182,8 @@ class ImageNetwork(DescribedNetwork):
         """Set mean and deviation of the channels, which no state dict holds."""
         if not (all(map(math.isfinite, [*mean, *std])) and min(std) > 0):
             raise UserError(f"mean and std: expected finite numbers, std above 0, found {mean} and {std}")
+        if problem := self.unit_problem({"mean": mean, "std": std}):
+            warnings.warn(f"the network's {problem}", stacklevel=2)
         self.mean.copy_(torch.tensor(mean).view(3, 1, 1))
         self.std.copy_(torch.tensor(std).view(3, 1, 1))
 
@@ -181,15 +193,13 @@ class ImageNetwork(DescribedNetwork):
         """Input of the image encoder from grey levels, or from images in [0, 1]."""
         return (to_input(images, image_scale).to(self.mean.dtype) - self.mean) / self.std
 
+    def config(self) -> dict[str, Any]:
+        return {**super().config(), **self.image_config()}
+
     def image_config(self) -> dict[str, Any]:
-        return {
-            "image_size": self.image_size,
-            "mean": self.mean.flatten().tolist(),
-            "std": self.std.flatten().tolist(),
-            "geometry": self.geometry,
-            "prepared_size": self.prepared_size,
-            "crop_size": self.crop_size,
-        }
+        """Values of `_OF_IMAGES`."""
+        found: dict[str, Any] = {name: getattr(self, name) for name in _OF_IMAGES}
+        return found | {name: found[name].flatten().tolist() for name in ("mean", "std")}
 
     @staticmethod
     def unit_problem(config: Mapping[str, Any]) -> str:
@@ -198,12 +208,6 @@ class ImageNetwork(DescribedNetwork):
         wrong = [*(x for x in mean if not 0 <= x <= 1), *(x for x in std if x > 1)]
         line = "mean and std: expected those of images in [0, 1], found {:.6g}; divide those of grey levels by 255"
         return line.format(*wrong) if wrong else ""
-
-    @staticmethod
-    def image_arguments(config: Mapping[str, Any]) -> dict[str, Any]:
-        if problem := ImageNetwork.unit_problem(config):
-            warnings.warn(f"the loaded network: {problem}, and train anew", stacklevel=2)
-        return {name: config[name] for name in _IMAGE_ARGUMENTS}
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Write config.json and model.safetensors, from which `from_pretrained` loads without the original files."""

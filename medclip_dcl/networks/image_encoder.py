@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
-from medclip_dcl.common.errors import UserError, check_choice, check_min
+from medclip_dcl.common.errors import UserError, check_choice, check_range
 from medclip_dcl.common.weight_files import compare_state_dicts, read_state_dict
 
 Images: TypeAlias = Float[Tensor, "image 3 height width"]
@@ -174,7 +174,7 @@ class ResNetRegions(ProjectedRegions):
         centred: bool = False,
     ) -> None:
         super().__init__()
-        check_min("image_encoder", {"dim": (dim, 1), "width": (width, 1)})
+        check_range("image_encoder", "[1, inf)", dim=dim, width=width)
         check_choice("image_encoder.depth", depth, (18, 34, 50))
         check_choice("image_encoder.stride", stride, (16, 32))
         check_choice("image_encoder.projection", projection, ("linear", "mlp"))
@@ -185,7 +185,9 @@ class ResNetRegions(ProjectedRegions):
             stages = [resnet.layer1, resnet.layer2, resnet.layer3, resnet.layer4]
             stem = [resnet.conv1, resnet.bn1, resnet.relu, resnet.maxpool]
         elif weights is None:
-            stem, stages = _stem(width), resnet_stages(depth, width)
+            convolution = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+            stem = [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)]
+            stages = resnet_stages(depth, width)
         else:
             raise UserError(
                 f"image encoder: weights {weights} are of torchvision's ResNet of width {TORCHVISION_WIDTH}, not of "
@@ -227,11 +229,6 @@ def _projection(kind: str, channels: int, dim: int) -> nn.Module:
         nn.ReLU(inplace=True),
         nn.Conv2d(dim, dim, kernel_size=1),
     )
-
-
-def _stem(width: int) -> list[nn.Module]:
-    convolution = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
-    return [convolution, nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, stride=2, padding=1)]
 
 
 def resnet_stages(depth: int, width: int) -> list[nn.Sequential]:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import IMAGE_TEXT, require_kind
+from medclip_dcl.common.weight_files import IMAGE_TEXT
 from medclip_dcl.networks.bert_folder import model_fingerprint
 from medclip_dcl.networks.described import Encoded, ImageInput, ImageNetwork, ImageScale
-from medclip_dcl.networks.image_encoder import RegionEncoder
-from medclip_dcl.networks.similarity import LSENonLocal, Similarity
+from medclip_dcl.networks.image_encoder import Features, RegionEncoder, Regions
+from medclip_dcl.networks.similarity import Logits, LSENonLocal, Sentences, Similarity
 from medclip_dcl.networks.text_encoder import SentenceEncoder
+from medclip_dcl.networks.transformer import Lengths, Tokens
 
 _ELEMENTS_PER_CHUNK = 2**24
 """Region-sentence cosines computed at a time; bounds the memory whatever the number of sentences."""
@@ -44,7 +44,7 @@ class ImageTextNetwork(ImageNetwork):
     """
 
     kind = IMAGE_TEXT
-    parts: ClassVar[tuple[str, ...]] = ("image_encoder", "text_encoder", "similarity")
+    parts = {**ImageNetwork.parts, "text_encoder": SentenceEncoder, "similarity": Similarity}
 
     def __init__(
         self,
@@ -102,9 +102,7 @@ class ImageTextNetwork(ImageNetwork):
             "text_encoder": model_fingerprint(text.transformer, text.transformer_settings()),
         }
 
-    def image_features(
-        self, images: ImageInput, image_scale: ImageScale = None
-    ) -> Float[Tensor, "image channel region_row region_column"]:
+    def image_features(self, images: ImageInput, image_scale: ImageScale = None) -> Features:
         """Input of `project`, from grey levels or images in [0, 1].
 
         Where the image encoder has a global vector, a further last row of regions repeats it.
@@ -116,7 +114,7 @@ class ImageTextNetwork(ImageNetwork):
         row = vector[:, :, None, None].expand(-1, -1, 1, features.shape[3])
         return torch.cat([features, row], dim=2)
 
-    def project(self, features: Float[Tensor, "image channel region_row region_column"]) -> Encoded:
+    def project(self, features: Features) -> Encoded:
         """Images in the common space from `image_features`."""
         found = self.image_encoder.project(features)
         if not self.image_encoder.has_global_vector:
@@ -134,58 +132,42 @@ class ImageTextNetwork(ImageNetwork):
         """gamma^2."""
         return self.similarity.gamma2.item()
 
-    def logits(
-        self, encoded: Encoded, sentences: Float[Tensor, "sentence dim"]
-    ) -> Float[Tensor, "sentence image"]:
+    def logits(self, encoded: Encoded, sentences: Sentences) -> Logits:
         """Logits of all pairs of encoded images and sentences."""
         vector = () if encoded.global_vector is None else (encoded.global_vector,)
         return self.similarity(self.regions(encoded.feature_map), sentences, *vector)
 
-    def scores(
-        self, encoded: Encoded, sentences: Float[Tensor, "sentence dim"]
-    ) -> Float[Tensor, "sentence image"]:
+    def scores(self, encoded: Encoded, sentences: Sentences) -> Logits:
         """Scores in [-1, 1] of all pairs, on the CPU: the logits divided by gamma^2, some sentences at a time."""
         count, _, *grid = encoded.feature_map.shape
         rows = max(1, _ELEMENTS_PER_CHUNK // max(1, count * math.prod(grid)))
         parts = [self.logits(encoded, part) for part in sentences.split(rows)]
         return (torch.cat(parts) / self.similarity.gamma2).float().cpu()
 
-    def feature_map(
-        self, images: ImageInput, image_scale: ImageScale = None
-    ) -> Float[Tensor, "image dim region_row region_column"]:
+    def feature_map(self, images: ImageInput, image_scale: ImageScale = None) -> Regions:
         """Projected regions in their places, from grey levels or images in [0, 1]. Not normalised to length 1."""
         return self.image_encoder(self.normalised(images, image_scale))
 
-    def regions(
-        self, feature_map: Float[Tensor, "image dim region_row region_column"]
-    ) -> Float[Tensor, "image region dim"]:
+    def regions(self, feature_map: Regions) -> Float[Tensor, "image region dim"]:
         """The regions of a feature map, row by row."""
         return feature_map.flatten(2).transpose(1, 2)
 
-    def encode_sentences(
-        self, tokens: Int[Tensor, "sentence token"], lengths: Int[Tensor, " sentence"]
-    ) -> Float[Tensor, "sentence dim"]:
+    def encode_sentences(self, tokens: Tokens, lengths: Lengths) -> Sentences:
         """Sentence embeddings; not normalised to length 1."""
         return self.text_encoder(tokens, lengths)
 
     def forward(
-        self,
-        images: ImageInput,
-        tokens: Int[Tensor, "sentence token"],
-        lengths: Int[Tensor, " sentence"],
-        image_scale: ImageScale = None,
-    ) -> Float[Tensor, "sentence image"]:
+        self, images: ImageInput, tokens: Tokens, lengths: Lengths, image_scale: ImageScale = None
+    ) -> Logits:
         """Logits of every sentence with every image."""
         return self.logits(self.encode(images, image_scale), self.encode_sentences(tokens, lengths))
 
-    def tokenize(
-        self, texts: Sequence[str]
-    ) -> tuple[Int[Tensor, "sentence token"], Int[Tensor, " sentence"]]:
+    def tokenize(self, texts: Sequence[str]) -> tuple[Tokens, Lengths]:
         """Padded token ids and the number of tokens in each sentence, on the CPU."""
         return pad_tokens(self.text_encoder.tokenize(texts))
 
     @torch.no_grad()
-    def embed_texts(self, texts: Sequence[str], batch_size: int = 256) -> Float[Tensor, "sentence dim"]:
+    def embed_texts(self, texts: Sequence[str], batch_size: int = 256) -> Sentences:
         """Sentence embeddings of texts, without gradient, in batches; not normalised to length 1."""
         if not texts:
             return self.mean.new_zeros((0, self.text_encoder.dim))
@@ -199,30 +181,10 @@ class ImageTextNetwork(ImageNetwork):
         return torch.cat(parts)[order.argsort().to(self.mean.device)]
 
     def config(self) -> dict[str, Any]:
-        return {
-            **super().config(),
-            "image_encoder": part_config(self.image_encoder),
-            "text_encoder": part_config(self.text_encoder),
-            "similarity": part_config(self.similarity),
-            "label_head": list(self.label_findings) or None,
-            **self.image_config(),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> ImageTextNetwork:
-        require_kind(config, cls.kind)
-        return cls(
-            build_part(config["image_encoder"], RegionEncoder),
-            build_part(config["text_encoder"], SentenceEncoder),
-            build_part(config["similarity"], Similarity),
-            **cls.image_arguments(config),
-            label_head=config.get("label_head"),  # earlier descriptions have none
-        )
+        return {**super().config(), "label_head": list(self.label_findings) or None}
 
 
-def pad_tokens(
-    ids: Sequence[Sequence[int]],
-) -> tuple[Int[Tensor, "sentence token"], Int[Tensor, " sentence"]]:
+def pad_tokens(ids: Sequence[Sequence[int]]) -> tuple[Tokens, Lengths]:
     """Token ids of sentences as one zero-padded tensor, and their lengths."""
     lengths = torch.tensor([len(row) for row in ids], dtype=torch.int64)
     tokens = torch.zeros((len(ids), max((len(row) for row in ids), default=0)), dtype=torch.int64)

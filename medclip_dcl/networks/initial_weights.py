@@ -25,10 +25,7 @@ from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.library_folder import OF_TRAINING
 
 PARTS = ("image_encoder", "text_encoder", "similarity")
-WITHOUT_PROJECTION = {
-    "image_encoder.backbone": "image_encoder",
-    "text_encoder.transformer": "text_encoder",
-}
+WITHOUT_PROJECTION = {"image_encoder.backbone": "image_encoder", "text_encoder.transformer": "text_encoder"}
 """Name of an encoder's part before its projection -> the encoder."""
 
 _Fit: TypeAlias = tuple[dict[str, Tensor], list[str]]

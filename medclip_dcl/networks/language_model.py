@@ -208,11 +208,7 @@ def special_tokens_around(tokenizer: PreTrainedTokenizerFast) -> Around:
 
 
 def one_tokenizer(
-    backend: Tokenizer,
-    folder: Path,
-    raw: Mapping[str, Any],
-    notes: list[str] | None = None,
-    own: Any = None,
+    backend: Tokenizer, folder: Path, raw: Mapping[str, Any], notes: list[str] | None = None, own: Any = None
 ) -> Tokenizer:
     """The tokenizer of a folder's files if the class that the folder names splits texts alike.
 

@@ -7,10 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from transformers import (
-    PreTrainedConfig,
-    PreTrainedModel,
-)
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from medclip_dcl.common.errors import UserError
@@ -42,8 +39,12 @@ def library_config(
     """
     family = raw.get("model_type")
     if family in BERT_FAMILIES:
-        raw = _of_bert(raw, source)
-        family = raw["model_type"]
+        if (positions := raw.get("position_embedding_type", "absolute")) != "absolute":
+            raise ModelFolderError(
+                f"{source}: position_embedding_type: expected 'absolute', found {positions!r}; give another BERT"
+            )
+        family = "bert"
+        raw = {**{name: x for name, x in raw.items() if name != "projection_size"}, "model_type": family}
     if family not in CONFIG_MAPPING:
         return None
     try:
@@ -56,15 +57,6 @@ def library_config(
     if found is not config and hasattr(config, "projection_dim"):
         found.projection_dim = config.projection_dim  # of the weights that both towers share a file with
     return found
-
-
-def _of_bert(raw: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Configuration of a BERT, CXR-BERT's included, whose settings transformers' class computes with."""
-    if (positions := raw.get("position_embedding_type", "absolute")) != "absolute":
-        raise ModelFolderError(
-            f"{source}: position_embedding_type: expected 'absolute', found {positions!r}; give another BERT"
-        )
-    return {**{name: x for name, x in raw.items() if name != "projection_size"}, "model_type": "bert"}
 
 
 def unknown_family(raw: Mapping[str, Any], source: str, expected: str, remedy: str) -> ModelFolderError:

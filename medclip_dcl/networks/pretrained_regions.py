@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import CLIPVisionModelWithProjection, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from medclip_dcl.common.errors import UserError, check_choice, check_min
+from medclip_dcl.common.errors import UserError, check_choice, check_range
 from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import load_library_model, read_folder_json, resolve_folder
 from medclip_dcl.networks.image_encoder import Features, Images, ProjectedRegions
@@ -51,7 +51,7 @@ class PretrainedRegions(ProjectedRegions):
 
     def __init__(self, dim: int, global_vector: bool) -> None:
         super().__init__()
-        check_min("image_encoder", {"dim": (dim, 1)})
+        check_range("image_encoder", "[1, inf)", dim=dim)
         self.dim, self.has_global_vector = dim, global_vector
 
     def set_normalisation(self, mean: Any, std: Any) -> None:

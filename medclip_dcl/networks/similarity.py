@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding, interpolate, normalize
 from torch.utils.checkpoint import checkpoint
 
-from medclip_dcl.common.errors import UserError, check_choice, check_min
+from medclip_dcl.common.errors import check_choice, check_range
 from medclip_dcl.pictures.geometry import View
 
 Regions = Float[Tensor, "image region dim"]
@@ -117,8 +117,7 @@ class Similarity(nn.Module):
 
     def __init__(self, gamma2: float = 14.0, learn_gamma: bool = True, max_gamma2: float = 100.0) -> None:
         super().__init__()
-        if not 0 < gamma2 <= max_gamma2:
-            raise UserError(f"gamma2: expected a number in (0, max_gamma2 = {max_gamma2}], found {gamma2}")
+        check_range("", f"(0, {max_gamma2}]", gamma2=gamma2)
         self._initial = {"gamma2": gamma2, "learn_gamma": learn_gamma, "max_gamma2": max_gamma2}
         self._max_log_gamma2 = math.log(max_gamma2)
         self.log_gamma2 = nn.Parameter(torch.tensor(math.log(gamma2)), requires_grad=learn_gamma)
@@ -229,7 +228,8 @@ class LSE(Similarity):
         max_gamma2: float = 100.0,
     ) -> None:
         super().__init__(gamma2, learn_gamma, max_gamma2)
-        self.sharpness = _checked(sharpness)
+        check_range("", "(0, inf)", sharpness=sharpness)
+        self.sharpness = sharpness
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "sharpness": self.sharpness}
@@ -258,7 +258,7 @@ class NonLocal(Similarity):
         max_gamma2: float = 100.0,
     ) -> None:
         super().__init__(gamma2, learn_gamma, max_gamma2)
-        check_min("similarity", {"dim": (dim, 1)})
+        check_range("similarity", "[1, inf)", dim=dim)
         self.dim = dim
         check_choice("similarity.attention", attention, ("critical", "mean"))
         self.attention = attention
@@ -295,7 +295,8 @@ class LSENonLocal(NonLocal):
         max_gamma2: float = 100.0,
     ) -> None:
         super().__init__(dim, attention, gamma2, learn_gamma, max_gamma2)
-        self.sharpness = _checked(sharpness)
+        check_range("", "(0, inf)", sharpness=sharpness)
+        self.sharpness = sharpness
 
     def config(self) -> dict[str, Any]:
         return {**super().config(), "sharpness": self.sharpness}
@@ -303,12 +304,6 @@ class LSENonLocal(NonLocal):
     def scores(self, regions: Regions, sentences: Sentences, critical: Critical | None = None) -> Logits:
         soft, critical = soft_maximum(regions, sentences, self.sharpness)
         return (soft + super().scores(regions, sentences, critical)) / 2
-
-
-def _checked(sharpness: float) -> float:
-    if not 0 < sharpness < math.inf:
-        raise UserError(f"sharpness: expected a finite number above 0, found {sharpness}")
-    return sharpness
 
 
 class _LogSumExp(torch.autograd.Function):

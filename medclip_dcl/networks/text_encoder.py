@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from medclip_dcl.common.errors import UserError, check_choice, check_min
+from medclip_dcl.common.errors import UserError, check_choice, check_range
 from medclip_dcl.common.files import digest
 from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.networks.bert_folder import (
@@ -199,10 +199,9 @@ class TransformersSentences(SentenceEncoder):
             "pad_token_id": pad_token_id,
         }
         check_source("text_encoder", pretrained, described)
-        check_min("text_encoder", {"dim": (dim, 1)})
+        check_range("text_encoder", "[1, inf)", dim=dim)
         check_choice("text_encoder.projection", projection, ("linear", "mlp", "gelu", "pretrained"))
-        if dropout is not None and not 0 <= dropout < 1:
-            raise UserError(f"text_encoder.dropout: expected a number in [0, 1), found {dropout}")
+        check_range("text_encoder", "[0, 1)", dropout=dropout)
         folder = None if pretrained is None else resolve_folder(pretrained)
         if folder is not None:
             config, described = _described(folder, read_folder_json(folder / CONFIG_FILE))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from medclip_dcl.common.errors import UserError, check_choice, needs_extra
+from medclip_dcl.common.errors import UserError, needs_extra
 from medclip_dcl.common.find_model import CONFIG_FILE
 from medclip_dcl.common.weight_files import check_numbers, check_sizes
 from medclip_dcl.networks.bert_folder import ModelFolderError, folder_shapes, read_folder_json, resolve_folder
@@ -32,7 +32,6 @@ class TimmRegions(PretrainedRegions):
     Args:
         pretrained: a folder of timm's `save_for_hf` or a repository id, e.g. timm/convnext_tiny.in12k.
         dim: size of the projected regions.
-        projection: of each region: "linear" alone, which saved models name.
         mean: of the channels, for a new network; null for that of the folder's config.json.
         std: of the channels.
         gradient_checkpointing: true: blocks are computed again in the backward pass, which saves memory.
@@ -49,7 +48,6 @@ class TimmRegions(PretrainedRegions):
         self,
         pretrained: str | None = None,
         dim: int = 128,
-        projection: Literal["linear"] = "linear",
         mean: list[float] | None = None,
         std: list[float] | None = None,
         gradient_checkpointing: bool = False,
@@ -59,7 +57,6 @@ class TimmRegions(PretrainedRegions):
     ) -> None:
         super().__init__(dim, global_vector)
         check_source("image_encoder", pretrained, {"architecture": architecture})
-        check_choice("image_encoder.projection", projection, ("linear",))
         folder = None if pretrained is None else resolve_folder(pretrained)
         n_classes: Any = 0
         if folder is not None:

@@ -5,7 +5,6 @@ Each class declares in `requires` the fields of its anchors that it is called wi
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Literal, get_args
 
@@ -14,7 +13,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.common.errors import UserError, check_choice, check_range
 from medclip_dcl.objectives.contrastive import checked
 from medclip_dcl.objectives.part import ObjectivePart
 
@@ -59,8 +58,7 @@ class ClassProbability(ObjectivePart):
 
     def __init__(self, max_eta: float = 0.3) -> None:
         super().__init__()
-        if not 0 <= max_eta < 1:
-            raise UserError(f"class_probability.max_eta: expected a number in [0, 1), found {max_eta}")
+        check_range("class_probability", "[0, 1)", max_eta=max_eta)
         self.max_eta = max_eta
         self.share_capped: float | Tensor = 0.0
 
@@ -82,8 +80,7 @@ class ConstantClassProbability(ClassProbability):
 
     def __init__(self, eta: float = 0.0, max_eta: float = 0.3) -> None:
         super().__init__(max_eta)
-        if not 0 <= eta < 1:
-            raise UserError(f"class_probability.eta: expected a number in [0, 1), found {eta}")
+        check_range("class_probability", "[0, 1)", eta=eta)
         if eta > max_eta:
             warnings.warn(
                 f"eta {eta} is capped at max_eta {max_eta}; raise max_eta if this is intended", stacklevel=2
@@ -114,10 +111,8 @@ class LanguageModelClassProbability(ClassProbability):
 
     def __init__(self, a: float = 0.2, k: float = 0.35, max_eta: float = 0.3) -> None:
         super().__init__(max_eta)
-        if not (0 <= a < 1 and 0 <= k < math.inf):
-            raise UserError(
-                f"class_probability: expected a in [0, 1) and a finite k of at least 0, found {a} and {k}"
-            )
+        check_range("class_probability", "[0, 1)", a=a)
+        check_range("class_probability", "[0, inf)", k=k)
         self.a, self.k = a, k
 
     def forward(self, log_p: Float[Tensor, "anchor"]) -> Float[Tensor, "anchor"]:

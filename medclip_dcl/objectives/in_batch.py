@@ -45,15 +45,13 @@ _THIS_PROCESS = _Processes(lambda rows: rows, lambda count, device: 0, torch.mea
 class _Batch(NamedTuple):
     """A batch with images numbered across processes; "own" rows are those of this process."""
 
-    regions: Float[Tensor, "own_view region dim"]
+    own_views: list[Tensor]
+    """Regions (own_view, region, dim) and, where the encoder has them, global vectors (own_view, dim)."""
     sentences: Float[Tensor, "own_distinct dim"]
     row_of_sentence: Int[Tensor, "own_sentence"]
     """Row of `sentences` of each sentence."""
-    views: Float[Tensor, "view region dim"]
-    global_vectors: tuple[Tensor, ...]
-    """Of all views, (view, dim), where the encoder has them; else empty."""
-    own_global_vectors: tuple[Tensor, ...]
-    """Likewise (own_view, dim)."""
+    views: list[Tensor]
+    """Likewise of all views."""
     image_of_sentence: Int[Tensor, "own_sentence"]
     image_of_view: Int[Tensor, "view"]
     is_first_view: Bool[Tensor, "view"]
@@ -252,12 +250,13 @@ class InBatchObjective(nn.Module):
                 count = len(batch["study_id"])
                 drawn, images = [x[count:] for x in images], [x[:count] for x in images]
                 correction = self._correction_logits(similarity, drawn, sentences, batch)
-            whole = _through_processes(images[0], sentences, tuple(images[1:]), batch, processes)
+            whole = _through_processes(images, sentences, batch, processes)
             eta = self.class_probability(
                 **{name: whole.of_sentences[name] for name in self.class_probability.requires}
             )
             known = None if self.same_text == "negative" else self._known(whole, processes)
-            logits = similarity(whole.views, whole.sentences, *whole.global_vectors)[whole.row_of_sentence]
+            regions, *vectors = whole.views
+            logits = similarity(regions, whole.sentences, *vectors)[whole.row_of_sentence]
             of_sentences = self._from_sentences(logits, whole, eta, known, processes)
             of_sentences = of_sentences._replace(correction_logits=correction)
             loss, figures = self._loss_of(of_sentences, similarity.gamma2, processes, step)
@@ -282,12 +281,7 @@ class InBatchObjective(nn.Module):
         return similarity.paired(of_each[0], embedding(rows, sentences), *of_each[1:])
 
     def _from_sentences(
-        self,
-        logits: Tensor,
-        whole: _Batch,
-        eta: float | Tensor,
-        known: Tensor | None,
-        processes: _Processes,
+        self, logits: Tensor, whole: _Batch, eta: float | Tensor, known: Tensor | None, processes: _Processes
     ) -> _Direction:
         """This process's sentences and the views of all processes' images."""
         may_be_negative = None
@@ -325,12 +319,12 @@ class InBatchObjective(nn.Module):
     ) -> _Direction:
         """First views of this process's images and the sentences of all processes."""
         count = len(whole.numbers)
-        if whole.views is whole.regions:
+        if whole.views[0] is whole.own_views[0]:
             logits = logits[:, :count].T
         else:
             rows = whole.row_of_sentence + processes.offset(len(whole.sentences), logits.device)
-            vectors = [vector[:count] for vector in whole.own_global_vectors]
-            all_logits = similarity(whole.regions[:count], processes.gather(whole.sentences), *vectors)
+            regions, *vectors = (x[:count] for x in whole.own_views)
+            all_logits = similarity(regions, processes.gather(whole.sentences), *vectors)
             logits = all_logits[processes.gather(rows)].T
         if logits.requires_grad:
             # In the layout of the logits: gamma^2's gradient is summed in one order, whatever the loss's operations.
@@ -432,25 +426,19 @@ class InBatchObjective(nn.Module):
 
 
 def _through_processes(
-    regions: Tensor,
-    sentences: Tensor,
-    global_vectors: tuple[Tensor, ...],
-    batch: Mapping[str, Any],
-    processes: _Processes,
+    own_views: list[Tensor], sentences: Tensor, batch: Mapping[str, Any], processes: _Processes
 ) -> _Batch:
     """The batch with images numbered across processes and the fields of candidates gathered."""
-    own_images = len(batch["study_id"])
-    first_image = processes.offset(own_images, regions.device)
-    is_first_view = torch.arange(len(regions), device=regions.device) < own_images
+    own_images, device = len(batch["study_id"]), sentences.device
+    first_image = processes.offset(own_images, device)
+    is_first_view = torch.arange(len(own_views[0]), device=device) < own_images
     views = processes.gather(torch.stack([batch["view_of"] + first_image, is_first_view.long()], dim=1))
-    each = torch.arange(len(batch["sentence_id"]), device=sentences.device)
+    each = torch.arange(len(batch["sentence_id"]), device=device)
     return _Batch(
-        regions=regions,
+        own_views=own_views,
         sentences=sentences,
         row_of_sentence=batch.get("row_of_sentence", each),
-        views=processes.gather(regions),
-        global_vectors=tuple(map(processes.gather, global_vectors)),
-        own_global_vectors=global_vectors,
+        views=[processes.gather(x) for x in own_views],
         image_of_sentence=batch["image_index"] + first_image,
         image_of_view=views[:, 0],
         is_first_view=views[:, 1] == 1,
@@ -458,6 +446,6 @@ def _through_processes(
         sentence_id=batch["sentence_id"],
         of_images={name: processes.gather(field) for name, field in batch["candidate"].items()},
         of_sentences=batch["anchor"],
-        numbers=first_image + torch.arange(own_images, device=regions.device),
-        is_plain=len(regions) == own_images,
+        numbers=first_image + torch.arange(own_images, device=device),
+        is_plain=len(own_views[0]) == own_images,
     )

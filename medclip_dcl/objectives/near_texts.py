@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.common.errors import UserError, check_choice, check_range
 from medclip_dcl.objectives.negative_weights import cosines, share_above
 from medclip_dcl.objectives.part import ObjectivePart
 
@@ -36,8 +36,7 @@ class NearTexts(ObjectivePart):
         self, threshold: float = 0.95, compare: Literal["sentences", "reports"] = "sentences"
     ) -> None:
         super().__init__()
-        if not -1 <= threshold <= 1:
-            raise UserError(f"near_texts.threshold: expected a cosine in [-1, 1], found {threshold}")
+        check_range("near_texts", "[-1, 1]", threshold=threshold)
         check_choice("near_texts.compare", compare, ("sentences", "reports"))
         self.threshold, self.compare = threshold, compare
         is_of_sentences = compare == "sentences"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 from medclip_dcl.objectives.contrastive import contrastive_loss
 
@@ -30,8 +29,7 @@ class Negations(AnchorLoss):
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
-        if not (weight > 0 and math.isfinite(weight)):
-            raise UserError(f"loss.weight: expected a finite number above 0, found {weight}")
+        check_range("loss", "(0, inf)", weight=weight)
         self.weight = weight
 
     def check(self, fields: Mapping[str, Tensor]) -> None:

@@ -16,13 +16,15 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, normalize
 
 from medclip_dcl.common.devices import widest_float
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.findings import CHEX5, CHEXPERT
 from medclip_dcl.objectives.contrastive import at_least_float32, checked
 from medclip_dcl.objectives.part import ObjectivePart
 
 Fields = Mapping[str, Tensor]
 Weights = Float[Tensor, "anchor candidate"]
+Pairs = Bool[Tensor, "anchor candidate"]
+Keys = Int[Tensor, "anchor key"]
 
 _ROUNDING = 1e-6
 # Constants of splitmix64 (Steele, Lea & Flood, OOPSLA 2014) as signed numbers.
@@ -86,12 +88,7 @@ class NegativeWeights(ObjectivePart):
         """
         raise NotImplementedError
 
-    def finished(
-        self,
-        weights: Weights,
-        is_negative: Bool[Tensor, "anchor candidate"],
-        keys: Int[Tensor, "anchor key"],
-    ) -> Weights:
+    def finished(self, weights: Weights, is_negative: Pairs, keys: Keys) -> Weights:
         """The weights of the negatives, from those of pairs: scaled if `keeps_count`; 0 elsewhere."""
         weights = weights.masked_fill(~is_negative, 0.0)
         if not self.keeps_count:
@@ -104,8 +101,8 @@ class NegativeWeights(ObjectivePart):
         self,
         positives: Int[Tensor, "anchor"],
         logits: Float[Tensor, "anchor candidate"] | None = None,
-        is_negative: Bool[Tensor, "anchor candidate"] | None = None,
-        keys: Int[Tensor, "anchor key"] | None = None,
+        is_negative: Pairs | None = None,
+        keys: Keys | None = None,
         step: int = 0,
         **fields: Tensor,
     ) -> Weights:
@@ -196,8 +193,7 @@ class RemoveByTextSimilarity(_TextSimilarity):
 
     def __init__(self, threshold: float = 0.9) -> None:
         super().__init__()
-        if not -1 <= threshold <= 1:
-            raise UserError(f"negative_weights.threshold: expected a cosine in [-1, 1], found {threshold}")
+        check_range("negative_weights", "[-1, 1]", threshold=threshold)
         self.threshold = threshold
 
     def check(self, fields: Fields) -> None:
@@ -228,8 +224,7 @@ class ReweightByTextSimilarity(_TextSimilarity):
 
     def __init__(self, threshold: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= threshold < 1:
-            raise UserError(f"negative_weights.threshold: expected a cosine in [0, 1), found {threshold}")
+        check_range("negative_weights", "[0, 1)", threshold=threshold)
         self.threshold = threshold
 
     def weight_of(self, cosine: Weights) -> Weights:
@@ -249,19 +244,11 @@ class ResampleByTextSimilarity(_TextSimilarity):
 
     def __init__(self, draws: int | None = None, seed: int = 0) -> None:
         super().__init__()
-        if (draws is not None and draws < 1) or seed < 0:
-            raise UserError(
-                "negative_weights: expected draws of at least 1 (or null) and a seed of at least 0, found "
-                f"{draws} and {seed}"
-            )
+        check_range("negative_weights", "[1, inf)", draws=draws)
+        check_range("negative_weights", "[0, inf)", seed=seed)
         self.draws, self.seed = draws, seed
 
-    def finished(
-        self,
-        weights: Weights,
-        is_negative: Bool[Tensor, "anchor candidate"],
-        keys: Int[Tensor, "anchor key"],
-    ) -> Weights:
+    def finished(self, weights: Weights, is_negative: Pairs, keys: Keys) -> Weights:
         place = _precise(weights.device)
         chances = weights.masked_fill(~is_negative, 0.0).to(place, torch.float64)
         until = chances.cumsum(1)
@@ -290,8 +277,7 @@ class HardNegatives(NegativeWeights):
 
     def __init__(self, beta: float = 0.5, detach: bool = False) -> None:
         super().__init__()
-        if not (beta >= 0 and math.isfinite(beta)):
-            raise UserError(f"negative_weights.beta: expected a finite number of at least 0, found {beta}")
+        check_range("negative_weights", "[0, inf)", beta=beta)
         self.beta, self.detach = beta, detach
 
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
@@ -300,12 +286,7 @@ class HardNegatives(NegativeWeights):
         logits = at_least_float32(logits)
         return self.beta * (logits.detach() if self.detach else logits)
 
-    def finished(
-        self,
-        weights: Weights,
-        is_negative: Bool[Tensor, "anchor candidate"],
-        keys: Int[Tensor, "anchor key"],
-    ) -> Weights:
+    def finished(self, weights: Weights, is_negative: Pairs, keys: Keys) -> Weights:
         has_negatives = is_negative.any(1, keepdim=True)
         # A row without negatives would be NaN: all of it takes part, and is set to 0.
         log_weights = weights  # as `pair_weights` returns them
@@ -368,13 +349,9 @@ class RankedByText(NegativeWeights):
             raise UserError(
                 f"negative_weights: expected mean_share or c, and null for the other, found {mean_share} and {c}"
             )
-        if not 0 < (0.5 if mean_share is None else mean_share) <= _MAX_MEAN_SHARE:
-            raise UserError(f"negative_weights.mean_share: expected a share in (0, 0.9], found {mean_share}")
-        if not (0 <= k < math.inf and 0 < (1 if c is None else c) < math.inf and (random_seed or 0) >= 0):
-            raise UserError(
-                "negative_weights: expected a finite k of at least 0, a finite c above 0 and a random_seed of at least "
-                f"0, found {k}, {c} and {random_seed}"
-            )
+        check_range("negative_weights", f"(0, {_MAX_MEAN_SHARE}]", mean_share=mean_share)
+        check_range("negative_weights", "(0, inf)", c=c)
+        check_range("negative_weights", "[0, inf)", k=k, random_seed=random_seed)
         self.mean_share, self.k, self.c, self.random_seed = mean_share, k, c, random_seed
         of_pairs = (("sentence_ranking",), ("report_ranking",))
         if random_seed is not None:

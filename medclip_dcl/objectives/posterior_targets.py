@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from medclip_dcl.common.devices import widest_float
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.objectives.anchor_losses import Anchors
 from medclip_dcl.objectives.contrastive import checked
 from medclip_dcl.objectives.soft_targets import SoftTargets
@@ -39,8 +39,7 @@ class PosteriorTargets(SoftTargets):
 
     def __init__(self, removal: float = 0.0) -> None:
         super().__init__()
-        if not 0 <= removal < 1:
-            raise UserError(f"loss.removal: expected a number in [0, 1), found {removal}")
+        check_range("loss", "[0, 1)", removal=removal)
         self.removal = removal
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:

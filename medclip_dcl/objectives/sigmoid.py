@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 from medclip_dcl.objectives.contrastive import (
     at_least_float32,
@@ -127,8 +127,7 @@ class SigmoidLoss(AnchorLoss):
 
     def __init__(self, bias: float = -10.0, learn_bias: bool = True) -> None:
         super().__init__()
-        if not math.isfinite(bias):
-            raise UserError(f"loss.bias: expected a finite number, found {bias}")
+        check_range("loss", "(-inf, inf)", bias=bias)
         self._initial = {"bias": bias, "learn_bias": learn_bias}
         self.bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=learn_bias)
 

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.objectives.anchor_losses import AnchorLoss, Anchors
 from medclip_dcl.objectives.negative_weights import cosines
 
@@ -32,8 +32,7 @@ class SoftTargets(AnchorLoss):
 
     def __init__(self, temperature: float = 0.05) -> None:
         super().__init__()
-        if not (temperature > 0 and math.isfinite(temperature)):
-            raise UserError(f"loss.temperature: expected a finite number above 0, found {temperature}")
+        check_range("loss", "(0, inf)", temperature=temperature)
         self.temperature = temperature
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:

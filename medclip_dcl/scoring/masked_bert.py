@@ -21,12 +21,11 @@ from transformers.activations import GELUActivation
 from transformers.models.bert import modeling_bert
 
 from medclip_dcl.common.devices import is_on_host, widest_float
-from medclip_dcl.scoring.whole_model import (
-    LAYERS_TOKENS,
-    MaskedCopies,
-    WholeModel,
-    log_probability_at,
-)
+from medclip_dcl.scoring.whole_model import LAYERS_TOKENS, MaskedCopies, WholeModel, log_probability_at
+
+Rows = Float[Tensor, "query width"]
+Targets = Int[Tensor, " query"]
+Values = Float[Tensor, " query"]
 
 # Modules of a plain BertForMaskedLM, besides activations.
 _PLAIN = {
@@ -74,7 +73,7 @@ class SharedMaskedBert:
         self.first_bias = biases[0]
         self.layers = [_Layer(layer, bias) for layer, bias in zip(layers, [*biases[1:], None], strict=True)]
 
-    def log_probability(self, copies: MaskedCopies) -> Float[Tensor, " query"]:
+    def log_probability(self, copies: MaskedCopies) -> Values:
         """log P of each query's token, at least float32."""
         parts = [copies]
         if is_on_host(copies.tokens):
@@ -82,7 +81,7 @@ class SharedMaskedBert:
         rows = torch.cat([self._rows(part) for part in parts])
         return self.head.log_probability(self.transform(rows), copies.targets)
 
-    def _rows(self, copies: MaskedCopies) -> Float[Tensor, "query width"]:
+    def _rows(self, copies: MaskedCopies) -> Rows:
         """Output of the last layer at each query's position."""
         first, *others = self.layers
         of_sentence = self.embeddings(input_ids=copies.tokens) + self.first_bias
@@ -233,31 +232,23 @@ class _Head:
         self.has_moderate_bias = bool(bias.abs().amax() < _MODERATE_BIAS)
         self.exponential_bias = bias.exp()
 
-    def log_probability(
-        self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
-    ) -> Float[Tensor, " query"]:
+    def log_probability(self, hidden: Rows, targets: Targets) -> Values:
         """log P of the targets over the vocabulary, some rows at a time."""
         rows = _HEAD_ROWS[not is_on_host(hidden)]
         parts = zip(hidden.split(rows), targets.split(rows), strict=True)
         return torch.cat([self._of_some(some, tokens) for some, tokens in parts])
 
-    def _of_some(
-        self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
-    ) -> Float[Tensor, " query"]:
+    def _of_some(self, hidden: Rows, targets: Targets) -> Values:
         if not is_on_host(hidden) or not self.has_moderate_bias:
             return self._at_once(hidden, targets)
         found = self._by_blocks(hidden, targets)
         # Logits whose exponentials overflow or underflow, or that are not finite.
         return found if found.isfinite().all() else self._at_once(hidden, targets)
 
-    def _at_once(
-        self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
-    ) -> Float[Tensor, " query"]:
+    def _at_once(self, hidden: Rows, targets: Targets) -> Values:
         return log_probability_at(self.decoder(hidden).to(self.precise), targets)
 
-    def _by_blocks(
-        self, hidden: Float[Tensor, "query width"], targets: Int[Tensor, " query"]
-    ) -> Float[Tensor, " query"]:
+    def _by_blocks(self, hidden: Rows, targets: Targets) -> Values:
         """The same in blocks of the vocabulary whose logits stay in the cache."""
         here, total = hidden.new_zeros(2, len(hidden), dtype=self.precise)
         blocks = range(0, len(self.exponential_bias), _HEAD_COLUMNS)

@@ -275,13 +275,8 @@ class ScoringPlan(DistinctPieces):
         places = self.starts[self.row[sentence]] + position
         known, which = np.unique(self.pieces[places], return_inverse=True)
         tokens = np.array(self.tokenizer.convert_ids_to_tokens(known.tolist()), dtype=object)
-        columns = {
-            "sentence": sentence,
-            "position": position,
-            "token": tokens[which],
-            "log_p": values[places],
-        }
-        return pd.DataFrame(columns)
+        columns = {"sentence": sentence, "position": position, "token": tokens[which]}
+        return pd.DataFrame({**columns, "log_p": values[places]})
 
 
 def _start(tokenizer: PreTrainedTokenizerFast) -> Around:

@@ -106,15 +106,8 @@ def pseudo_log_likelihood(
     wrong = [x for x in given if isinstance(sentences, str) or not isinstance(x, str)]
     if wrong:
         raise TypeError(f"sentences: expected a list of strings, found {type(wrong[0]).__name__}")
-    plan = scoring_plan(
-        model,
-        tokenizer,
-        given,
-        token_budget=token_budget,
-        within_word_l2r=within_word_l2r,
-        mask_every=mask_every,
-        truncate=truncate,
-    )
+    options = {"within_word_l2r": within_word_l2r, "mask_every": mask_every, "truncate": truncate}
+    plan = scoring_plan(model, tokenizer, given, token_budget=token_budget, **options)
     values, left = restored(plan, ())
     score_left(model, plan, values, left, dtype=dtype, is_shown=progress)
     return plan.table(values)
@@ -329,14 +322,8 @@ def score_left(
             values[plan.places(number)] = found
             yield work[number], {"batch": number, "values": found.tolist()}
 
-    is_hidden = not (is_shown and work)
-    shown: dict[str, Any] = {
-        "desc": f"scoring{who}",
-        "unit": " tokens",
-        "unit_scale": True,
-        "disable": is_hidden,
-    }
-    work_through(finished(), kept, total=sum(work.values()), **shown)
+    shown: dict[str, Any] = {"desc": f"scoring{who}", "unit": " tokens", "unit_scale": True}
+    work_through(finished(), kept, total=sum(work.values()), disable=not (is_shown and work), **shown)
 
 
 @contextmanager

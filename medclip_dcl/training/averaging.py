@@ -11,7 +11,7 @@ from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim.swa_utils import AveragedModel
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import check_range
 
 _MAX_SHARE = 0.05
 
@@ -31,8 +31,7 @@ class AveragedWeights(WeightAveraging):
     is_saved = True
 
     def __init__(self, decay: float) -> None:
-        if not 0 < decay < 1:
-            raise UserError(f"ema_decay: expected null or a number in (0, 1), such as 0.999, found {decay}")
+        check_range("", "(0, 1)", ema_decay=decay)
         super().__init__()
         self.decay = decay
         self._is_swapped = False

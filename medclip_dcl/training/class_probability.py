@@ -50,11 +50,8 @@ def class_probability_table(model: ImageTextModel, data: ImageTextDataModule) ->
 
 
 def _report_quantiles(eta: pd.Series, is_of_scores: bool) -> None:
-    quantiles = {f"{q:.0%}": float(eta.quantile(q)) for q in QUANTILES}
-    rank_zero_info(
-        f"eta of {len(eta)} training sentences: "
-        + ", ".join(f"{q} {value:.3g}" for q, value in quantiles.items())
-    )
+    quantiles = ", ".join(f"{q:.0%} {eta.quantile(q):.3g}" for q in QUANTILES)
+    rank_zero_info(f"eta of {len(eta)} training sentences: {quantiles}")
     if problem := unusual_median(eta.to_numpy()):
         advice = (
             "; (a, k) do not fit these sentence scores: SSD's (0.2, 0.35) belong to CXR-BERT, medclip-dcl eta "

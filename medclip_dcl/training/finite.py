@@ -85,11 +85,8 @@ class FiniteCheck(Callback):
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         # Lightning saves weights alone without asking callbacks.
-        if any(
-            callback.save_weights_only
-            for callback in trainer.checkpoint_callbacks
-            if isinstance(callback, ModelCheckpoint)
-        ):
+        savers = (one for one in trainer.checkpoint_callbacks if isinstance(one, ModelCheckpoint))
+        if any(one.save_weights_only for one in savers):
             self._check(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -10,6 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.runs.saved import step_checkpoint
+from medclip_dcl.training.last_checkpoint import validate_in_this_epoch
 
 
 class KeptSteps(Callback):
@@ -67,8 +68,7 @@ class KeptSteps(Callback):
     def _validate_if_due(self, trainer: Trainer) -> None:
         if trainer.global_step in self.steps and trainer.global_step > self._before:
             self._usual = trainer.check_val_every_n_epoch, trainer.val_check_batch
-            if trainer.check_val_every_n_epoch is not None:  # None: by batches, in every epoch
-                trainer.check_val_every_n_epoch = 1
+            validate_in_this_epoch(trainer)
             trainer.val_check_batch = 1
 
     def _restore(self, trainer: Trainer) -> None:

@@ -21,7 +21,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch.optim.lr_scheduler import LambdaLR
 
 from medclip_dcl.common.distributed import gather_objects, greatest_of_all, is_distributed
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.files import replacing, sync_folder
 from medclip_dcl.data.samplers import ENDS, SAVES, ResumableLoader, at_sigterm
 from medclip_dcl.runs.checkpoint_files import NEW, ResumeError, remove_leftovers, rotate
@@ -106,8 +106,7 @@ class LastCheckpoint(Checkpoint):
     """
 
     def __init__(self, folder: str | Path, minutes: float = 15.0) -> None:
-        if not minutes >= 0:
-            raise UserError(f"checkpoint_minutes: expected at least 0, found {minutes}")
+        check_range("", "[0, inf]", checkpoint_minutes=minutes)
         self.folder, self.seconds = Path(folder), 60 * minutes
         self._signals = StopSignals()
         self._saved_at = 0.0
@@ -184,7 +183,9 @@ class LastCheckpoint(Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         is_whole = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
         is_resumable = isinstance(trainer.train_dataloader, ResumableLoader)
-        with nullcontext() if is_whole or not is_resumable else _within_this_epoch(trainer):
+        # Set Lightning's counters to an epoch that max_steps, or a callback, has ended before its last batch.
+        is_within = is_resumable and not is_whole
+        with _one_less(trainer.fit_loop.epoch_progress, "processed") if is_within else nullcontext():
             self._save(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -275,11 +276,6 @@ def _before_this_batch(trainer: Trainer) -> Iterator[None]:
     progress.is_last_batch = is_last
 
 
-def _within_this_epoch(trainer: Trainer) -> AbstractContextManager[None]:
-    """Set Lightning's counters to an epoch that max_steps, or a callback, has ended before its last batch."""
-    return _one_less(trainer.fit_loop.epoch_progress, "processed")
-
-
 @contextmanager
 def _one_less(progress: Any, name: str) -> Iterator[None]:
     counters = progress.total, progress.current
@@ -324,14 +320,14 @@ class LastEpoch(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if _is_last_epoch(trainer):
-            _validate_in_this_epoch(trainer)
+            validate_in_this_epoch(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         if (trainer.is_last_batch and _is_last_epoch(trainer)) or _is_last_step(trainer):
             # At a stop Lightning logs and, in an epoch with validation, validates.
             trainer.should_stop = True
         if trainer.should_stop:  # as well of a Timer
-            _validate_in_this_epoch(trainer)
+            validate_in_this_epoch(trainer)
 
 
 def _is_last_step(trainer: Trainer) -> bool:
@@ -342,7 +338,8 @@ def _is_last_epoch(trainer: Trainer) -> bool:
     return trainer.current_epoch + 1 == trainer.max_epochs
 
 
-def _validate_in_this_epoch(trainer: Trainer) -> None:
+def validate_in_this_epoch(trainer: Trainer) -> None:
+    """Let Lightning validate in this epoch, whatever its interval."""
     if trainer.check_val_every_n_epoch is not None:  # None: by batches, in every epoch
         trainer.check_val_every_n_epoch = 1
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.objectives.class_probability import ClassProbability
 from medclip_dcl.objectives.contrastive import contrastive_loss, contrastive_statistics
-from medclip_dcl.unimodal.views import ViewsObjective
+from medclip_dcl.unimodal.views import LossAndFigures, Views, ViewsObjective
 
 
 class CrossView(ViewsObjective):
@@ -32,14 +30,11 @@ class CrossView(ViewsObjective):
 
     def __init__(self, class_probability: ClassProbability | None = None, gamma2: float = 1 / 0.07) -> None:
         super().__init__()
-        if not 0 < gamma2 < math.inf:
-            raise UserError(f"CrossView: expected gamma2 above 0, found {gamma2}")
+        check_range("objective", "(0, inf)", gamma2=gamma2)
         self.class_probability, self.gamma2 = class_probability, gamma2
         self.requires = () if class_probability is None else class_probability.requires
 
-    def loss_of_batch(
-        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    def loss_of_batch(self, embeddings: Views, fields: Mapping[str, Tensor]) -> LossAndFigures:
         """Loss; share of anchors at the floor, mean eta, mean corrected share, share of capped etas."""
         first, second = normalize(embeddings, dim=2)
         logits, rule = self.gamma2 * first @ second.T, self.class_probability

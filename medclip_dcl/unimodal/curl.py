@@ -14,9 +14,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.objectives.contrastive import at_least_float32, reduce_losses
-from medclip_dcl.unimodal.views import ViewsObjective
+from medclip_dcl.unimodal.views import LossAndFigures, Views, ViewsObjective
+
+Loss = Literal["hinge", "logistic"]
+Similar = Literal["views", "class"]
+"""Other points of an anchor's class: views of its image, or other images of the class."""
 
 
 def margin_loss(margins: Float[Tensor, "*batch rival"], loss: str = "logistic") -> Float[Tensor, "*batch"]:
@@ -123,23 +127,16 @@ class Blocks(ViewsObjective):
     """
 
     def __init__(
-        self,
-        size: int = 2,
-        k: int = 1,
-        loss: Literal["hinge", "logistic"] = "logistic",
-        similar: Literal["views", "class"] = "views",
+        self, size: int = 2, k: int = 1, loss: Loss = "logistic", similar: Similar = "views"
     ) -> None:
         super().__init__()
-        if size < 1 or k < 1:
-            raise UserError(f"objective: expected size and k of at least 1, found {size} and {k}")
+        check_range("objective", "[1, inf)", size=size, k=k)
         self.size, self.k, self.loss = size, k, loss
         self.n_views, self.min_images = size + 1, k + 1
         if similar == "class":
             self.n_members, self.requires = size, ("class_id",)
 
-    def loss_of_batch(
-        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    def loss_of_batch(self, embeddings: Views, fields: Mapping[str, Tensor]) -> LossAndFigures:
         """Mean loss of the views."""
         views, images, _ = embeddings.shape
         blocks = torch.stack(
@@ -165,12 +162,7 @@ class KNegatives(Blocks):
         similar: "views", or "class" for a view of another training image of the class as the second one.
     """
 
-    def __init__(
-        self,
-        k: int = 1,
-        loss: Literal["hinge", "logistic"] = "logistic",
-        similar: Literal["views", "class"] = "views",
-    ) -> None:
+    def __init__(self, k: int = 1, loss: Loss = "logistic", similar: Similar = "views") -> None:
         super().__init__(1, k, loss, similar)
 
 
@@ -188,14 +180,13 @@ class Supervised(ViewsObjective):
 
     def __init__(self, embedding_dim: int, n_classes: int) -> None:
         super().__init__()
-        check_min("objective", {"embedding_dim": (embedding_dim, 1), "n_classes": (n_classes, 2)})
+        check_range("objective", "[1, inf)", embedding_dim=embedding_dim)
+        check_range("objective", "[2, inf)", n_classes=n_classes)
         self.embedding_dim, self.n_classes = embedding_dim, n_classes
         self.weight = nn.Parameter(torch.zeros(n_classes, embedding_dim))
         self.bias = nn.Parameter(torch.zeros(n_classes))
 
-    def loss_of_batch(
-        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    def loss_of_batch(self, embeddings: Views, fields: Mapping[str, Tensor]) -> LossAndFigures:
         """Mean cross entropy, and the share of images whose class has the highest logit."""
         logits = embeddings[0] @ self.weight.T + self.bias
         labels = fields["class_id"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from medclip_dcl.common.distributed import rank_and_size
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.data.link import LinkedDataModule
 from medclip_dcl.data.samplers import (
     EpochDataModule,
@@ -108,19 +108,10 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
                 "data.files: expected null for digits, which come with scikit-learn, and the folder of the files for "
                 f"other sources, found {files} for {source}"
             )
-        if not 0 < fraction <= 1:
-            raise UserError(f"data.fraction: expected a share in (0, 1], found {fraction}")
-        check_min(
-            "data",
-            {
-                "batch_size": (batch_size, 1),
-                "image_size": (image_size, 3),
-                "evaluation_size": (evaluation_size, 3),
-                "subset_seed": (subset_seed, 0),
-                "monitor_images": (monitor_images, 1),
-                "seed": (seed, 0),
-            },
-        )
+        check_range("data", "(0, 1]", fraction=fraction)
+        check_range("data", "[1, inf)", batch_size=batch_size, monitor_images=monitor_images)
+        check_range("data", "[3, inf)", image_size=image_size, evaluation_size=evaluation_size)
+        check_range("data", "[0, inf)", subset_seed=subset_seed, seed=seed)
         self.source, self.files = source, files
         self.fraction, self.selected, self.classes = fraction, selected, classes
         self.subset_seed, self.batch_size, self.seed = subset_seed, batch_size, seed

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import max_pool2d
 
-from medclip_dcl.common.errors import check_min
+from medclip_dcl.common.errors import check_range
 from medclip_dcl.networks.image_encoder import RESNET_STAGES, draw_kernels, resnet_stages
 from medclip_dcl.objectives.part import ObjectivePart
 
@@ -52,7 +52,7 @@ class SmallImageResNet(SmallImageEncoder):
         self, depth: Literal[18, 50] = 18, width: int = 64, channels: int = 3, large_stem: bool = False
     ) -> None:
         super().__init__()
-        check_min("image_encoder", {"width": (width, 1), "channels": (channels, 1)})
+        check_range("image_encoder", "[1, inf)", width=width, channels=channels)
         self.depth, self.width, self.channels, self.large_stem = depth, width, channels, large_stem
         kernel, stride = (7, 2) if large_stem else (3, 1)
         self.conv1 = nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2, bias=False)
@@ -84,7 +84,7 @@ class SmallConvNet(SmallImageEncoder):
 
     def __init__(self, width: int = 16, channels: int = 1) -> None:
         super().__init__()
-        check_min("image_encoder", {"width": (width, 1), "channels": (channels, 1)})
+        check_range("image_encoder", "[1, inf)", width=width, channels=channels)
         self.width, self.channels, self.feature_dim = width, channels, 4 * width
         sizes = (channels, width, 2 * width, 4 * width)
         self.layers = nn.Sequential(

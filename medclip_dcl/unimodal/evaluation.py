@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from medclip_dcl.common.distributed import gather_with_grad
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.evaluation.callback import Evaluation, EvaluationResult
 from medclip_dcl.evaluation.embedding_map import embedding_map
@@ -82,26 +82,13 @@ class UnimodalEvaluation(Evaluation):
         embedding_map: bool = False,
     ) -> None:
         super().__init__()
-        check_min(
-            "UnimodalEvaluation",
-            {
-                "label_draws": (label_draws, 1),
-                "label_seed": (label_seed, 0),
-                "probe_epochs": (probe_epochs, 1),
-                "k": (k, 1),
-                "mean_labels": (mean_labels, 1),
-                "top_k": (min(top_k, default=1), 1),
-            },
-        )
-        if not label_fractions or not all(0 < fraction <= 1 for fraction in label_fractions):
-            raise UserError(
-                f"UnimodalEvaluation.label_fractions: expected shares in (0, 1], found {list(label_fractions)}"
-            )
-        if not (probe_learning_rate > 0 and temperature > 0):
-            raise UserError(
-                "UnimodalEvaluation: expected probe_learning_rate and temperature above 0, found "
-                f"{probe_learning_rate} and {temperature}"
-            )
+        part, counts = "UnimodalEvaluation", {"label_draws": label_draws, "mean_labels": mean_labels}
+        check_range(part, "[1, inf)", k=k, top_k=min(top_k, default=1), probe_epochs=probe_epochs, **counts)
+        check_range(part, "[0, inf)", label_seed=label_seed)
+        check_range(part, "(0, inf)", probe_learning_rate=probe_learning_rate, temperature=temperature)
+        for fraction in label_fractions:
+            check_range(part, "(0, 1]", label_fractions=fraction)
+        check_range(f"{part}.label_fractions", "[1, inf)", number=len(label_fractions))
         self.label_fractions = sorted({float(x) for x in label_fractions}, reverse=True)
         self.label_draws, self.label_seed = label_draws, label_seed
         self.probe: dict[str, Any] = {"epochs": probe_epochs, "learning_rate": probe_learning_rate, **_PROBE}

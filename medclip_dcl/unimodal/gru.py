@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.networks.text_encoder import SentenceEncoder, TokenizerText
 from medclip_dcl.networks.transformer import Lengths, Tokens
 
@@ -47,7 +47,8 @@ class GruSentences(SentenceEncoder):
         trains_words: bool = True,
     ) -> None:
         super().__init__()
-        check_min("text_encoder", {"dim": (dim, 2), "word_dim": (word_dim, 1), "max_tokens": (max_tokens, 1)})
+        check_range("text_encoder", "[2, inf)", dim=dim)
+        check_range("text_encoder", "[1, inf)", word_dim=word_dim, max_tokens=max_tokens)
         if dim % 2:
             raise UserError(f"text_encoder.dim: expected an even number, for two directions, found {dim}")
         vectors = None if word_vectors is None else _read_vectors(word_vectors)

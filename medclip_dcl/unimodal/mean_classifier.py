@@ -16,6 +16,10 @@ from torch import Tensor
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.unimodal.curl import margin_loss
 
+Embeddings = Float[Tensor, "case dim"]
+Labels = Int[Tensor, "case"]
+Means = Float[Tensor, "class dim"]
+
 _MAX_TASKS = 1000
 """Of a class; the margins of all tasks are in memory at once. Of ten classes there are at most 126 with one of them."""
 
@@ -27,9 +31,7 @@ class MeanClassifierMetrics(NamedTuple):
     accuracy: float
 
 
-def class_means(
-    embeddings: Float[Tensor, "case dim"], labels: Int[Tensor, "case"], n_classes: int | None = None
-) -> Float[Tensor, "class dim"]:
+def class_means(embeddings: Embeddings, labels: Labels, n_classes: int | None = None) -> Means:
     """Rows W of the mean classifier: the mean embedding of each class (Saunshi et al., ICML 2019, definition 2.1).
 
     NaN for a class without a case; without `n_classes` there are as many as the largest label plus one.
@@ -42,12 +44,7 @@ def class_means(
 
 
 def average_k_metrics(
-    embeddings: Float[Tensor, "case dim"],
-    labels: Int[Tensor, "case"],
-    means: Float[Tensor, "class dim"],
-    k: int,
-    *,
-    loss: str = "logistic",
+    embeddings: Embeddings, labels: Labels, means: Means, k: int, *, loss: str = "logistic"
 ) -> MeanClassifierMetrics:
     """Loss and accuracy of the mean classifier, averaged over tasks of k + 1 distinct classes.
 
@@ -74,7 +71,7 @@ def average_k_metrics(
 
 
 def average_k_of_scores(
-    scores: Float[Tensor, "case class"], labels: Int[Tensor, "case"], k: int, *, loss: str = "logistic"
+    scores: Float[Tensor, "case class"], labels: Labels, k: int, *, loss: str = "logistic"
 ) -> MeanClassifierMetrics:
     """:func:`average_k_metrics` of any classifier's scores, of which a task compares those of its classes."""
     n_classes = scores.shape[1]
@@ -95,9 +92,7 @@ def average_k_of_scores(
 
 
 def intraclass_deviation(
-    embeddings: Float[Tensor, "case dim"],
-    labels: Int[Tensor, "case"],
-    class_probability: Float[Tensor, "class"] | None = None,
+    embeddings: Embeddings, labels: Labels, class_probability: Float[Tensor, "class"] | None = None
 ) -> float:
     """CURL's s(f): the classes' standard deviation in their widest direction, times the norm of their embeddings.
 

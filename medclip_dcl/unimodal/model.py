@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
-from medclip_dcl.common.errors import UserError, check_options
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.models.trained_model import NetworkModel
 from medclip_dcl.unimodal.data import ViewsProvided, ViewsRequirements
 from medclip_dcl.unimodal.encoders import SmallImageEncoder
@@ -49,7 +49,8 @@ class UnimodalModel(NetworkModel):
         weight_decay: float = 1e-6,
     ) -> None:
         super().__init__()
-        check_options({"learning_rate": learning_rate}, {"weight_decay": weight_decay})
+        check_range("model", "(0, inf)", learning_rate=learning_rate)
+        check_range("model", "[0, inf)", weight_decay=weight_decay)
         self.network = UnimodalNetwork(image_encoder, projection_dim, hidden, batch_norm)
         self.objective = objective
         self.learning_rate, self.weight_decay = learning_rate, weight_decay

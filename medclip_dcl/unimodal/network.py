@@ -8,9 +8,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from medclip_dcl.common.errors import UserError, check_min
-from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import UNIMODAL, require_kind
+from medclip_dcl.common.errors import UserError, check_range
+from medclip_dcl.common.weight_files import UNIMODAL
 from medclip_dcl.networks.described import DescribedNetwork
 from medclip_dcl.unimodal.encoders import SmallImageEncoder
 
@@ -26,6 +25,7 @@ class UnimodalNetwork(DescribedNetwork):
     """
 
     kind = UNIMODAL
+    parts = {"image_encoder": SmallImageEncoder}
 
     def __init__(
         self,
@@ -35,7 +35,8 @@ class UnimodalNetwork(DescribedNetwork):
         batch_norm: bool = False,
     ) -> None:
         super().__init__()
-        check_min("model", {"projection_dim": (projection_dim, 1), "hidden": (hidden, 0)})
+        check_range("model", "[1, inf)", projection_dim=projection_dim)
+        check_range("model", "[0, inf)", hidden=hidden)
         if hidden == 0 and batch_norm:
             raise UserError("model.batch_norm: expected false for a linear projection (hidden 0), found true")
         self.image_encoder = image_encoder
@@ -69,20 +70,5 @@ class UnimodalNetwork(DescribedNetwork):
         return torch.stack([project(part) for project, part in zip(projections, parts, strict=True)])
 
     def config(self) -> dict[str, Any]:
-        return {
-            **super().config(),
-            "image_encoder": part_config(self.image_encoder),
-            "projection_dim": self.projection_dim,
-            "hidden": self.hidden,
-            "batch_norm": self.batch_norm,
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> UnimodalNetwork:
-        require_kind(config, cls.kind)
-        return cls(
-            build_part(config["image_encoder"], SmallImageEncoder),
-            config["projection_dim"],
-            config["hidden"],
-            config["batch_norm"],
-        )
+        own = {name: getattr(self, name) for name in ("projection_dim", "hidden", "batch_norm")}
+        return {**super().config(), **own}

@@ -15,9 +15,8 @@ from torch.optim import Adam, Optimizer
 from transformers import PreTrainedTokenizerFast
 
 from medclip_dcl.common.distributed import gather_with_grad
-from medclip_dcl.common.errors import UserError, check_min, check_options
-from medclip_dcl.common.parts import build_part, part_config
-from medclip_dcl.common.weight_files import SENTENCES, require_kind
+from medclip_dcl.common.errors import UserError, check_range
+from medclip_dcl.common.weight_files import SENTENCES
 from medclip_dcl.models.trained_model import NetworkModel
 from medclip_dcl.networks.bert_folder import save_language_model
 from medclip_dcl.networks.described import DescribedNetwork
@@ -104,18 +103,11 @@ class SentenceNetwork(DescribedNetwork):
     """An encoder of sentences alone, as a network that describes and rebuilds itself."""
 
     kind = SENTENCES
+    parts = {"text_encoder": SentenceEncoder}
 
     def __init__(self, text_encoder: SentenceEncoder) -> None:
         super().__init__()
         self.text_encoder = text_encoder
-
-    def config(self) -> dict[str, Any]:
-        return {**super().config(), "text_encoder": part_config(self.text_encoder)}
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any]) -> SentenceNetwork:
-        require_kind(config, cls.kind)
-        return cls(build_part(config["text_encoder"], SentenceEncoder))
 
 
 class QuickThought(NetworkModel):
@@ -149,12 +141,9 @@ class QuickThought(NetworkModel):
         learning_rate: float = 5e-4,
     ) -> None:
         super().__init__()
-        check_min("model", {"context": (context, 1), "n_positives": (n_positives, 1)})
-        check_options({"learning_rate": learning_rate, "gamma2": gamma2}, {})
-        if not 0 <= class_probability < 1:
-            raise UserError(
-                f"model.class_probability: expected a number in [0, 1), found {class_probability}"
-            )
+        check_range("model", "[1, inf)", context=context, n_positives=n_positives)
+        check_range("model", "(0, inf)", learning_rate=learning_rate, gamma2=gamma2)
+        check_range("model", "[0, 1)", class_probability=class_probability)
         if context is not None and (n_positives or 1) > 2 * context:
             raise UserError(
                 f"model.n_positives: expected at most {2 * context}, twice the context, found {n_positives}"

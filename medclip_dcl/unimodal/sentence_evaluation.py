@@ -12,7 +12,7 @@ from pytorch_lightning import LightningModule, Trainer
 from torch import Tensor
 
 from medclip_dcl.common.distributed import gather_with_grad
-from medclip_dcl.common.errors import UserError, check_min, check_options
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.data.link import trainer_data
 from medclip_dcl.evaluation.callback import Evaluation, EvaluationResult
 
@@ -37,8 +37,9 @@ class SentenceEvaluation(Evaluation):
 
     def __init__(self, folds: int = 10, c: float = 1.0, seed: int = 0) -> None:
         super().__init__()
-        check_min("SentenceEvaluation", {"folds": (folds, 2), "seed": (seed, 0)})
-        check_options({"c": c}, {})
+        check_range("SentenceEvaluation", "[2, inf)", folds=folds)
+        check_range("SentenceEvaluation", "[0, inf)", seed=seed)
+        check_range("SentenceEvaluation", "(0, inf)", c=c)
         self.folds, self.c, self.seed = folds, c, seed
         self._parts: list[tuple[Tensor, Tensor]] = []
 

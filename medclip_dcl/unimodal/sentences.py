@@ -16,7 +16,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from medclip_dcl.common.errors import UserError, check_min
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.common.files import digest_of_file, read_text
 from medclip_dcl.data.link import LinkedDataModule
 from medclip_dcl.data.prepared import PreparedSet, labelled_findings
@@ -76,7 +76,8 @@ class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModu
         super().__init__()
         if (folder is None) == (text_file is None):
             raise UserError(f"data: expected either folder or text_file, found {folder} and {text_file}")
-        check_min("data", {"batch_size": (batch_size, 1), "seed": (seed, 0)})
+        check_range("data", "[1, inf)", batch_size=batch_size)
+        check_range("data", "[0, inf)", seed=seed)
         self.folder, self.text_file, self.task_files = folder, text_file, tasks or {}
         self.batch_size, self.seed = batch_size, seed
         self.texts: list[str] = []

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.errors import UserError, check_choice
+from medclip_dcl.common.errors import UserError, check_choice, check_range
 from medclip_dcl.objectives.anchor_losses import Anchors
 from medclip_dcl.objectives.class_probability import ClassProbability, ConstantClassProbability
 from medclip_dcl.objectives.contrastive import (
@@ -22,7 +22,7 @@ from medclip_dcl.objectives.contrastive import (
     statistics_of_rows,
 )
 from medclip_dcl.objectives.controls import DecoupledLoss, StoppedInfoNCE, WeightedInfoNCE
-from medclip_dcl.unimodal.views import ViewsObjective
+from medclip_dcl.unimodal.views import LossAndFigures, Views, ViewsObjective
 
 CorrectionImages = Literal["own", "class"]
 """Positives of the correction: views of the anchor's image, or of other training images of its class."""
@@ -106,10 +106,8 @@ class SimCLR(ViewsObjective):
     ) -> None:
         super().__init__()
         check_choice("SimCLR.correction_images", correction_images, get_args(CorrectionImages))
-        if not (0 < gamma2 < math.inf and n_positives >= 1):
-            raise UserError(
-                f"SimCLR: expected gamma2 above 0 and n_positives of at least 1, found {gamma2} and {n_positives}"
-            )
+        check_range("objective", "(0, inf)", gamma2=gamma2)
+        check_range("objective", "[1, inf)", n_positives=n_positives)
         is_own = correction_images == "own"
         self.n_members = 0 if is_own else n_positives
         self.n_views = n_positives + (1 if is_own else 2)
@@ -128,9 +126,7 @@ class SimCLR(ViewsObjective):
         of_classes = ("class_id",) if unbiased or self.n_members else ()
         self.requires = tuple(dict.fromkeys((*of_rule, *of_classes)))
 
-    def loss_of_batch(
-        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    def loss_of_batch(self, embeddings: Views, fields: Mapping[str, Tensor]) -> LossAndFigures:
         """Loss; share of anchors at the floor, mean eta and corrected share, share of capped etas; or a loss's own."""
         first, second, *_ = embeddings
         eta: float | Tensor = 0.0

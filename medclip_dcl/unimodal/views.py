@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TypeAlias
 
 import torch
 from jaxtyping import Float
@@ -10,6 +11,9 @@ from torch import Tensor, nn
 
 from medclip_dcl.common.distributed import gather_with_grad
 from medclip_dcl.objectives.contrastive import at_least_float32
+
+Views: TypeAlias = Float[Tensor, "view image dim"]
+LossAndFigures: TypeAlias = tuple[Float[Tensor, ""], dict[str, Tensor]]
 
 
 class ViewsObjective(nn.Module):
@@ -30,9 +34,7 @@ class ViewsObjective(nn.Module):
     min_images: int = 2
     requires: tuple[str, ...] = ()
 
-    def forward(
-        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    def forward(self, embeddings: Views, fields: Mapping[str, Tensor]) -> LossAndFigures:
         """Loss, and statistics to log, from this process's images; each the same on all processes."""
         with torch.autocast(device_type=embeddings.device.type, enabled=False):
             embeddings = at_least_float32(embeddings)
@@ -45,8 +47,6 @@ class ViewsObjective(nn.Module):
             required = {name: gather_with_grad(fields[name]) for name in self.requires}
             return self.loss_of_batch(embeddings, required)
 
-    def loss_of_batch(
-        self, embeddings: Float[Tensor, "view image dim"], fields: Mapping[str, Tensor]
-    ) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    def loss_of_batch(self, embeddings: Views, fields: Mapping[str, Tensor]) -> LossAndFigures:
         """Mean loss of the images of all processes, and figures to log."""
         raise NotImplementedError

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.labelled import LabelledDataModule
 from medclip_dcl.data.reports import ReportsDataModule
@@ -45,3 +46,20 @@ def test_value_outside_the_choices_is_refused(build: Callable[..., Any], setting
     name = setting.partition(".")[2]
     with pytest.raises(UserError, match=rf"^{setting}: expected one of .*, found 'else'$"):
         build(**{name: "else"})
+
+
+@pytest.mark.parametrize(
+    ("interval", "inside", "outside"),
+    [
+        ("(0, 1]", [0.5, 1, None], [0, -1, 1.1, math.inf, math.nan]),
+        ("[1, inf)", [1, 9], [0, math.inf, math.nan]),
+        ("[0, inf]", [0, math.inf], [-1, math.nan]),
+        ("(-inf, inf)", [-9], [math.inf, -math.inf, math.nan]),
+    ],
+)
+def test_ranges_have_open_and_closed_ends(interval, inside, outside):
+    for value in inside:
+        check_range("data", interval, size=value)
+    for value in outside:
+        with pytest.raises(UserError, match=f"data.size: expected .*, found {value}"):
+            check_range("data", interval, size=value)

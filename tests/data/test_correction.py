@@ -165,7 +165,7 @@ def test_what_cannot_be_drawn_is_refused(small_set, small_bert, tmp_path):
 def test_a_sentence_without_a_group_draws_nothing():
     numbers = {"sentence": [5], "group_of_sentence": [7], "group": [7, 7], "image": [0, 1]}
     arrays = Arrays({name: np.array(values) for name, values in numbers.items()})
-    rows = CorrectionImages(arrays, np.array([1, 2]), 2)
+    rows = CorrectionImages(arrays, Arrays({"study_id": np.array([1, 2])}), [], 2)  # type: ignore[arg-type]
     generator = np.random.default_rng(0)
     assert rows.draw(5, 1, generator).tolist() == [1, 1] and len(rows.draw(6, 1, generator)) == 0
     assert Counter(rows.draw(5, 3, generator).tolist()).keys() <= {0, 1}

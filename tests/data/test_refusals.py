@@ -32,7 +32,7 @@ from tests.data.test_reports import USE, set_up, write_set
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (ImageTextDataModule, {"crop_size": 600}, r"crop_size: expected null or .* 512\], found 600"),
+        (ImageTextDataModule, {"crop_size": 600}, r"crop_size: expected a number in .* 512\], found 600"),
         (ImageTextDataModule, {"brightness": 1.5}, r"data.brightness: expected a number in \[0, 1\), found 1.5"),
         (ImageTextDataModule, {"views": 0}, "data.views: expected at least 1, found 0"),
         (ImageTextDataModule, {"evaluation_crop": 0}, r"evaluation_crop: expected .* 512\], found 0"),

@@ -272,9 +272,9 @@ def test_report_embedding_is_its_distinct_sentences_mean() -> None:
         (10, "findings", 0, 7),
     ]
     reports = pd.DataFrame(rows, columns=["study_id", "section", "position", "sentence_id"])
-    found = report_embedding(sentences, reports)
-    assert found.study_id.tolist() == [10, 30]
-    assert found.embedding.tolist() == [[5, 5], [0.5, 0.5]] and found.embedding.dtype == np.float32
+    studies, embedding = report_embedding(sentences, reports)
+    assert studies.tolist() == [10, 30]
+    assert embedding.tolist() == [[5, 5], [0.5, 0.5]] and embedding.dtype == np.float32
 
 
 def test_a_missing_gpu_is_named(prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

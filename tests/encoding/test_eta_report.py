@@ -253,8 +253,8 @@ def test_a_score_that_is_missing_is_refused(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["--a", "0.5"], "--a and --k go together"),
-        (["--a", "1.5", "--k", "0"], r"expected a in \[0, 1\) and a finite k .*, found 1.5 and 0"),
-        (["--a", "0.5", "--k", "inf"], "a finite k of at least 0, found 0.5 and inf"),
+        (["--a", "1.5", "--k", "0"], r"class_probability.a: expected a number in \[0, 1\), found 1.5"),
+        (["--a", "0.5", "--k", "inf"], "class_probability.k: expected at least 0, found inf"),
         (["--log_p", "none"], r"no sentence scores named none in .* \(there: bert-12345678\)"),
     ],
 )

@@ -118,7 +118,7 @@ def test_model_names_its_only_embedding(embedded_set, tmp_path):
     shutil.copy(file, file.with_name("bert-base-0123abcd.parquet"))
     read_texts(Similar(data=folder, model="bert-base-0123abcd-mean"))
     with pytest.raises(
-        PreparedDataError, match="--model: runs/bert-base/ has several embeddings, bert-base-0123abcd,"
+        PreparedDataError, match="there: bert-base-0123abcd, bert-base-0123abcd-mean.; name one"
     ):
         read_texts(Similar(data=folder, model="runs/bert-base/"))
 

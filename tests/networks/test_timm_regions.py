@@ -133,7 +133,7 @@ def test_description_rebuilds_and_every_parameter_learns(family):
     name, _, encoder = family
     images = torch.rand(2, 3, *sides(encoder, name))
     config = json.loads(json.dumps(encoder.config()))
-    again = TimmRegions(**config, projection="linear").eval()  # as models saved before name it
+    again = TimmRegions(**config).eval()
     again.load_state_dict(encoder.state_dict())
     assert torch.equal(again(images), encoder.eval()(images)) and again.config() == config
     layers = encoder.feature_layers()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from medclip_dcl.data.image_text import EvaluationTables
 from medclip_dcl.evaluation import SentenceClassification
-from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, embed_anew
+from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, Values, embed_anew
 from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.text_encoder import SentenceEncoder
@@ -218,9 +218,7 @@ class Sentences(SentenceClassification):
         self.mentions = pd.read_parquet(mentions).set_index("sentence_id")["n_train"]
         self.by = None if by_labels is None else MentionScores(by_labels)
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         if self.by is None:
             return super().measure(network, encoded, dicom_ids)
         rows = [row for row, dicom_id in enumerate(dicom_ids) if dicom_id in self._expected]
@@ -289,9 +287,7 @@ class OwnSentences(EvaluationCallback):
         self._states, self._embedded = tables.sentence_states, torch.empty(0)
         return set(tables.sentences["dicom_id"])
 
-    def measure(
-        self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    def measure(self, network: ImageTextNetwork, encoded: Encoded, dicom_ids: Sequence[str]) -> Values:
         if self.by is None and not len(self._embedded):
             states = None if self._states is None else self._states(self._ids)
             self._embedded = embed_anew(network, self._texts, states)
