@@ -81,7 +81,8 @@ class Predictions:
     @cached_property
     def patients(self) -> Patients:
         """Sorted subject_id of all tested images (`images`; without them, of the tables)."""
-        return patients_of([*self.tables.values(), *([] if self.images is None else [self.images])])
+        tables = [*self.tables.values(), *([] if self.images is None else [self.images])]
+        return np.unique(np.concatenate([table["subject_id"].to_numpy() for table in tables]))
 
     def compute(self, section: str) -> Callable[..., summaries.Numbers]:
         """Function of rows and weights that gives the numbers of a section."""
@@ -392,11 +393,6 @@ def patient_draws(n_patients: int, n_draws: int, seed: int) -> UInt8[np.ndarray,
 def predictions_of(run: Path | Predictions) -> Predictions:
     """Predictions of a run folder, or those given."""
     return TestedRun(run).predictions if isinstance(run, Path) else run
-
-
-def patients_of(tables: Iterable[pd.DataFrame]) -> Patients:
-    """Sorted subject_id of tables."""
-    return np.unique(np.concatenate([table["subject_id"].to_numpy() for table in tables]))
 
 
 def _number(value: float) -> float | None:
