@@ -5,31 +5,28 @@ from __future__ import annotations
 import signal
 import sys
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
+
+from pandas import DataFrame
 
 from medclip_dcl.common.command_line import in_words
-from medclip_dcl.studies.options import Benchmark as Options
+from medclip_dcl.common.devices import usable_device
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import read_prompts
+from medclip_dcl.data.lineage import Answer
+from medclip_dcl.report.draws import require_same_cases
+from medclip_dcl.runs.saved import other_geometry
+from medclip_dcl.studies import benchmark_plan as plan
+from medclip_dcl.studies.benchmark_page import write_page
+from medclip_dcl.studies.benchmark_probe import Probes, shares_of
+from medclip_dcl.studies.one_run import LOG_FILE, run_one
+from medclip_dcl.studies.options import Benchmark
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
-
-def run(options: Options) -> None:
+def run(options: Benchmark) -> None:
     """Test and compare; status 1 where a test failed, 143 if stopped."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    # Import here to keep --help fast.
-    from medclip_dcl.common.devices import usable_device
-    from medclip_dcl.common.errors import UserError
-    from medclip_dcl.common.findings import read_prompts
-    from medclip_dcl.data.lineage import Answer
-    from medclip_dcl.report.draws import require_same_cases
-    from medclip_dcl.runs.saved import other_geometry
-    from medclip_dcl.studies import benchmark_plan as plan
-    from medclip_dcl.studies.benchmark_page import write_page
-    from medclip_dcl.studies.benchmark_probe import Probes, shares_of
-    from medclip_dcl.studies.one_run import LOG_FILE, run_one
-
     usable_device(options.device)
     models = plan.read_models(options.models, options.names and options.names.split(","), options.probe)
     sets, prompts = plan.read_sets(options.sets), read_prompts(options.prompts, "--prompts")
