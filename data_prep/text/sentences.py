@@ -188,13 +188,7 @@ def _numbered_lines(lines: list[str]) -> set[int]:
 _LETTERS = tuple("abcdefghijklmnop")
 _ROMAN = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii")
 _NUMBERS = tuple(str(number) for number in range(1, 100))
-_ORDERS = (
-    _NUMBERS,
-    _LETTERS,
-    tuple(map(str.upper, _LETTERS)),
-    _ROMAN,
-    tuple(map(str.upper, _ROMAN)),
-)
+_ORDERS = (_NUMBERS, _LETTERS, tuple(map(str.upper, _LETTERS)), _ROMAN, tuple(map(str.upper, _ROMAN)))
 # Characters before a mark that matter; all of them would make long texts slow.
 _NEAR = 100
 _ENDS_CLAUSE = re.compile(r"(?:^|[.:;?!)\]\"。：；？！])\s*$", re.MULTILINE)

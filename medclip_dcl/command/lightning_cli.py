@@ -64,13 +64,7 @@ from medclip_dcl.runs.run_folder import (
     RunFolderError,
     length_in_words,
 )
-from medclip_dcl.runs.saved import (
-    STEPS,
-    command_of_test,
-    describe_checkpoint,
-    differing_settings,
-    read_json,
-)
+from medclip_dcl.runs.saved import STEPS, command_of_test, describe_checkpoint, differing_settings, read_json
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.best_checkpoint import BestCheckpoint, check_callbacks, complete_selection
 from medclip_dcl.training.class_probability import ClassProbabilityTable

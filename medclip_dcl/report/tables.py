@@ -405,9 +405,7 @@ def _detail_table(described: Mapping[str, Any], prefix: str, runs: Mapping[str, 
 
 
 def _table(
-    description: Mapping[str, Any],
-    measured: Mapping[str, Results],
-    runs: Mapping[str, Shown],
+    description: Mapping[str, Any], measured: Mapping[str, Results], runs: Mapping[str, Shown]
 ) -> Table:
     """A described table with the columns of the measured sections."""
     first = next(iter(runs.values())).results

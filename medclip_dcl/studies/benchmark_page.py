@@ -14,15 +14,7 @@ from medclip_dcl.common.files import write_text
 from medclip_dcl.data.lineage import Answer
 from medclip_dcl.metrics import table
 from medclip_dcl.report import charts
-from medclip_dcl.report.contrasts import (
-    Contrasts,
-    Sides,
-    compared,
-    explain,
-    is_marked,
-    side_named,
-    sides_of,
-)
+from medclip_dcl.report.contrasts import Contrasts, Sides, compared, explain, is_marked, side_named, sides_of
 from medclip_dcl.report.draws import Estimate, units_of
 from medclip_dcl.report.failures import failures as failures_of
 from medclip_dcl.report.page import render_template

@@ -230,7 +230,7 @@ def _config(
             "callbacks": [
                 {"class_path": f"medclip_dcl.evaluation.{name}", "init_args": arguments}
                 for name, arguments in evaluations
-            ],
+            ]
         },
         "model": {
             "class_path": f"medclip_dcl.models.{classes[0]}",
