@@ -20,8 +20,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.pictures.overlay import overlay
 from medclip_dcl.use import loading
-from medclip_dcl.use.file_state import FileState
-from medclip_dcl.use.score_table import ScoreTable
+from medclip_dcl.use.score_table import FileState, ScoreTable
 from tests.program import shell
 from tests.small import export_network, platt_calibration
 
