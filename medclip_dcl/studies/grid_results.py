@@ -25,29 +25,18 @@ from medclip_dcl.runs.saved import (
     read_parquet,
     read_results,
 )
-from medclip_dcl.studies.grid import (
-    AT,
-    BEST,
-    END,
-    FACTS,
-    STEP_COLUMNS,
-    TRAINING,
-    VALIDATION,
-    Experiment,
-    Outcome,
-    with_prompt_texts,
-)
+from medclip_dcl.studies import grid
 from medclip_dcl.studies.one_run import Run, is_done
 
 EXPERIMENT_FILE, TABLE_FILE = "experiment.json", "results.parquet"
 
 
-def claim_folder(experiment: Experiment, writes: bool = True) -> None:
+def claim_folder(experiment: grid.Experiment, writes: bool = True) -> None:
     """Check that the folder is new or of this experiment, whose levels may change, and write experiment.json."""
     file, table = experiment.folder / EXPERIMENT_FILE, experiment.folder / TABLE_FILE
     now = experiment.identity()
     saved = read_json(file) if file.is_file() else {}
-    if before := with_prompt_texts(saved):
+    if before := grid.with_prompt_texts(saved):
         differing = list(differing_settings(before["settings"], now["settings"]))
         differing += ["commands"] * (before["commands"] != now["commands"])
         if before["order"] != now["order"]:
@@ -83,11 +72,11 @@ def claim_folder(experiment: Experiment, writes: bool = True) -> None:
 
 def _dependence(levels: Iterable[str]) -> dict[str, list[str]]:
     """Level -> other axes on which its settings depend, from the keys of experiment.json."""
-    parts = (key.split(AT) for key in levels)
+    parts = (key.split(grid.AT) for key in levels)
     return {name: [one.partition("=")[0] for one in others] for name, *others in parts}
 
 
-def results_table(experiment: Experiment) -> pd.DataFrame:
+def results_table(experiment: grid.Experiment) -> pd.DataFrame:
     """One row for each finished run and outcome, in the order of the grid; without outcomes, one for each run.
 
     An outcome at the best step has a row for each kept step. The columns are the axes, run, outcome, value,
@@ -100,27 +89,27 @@ def results_table(experiment: Experiment) -> pd.DataFrame:
             continue
         levels = {axis: values[axis][name] for axis, name in run.levels.items()}
         for name in experiment.outcomes or (None,):
-            outcome = Outcome("") if name is None else experiment.outcomes[name]
+            outcome = grid.Outcome("") if name is None else experiment.outcomes[name]
             found = [_row(run, name, outcome, step) for step in _steps(outcome, name, run)]
             chosen = found
-            if outcome.step == BEST:
+            if outcome.step == grid.BEST:
                 known = [row for row in found if pd.notna(row["validate"])]
                 best = max if outcome.is_higher_chosen else min  # the first of equal ones
                 chosen = [best(known, key=itemgetter("validate"))] if known else []
             rows += [{**levels, **row, "chosen": any(row is one for one in chosen)} for row in found]
-    columns = [*experiment.axes, "run", "outcome", "value", *STEP_COLUMNS, *FACTS]
-    kinds = {"run": "string", "outcome": "string", "value": "float64", **STEP_COLUMNS, **FACTS}
+    columns = [*experiment.axes, "run", "outcome", "value", *grid.STEP_COLUMNS, *grid.FACTS]
+    kinds = {"run": "string", "outcome": "string", "value": "float64", **grid.STEP_COLUMNS, **grid.FACTS}
     return pd.DataFrame(rows, columns=columns).astype(kinds)
 
 
-def write_table(experiment: Experiment) -> pd.DataFrame:
+def write_table(experiment: grid.Experiment) -> pd.DataFrame:
     """Make results.parquet from the runs."""
     table = results_table(experiment)
     write_parquet(table, experiment.folder / TABLE_FILE)
     return table
 
 
-def _row(run: Run, name: str | None, outcome: Outcome, step: int | None) -> dict[str, Any]:
+def _row(run: Run, name: str | None, outcome: grid.Outcome, step: int | None) -> dict[str, Any]:
     """Number of an outcome, and of the validation that may choose it, after a step; None: of results.json."""
     folder = run.folder if step is None else run.folder / STEPS / str(step)
     metrics, facts = _read_cell(
@@ -131,12 +120,14 @@ def _row(run: Run, name: str | None, outcome: Outcome, step: int | None) -> dict
     return {"run": run.name, "outcome": name, "value": value, "step": step, "validate": validate, **facts}
 
 
-def _steps(outcome: Outcome, name: str | None, run: Run) -> Sequence[int | None]:
+def _steps(outcome: grid.Outcome, name: str | None, run: Run) -> Sequence[int | None]:
     """The steps of an outcome's rows; None for results.json. The run must have tested them for a number of the test."""
     if outcome.step == "":
         return [None]
     kept = (read_config(run.folder) or {}).get("kept_steps") or []
-    steps: list[Any] = kept if outcome.step == BEST else kept[-1:] if outcome.step == END else [outcome.step]
+    steps: list[Any] = (
+        kept if outcome.step == grid.BEST else kept[-1:] if outcome.step == grid.END else [outcome.step]
+    )
     for step in [] if outcome.is_of_validation else steps or [outcome.step]:
         if not (run.folder / STEPS / str(step) / RESULTS_FILE).is_file():
             raise UserError(
@@ -151,7 +142,7 @@ def _value(
 ) -> float | None:
     """Mean over an outcome's paths; None where one of them has no number."""
     file = run.folder / RESULTS_FILE
-    if (prefix := paths[0].partition("/")[0] + "/") in (VALIDATION, TRAINING):
+    if (prefix := paths[0].partition("/")[0] + "/") in (grid.VALIDATION, grid.TRAINING):
         file = run.folder / METRICS_FILE
         metrics = _of_metrics_file(file, _time_of(file), step, prefix)
     if missing := [path for path in paths if path not in metrics]:
