@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from medclip_dcl.command.options import Demo
 from medclip_dcl.common.command_line import in_words
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.processes import locked, stop
 
 PROGRAM = (sys.executable, "-m", "medclip_dcl")
 RAW, SET, LANGUAGE_MODEL, RUN = "data/phantom_raw", "data/phantom", "runs/demo_language_model", "runs/demo"
@@ -99,10 +99,15 @@ def run(options: Demo) -> None:
     Raises:
         UserError: a step failed, or another demo runs in the folder.
     """
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, stop)
     folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder) as lock:
+    # Steps inherit the lock, so that it also holds while one outlives a killed demo.
+    with locked(folder / _LOCK) as lock:
+        if lock is None:
+            raise UserError(
+                f"--folder {folder}: a demo, or a step of one that was killed, runs there; wait for its end"
+            )
         stages = due(folder)
         count, total = (sum(map(len, steps)) for steps in (stages, STAGES))
         if count:
@@ -166,22 +171,3 @@ def _finish(step: Step, folder: Path, status: int) -> None:
         )
     for product in products:  # newer than what it was made from, also where the step had nothing to do
         os.utime(product)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[int]:
-    """Hold the lock of the folder; steps inherit it, so that it also holds while one outlives a killed demo."""
-    with (folder / _LOCK).open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"--folder {folder}: a demo, or a step of one that was killed, runs there; wait for its end"
-            ) from error
-        except OSError:  # a file system without locks
-            pass
-        yield stream.fileno()
-
-
-def _stop(number: int, _: object) -> None:
-    raise SystemExit(128 + number)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import sys
-from types import FrameType
-from typing import NoReturn
 
 from pandas import DataFrame
 
@@ -13,6 +11,7 @@ from medclip_dcl.common.command_line import in_words
 from medclip_dcl.common.devices import usable_device
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import read_prompts
+from medclip_dcl.common.processes import stop
 from medclip_dcl.data.lineage import Answer
 from medclip_dcl.report.draws import require_same_cases
 from medclip_dcl.runs.saved import other_geometry
@@ -25,6 +24,7 @@ from medclip_dcl.studies.options import Benchmark
 
 def run(options: Benchmark) -> None:
     """Test and compare; status 1 where a test failed, 143 if stopped."""
+    # Lightning would end a test at a signal as one that failed, and the next would begin.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     usable_device(options.device)
@@ -101,8 +101,3 @@ def run(options: Benchmark) -> None:
     if failures:
         print(f"tests failed: {len(failures)}; the same command tries them again", file=sys.stderr)
         raise SystemExit(1)
-
-
-def stop(number: int, frame: FrameType | None) -> NoReturn:
-    """Lightning would end a test at a signal as one that failed, and the next would begin."""
-    raise SystemExit(128 + number)
