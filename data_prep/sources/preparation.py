@@ -315,8 +315,6 @@ def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd
     return images[images["subject_id"].isin(taken)].reset_index(drop=True)
 
 
-# --- Origin of a set -------------------------------------------------------------------------------------------------
-
 UNFINISHED = "unfinished.json"
 _CONTENT = "content of "
 
@@ -441,9 +439,6 @@ def _word(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
 
 
-# --- Images ------------------------------------------------------------------------------------------------------
-
-
 def _prepare_images(
     images: pd.DataFrame, settings: Prepare, pool: Executor | None
 ) -> tuple[pd.DataFrame, list[set_tables.Reject]]:
@@ -489,9 +484,6 @@ def _refuse_many(
 def _write_rejects(output: Path, rejects: Sequence[set_tables.Reject]) -> None:
     frame = pd.DataFrame(rejects, columns=["kind", "id", "reason"])
     write_text(frame.to_csv(index=False, lineterminator="\n"), output / "rejects.csv")
-
-
-# --- Summary ---------------------------------------------------------------------------------------------------------
 
 
 def summary(output: Path, info: Mapping[str, Any]) -> str:

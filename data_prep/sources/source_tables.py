@@ -108,7 +108,6 @@ class CsvFile:
             raise UserError(f"{place} cannot be read ({error}); {self.advice}") from error
 
     def header(self) -> list[str]:
-        """The column names."""
         return [name.strip() for name in next(self._lines(), (1, []))[1]]
 
     def read(
@@ -255,7 +254,6 @@ def read_label_table(
 
 
 def require(column: pd.Series, is_right: pd.Series, expected: str, file: Path) -> None:
-    """Check every value of a column."""
     is_wrong = ~is_right.astype(bool)
     if is_wrong.any():
         raise UserError(f"{file}, {wrong_values(column, is_wrong, expected)}; {OWN_FILE}")

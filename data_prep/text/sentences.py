@@ -105,9 +105,6 @@ def split_sentences(passage: str, language: str = "en") -> list[str]:
     return [piece for piece in pieces if piece]
 
 
-# --- Lines -------------------------------------------------------------------------------------------------------
-
-
 def _joined_lines(lines: list[str], has_tags: bool) -> list[str]:
     joined: list[str] = []
     is_open = False
@@ -182,8 +179,6 @@ def _numbered_lines(lines: list[str]) -> set[int]:
     is_list = len(numbers) > 1 and list(numbers.values()) == list(range(1, len(numbers) + 1))
     return set(numbers) if is_list else set()
 
-
-# --- Marks of list items -----------------------------------------------------------------------------------------
 
 _LETTERS = tuple("abcdefghijklmnop")
 _ROMAN = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii")

@@ -269,5 +269,4 @@ def _data_uri(file: Path) -> str:
 
 
 def run(options: Report) -> None:
-    """Write the report of a run, and print its path."""
     print(write_report(options.run))

@@ -277,12 +277,10 @@ class Shown(NamedTuple):
         return self.intervals.get(path) or Estimate(value_at(self.results["metrics"], path), None, None)
 
     def cell(self, path: str, digits: int) -> Cell:
-        """:meth:`estimate` as text."""
         return interval_cell(self.estimate(path), digits)
 
     @property
     def aucs(self) -> dict[str, Estimate]:
-        """:func:`aucs` of the run."""
         paths = [path[1:] for path, _ in by_path(self.results["metrics"], "")]
         return aucs({path: self.estimate(path) for path in paths if _AUC.fullmatch(path)})
 

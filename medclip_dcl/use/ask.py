@@ -44,7 +44,6 @@ _MAX_BYTES = 150
 
 
 def run(options: Ask) -> None:
-    """Draw heat maps or classify images."""
     if options.classify:
         classify_files(options)
     else:
