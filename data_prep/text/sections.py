@@ -335,21 +335,15 @@ def _without_sign_off(text: str, is_whole: bool = False) -> str:
         is_wrapped = len(previous) > 50 and previous[-1] not in ".:;?!)_"
         if not is_closed and (is_wrapped or not languages.names_signer(line)):
             kept.append(line)
-            is_text = kind in _MAIN or (kind is None and (not is_whole or _is_statement(line, head)))
+            # "City Hospital", "Age: 50" and "Clinical details: cough." are no text.
+            is_statement = not is_whole or languages.is_of_reading(head or line)
+            is_statement = is_statement or (not head and line.rstrip().endswith((".", "。")))
+            is_text = kind in _MAIN or (kind is None and is_statement)
             has_text = has_text or (is_text and has_letter(languages.without_views(line)))
         is_closed = is_closed or (
             signed is not None and has_text and not languages.TO_ANOTHER.match(signed[0])
         )
     return "\n".join(kept)
-
-
-def _is_statement(line: str, head: str) -> bool:
-    """False for "City Hospital", "Age: 50" and "Clinical details: cough."."""
-    return (
-        languages.is_of_reading(head)
-        if head
-        else languages.is_of_reading(line) or line.rstrip().endswith((".", "。"))
-    )
 
 
 def _pieces(

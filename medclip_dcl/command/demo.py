@@ -126,15 +126,12 @@ def due(folder: Path) -> list[list[Step]]:
     """Steps without a product, or with one that is older than the stage before, and all steps after these."""
     found, before = [], 0.0
     for stage in STAGES:
-        times = {step: _time(folder, step) for step in stage}
+        # Of several products the oldest (scores by other models come later); 0 if there is none.
+        files = {step: folder.glob(step.product) for step in stage}
+        times = {step: min((x.stat().st_mtime for x in files[step]), default=0.0) for step in stage}
         found.append([step for step, time in times.items() if time < before or not time])
         before = math.inf if found[-1] else max(times.values())
     return found
-
-
-def _time(folder: Path, step: Step) -> float:
-    """Time of a step's product, of several the oldest (scores by other models come later); 0 if there is none."""
-    return min((file.stat().st_mtime for file in folder.glob(step.product)), default=0.0)
 
 
 def _run_at_once(steps: Sequence[Step], folder: Path, lock: int) -> None:

@@ -266,11 +266,6 @@ def _means_over_findings(values: Numbers, draws: Numbers, table: pd.DataFrame) -
     return found
 
 
-def _mean_over_classes(draws: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean over classes of sentences; one of another band has no number at all."""
-    return mean_of([one for one in draws if np.isfinite(one).any()], np.full_like(draws[0], np.nan))
-
-
 def numbers_of_draws(
     compute: Callable[..., summaries.Numbers],
     prefix: str,
@@ -301,7 +296,9 @@ def numbers_of_draws(
     if prefix in CLASSIFICATIONS:
         draws |= _means_over_findings(values or draws, draws, table)
     elif prefix == "sentences":
-        draws = {path: _mean_over_classes([part[path] for part in parts]) for path in draws}
+        # One of another band has no number at all.
+        of_path = {path: [part[path] for part in parts if np.isfinite(part[path]).any()] for path in draws}
+        draws = {path: mean_of(of_path[path], np.full_like(draws[path], np.nan)) for path in draws}
     return draws
 
 

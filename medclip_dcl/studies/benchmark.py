@@ -73,7 +73,7 @@ def run(options: Benchmark) -> None:
                 problem = "another process is testing it; give the same command after its end"
             elif end.state != "done":
                 problem = f"{end.error} ({run.folder / LOG_FILE})"
-            elif end.seconds is not None and plan.has_changed(run, model):
+            elif end.seconds is not None and plan.asked_for(run.folder).get("model") != model.digest():
                 problem = "the model was changed during its test; the same command tests it again"
             else:
                 try:

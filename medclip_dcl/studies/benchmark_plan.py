@@ -198,11 +198,6 @@ def is_readable(folder: Path) -> bool:
         return False
 
 
-def has_changed(run: Run, model: Model) -> bool:
-    """True if the weights are no longer those that the test was asked for."""
-    return asked_for(run.folder).get("model") != model.digest()
-
-
 def _config(
     model: Model, prepared: PreparedSet, prompts: Mapping[str, Any], ensemble: Ensemble
 ) -> dict[str, Any]:
