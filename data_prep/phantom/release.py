@@ -200,7 +200,8 @@ def _write_image(
 ) -> list[release_tables.BoxRecord]:
     """Draw an image unless it is complete on disk; images with boxes are always drawn, for their boxes."""
     file, seed = folder / image.path, (options.seed, planned.index)
-    is_test, is_whole = planned.split == "test", _is_whole_jpeg(file)
+    is_test, content = planned.split == "test", file.read_bytes() if file.is_file() else b""
+    is_whole = content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9")  # the ends of a JPEG
     has_boxes = is_test and image.is_frontal and any(f.category for f in state.findings)
     if is_whole and not has_boxes:
         return []
@@ -247,12 +248,6 @@ def _date_and_time(seed: tuple[int, int]) -> tuple[str, str]:
     year, month, day = rng.integers(2110, 2201), rng.integers(1, 13), rng.integers(1, 29)
     hour, minute, second = rng.integers(0, 24), rng.integers(0, 60), rng.integers(0, 60)
     return f"{year}{month:02d}{day:02d}", f"{hour}{minute:02d}{second:02d}.{rng.integers(0, 1000):03d}"
-
-
-def _is_whole_jpeg(file: Path) -> bool:
-    """True if the file exists and has both ends of a JPEG."""
-    content = file.read_bytes() if file.is_file() else b""
-    return content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9")
 
 
 def run(options: Phantom) -> None:

@@ -263,8 +263,10 @@ def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:
     """The problem of a column with wrong values, with their rows where its index is named `ROW`."""
     wrong = column[is_wrong]
     alike: dict[str, list[tuple[str, str]]] = {}
-    for value, of_value in wrong.groupby(wrong, sort=False, dropna=False):
-        alike.setdefault(plain_number(str(value)), []).append((str(value), _row_numbers(of_value)))
+    for value, rows in wrong.groupby(wrong, sort=False, dropna=False):
+        numbers = f" in row{'s' * (len(rows) > 1)} {_first([*map(str, rows.index)])}"
+        spelling = str(value), numbers if rows.index.name == ROW else ""
+        alike.setdefault(plain_number(str(value)), []).append(spelling)
     first, *others = [
         f"{value[:60]!r}{code_points(value) if len(spellings) > 1 else ''}{row_numbers}"
         for spellings in alike.values()
@@ -272,12 +274,6 @@ def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:
     ]
     found = f"{first}{and_others(others)} ({len(wrong):,} of {len(column):,} rows)"
     return f"column {column.name}: expected {expected}, found {found}"
-
-
-def _row_numbers(rows: pd.Series) -> str:
-    if rows.index.name != ROW:
-        return ""
-    return f" in row{'s' * (len(rows) > 1)} {_first([*map(str, rows.index)])}"
 
 
 def and_others(others: Sequence[str]) -> str:

@@ -45,15 +45,9 @@ from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, Results
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.described import ImageNetwork
 from medclip_dcl.networks.image_encoder import IMAGENET
+from medclip_dcl.runs import run_folder
 from medclip_dcl.runs.checkpoint_files import ResumeError
 from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
-from medclip_dcl.runs.run_folder import (
-    FIT_FILE,
-    UNTRAINED_CHECKPOINT,
-    RunFolder,
-    RunFolderError,
-    length_in_words,
-)
 from medclip_dcl.runs.saved import STEPS, command_of_test, describe_checkpoint, differing_settings, read_json
 from medclip_dcl.training import last_checkpoint
 from medclip_dcl.training.averaging import AveragedWeights
@@ -195,7 +189,7 @@ class MedclipCLI(LightningCLI):
         for line in _take_prompt_texts(config):
             rank_zero_info(line)
             self.origins.append(line)
-        self.run = RunFolder(config.run_folder)
+        self.run = run_folder.RunFolder(config.run_folder)
         self.environment = _own_environment(config.trainer)
         check_min("trainer", {"accumulate_grad_batches": (config.trainer.accumulate_grad_batches, 1)})
         # Never unpickle code from a checkpoint.
@@ -222,7 +216,7 @@ class MedclipCLI(LightningCLI):
                 self._claim_folder(config)
         else:
             if config.ckpt_path is None and not self.run.checkpoints.is_dir():
-                raise RunFolderError(
+                raise run_folder.RunFolderError(
                     f"{self.run.folder} holds no checkpoints; train first, or give --ckpt_path MODEL"
                 )
             self.tests_steps = config.ckpt_path is None
@@ -323,9 +317,9 @@ class MedclipCLI(LightningCLI):
             if is_longer:
                 if self.run.is_finished:
                     rank_zero_info(
-                        f"{self.run.folder} was finished and goes on to {length_in_words(self.config_dump)}; results, "
-                        "predictions, figures and report of its earlier end get their number of epochs or steps in "
-                        "their names; the learning rate follows the schedule of the new length from here on"
+                        f"{self.run.folder} was finished and goes on to {run_folder.length_in_words(self.config_dump)}"
+                        "; results, predictions, figures and report of its earlier end get their number of epochs or "
+                        "steps in their names; the learning rate follows the schedule of the new length from here on"
                     )
                 self.goes_on = True
             else:
@@ -439,7 +433,7 @@ class MedclipCLI(LightningCLI):
             last = read_model(given)
         record = self.record.record(self.trainer, last)
         selected = options.checkpoint.selected(last.checkpoint)
-        write_json({**record, "best": selected}, self.run.folder / FIT_FILE)
+        write_json({**record, "best": selected}, self.run.folder / run_folder.FIT_FILE)
         rank_zero_info(options.checkpoint.describe(selected, record["epochs"]))
         imports = config_files.import_options(self.config[self.subcommand])
         next_command = getattr(self.model, "next_command", lambda run: command_of_test(run) + imports)
@@ -453,7 +447,7 @@ class MedclipCLI(LightningCLI):
         self.trainer.test(model, **kwargs)
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
+        untrained = self.run.checkpoints / run_folder.UNTRAINED_CHECKPOINT
         folder = self.results.folder or Path(self.trainer.default_root_dir)
         results, before = folder / RESULTS_FILE, folder / UNTRAINED_FILE
         has_untrained = self.config[self.subcommand].untrained and untrained.is_file() and self.is_own
@@ -626,5 +620,5 @@ def _is_comparable(results: Path, untrained: Path) -> bool:
     return all(a.get(key) == b.get(key) for key in keys)
 
 
-def _checkpoint_folder(run_folder: str) -> str:
-    return str(Path(run_folder) / "checkpoints")
+def _checkpoint_folder(folder: str) -> str:
+    return str(Path(folder) / "checkpoints")
