@@ -51,15 +51,10 @@ def one_process_in(output: Path) -> Iterator[None]:
 
     What a killed run was writing is removed, but not where the file system has no locks: others may be at work.
     """
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        # A file opened for writing, since NFS does not share locks of folders. It is never removed: another process
-        # may just have locked it.
-        file = os.open(output / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise UserError(
-            f"output {output} cannot be written ({error.strerror}); choose another --output"
-        ) from error
+    output.mkdir(parents=True, exist_ok=True)
+    # A file opened for writing, since NFS does not share locks of folders. It is never removed: another process may
+    # just have locked it.
+    file = os.open(output / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -137,11 +137,7 @@ def _columns(settings: Folder, table: CsvFile, check: TableCheck) -> dict[str, s
             "it has a column text beside findings or impression; say which to take by --text_column, or by "
             "--findings_column and --impression_column"
         )
-    columns |= labels
-    if twice := sorted(column for column in {*columns.values()} if header.count(column) > 1):
-        check.problems.append(f"it has the column {' and '.join(twice)} twice")
-        check.finish()
-    return columns
+    return columns | labels
 
 
 def _label_columns(settings: Folder, header: Sequence[str], check: TableCheck) -> dict[str, str]:

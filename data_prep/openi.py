@@ -144,9 +144,6 @@ def _read(settings: OpenI, place: Path, projections: Path | None) -> Source:
     return rows_source(with_image_paths(rows, root, check), settings, check, counts)
 
 
-# --- Reports -----------------------------------------------------------------------------------------------------
-
-
 def read_xml(place: Path, rejected_share: float) -> tuple[list[OpeniReport], list[Reject]]:
     """The official reports, of an archive or a folder, in the order of their numbers."""
     reports, rejects, names = [], [], []
@@ -255,9 +252,6 @@ def read_negbio(file: Path) -> pd.DataFrame:
     table = read_label_table(file, "filename", r"CXR[0-9]{1,9}", "CXR and a number", NEGBIO)
     table["filename"] = table["filename"].str.removeprefix("CXR")
     return table.rename(columns={"filename": "study", **common_names(NEGBIO)[0]})
-
-
-# --- Images ------------------------------------------------------------------------------------------------------
 
 
 def _image_folder(settings: OpenI, place: Path) -> Path:

@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from data_prep.text.languages import LANGUAGES, SECTIONS
-from medclip_dcl.common.command_line import (
-    number,
-    option,
-    positional,
-    positive,
-    worker_count,
-)
+from medclip_dcl.common.command_line import number, option, positional, positive, worker_count
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.pictures.geometry import GEOMETRIES
 

@@ -23,14 +23,7 @@ import pyarrow as pa
 from data_prep.command import one_process_in, progress
 from data_prep.options import Shard
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import (
-    digest,
-    digest_of_file,
-    new_folder,
-    replacing,
-    sync_folder,
-    write_bytes,
-)
+from medclip_dcl.common.files import digest, digest_of_file, new_folder, replacing, sync_folder, write_bytes
 from medclip_dcl.data.identity import IMAGE_FILES
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.shards import COLUMNS, FOLDER, HEADER, INDEX, TIMES, ShardIndex, member, shard_file

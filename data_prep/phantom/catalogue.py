@@ -170,5 +170,4 @@ def _tail_frequencies(number: int, rng: np.random.Generator) -> Float64[np.ndarr
 
 @functools.cache
 def catalogue() -> Catalogue:
-    """The catalogue (built once per process)."""
     return Catalogue()

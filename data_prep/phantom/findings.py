@@ -73,7 +73,6 @@ class StudyState:
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of the findings."""
         return [f.kind for f in self.findings]
 
 

@@ -99,10 +99,7 @@ class Frame:
         return (field / np.float32(max(float(field.std()), 1e-6))).astype(np.float32)
 
     def strokes(
-        self,
-        lines: Sequence[Line],
-        widths: float | Sequence[float],
-        values: float | Sequence[float] = 1.0,
+        self, lines: Sequence[Line], widths: float | Sequence[float], values: float | Sequence[float] = 1.0
     ) -> Field:
         """Draw poly-lines in body coordinates; of crossing lines the later one is seen.
 

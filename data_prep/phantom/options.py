@@ -22,9 +22,7 @@ class Options:
     """
 
     studies: int = option(
-        "number of studies (about 1.2 images each)",
-        type=whole_number(MIN_STUDIES, MAX_STUDIES),
-        metavar="N",
+        "number of studies (about 1.2 images each)", type=whole_number(MIN_STUDIES, MAX_STUDIES), metavar="N"
     )
     seed: int = option("another seed gives other studies", type=whole_number(0), metavar="N")
     size: int = option(

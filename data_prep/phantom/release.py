@@ -19,6 +19,7 @@ from PIL import Image
 from scipy.optimize import brentq
 
 from data_prep.command import progress, worker_processes
+from data_prep.phantom import release_tables, reports
 from data_prep.phantom.catalogue import catalogue
 from data_prep.phantom.dial import dialled_rates
 from data_prep.phantom.drawing import degraded, draw_frontal, draw_lateral
@@ -26,23 +27,6 @@ from data_prep.phantom.findings import FindingClass, StudyState
 from data_prep.phantom.options import Options, Phantom
 from data_prep.phantom.people import PATIENT_COLUMNS, PATIENTS_FILE, draw_sex, patient_rows
 from data_prep.phantom.rates import Rates
-from data_prep.phantom.release_tables import (
-    BoxRecord,
-    ImageRecord,
-    StudyRecord,
-    write_gzip_csv,
-    write_json,
-    write_tables,
-    write_truth,
-)
-from data_prep.phantom.reports import (
-    Report,
-    chexpert_labels,
-    choose_wording,
-    negbio_labels,
-    true_labels,
-    write_report,
-)
 from data_prep.phantom.studies import PlannedStudy, draw_state, plan_studies
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_bytes
@@ -77,15 +61,15 @@ def write_phantom(folder: Path, options: Options, workers: int = 1) -> bool:
         leftover.unlink()
     truth = folder / TRUTH
     truth.mkdir(parents=True, exist_ok=True)
-    write_json(truth / _STARTED, _described(options))
+    release_tables.write_json(truth / _STARTED, _described(options))
     with worker_processes(workers) as pool:
         written = pool.map(write, planned, chunksize=8) if pool else map(write, planned)
         records = list(progress(written, len(planned), "phantom", "studies"))
-    write_tables(folder, records)
+    release_tables.write_tables(folder, records)
     years = [(record.planned.subject_id, int(record.date[:4])) for record in records]
-    write_gzip_csv(folder / PATIENTS_FILE, PATIENT_COLUMNS, patient_rows(options.seed, years))
-    write_truth(truth, records)
-    write_json(truth / MARKER, _described(options))
+    release_tables.write_gzip_csv(folder / PATIENTS_FILE, PATIENT_COLUMNS, patient_rows(options.seed, years))
+    release_tables.write_truth(truth, records)
+    release_tables.write_json(truth / MARKER, _described(options))
     return True
 
 
@@ -117,8 +101,8 @@ def aside_chance(options: Options, rates: Rates | None, planned: list[PlannedStu
     """Chance of an aside that gives the asked share of singletons among the sentences of training reports."""
     if (asked := options.singletons) is None:
         return 0.0
-    reports = (_reported(options, rates, 0.0, study)[2] for study in planned if study.split == "train")
-    texts = (text for report in reports for text in {s.wording.text for s in report.statements})
+    written = (_reported(options, rates, 0.0, study)[2] for study in planned if study.split == "train")
+    texts = (text for report in written for text in {s.wording.text for s in report.statements})
     counts = np.array([*Counter(texts).values()])
 
     def share(chance: float) -> float:
@@ -131,11 +115,11 @@ def aside_chance(options: Options, rates: Rates | None, planned: list[PlannedStu
 
 def _reported(
     options: Options, rates: Rates | None, asides: float, planned: PlannedStudy
-) -> tuple[StudyState, tuple[ImageRecord, ...], Report]:
+) -> tuple[StudyState, tuple[release_tables.ImageRecord, ...], reports.Report]:
     classes, seed = catalogue(), (options.seed, planned.index)
     state = draw_state(classes, _stream(seed, _STATE), planned.test_number, rates)
     images = _plan_images(options, planned, state)
-    report = write_report(
+    report = reports.write_report(
         classes,
         state,
         images[0].view,
@@ -150,7 +134,7 @@ def _reported(
 
 def write_study(
     folder: Path, options: Options, rates: Rates | None, asides: float, planned: PlannedStudy
-) -> StudyRecord:
+) -> release_tables.StudyRecord:
     """Write the pictures and the report of one study and return its rows for the tables; `asides`: `aside_chance`."""
     classes, seed = catalogue(), (options.seed, planned.index)
     state, images, report = _reported(options, rates, asides, planned)
@@ -160,14 +144,16 @@ def write_study(
     date, time = _date_and_time(seed)
     holding = classes.holding(state)
     of_report = rates is None or planned.split == "train"
-    chexpert = chexpert_labels(report.statements) if of_report else true_labels(classes, holding)
-    return StudyRecord(
+    chexpert = (
+        reports.chexpert_labels(report.statements) if of_report else reports.true_labels(classes, holding)
+    )
+    return release_tables.StudyRecord(
         planned=planned,
         date=date,
         time=time,
         images=images,
         chexpert=chexpert,
-        negbio=negbio_labels(chexpert, _stream(seed, _LABELS)),
+        negbio=reports.negbio_labels(chexpert, _stream(seed, _LABELS)),
         holding=tuple(c.class_id for c in holding),
         said=tuple((s.wording.text, s.finding.class_id) for s in report.statements),
         boxes=boxes,
@@ -178,7 +164,9 @@ def _stream(seed: tuple[int, int], stream: int) -> np.random.Generator:
     return np.random.default_rng([*seed, stream])
 
 
-def _plan_images(options: Options, planned: PlannedStudy, state: StudyState) -> tuple[ImageRecord, ...]:
+def _plan_images(
+    options: Options, planned: PlannedStudy, state: StudyState
+) -> tuple[release_tables.ImageRecord, ...]:
     """A frontal image, sometimes a second and sometimes a lateral one, each with its own format."""
     rng = _stream((options.seed, planned.index), _IMAGES)
     has_tubes = not catalogue().groups["intensive_care"].isdisjoint(state.kinds)
@@ -198,7 +186,7 @@ def _plan_images(options: Options, planned: PlannedStudy, state: StudyState) -> 
         longer = options.size * rng.uniform(0.94, 1.06)
         rows, columns = (longer, longer / ratio) if ratio > 1 else (longer * ratio, longer)
         path = f"{parent}/{dicom_id}.jpg"
-        images.append(ImageRecord(number, dicom_id, path, view, round(rows), round(columns)))
+        images.append(release_tables.ImageRecord(number, dicom_id, path, view, round(rows), round(columns)))
     return tuple(images)
 
 
@@ -207,12 +195,13 @@ def _write_image(
     options: Options,
     planned: PlannedStudy,
     state: StudyState,
-    report: Report,
-    image: ImageRecord,
-) -> list[BoxRecord]:
+    report: reports.Report,
+    image: release_tables.ImageRecord,
+) -> list[release_tables.BoxRecord]:
     """Draw an image unless it is complete on disk; images with boxes are always drawn, for their boxes."""
     file, seed = folder / image.path, (options.seed, planned.index)
-    is_test, is_whole = planned.split == "test", _is_whole_jpeg(file)
+    is_test, content = planned.split == "test", file.read_bytes() if file.is_file() else b""
+    is_whole = content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9")  # the ends of a JPEG
     has_boxes = is_test and image.is_frontal and any(f.category for f in state.findings)
     if is_whole and not has_boxes:
         return []
@@ -236,17 +225,19 @@ def _write_image(
     # A phrase for each finding, also for those without boxes.
     phrases = [_phrase(f, report, rng) for f in state.findings]
     return [
-        BoxRecord(image.dicom_id, f.category, phrase, image.path, *box, image.columns, image.rows)
+        release_tables.BoxRecord(
+            image.dicom_id, f.category, phrase, image.path, *box, image.columns, image.rows
+        )
         for f, phrase in zip(state.findings, phrases, strict=True)
         if f.category
         for box in picture.boxes[f.class_id]
     ]
 
 
-def _phrase(finding: FindingClass, report: Report, rng: np.random.Generator) -> str:
+def _phrase(finding: FindingClass, report: reports.Report, rng: np.random.Generator) -> str:
     """The phrase of a finding's boxes: the report's sentence, or other words for it, without the full stop."""
     said = [s.wording.text for s in report.statements if s.finding == finding]
-    other = choose_wording(finding, rng, unseen=True).text
+    other = reports.choose_wording(finding, rng, unseen=True).text
     text = said[0] if said and rng.random() < 0.6 else other
     return text.removesuffix(".")
 
@@ -257,12 +248,6 @@ def _date_and_time(seed: tuple[int, int]) -> tuple[str, str]:
     year, month, day = rng.integers(2110, 2201), rng.integers(1, 13), rng.integers(1, 29)
     hour, minute, second = rng.integers(0, 24), rng.integers(0, 60), rng.integers(0, 60)
     return f"{year}{month:02d}{day:02d}", f"{hour}{minute:02d}{second:02d}.{rng.integers(0, 1000):03d}"
-
-
-def _is_whole_jpeg(file: Path) -> bool:
-    """True if the file exists and has both ends of a JPEG."""
-    content = file.read_bytes() if file.is_file() else b""
-    return content.startswith(b"\xff\xd8") and content.endswith(b"\xff\xd9")
 
 
 def run(options: Phantom) -> None:

@@ -69,15 +69,14 @@ def image_rows(table: pd.DataFrame, file: Path) -> pd.DataFrame:
     # test_labels.csv of CheXlocalize names neither view nor patient's sex and age: the path says frontal or lateral.
     is_frontal = image.str.endswith("_frontal")
     projection = table.get("AP/PA", pd.Series("", index=table.index))
-    rows: dict[str, Any] = {
-        "image": image,
-        "patient": parts.str[0],
-        "study": parts.str[0] + "_" + parts.str[1],
-        "view": projection.where(projection.isin(("AP", "PA")), "FRONTAL").where(is_frontal, "LATERAL"),
-        "sex": table.get("Sex", ""),
-        "age": table.get("Age", ""),
-    }
-    return pd.DataFrame(rows)
+    return pd.DataFrame().assign(
+        image=image,
+        patient=parts.str[0],
+        study=parts.str[0] + "_" + parts.str[1],
+        view=projection.where(projection.isin(("AP", "PA")), "FRONTAL").where(is_frontal, "LATERAL"),
+        sex=table.get("Sex", ""),
+        age=table.get("Age", ""),
+    )
 
 
 def _masks(content: Any, file: Path) -> pd.DataFrame:

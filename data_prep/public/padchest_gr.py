@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,9 @@ import pandas as pd
 
 from data_prep.public.padchest import NOT_FINDINGS
 from data_prep.public.release_tables import BOX, PublicTables, ReleaseFolder, image_id
-from data_prep.sources.finding_names import (
-    in_common,
-    is_list_of_names,
-    listed,
-    names_of,
-    plain_finding,
-    with_parents,
-)
+from data_prep.sources import finding_names
 from data_prep.sources.rows import SPLIT_NAMES
-from data_prep.sources.source_tables import OWN_FILE, read_form, read_table, require
-from medclip_dcl.common.errors import UserError
+from data_prep.sources.source_tables import read_form, read_table, require
 
 _READERS = {"boxes": "1", "extra_boxes": "2"}
 _BEYOND = 1e-3  # of a side: boxes that were drawn up to an edge; they are cut
@@ -44,13 +37,15 @@ def read(folder: ReleaseFolder, language: str = "en") -> PublicTables:
     rows["image"] = rows["image"].map(image_id)
     has_text, is_positive = found["text"] != "", found["section"] == "positive"
     n_boxes, said = found["boxes"].map(len), found[has_text].groupby("image")[["section", "text"]]
-    boxes, n_cut = _boxes(found[is_positive], str(file))
+    boxes, n_cut = _boxes(found[is_positive], file)
     places = dict(zip(rows["study"], rows.index, strict=True))
     of_sentences = found[is_positive].set_index("study")["labels"].explode().dropna()
     named = pd.concat([table.set_index("study")["label"], of_sentences]).rename(places)
     named = _names(named[named.index.isin(rows.index)])
-    others = ", ".join(sorted({*named} - NOT_FINDINGS - {*names_of("PadChest")})) or "none"
-    labels, choices = listed(named.map(with_parents({*named})).explode(), len(rows), (), NOT_FINDINGS)
+    others = ", ".join(sorted({*named} - NOT_FINDINGS - {*finding_names.names_of("PadChest")})) or "none"
+    labels, choices = finding_names.listed(
+        named.map(finding_names.with_parents({*named})).explode(), len(rows), (), NOT_FINDINGS
+    )
     return PublicTables(
         title="PadChest-GR",
         images=rows.assign(view="FRONTAL", split=rows["split"].map(SPLIT_NAMES)).join(labels),
@@ -77,7 +72,7 @@ def _read(records: list[Any], language: str) -> tuple[pd.DataFrame, pd.DataFrame
         studies.append((name := str(study["StudyID"]), image := str(study["ImageID"])))
         for finding in study["findings"] or ():
             labels, is_positive = finding.get("labels") or [], finding["abnormal"]
-            if not (isinstance(is_positive, bool) and is_list_of_names(labels)):
+            if not (isinstance(is_positive, bool) and finding_names.is_list_of_names(labels)):
                 raise TypeError(
                     f"study {name}: abnormal is not true or false, or labels are not a list of names"
                 )
@@ -93,18 +88,14 @@ def _read(records: list[Any], language: str) -> tuple[pd.DataFrame, pd.DataFrame
     return pd.DataFrame(studies, columns=columns[:2]), pd.DataFrame(rows, columns=columns)
 
 
-def _boxes(sentences: pd.DataFrame, where: str) -> tuple[pd.DataFrame, int]:
+def _boxes(sentences: pd.DataFrame, file: Path) -> tuple[pd.DataFrame, int]:
     """Boxes as shares of the image, and the number of those that were cut to it."""
     drawn = sentences.explode("boxes").dropna(subset="boxes")
     shares = np.array([box[1:] for box in drawn["boxes"]], dtype="float64").reshape(-1, 4)
     beyond = np.maximum(-shares, shares - 1).max(axis=1, initial=0)
-    if (is_wrong := beyond > _BEYOND + 1e-9).any():
-        raise UserError(
-            f"{where}: wrong boxes: {is_wrong.sum():,} of {len(drawn):,} (first: {shares[is_wrong][0].tolist()} of "
-            f"study {drawn.loc[is_wrong, 'study'].iloc[0]}): expected shares of the image's sides, 0 to 1; {OWN_FILE}"
-        )
+    require(drawn["study"], beyond <= _BEYOND + 1e-9, "boxes in shares of the image's sides, 0 to 1", file)
     x1, y1, x2, y2 = shares.clip(0, 1).T
-    category = in_common(_names(drawn["labels"].map(lambda labels: [*labels, "unlabelled"][0])))
+    category = finding_names.in_common(_names(drawn["labels"].map(lambda labels: [*labels, "unlabelled"][0])))
     boxes = drawn.assign(category=category, reader=[box[0] for box in drawn["boxes"]], phrase=drawn["text"])
     boxes = boxes.assign(x=x1, y=y1, w=x2 - x1, h=y2 - y1, image_width=1.0, image_height=1.0)
     return boxes[[*BOX, "phrase"]].reset_index(drop=True), int((beyond > 0).sum())
@@ -112,7 +103,10 @@ def _boxes(sentences: pd.DataFrame, where: str) -> tuple[pd.DataFrame, int]:
 
 def _names(labels: pd.Series) -> pd.Series:
     """Labels as PadChest spells them; others keep their own names."""
-    known = {plain_finding(name): name for name in names_of("PadChest")}
+    known = {finding_names.plain_finding(name): name for name in finding_names.names_of("PadChest")}
     return labels.map(
-        {name: known.get(plain_finding(name), " ".join(name.split())) for name in labels.unique()}
+        {
+            name: known.get(finding_names.plain_finding(name), " ".join(name.split()))
+            for name in labels.unique()
+        }
     )

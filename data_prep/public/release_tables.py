@@ -101,9 +101,6 @@ class PublicTables:
         return self.images.assign(**{name: columns[name] for name in columns if name not in self.images})
 
 
-# --- Files ------------------------------------------------------------------------------------------------------------
-
-
 class ReleaseFolder:
     """Files of a release, wherever they lie below its folder: users unpack the parts of a download in many ways.
 
@@ -174,9 +171,6 @@ def with_numbers(table: pd.DataFrame, columns: Sequence[str], file: Path) -> pd.
     for column in columns:
         require(table[column], values[column].notna() | (table[column] == ""), "numbers", file)
     return table.assign(**{column: values[column] for column in columns})
-
-
-# --- Masks ------------------------------------------------------------------------------------------------------------
 
 
 def uncompressed(counts: str) -> list[int]:

@@ -21,7 +21,7 @@ def read(folder: ReleaseFolder) -> PublicTables:
     images = table.groupby("image", sort=False)["Target"].max().rename(FINDING).reset_index()
     choices = [
         f"labels: Target 1 counts as {FINDING}, Target 0 as its absence (choices); Target 0 includes images with other "
-        "abnormalities",
+        "abnormalities"
     ]
     mapping = folder.optional("pneumonia-challenge-dataset-mappings_2018.json")
     left_out = {}

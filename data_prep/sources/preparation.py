@@ -32,8 +32,7 @@ from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.identity import IMAGE_FILES, describe
 from medclip_dcl.data.prepared import FORMAT_VERSION, PreparedDataError, PreparedSet, case_table, write_table
 from medclip_dcl.data.shards import ShardIndex
-from medclip_dcl.pictures.grey import DEEPER, EIGHT_BITS, RULES
-from medclip_dcl.pictures.image_file import is_dicom_or_deep
+from medclip_dcl.pictures.grey import RULES
 from medclip_dcl.runs.saved import read_json
 
 # Of an unknown head that is named.
@@ -316,8 +315,6 @@ def take_patients(images: pd.DataFrame, limit: int | None, use: pd.Series) -> pd
     return images[images["subject_id"].isin(taken)].reset_index(drop=True)
 
 
-# --- Origin of a set -------------------------------------------------------------------------------------------------
-
 UNFINISHED = "unfinished.json"
 _CONTENT = "content of "
 
@@ -360,9 +357,7 @@ def given(settings: Prepare, *names: str) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(settings, name, None))}
 
 
-def _require_same(
-    output: Path, now: Mapping[str, Any], can_grow: bool, lost: Sequence[str] = (), files: Iterable[str] = ()
-) -> None:
+def _require_same(output: Path, now: Mapping[str, Any], can_grow: bool, lost: Sequence[str] = ()) -> None:
     """Refuse a folder of other content; with `can_grow` the tables may differ, which `_growth` compares by row."""
     finished, unfinished = output / "dataset.json", output / UNFINISHED
     file = finished if finished.is_file() else unfinished
@@ -376,7 +371,7 @@ def _require_same(
     if file == unfinished and not any(place.exists() for place in made if place.name != FILE):
         # Nothing was made yet that depends on an option.
         return
-    differences = _differences(read_json(file, f"delete {output} and prepare it again"), now, files)
+    differences = _differences(read_json(file, f"delete {output} and prepare it again"), now)
     if can_grow and all(difference.startswith(_CONTENT) for difference in differences):
         differences = []
     if lost:
@@ -396,7 +391,7 @@ def _growth(
     kept = SourceState.of_set(output)
     growth = Growth.between(kept or SourceState({}, ()), now, source.images["path"], output)
     can_grow = kept is not None and source.rows is not None
-    _require_same(output, made_from, can_grow, growth.lost_rows, source.images["file"])
+    _require_same(output, made_from, can_grow, growth.lost_rows)
     if not (output / "dataset.json").is_file():
         return growth
     damaged = PreparedSet(output).content.images
@@ -426,17 +421,14 @@ def _growth(
     return None
 
 
-def _differences(there: Mapping[str, Any], now: Mapping[str, Any], images: Iterable[str]) -> list[str]:
+def _differences(there: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     def facts(info: Mapping[str, Any]) -> dict[str, Any]:
         named = {name: info.get(name) for name in ("format_version", "source")}
         files = {f"{_CONTENT}{name}": digest for name, digest in info.get("source_files", {}).items()}
         return {**named, **info.get("options", {}), **files}
 
     old, new = facts(there), facts(now)
-    # Before there was a list of kinds, one version for all of them.
-    version = old.pop("image_rules", None)
-    kinds = (DEEPER if is_dicom_or_deep(Path(file)) else EIGHT_BITS for file in images if version)
-    rules = there.get("image_rules") or dict.fromkeys(kinds, version)
+    rules = there.get("image_rules", {})
     old |= {f"image_rules of {kind}": rule for kind, rule in rules.items()}
     new |= {f"image_rules of {kind}": RULES.get(kind) for kind in rules}
     changed = [name for name in {**old, **new} if old.get(name) != new.get(name)]
@@ -445,9 +437,6 @@ def _differences(there: Mapping[str, Any], now: Mapping[str, Any], images: Itera
 
 def _word(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else "none" if value is None else str(value)
-
-
-# --- Images ------------------------------------------------------------------------------------------------------
 
 
 def _prepare_images(
@@ -495,9 +484,6 @@ def _refuse_many(
 def _write_rejects(output: Path, rejects: Sequence[set_tables.Reject]) -> None:
     frame = pd.DataFrame(rejects, columns=["kind", "id", "reason"])
     write_text(frame.to_csv(index=False, lineterminator="\n"), output / "rejects.csv")
-
-
-# --- Summary ---------------------------------------------------------------------------------------------------------
 
 
 def summary(output: Path, info: Mapping[str, Any]) -> str:

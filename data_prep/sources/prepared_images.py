@@ -18,15 +18,8 @@ from PIL import Image
 
 from medclip_dcl.common.files import digest, files_below, write_bytes
 from medclip_dcl.pictures.geometry import fit
-from medclip_dcl.pictures.grey import (
-    DEEPER,
-    EIGHT_BITS,
-    RULES,
-    UnusableImageError,
-    kind_and_notes,
-    orientation,
-)
-from medclip_dcl.pictures.image_file import ENDINGS, is_dicom_or_deep, read_grey
+from medclip_dcl.pictures.grey import EIGHT_BITS, RULES, UnusableImageError, kind_and_notes, orientation
+from medclip_dcl.pictures.image_file import ENDINGS, read_grey
 
 QUALITY = 95
 """JPEG quality of the prepared images."""
@@ -177,10 +170,8 @@ def _finished(job: Job, size_of_file: int | None) -> Outcome | None:
     if stamp is None or _checksum(content.replace(stamp["crc"], _NO_CRC, 1)) != stamp["crc"]:
         return None
     note, kind = ((stamp[name] or b"").decode() for name in ("note", "kind"))
-    # Before there were kinds, all files were marked as those of 8 bits are.
-    kind = kind or (DEEPER if is_dicom_or_deep(job.source) else EIGHT_BITS)
     height, width = int(stamp["height"]), int(stamp["width"])
-    outcome = Outcome(height, width, note=note, kind=kind)
+    outcome = Outcome(height, width, note=note, kind=kind or EIGHT_BITS)
     size_of_file = int(stamp["bytes"]) if size_of_file is None else size_of_file
     if stamp["made"] != _making(job, outcome, size_of_file):
         return None

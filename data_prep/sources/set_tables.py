@@ -157,9 +157,7 @@ def study_labels(images: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFra
     return typed(studies.merge(labels, on="study_id", how="left"), "labels"), missing
 
 
-def sentence_tables(
-    sentences: Mapping[int, Sequence[tuple[str, str]]],
-) -> tuple[pd.DataFrame, pd.DataFrame]:
+def sentence_tables(sentences: Mapping[int, Sequence[tuple[str, str]]]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The tables "sentences", numbered by their text, and "reports" from study_id -> (section, sentence) in order."""
     rows = [
         (study_id, section, position, text)

@@ -108,7 +108,6 @@ class CsvFile:
             raise UserError(f"{place} cannot be read ({error}); {self.advice}") from error
 
     def header(self) -> list[str]:
-        """The column names."""
         return [name.strip() for name in next(self._lines(), (1, []))[1]]
 
     def read(
@@ -255,7 +254,6 @@ def read_label_table(
 
 
 def require(column: pd.Series, is_right: pd.Series, expected: str, file: Path) -> None:
-    """Check every value of a column."""
     is_wrong = ~is_right.astype(bool)
     if is_wrong.any():
         raise UserError(f"{file}, {wrong_values(column, is_wrong, expected)}; {OWN_FILE}")
@@ -265,8 +263,10 @@ def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:
     """The problem of a column with wrong values, with their rows where its index is named `ROW`."""
     wrong = column[is_wrong]
     alike: dict[str, list[tuple[str, str]]] = {}
-    for value, of_value in wrong.groupby(wrong, sort=False, dropna=False):
-        alike.setdefault(plain_number(str(value)), []).append((str(value), _row_numbers(of_value)))
+    for value, rows in wrong.groupby(wrong, sort=False, dropna=False):
+        numbers = f" in row{'s' * (len(rows) > 1)} {_first([*map(str, rows.index)])}"
+        spelling = str(value), numbers if rows.index.name == ROW else ""
+        alike.setdefault(plain_number(str(value)), []).append(spelling)
     first, *others = [
         f"{value[:60]!r}{code_points(value) if len(spellings) > 1 else ''}{row_numbers}"
         for spellings in alike.values()
@@ -274,12 +274,6 @@ def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:
     ]
     found = f"{first}{and_others(others)} ({len(wrong):,} of {len(column):,} rows)"
     return f"column {column.name}: expected {expected}, found {found}"
-
-
-def _row_numbers(rows: pd.Series) -> str:
-    if rows.index.name != ROW:
-        return ""
-    return f" in row{'s' * (len(rows) > 1)} {_first([*map(str, rows.index)])}"
 
 
 def and_others(others: Sequence[str]) -> str:

@@ -252,10 +252,7 @@ def _own_passages(given: Sequence[Section], wanted: Sequence[str], heads: Sequen
     text = "\n".join(section.text for section in plain)
     found = _passages(sections, partial(own_sections, plain), wanted)
     return found._replace(
-        taken=(taken, shape),
-        notes=notes,
-        language=language_of(text),
-        script=unknown_script(text),
+        taken=(taken, shape), notes=notes, language=language_of(text), script=unknown_script(text)
     )
 
 

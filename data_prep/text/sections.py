@@ -20,19 +20,7 @@ from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from typing import NamedTuple
 
-from data_prep.text.languages import (
-    SECTIONS,
-    SIGN_OFF,
-    TO_ANOTHER,
-    WORDS,
-    begins_a_line,
-    is_administrative,
-    is_head,
-    is_of_reading,
-    names_signer,
-    with_english_headers,
-    without_views,
-)
+from data_prep.text import languages
 from data_prep.text.plain_text import PLACEHOLDER
 from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
 
@@ -55,7 +43,7 @@ _OTHER = "other"
 _UNKNOWN = "unknown"
 _REMARK = "remark"
 _VIEWS = "views"
-_MAIN = (*SECTIONS, BOTH)
+_MAIN = (*languages.SECTIONS, BOTH)
 
 # Names of other sections, by any of their words: their text is not about what the image shows.
 _OTHER_WORDS = re.compile(
@@ -202,7 +190,7 @@ class Notes:
 
 
 def study_sections(
-    report: str, wanted: Collection[str] = SECTIONS, notes: Notes | None = None
+    report: str, wanted: Collection[str] = languages.SECTIONS, notes: Notes | None = None
 ) -> list[Section]:
     """The chosen sections of a MIMIC-CXR report in order of appearance; none where it has nothing of the kind.
 
@@ -224,7 +212,7 @@ def study_sections(
 
 
 def own_sections(
-    report: Sequence[Section], wanted: Collection[str] = SECTIONS, notes: Notes | None = None
+    report: Sequence[Section], wanted: Collection[str] = languages.SECTIONS, notes: Notes | None = None
 ) -> list[Section]:
     """The chosen sections of a report of another source than MIMIC-CXR, without lines that say who wrote it.
 
@@ -236,7 +224,11 @@ def own_sections(
     found: list[Section] = []
     for name, text in report:
         text = with_line_breaks(_NOTICES.sub("", text))
-        found += _of_whole_text(with_english_headers(text), notes) if name == TEXT else [Section(name, text)]
+        found += (
+            _of_whole_text(languages.with_english_headers(text), notes)
+            if name == TEXT
+            else [Section(name, text)]
+        )
     found = [Section(name, _without_sign_off(text)) for name, text in found]
     texts = _without_placeholders([section for section in found if has_letter(section.text)], notes)
     without_header = NO_HEADER if "findings" in wanted or {*dict(texts)} == {NO_HEADER} else BOTH
@@ -261,7 +253,9 @@ def _with_results(report: str, notes: Notes) -> str:
     """The report with FINDINGS for given heads, and for RESULT and the like if it has no other head of the findings."""
     given = (re.escape(head) for head in notes.findings_heads if _kind(head) not in _MAIN)
     report = re.sub(_NAMED.format("|".join(given) or "(?!)"), "\nFINDINGS: ", report)
-    result = re.sub(_NAMED.format("|".join(w.results for w in WORDS.values())), "\nFINDINGS: ", report)
+    result = re.sub(
+        _NAMED.format("|".join(w.results for w in languages.WORDS.values())), "\nFINDINGS: ", report
+    )
     heads = _HEADER.finditer(report) if result != report else ()
     return report if {"findings", BOTH} & {_kind(head[head.lastgroup or 0]) for head in heads} else result
 
@@ -293,12 +287,14 @@ def _reading(pieces: Sequence[Section], width: float, notes: Notes, has_begun: b
             texts[-1] += text
         else:
             texts.append(_behind_header(text[head.end() if head else 0 :], width))
-        text = "" if has_begun else without_views(texts[-1])
-        of_reading = (match for match in _HEADER.finditer(text) if is_of_reading(match[match.lastgroup or 0]))
+        text = "" if has_begun else languages.without_views(texts[-1])
+        of_reading = (
+            match for match in _HEADER.finditer(text) if languages.is_of_reading(match[match.lastgroup or 0])
+        )
         has_begun = has_begun or _BEGUN.search(text) is not None or len([*of_reading]) > 1
     found = []
     for part in filter(
-        has_letter, itertools.chain(*(_BLANK_LINE.split(without_views(text)) for text in texts))
+        has_letter, itertools.chain(*(_BLANK_LINE.split(languages.without_views(text)) for text in texts))
     ):
         if not _NOTICE.match(" ".join(part.split())) or not _is_notice(part):
             found.append(Section(NO_HEADER, f"\n{part}"))
@@ -331,23 +327,23 @@ def _without_sign_off(text: str, is_whole: bool = False) -> str:
         head = header[header.lastgroup or 0] if header else ""
         kind = _kind(head) if is_known else None
         is_closed = is_closed and kind is None
-        signed = SIGN_OFF.search(line)
+        signed = languages.SIGN_OFF.search(line)
         # "Author: X. Lungs clear. No effusion.", a whole report on one line, stays.
         if signed and (has_text or signed.start() or len(line) <= _LONG):
             line = line[: signed.start()]
         previous = kept[-1].rstrip() if kept else ""
         is_wrapped = len(previous) > 50 and previous[-1] not in ".:;?!)_"
-        if not is_closed and (is_wrapped or not names_signer(line)):
+        if not is_closed and (is_wrapped or not languages.names_signer(line)):
             kept.append(line)
-            is_text = kind in _MAIN or (kind is None and (not is_whole or _is_statement(line, head)))
-            has_text = has_text or (is_text and has_letter(without_views(line)))
-        is_closed = is_closed or (signed is not None and has_text and not TO_ANOTHER.match(signed[0]))
+            # "City Hospital", "Age: 50" and "Clinical details: cough." are no text.
+            is_statement = not is_whole or languages.is_of_reading(head or line)
+            is_statement = is_statement or (not head and line.rstrip().endswith((".", "。")))
+            is_text = kind in _MAIN or (kind is None and is_statement)
+            has_text = has_text or (is_text and has_letter(languages.without_views(line)))
+        is_closed = is_closed or (
+            signed is not None and has_text and not languages.TO_ANOTHER.match(signed[0])
+        )
     return "\n".join(kept)
-
-
-def _is_statement(line: str, head: str) -> bool:
-    """False for "City Hospital", "Age: 50" and "Clinical details: cough."."""
-    return is_of_reading(head) if head else is_of_reading(line) or line.rstrip().endswith((".", "。"))
 
 
 def _pieces(
@@ -365,7 +361,7 @@ def _pieces(
         ends = [*(match.start() for match in headers[1:]), len(report)]
         texts = ((end - m.end(), end, m[m.lastgroup or 0]) for m, end in zip(headers, ends, strict=False))
         _, end, head = max(texts, default=(0, 0, ""))
-        if is_head(head) and not (_kind(head) or SIGN_OFF.match(f"{head}:")):
+        if languages.is_head(head) and not (_kind(head) or languages.SIGN_OFF.match(f"{head}:")):
             last_line = report[:end].rstrip().rpartition("\n")[2]
             notes.longest = (" ".join(head.upper().split()), " ".join(last_line.upper().split()))
     last_title = max((match.start() for match in headers if match["title"]), default=-1)
@@ -374,7 +370,7 @@ def _pieces(
     has_main = False
     for match in headers:
         header = match[match.lastgroup or 0]
-        if match["bare_other"] and not begins_a_line(report, match.start()):
+        if match["bare_other"] and not languages.begins_a_line(report, match.start()):
             continue
         kind = TEXT if match["title"] else None if match["line"] or match["flat"] else _kind(header)
         start_of_text = match.end()
@@ -391,7 +387,9 @@ def _pieces(
             elif is_before and not match["flat"]:
                 kind = _UNKNOWN if not is_text else None if name == TEXT else TEXT
             start_of_text = match.start()
-            is_signer = SIGN_OFF.match(f"{header}:") is not None or names_signer(f"{header}:")
+            is_signer = languages.SIGN_OFF.match(f"{header}:") is not None or languages.names_signer(
+                f"{header}:"
+            )
             if notes is not None and not is_text and not is_signer:
                 action = ENDED if kind == _UNKNOWN else KEPT if name in _MAIN else LEFT_OUT
                 notes.add_head(header, action)
@@ -418,7 +416,7 @@ def _is_head(match: re.Match[str], report: str, width: int) -> bool:
     is_wrapped = len(line) > 50 and len(line) + 1 + len(head.split()[0]) > width
     is_wrapped = is_wrapped and not (len(head) > 4 and head.isupper() and not line.isupper())
     is_text = match["flat"] is not None and not head.isupper() and not _OF_RECORD.search(head)
-    return is_head(head) and not is_text and not (is_open and (is_wrapped or head[0].islower()))
+    return languages.is_head(head) and not is_text and not (is_open and (is_wrapped or head[0].islower()))
 
 
 def _is_of_reading(head: str, name: str) -> bool:
@@ -426,12 +424,12 @@ def _is_of_reading(head: str, name: str) -> bool:
     kind = _kind(head)
     first = head.split()[0]
     # "Chest comparison" is of the reading, "Reason for chest film" and "Comparison films" are not.
-    is_other = not is_of_reading(first) or _OTHER_WORDS.search(first.upper()) is not None
-    if is_administrative(head) or (kind == _OTHER and name != "impression" and is_other):
+    is_other = not languages.is_of_reading(first) or _OTHER_WORDS.search(first.upper()) is not None
+    if languages.is_administrative(head) or (kind == _OTHER and name != "impression" and is_other):
         return False
     return (
         kind in _MAIN
-        or is_of_reading(head, name == "impression")
+        or languages.is_of_reading(head, name == "impression")
         or (kind == _VIEWS and head.upper().endswith("REPORT"))
     )
 

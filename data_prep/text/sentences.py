@@ -105,9 +105,6 @@ def split_sentences(passage: str, language: str = "en") -> list[str]:
     return [piece for piece in pieces if piece]
 
 
-# --- Lines -------------------------------------------------------------------------------------------------------
-
-
 def _joined_lines(lines: list[str], has_tags: bool) -> list[str]:
     joined: list[str] = []
     is_open = False
@@ -183,18 +180,10 @@ def _numbered_lines(lines: list[str]) -> set[int]:
     return set(numbers) if is_list else set()
 
 
-# --- Marks of list items -----------------------------------------------------------------------------------------
-
 _LETTERS = tuple("abcdefghijklmnop")
 _ROMAN = ("i", "ii", "iii", "iv", "v", "vi", "vii", "viii", "ix", "x", "xi", "xii")
 _NUMBERS = tuple(str(number) for number in range(1, 100))
-_ORDERS = (
-    _NUMBERS,
-    _LETTERS,
-    tuple(map(str.upper, _LETTERS)),
-    _ROMAN,
-    tuple(map(str.upper, _ROMAN)),
-)
+_ORDERS = (_NUMBERS, _LETTERS, tuple(map(str.upper, _LETTERS)), _ROMAN, tuple(map(str.upper, _ROMAN)))
 # Characters before a mark that matter; all of them would make long texts slow.
 _NEAR = 100
 _ENDS_CLAUSE = re.compile(r"(?:^|[.:;?!)\]\"。：；？！])\s*$", re.MULTILINE)

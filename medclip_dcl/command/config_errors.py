@@ -120,7 +120,6 @@ def explain(message: str, options: Iterable[str]) -> str:
 
 
 def imported(class_path: str) -> Any:
-    """The class of this path."""
     module, _, name = class_path.rpartition(".")
     return getattr(importlib.import_module(module), name)
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from medclip_dcl.command.options import Demo
 from medclip_dcl.common.command_line import in_words
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.processes import locked, stop
 
 PROGRAM = (sys.executable, "-m", "medclip_dcl")
 RAW, SET, LANGUAGE_MODEL, RUN = "data/phantom_raw", "data/phantom", "runs/demo_language_model", "runs/demo"
@@ -99,10 +99,15 @@ def run(options: Demo) -> None:
     Raises:
         UserError: a step failed, or another demo runs in the folder.
     """
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, stop)
     folder = options.folder
     folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder) as lock:
+    # Steps inherit the lock, so that it also holds while one outlives a killed demo.
+    with locked(folder / _LOCK) as lock:
+        if lock is None:
+            raise UserError(
+                f"--folder {folder}: a demo, or a step of one that was killed, runs there; wait for its end"
+            )
         stages = due(folder)
         count, total = (sum(map(len, steps)) for steps in (stages, STAGES))
         if count:
@@ -121,15 +126,12 @@ def due(folder: Path) -> list[list[Step]]:
     """Steps without a product, or with one that is older than the stage before, and all steps after these."""
     found, before = [], 0.0
     for stage in STAGES:
-        times = {step: _time(folder, step) for step in stage}
+        # Of several products the oldest (scores by other models come later); 0 if there is none.
+        files = {step: folder.glob(step.product) for step in stage}
+        times = {step: min((x.stat().st_mtime for x in files[step]), default=0.0) for step in stage}
         found.append([step for step, time in times.items() if time < before or not time])
         before = math.inf if found[-1] else max(times.values())
     return found
-
-
-def _time(folder: Path, step: Step) -> float:
-    """Time of a step's product, of several the oldest (scores by other models come later); 0 if there is none."""
-    return min((file.stat().st_mtime for file in folder.glob(step.product)), default=0.0)
 
 
 def _run_at_once(steps: Sequence[Step], folder: Path, lock: int) -> None:
@@ -166,22 +168,3 @@ def _finish(step: Step, folder: Path, status: int) -> None:
         )
     for product in products:  # newer than what it was made from, also where the step had nothing to do
         os.utime(product)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[int]:
-    """Hold the lock of the folder; steps inherit it, so that it also holds while one outlives a killed demo."""
-    with (folder / _LOCK).open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UserError(
-                f"--folder {folder}: a demo, or a step of one that was killed, runs there; wait for its end"
-            ) from error
-        except OSError:  # a file system without locks
-            pass
-        yield stream.fileno()
-
-
-def _stop(number: int, _: object) -> None:
-    raise SystemExit(128 + number)

@@ -24,18 +24,8 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zer
 from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException
 from pytorch_lightning.utilities.model_helpers import is_overridden
 
+from medclip_dcl.command import config_files, network_of_checkpoint
 from medclip_dcl.command.config_errors import ConfigParser, imported
-from medclip_dcl.command.config_files import (
-    allow_imports,
-    import_options,
-    unambiguous_files,
-    with_packaged_files,
-)
-from medclip_dcl.command.network_of_checkpoint import (
-    forget_initial_weights,
-    take_missing_encoder_from,
-    take_network_from,
-)
 from medclip_dcl.command.output import plain_output
 from medclip_dcl.common.devices import best_precision, without_tf32
 from medclip_dcl.common.errors import UserError, check_range
@@ -55,35 +45,17 @@ from medclip_dcl.evaluation.results import RESULTS_FILE, UNTRAINED_FILE, Results
 from medclip_dcl.models.seeded_batches import SeededBatches
 from medclip_dcl.networks.described import ImageNetwork
 from medclip_dcl.networks.image_encoder import IMAGENET
+from medclip_dcl.runs import run_folder
 from medclip_dcl.runs.checkpoint_files import ResumeError
 from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
-from medclip_dcl.runs.run_folder import (
-    FIT_FILE,
-    UNTRAINED_CHECKPOINT,
-    RunFolder,
-    RunFolderError,
-    length_in_words,
-)
-from medclip_dcl.runs.saved import (
-    STEPS,
-    command_of_test,
-    describe_checkpoint,
-    differing_settings,
-    read_json,
-)
+from medclip_dcl.runs.saved import STEPS, command_of_test, describe_checkpoint, differing_settings, read_json
+from medclip_dcl.training import last_checkpoint
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.best_checkpoint import BestCheckpoint, check_callbacks, complete_selection
 from medclip_dcl.training.class_probability import ClassProbabilityTable
 from medclip_dcl.training.finite import FiniteCheck
 from medclip_dcl.training.image_sizes import fill_image_sizes, other_images, trained_images
 from medclip_dcl.training.kept_steps import KeptSteps
-from medclip_dcl.training.last_checkpoint import (
-    AtomicCheckpointIO,
-    LastCheckpoint,
-    LastEpoch,
-    Stopped,
-    in_order,
-)
 from medclip_dcl.training.left_out import LeftOutNegatives
 from medclip_dcl.training.progress import TimeLeft, progress_bar
 from medclip_dcl.training.record import RunRecord
@@ -104,9 +76,9 @@ for _logger in (TensorBoardLogger, CSVLogger):
 
 def run(args: Sequence[str], modules: Sequence[str] = ()) -> None:
     """Run one command, whose configurations may name classes of the packages of `modules`, too."""
-    allow_imports(modules)
-    args, origins = with_packaged_files(args)
-    with plain_output(), unambiguous_files():
+    config_files.allow_imports(modules)
+    args, origins = config_files.with_packaged_files(args)
+    with plain_output(), config_files.unambiguous_files():
         for line in origins:
             rank_zero_info(line)
         try:
@@ -122,8 +94,8 @@ def check(
 
     `needs_sources`: data, what an objective reads of it, prompts and weights to start from must be there.
     """
-    allow_imports(modules)
-    with plain_output(), unambiguous_files(), suppress(FinishedRun):
+    config_files.allow_imports(modules)
+    with plain_output(), config_files.unambiguous_files(), suppress(FinishedRun):
         _Check(runs, needs_sources)
 
 
@@ -217,7 +189,7 @@ class MedclipCLI(LightningCLI):
         for line in _take_prompt_texts(config):
             rank_zero_info(line)
             self.origins.append(line)
-        self.run = RunFolder(config.run_folder)
+        self.run = run_folder.RunFolder(config.run_folder)
         self.environment = _own_environment(config.trainer)
         check_range("trainer", "[1, inf)", accumulate_grad_batches=config.trainer.accumulate_grad_batches)
         # Never unpickle code from a checkpoint.
@@ -244,7 +216,7 @@ class MedclipCLI(LightningCLI):
                 self._claim_folder(config)
         else:
             if config.ckpt_path is None and not self.run.checkpoints.is_dir():
-                raise RunFolderError(
+                raise run_folder.RunFolderError(
                     f"{self.run.folder} holds no checkpoints; train first, or give --ckpt_path MODEL"
                 )
             self.tests_steps = config.ckpt_path is None
@@ -265,15 +237,15 @@ class MedclipCLI(LightningCLI):
                 raise UserError(f"{saved.path}: {problem}, and train anew")
             if self.continues:
                 # The files that the encoders were built from may be gone.
-                take_network_from(saved, config.model)
+                network_of_checkpoint.take_network_from(saved, config.model)
             else:
-                take_missing_encoder_from(saved, config.model)
-                forget_initial_weights(config.model)
+                network_of_checkpoint.take_missing_encoder_from(saved, config.model)
+                network_of_checkpoint.forget_initial_weights(config.model)
             return
         self.source = read_model(config.ckpt_path)
         described = describe_checkpoint({"file": config.ckpt_path, **self.source.progress})
         rank_zero_info(f"{self.subcommand}: {described}")
-        take_network_from(self.source, config.model)
+        network_of_checkpoint.take_network_from(self.source, config.model)
         if self.prepared is not None:
             fill_image_sizes(config, self.source.network, trains=False)
         if self.source.path.is_dir():
@@ -345,9 +317,9 @@ class MedclipCLI(LightningCLI):
             if is_longer:
                 if self.run.is_finished:
                     rank_zero_info(
-                        f"{self.run.folder} was finished and goes on to {length_in_words(self.config_dump)}; results, "
-                        "predictions, figures and report of its earlier end get their number of epochs or steps in "
-                        "their names; the learning rate follows the schedule of the new length from here on"
+                        f"{self.run.folder} was finished and goes on to {run_folder.length_in_words(self.config_dump)}"
+                        "; results, predictions, figures and report of its earlier end get their number of epochs or "
+                        "steps in their names; the learning rate follows the schedule of the new length from here on"
                     )
                 self.goes_on = True
             else:
@@ -386,7 +358,7 @@ class MedclipCLI(LightningCLI):
         # metrics.csv is the history of training; results of a test are in results.json.
         own = [MetricsFile(self.run.folder)] if self.subcommand == "fit" else []
         kwargs["logger"] = [*own, *listed(config.logger)] or False
-        kwargs["plugins"] = [AtomicCheckpointIO(), *self.environment, *listed(config.plugins)]
+        kwargs["plugins"] = [last_checkpoint.AtomicCheckpointIO(), *self.environment, *listed(config.plugins)]
         if self.subcommand != "fit":
             without_tf32()
         if config.precision is None:
@@ -413,7 +385,7 @@ class MedclipCLI(LightningCLI):
             self.results,
             KeptSteps(self.run.checkpoints, options.kept_steps or ()),
             FiniteCheck(),
-            LastEpoch(),
+            last_checkpoint.LastEpoch(),
             TimeLeft(),
             throughput.arrival,
             throughput,
@@ -425,8 +397,8 @@ class MedclipCLI(LightningCLI):
             # An accelerator that this machine lacks, options that exclude each other, tasks of SLURM without devices.
             raise UserError(f"trainer: {' '.join(str(error).split())}") from error
         # After ModelCheckpoint, whose state it saves. ModelCheckpoint's `save_last` skips epochs that are not the best.
-        last = LastCheckpoint(self.run.checkpoints, options.checkpoint_minutes)
-        trainer.callbacks = in_order([*trainer.callbacks, last])  # type: ignore[attr-defined]
+        last = last_checkpoint.LastCheckpoint(self.run.checkpoints, options.checkpoint_minutes)
+        trainer.callbacks = last_checkpoint.in_order([*trainer.callbacks, last])  # type: ignore[attr-defined]
         if self.subcommand == "fit":
             check_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
             is_on_cpus = trainer.world_size > 1 and trainer.strategy.root_device.type == "cpu"
@@ -440,7 +412,7 @@ class MedclipCLI(LightningCLI):
         """Train; a stop signal ends the program with status 128 + its number, and the run can be continued."""
         try:
             self.trainer.fit(model, **kwargs)
-        except (Stopped, SIGTERMException) as stopped:
+        except (last_checkpoint.Stopped, SIGTERMException) as stopped:
             rank_zero_info(f"{self.run.folder} is unfinished: the same command continues it")
             raise SystemExit(stopped.code or _TERMINATED) from stopped
 
@@ -461,9 +433,9 @@ class MedclipCLI(LightningCLI):
             last = read_model(given)
         record = self.record.record(self.trainer, last)
         selected = options.checkpoint.selected(last.checkpoint)
-        write_json({**record, "best": selected}, self.run.folder / FIT_FILE)
+        write_json({**record, "best": selected}, self.run.folder / run_folder.FIT_FILE)
         rank_zero_info(options.checkpoint.describe(selected, record["epochs"]))
-        imports = import_options(self.config[self.subcommand])
+        imports = config_files.import_options(self.config[self.subcommand])
         next_command = getattr(self.model, "next_command", lambda run: command_of_test(run) + imports)
         rank_zero_info(f"next: {next_command(self.run.folder)}")
 
@@ -475,7 +447,7 @@ class MedclipCLI(LightningCLI):
         self.trainer.test(model, **kwargs)
         if self.trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
+        untrained = self.run.checkpoints / run_folder.UNTRAINED_CHECKPOINT
         folder = self.results.folder or Path(self.trainer.default_root_dir)
         results, before = folder / RESULTS_FILE, folder / UNTRAINED_FILE
         has_untrained = self.config[self.subcommand].untrained and untrained.is_file() and self.is_own
@@ -524,7 +496,7 @@ class _Check(MedclipCLI):
         runs_of = defaultdict[str, list[str]](list)
         for name, arguments in self.runs.items():
             try:
-                words, origins = with_packaged_files(arguments)
+                words, origins = config_files.with_packaged_files(arguments)
                 for line in origins:
                     if line not in self.origins:
                         rank_zero_info(line)
@@ -648,5 +620,5 @@ def _is_comparable(results: Path, untrained: Path) -> bool:
     return all(a.get(key) == b.get(key) for key in keys)
 
 
-def _checkpoint_folder(run_folder: str) -> str:
-    return str(Path(run_folder) / "checkpoints")
+def _checkpoint_folder(folder: str) -> str:
+    return str(Path(folder) / "checkpoints")

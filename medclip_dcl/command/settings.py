@@ -29,7 +29,6 @@ def settings_of(verb: str) -> dict[str, tuple[object, str]]:
 
 
 def short_help(verb: str, purpose: str) -> str:
-    """Help of a verb on one screen."""
     lines = []
     for name, (default, meaning) in settings_of(verb).items():
         shown = "" if default is None else f" ({json.dumps(default)})".replace('"', "")

@@ -65,16 +65,9 @@ def global_mean(values: Shaped[Tensor, "local"]) -> Shaped[Tensor, ""]:
     """
     if not is_distributed():
         return values.mean() if len(values) else values.sum()
-    return values.sum() * (dist.get_world_size() / max(1, global_count(values.shape[0], values.device)))
-
-
-def global_count(count: int, device: torch.device | None = None) -> int:
-    """Sum of the counts of all processes."""
-    if not is_distributed():
-        return count
-    total = torch.tensor(count, device=device)
+    total = torch.tensor(values.shape[0], device=values.device)
     dist.all_reduce(total)
-    return int(total)
+    return values.sum() * (dist.get_world_size() / max(1, int(total)))
 
 
 def local_offset(count: int, device: torch.device | None = None) -> int:

@@ -98,20 +98,18 @@ def _pair(pair: Any, owner: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Negative and positive prompts, each one or several."""
     listed = isinstance(pair, Sequence) and not isinstance(pair, str)
     both = [(texts,) if isinstance(texts, str) else texts for texts in pair] if listed else []
-    if len(both) != 2 or not all(_are_texts(texts) for texts in both):
+    are_texts = (
+        isinstance(texts, Sequence)
+        and texts
+        and all(isinstance(text, str) and text.strip() for text in texts)
+        for texts in both
+    )
+    if len(both) != 2 or not all(are_texts):
         raise UserError(f"{owner} needs a negative and a positive prompt: found {quoted(pair)}")
     for texts in both:
         if len(set(texts)) < len(texts):
             raise UserError(f"{owner} has a duplicate prompt: {quoted(list(texts))}")
     return tuple(both[0]), tuple(both[1])
-
-
-def _are_texts(texts: Any) -> bool:
-    return (
-        isinstance(texts, Sequence)
-        and len(texts) > 0
-        and all(isinstance(text, str) and text.strip() for text in texts)
-    )
 
 
 def in_order(findings: Iterable[str]) -> list[str]:

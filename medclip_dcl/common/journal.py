@@ -26,18 +26,15 @@ class Journal:
         meaning: what the work depends on, in plain values.
         remedy: what a user can do about a file of other work.
         is_own: False reads the entries of a journal that another process may be writing, and changes nothing.
-        notes: further plain values for the first line.
 
     Attributes:
-        about: content of the first line, also that of an earlier process.
+        about: content of the first line.
         entries: those of earlier processes.
     """
 
-    def __init__(
-        self, file: Path, meaning: Mapping[str, Any], remedy: str, *, is_own: bool = True, **notes: Any
-    ) -> None:
+    def __init__(self, file: Path, meaning: Mapping[str, Any], remedy: str, *, is_own: bool = True) -> None:
         self.file, self.remedy, self.is_own = file, remedy, is_own
-        self.about: dict[str, Any] = json.loads(_line({"meaning": dict(meaning), **notes}))
+        self.about: dict[str, Any] = json.loads(_line({"meaning": dict(meaning)}))
         self.entries: list[dict[str, Any]] = []
         self._stream: BinaryIO | None = None
         if file.is_file():
@@ -56,7 +53,7 @@ class Journal:
         except ValueError as error:
             raise UserError(f"{self.file} is damaged ({error}); remove it") from error
         self.require_same(about, self.file)
-        self.about, self.entries = about, entries
+        self.entries = entries
         if self.is_own:
             self._stream = self.file.open("ab")
 

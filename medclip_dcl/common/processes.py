@@ -1,4 +1,4 @@
-"""Processes of the commands: torch's threads sleep while they wait, workers end with their parent.
+"""Processes of the commands: torch's threads sleep while they wait, workers end with their parent; locks of files.
 
 Imported before torch, for whose OpenMP the first is set.
 """
@@ -9,8 +9,12 @@ import fcntl
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import parent_process
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NoReturn
 
 WAIT_POLICY = "OMP_WAIT_POLICY"
 _KNOWN = (WAIT_POLICY, "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
@@ -50,3 +54,25 @@ def begin_worker(*_: object) -> None:
 def _end_with(parent: BaseProcess) -> None:
     parent.join()
     os._exit(1)
+
+
+def stop(number: int, _: object) -> NoReturn:
+    """Handler of a signal that ends the command by its status."""
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[int | None]:
+    """Lock a file for this process and those that inherit its descriptor; None where another process has the lock.
+
+    The system frees the lock when the last of them ends. A file system without locks has none.
+    """
+    with file.open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        except OSError:
+            pass
+        yield stream.fileno()

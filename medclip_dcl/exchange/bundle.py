@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from medclip_dcl import __version__
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.exchange import bundle_install
+from medclip_dcl.exchange import bundle_install, export
 from medclip_dcl.exchange.options import Bundle, Export
 
 
@@ -33,9 +33,6 @@ def run(options: Bundle) -> None:
             f"--wheel {wheel}: expected the file medclip_dcl-{__version__}-py3-none-any.whl, from which this version "
             "was installed; in a checkout: pip wheel --no-deps --wheel-dir dist ."
         )
-    # Import here to keep --help fast.
-    from medclip_dcl.exchange import export
-
     try:
         export.run(Export(model=options.model, output=folder / "model"))
         _collect(wheel, options.extras, folder / "wheels")

@@ -12,17 +12,7 @@ from typing import Any
 import yaml
 
 from medclip_dcl.common.findings import CHEX5, read_prompts
-from medclip_dcl.exchange.card_facts import (
-    as_text,
-    data_facts,
-    explained,
-    model_facts,
-    objective_lines,
-    prompts_of,
-    publishable,
-    terms_of,
-    training_facts,
-)
+from medclip_dcl.exchange import card_facts
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.bert_folder import weights_fingerprint
 from medclip_dcl.networks.classifier import FindingNetwork
@@ -93,18 +83,18 @@ def model_card(
     }
     missing = [text for text, is_missing in pieces.items() if is_missing]
     subgroups, failures = described(run, missing) if runs else (None, [])
-    shown = str(publishable(folder))  # messages name the run by the path that the user gave
+    shown = str(card_facts.publishable(folder))  # messages name the run by the path that the user gave
     content = {
         "name": folder.resolve().name,
         "address": address,
         "findings": getattr(network, "findings", ()),
         "example": _example(network, config, calibration),
         "phantom": bool(dataset.get("phantom")) if dataset else None,
-        "data": data_facts(dataset),
-        "terms": terms_of(dataset),
-        "model": model_facts(network),
-        "training": training_facts(read_json(fit_file) if fit_file.is_file() else {}, config),
-        "objective": objective_lines(config),
+        "data": card_facts.data_facts(dataset),
+        "terms": card_facts.terms_of(dataset),
+        "model": card_facts.model_facts(network),
+        "training": card_facts.training_facts(read_json(fit_file) if fit_file.is_file() else {}, config),
+        "objective": card_facts.objective_lines(config),
         **_results(runs, shown),
         "calibration": calibration,
         "fitted": None if calibration is None else fitted_table(calibration),
@@ -123,7 +113,7 @@ def _example(
 ) -> dict[str, Any]:
     """Prompts other than CheX5's, a sentence and modules of the user's classes, for the example of use."""
     fitted = calibration.findings if calibration else {}
-    prompts = {finding: one.prompts for finding, one in fitted.items()} or prompts_of(config)
+    prompts = {finding: one.prompts for finding, one in fitted.items()} or card_facts.prompts_of(config)
     if prompts == read_prompts(CHEX5) or isinstance(network, FindingNetwork):
         prompts = {}
     modules = {type(getattr(network, part)).__module__ for part in network.parts}
@@ -179,7 +169,7 @@ def _summary(runs: Mapping[str, tables.Shown]) -> Table:
 def _limits(network: ImageNetwork, runs: Mapping[str, TestedRun], dataset: Mapping[str, Any]) -> list[str]:
     """Limits that follow from the run: data, what was not measured, approximations."""
     is_classifier = isinstance(network, FindingNetwork)
-    similarity = "" if is_classifier else explained(network.config()["similarity"]["class_path"])
+    similarity = "" if is_classifier else card_facts.explained(network.config()["similarity"]["class_path"])
     limits = [f"Similarity: {similarity}"] if similarity else []
     if dataset.get("phantom"):
         limits.append("Trained on drawn pictures: its scores of real radiographs mean nothing.")
@@ -212,9 +202,9 @@ def _provenance(runs: Mapping[str, TestedRun]) -> dict[str, str]:
         return {}
     tested = runs[_MODEL].tested
     return {
-        "checkpoint": as_text(describe_checkpoint(tested["checkpoint"])),
+        "checkpoint": card_facts.as_text(describe_checkpoint(tested["checkpoint"])),
         "test data": tested["dataset"]["fingerprint"],
-        **{f"{name} (test)": as_text(text) for name, text in tested["versions"].items()},
+        **{f"{name} (test)": card_facts.as_text(text) for name, text in tested["versions"].items()},
     }
 
 

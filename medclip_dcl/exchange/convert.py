@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from safetensors import safe_open
+
+from medclip_dcl.common.errors import MissingFileError, UserError
+from medclip_dcl.common.files import new_folder, parse_json, write_text
+from medclip_dcl.common.terms import SOURCE_CARD, copy_terms
+from medclip_dcl.common.weight_files import as_state_dict, read_state_dict, read_torch_file
+from medclip_dcl.exchange.biovil import RESNET, from_biovil
+from medclip_dcl.exchange.chexficient import PROJECTION, from_chexficient
+from medclip_dcl.exchange.open_clip_weights import OPEN_CLIP_FILE, from_open_clip, from_openai
 from medclip_dcl.exchange.options import Convert
-
-if TYPE_CHECKING:
-    from medclip_dcl.networks.described import ImageNetwork
+from medclip_dcl.exchange.torchxrayvision import HOW_TO_SAVE, from_torchxrayvision
+from medclip_dcl.exchange.transformers_folder import IMAGES_ALONE, from_transformers
+from medclip_dcl.networks.described import ImageNetwork
 
 
 def run(options: Convert) -> None:
     """Convert a model, and print what a user should know about it."""
-    # Import here to keep --help fast.
-    from medclip_dcl.common.files import new_folder, write_text
-    from medclip_dcl.common.terms import SOURCE_CARD, copy_terms
-
     source, output = options.source, options.output
     with new_folder(output, "--output") as temporary:
         network, notes = _converted(options)
@@ -46,13 +51,6 @@ def plain_card(title: str, origin: str, terms: list[str], notes: list[str]) -> s
 
 def _converted(options: Convert) -> tuple[ImageNetwork, list[str]]:
     """The network of FOLDER, and what a user should know; an option that its kind does not take is refused."""
-    from medclip_dcl.common.errors import MissingFileError, UserError
-    from medclip_dcl.exchange.biovil import RESNET, from_biovil
-    from medclip_dcl.exchange.chexficient import PROJECTION, from_chexficient
-    from medclip_dcl.exchange.open_clip_weights import OPEN_CLIP_FILE, from_open_clip, from_openai
-    from medclip_dcl.exchange.torchxrayvision import from_torchxrayvision
-    from medclip_dcl.exchange.transformers_folder import IMAGES_ALONE, from_transformers
-
     source, mean, std = options.source, options.mean, options.std
 
     def take_only(*taken: str) -> None:
@@ -100,11 +98,6 @@ def _converted(options: Convert) -> tuple[ImageNetwork, list[str]]:
 
 def _state_and_findings(file: Path) -> tuple[dict[str, Any], Any]:
     """Tensors of a file, alone or beside others of a training, and the names of findings beside them, or None."""
-    from safetensors import safe_open
-
-    from medclip_dcl.common.files import parse_json
-    from medclip_dcl.common.weight_files import as_state_dict, read_state_dict, read_torch_file
-
     if file.suffix == ".safetensors":
         state, metadata = read_state_dict(file), safe_open(file, framework="pt").metadata() or {}
         return state, parse_json(metadata.get("findings", "null"))
@@ -118,8 +111,6 @@ def _state_and_findings(file: Path) -> tuple[dict[str, Any], Any]:
 
 def _without_counterpart(file: Path) -> str:
     """A line about a known model that is not converted from this file; "" for any other file."""
-    from medclip_dcl.exchange.torchxrayvision import HOW_TO_SAVE
-
     known = {
         b"torchxrayvision": f"it is a pickled module, and files that hold Python objects are not opened; {HOW_TO_SAVE}",
         b"CARZero": "CARZero scores image and text together by a decoder, and has no vectors to compare; give another",

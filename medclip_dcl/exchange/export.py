@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import sys
 
+from medclip_dcl.exchange.encoders import export_text_encoder
+from medclip_dcl.exchange.folder import export_model
+from medclip_dcl.exchange.formats import export_layout
+from medclip_dcl.exchange.hub import WARNING, push_to_hub
+from medclip_dcl.exchange.onnx_files import export_onnx
 from medclip_dcl.exchange.options import Export
 
 
 def run(options: Export) -> None:
     """Write the folder of a model, and what was asked for beside it."""
-    # Import here to keep --help fast.
-    from medclip_dcl.exchange.encoders import export_text_encoder
-    from medclip_dcl.exchange.folder import export_model
-    from medclip_dcl.exchange.formats import export_layout
-    from medclip_dcl.exchange.hub import WARNING, push_to_hub
-    from medclip_dcl.exchange.onnx_files import export_onnx
-
     if options.format:
         for note in export_layout(options.model, options.output, options.format):
             print(f"note: {note}")

@@ -16,19 +16,7 @@ from jaxtyping import Bool, Num, UInt8
 from PIL import Image
 
 from medclip_dcl.common.errors import needs_extra
-from medclip_dcl.pictures import code_stream
-from medclip_dcl.pictures.grey import (
-    DICOM,
-    LOSSY_DICOM,
-    MAX_PIXELS,
-    UnusableImageError,
-    eight_bits,
-    finite_range,
-    require_readable_size,
-    shown_range,
-    to_grey,
-    with_notes,
-)
+from medclip_dcl.pictures import code_stream, grey
 
 if TYPE_CHECKING:
     from pydicom.dataset import Dataset
@@ -43,7 +31,7 @@ HEAD = _PREAMBLE + len(_MAGIC)
 _BARE = re.compile(rb"[\x02\x08]\0.\0(?:[A-Z]{2}|[^\0]\0\0\0)", re.DOTALL)
 
 # What is beyond is cut off.
-_MAX_INFLATED = 2 * MAX_PIXELS + 2**24
+_MAX_INFLATED = 2 * grey.MAX_PIXELS + 2**24
 _MIN_WINDOW = 1
 _MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
 _SHAPES = ("IDENTITY", "INVERSE")
@@ -96,16 +84,16 @@ def read_dicom(file: io.BufferedReader | io.BytesIO) -> Image.Image:
         dataset = _read(file)
         unread = _unread(dataset.file_meta.TransferSyntaxUID)
         if int(dataset.get("NumberOfFrames") or 1) != 1:
-            raise UnusableImageError("DICOM object of several frames; a radiograph has one")
+            raise grey.UnusableImageError("DICOM object of several frames; a radiograph has one")
         _require_elements(dataset)
-        require_readable_size(int(dataset.Columns), int(dataset.Rows))
+        grey.require_readable_size(int(dataset.Columns), int(dataset.Rows))
         return _picture(dataset)
     except ImportError as error:
-        raise UnusableImageError(needs_extra("this DICOM file", error.name, "dicom")) from error
+        raise grey.UnusableImageError(needs_extra("this DICOM file", error.name, "dicom")) from error
     except Exception as error:
-        if isinstance(error, UnusableImageError) or not unread:
+        if isinstance(error, grey.UnusableImageError) or not unread:
             raise
-        raise UnusableImageError(
+        raise grey.UnusableImageError(
             f"DICOM image is compressed as {unread}, which is not read; export it uncompressed or as JPEG 2000"
         ) from None
 
@@ -156,7 +144,7 @@ def _require_elements(dataset: Dataset) -> None:
     if missing == needed or (missing and _unread(syntax)):
         raise ValueError("no image")
     if missing:
-        raise UnusableImageError(
+        raise grey.UnusableImageError(
             f"DICOM file lacks {', '.join(missing)}: it is damaged or cut off, or was exported without; export it again"
         )
 
@@ -165,10 +153,10 @@ def _picture(dataset: Dataset) -> Image.Image:
     stored, kind = _stored(dataset)
     photometric = dataset.PhotometricInterpretation
     if dataset.SamplesPerPixel == 3 and stored.dtype == np.uint8:
-        return with_notes(to_grey(Image.fromarray(np.ascontiguousarray(stored))), kind)
+        return grey.with_notes(grey.to_grey(Image.fromarray(np.ascontiguousarray(stored))), kind)
     if stored.ndim != 2 or photometric not in _MONOCHROME:
-        raise UnusableImageError(f"DICOM image is neither {', '.join(_MONOCHROME)} nor colour of 8 bits")
-    grey, note = _shades(dataset, stored)
+        raise grey.UnusableImageError(f"DICOM image is neither {', '.join(_MONOCHROME)} nor colour of 8 bits")
+    shades, note = _shades(dataset, stored)
     is_inverted = photometric == "MONOCHROME1"
     shape = dataset.get("PresentationLUTShape")
     contradiction = ""
@@ -176,7 +164,9 @@ def _picture(dataset: Dataset) -> Image.Image:
         contradiction = (
             f"Presentation LUT Shape {shape} contradicts {photometric}, which is taken: lungs must be dark"
         )
-    return with_notes(Image.fromarray(255 - grey if is_inverted else grey), kind, note, contradiction)
+    return grey.with_notes(
+        Image.fromarray(255 - shades if is_inverted else shades), kind, note, contradiction
+    )
 
 
 def _stored(dataset: Dataset) -> tuple[Num[np.ndarray, "row column *sample"], str]:
@@ -190,22 +180,24 @@ def _stored(dataset: Dataset) -> tuple[Num[np.ndarray, "row column *sample"], st
     syntax = dataset.file_meta.TransferSyntaxUID
     is_plain = syntax in uid.UncompressedTransferSyntaxes
     if is_plain and "PixelData" not in dataset:
-        return pixel_array(dataset), DICOM
+        return pixel_array(dataset), grey.DICOM
     data = dataset["PixelData"]
     if syntax == uid.RLELossless:
         values = pixel_array(dataset, correct_unused_bits=False, decoding_plugin="pydicom")
     elif data.is_undefined_length or not is_plain:
         _, *fragments = generate_fragments(data.value)  # after the offset table
         values, bits, is_lossy = code_stream.decode(dataset, b"".join(fragments))
-        kind = LOSSY_DICOM if is_lossy and bits > dataset.BitsStored else DICOM
-        return _aligned(dataset, values, bits, kind == LOSSY_DICOM), kind
+        kind = grey.LOSSY_DICOM if is_lossy and bits > dataset.BitsStored else grey.DICOM
+        return _aligned(dataset, values, bits, kind == grey.LOSSY_DICOM), kind
     else:
         expected = get_expected_length(dataset)
         # Padding is zeros; anything else in place of a row would show as a sheared image.
         if len(data.value[expected:].strip(b"\0")) >= max(1, expected // dataset.Rows):
-            raise UnusableImageError("DICOM header has fewer rows, columns or frames than its pixel data")
+            raise grey.UnusableImageError(
+                "DICOM header has fewer rows, columns or frames than its pixel data"
+            )
         values = pixel_array(dataset, correct_unused_bits=False)
-    return _aligned(dataset, values, dataset.BitsAllocated), DICOM
+    return _aligned(dataset, values, dataset.BitsAllocated), grey.DICOM
 
 
 def _aligned(
@@ -250,19 +242,19 @@ def _transformed(
     present, counts = _rescaled(dataset, present[is_shown]), None if counts is None else counts[is_shown]
     mapped, shown = (_by_table(dataset, "VOILUTSequence", each) for each in (values, present))
     if mapped and shown:
-        low, high = finite_range(mapped[1])
-        return eight_bits(mapped[0], low, high), _doubt((shown[0] - low) / max(high - low, 1), counts)
+        low, high = grey.finite_range(mapped[1])
+        return grey.eight_bits(mapped[0], low, high), _doubt((shown[0] - low) / max(high - low, 1), counts)
     centre, width = _number(dataset, "WindowCenter"), _number(dataset, "WindowWidth")
     if centre is None or width is None or width < _MIN_WINDOW:
-        low, high, note = shown_range(present, counts)
-        return eight_bits(values, low, high), note
+        low, high, note = grey.shown_range(present, counts)
+        return grey.eight_bits(values, low, high), note
     note = _doubt((present - centre) / width + 0.5, counts)
     function = dataset.get("VOILUTFunction") or "LINEAR"
     if function == "SIGMOID":
-        return eight_bits(1 / (1 + np.exp(-4 * (values - centre) / width)), 0.0, 1.0), note
+        return grey.eight_bits(1 / (1 + np.exp(-4 * (values - centre) / width)), 0.0, 1.0), note
     if function == "LINEAR":  # PS3.3 C.11.2.1.2
         centre, width = centre - 0.5, max(width - 1, 1e-6)
-    return eight_bits((values - centre) / width + 0.5, 0.0, 1.0), note
+    return grey.eight_bits((values - centre) / width + 0.5, 0.0, 1.0), note
 
 
 def _doubt(shades: Num[np.ndarray, "*value"], counts: Num[np.ndarray, "*value"] | None) -> str:
@@ -283,7 +275,7 @@ def _rescaled(dataset: Dataset, values: Num[np.ndarray, "*shape"]) -> Num[np.nda
             # Anonymisers leave both elements empty. A comma is decimal, unless it may stand for thousands.
             numbers.append(float(re.sub(r",(?!\d{3}$)", ".", str(dataset.get(name) or 0))))
         except ValueError:
-            raise UnusableImageError(f"DICOM file's {name} is not one number; export it again") from None
+            raise grey.UnusableImageError(f"DICOM file's {name} is not one number; export it again") from None
     return values * (numbers[0] or 1.0) + numbers[1]
 
 

@@ -6,13 +6,12 @@ import io
 import re
 import stat
 import warnings
-from contextlib import suppress
 from pathlib import Path
 
 from PIL import Image, UnidentifiedImageError
 
 from medclip_dcl.pictures.dicom import HEAD, is_dicom, read_dicom
-from medclip_dcl.pictures.grey import MAX_PIXELS, UnusableImageError, is_deep, require_readable_size, to_grey
+from medclip_dcl.pictures.grey import MAX_PIXELS, UnusableImageError, require_readable_size, to_grey
 
 FORMATS = ("JPEG", "PNG", "TIFF", "BMP", "JPEG2000", "GIF", "WEBP", "PPM")
 """Formats read besides DICOM. PIL has more, some of which start other programs."""
@@ -66,13 +65,6 @@ def read_grey(file: Path | io.BufferedReader | io.BytesIO) -> Image.Image:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise UnusableImageError(f"{kind} cannot be decoded: it is {damage}") from None
-
-
-def is_dicom_or_deep(file: Path) -> bool:
-    """True unless an image file has plain 8 bits by its header, or none that can be read."""
-    with suppress(OSError, ValueError, SyntaxError, Image.DecompressionBombError), file.open("rb") as stream:
-        return is_dicom(stream.read(HEAD)) or is_deep(Image.open(stream, formats=FORMATS))
-    return False
 
 
 def _require_one_picture(image: Image.Image) -> None:

@@ -15,43 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.common.files import write_json, write_text
-from medclip_dcl.report import charts
-from medclip_dcl.report.contrasts import (
-    UNTRAINED,
-    Contrasts,
-    compared,
-    explain,
-    is_marked,
-    side_named,
-    sides_of,
-)
+from medclip_dcl.report import charts, contrasts, tables
 from medclip_dcl.report.draws import N_DRAWS, Estimate, TestedRun, require_same_cases, units_of
 from medclip_dcl.report.options import Compare
 from medclip_dcl.report.page import render_template
-from medclip_dcl.report.tables import (
-    NOTHING,
-    REPORTS,
-    Cell,
-    Column,
-    Row,
-    Shown,
-    Table,
-    aucs,
-    describe_data,
-    facts_of,
-    facts_table,
-    filled,
-    interval_cell,
-    signed,
-    why_left_out,
-)
-from medclip_dcl.runs.saved import (
-    SavedResultsError,
-    describe_image_size,
-    differing_settings,
-    read_parquet,
-    setting,
-)
+from medclip_dcl.runs import saved
 
 FILES = ("comparison.md", "comparison.tex", "comparison.html", "comparison.json")
 
@@ -71,7 +39,7 @@ class Comparison:
     rows: list[TestedRun]
     sides: dict[str, list[TestedRun]]
     baseline: str | None
-    table: Contrasts
+    table: contrasts.Contrasts
     n_draws: int
 
     @property
@@ -103,39 +71,43 @@ def compare(
         n_draws: bootstrap draws of patients, the same for all rows.
     """
     rows = _read(runs, names, untrained)
-    sides = sides_of(rows)
-    chosen = None if baseline is None else side_named(sides, baseline)
-    return Comparison(rows, sides, chosen, compared(sides, chosen, n_draws=n_draws), n_draws)
+    sides = contrasts.sides_of(rows)
+    chosen = None if baseline is None else contrasts.side_named(sides, baseline)
+    return Comparison(rows, sides, chosen, contrasts.compared(sides, chosen, n_draws=n_draws), n_draws)
 
 
-def tables(comparison: Comparison) -> list[Table]:
+def tables_of(comparison: Comparison) -> list[tables.Table]:
     """Tables of what was measured, with differences from the baseline and the paper's rows."""
     sides = comparison.sides.items()
-    found = filled({label: Shown(runs[0].tested, comparison.table[label, ""]) for label, runs in sides})
+    found = tables.filled(
+        {label: tables.Shown(runs[0].tested, comparison.table[label, ""]) for label, runs in sides}
+    )
     for table in found:
         if comparison.differences:
-            table.rows.append(Row(f"paired difference from {comparison.baseline}", "divider"))
+            table.rows.append(tables.Row(f"paired difference from {comparison.baseline}", "divider"))
         for name, differences in comparison.differences.items():
             cells = [_difference_cell(differences.get(one.path), one.digits) for one in table.columns]
-            table.rows.append(Row(f"{name} − {comparison.baseline}", "difference", cells))
+            table.rows.append(tables.Row(f"{name} − {comparison.baseline}", "difference", cells))
     return found
 
 
 def write_comparison(comparison: Comparison, output: Path) -> str:
     """Write comparison.md (and return it), .tex, .html and .json; the same runs and seed give the same bytes."""
     first = comparison.rows[0].tested
-    explanation = explain(comparison.sides, comparison.baseline, units_of(first), comparison.n_draws)
+    explanation = contrasts.explain(
+        comparison.sides, comparison.baseline, units_of(first), comparison.n_draws
+    )
     settings = _settings(comparison)
-    found = {side: aucs(comparison.table[side, ""]) for side in comparison.sides}
+    found = {side: tables.aucs(comparison.table[side, ""]) for side in comparison.sides}
     content = {
         "names": [label for label, runs in comparison.sides.items() if not runs[0].suffix],
-        "data": describe_data(first),
+        "data": tables.describe_data(first),
         "phantom": _PHANTOM if first["dataset"].get("phantom") else "",
         "method": explanation,
         "notes": _notes(comparison),
-        "reason": why_left_out(first),
+        "reason": tables.why_left_out(first),
         "forest": charts.forests({"AUC by finding": found}),
-        "tables": tables(comparison),
+        "tables": tables_of(comparison),
         "facts": _facts(comparison),
         "settings": settings,
         "protocol": json.dumps(first["protocol"], indent=2, ensure_ascii=False),
@@ -150,7 +122,7 @@ def _runs_of(folder: Path) -> list[Path]:
     """The finished runs of a study's folder, in the order of its grid; any other folder itself."""
     if not (table := folder / "results.parquet").is_file():
         return [folder]
-    return [folder / "runs" / name for name in read_parquet(table)["run"].unique()]
+    return [folder / "runs" / name for name in saved.read_parquet(table)["run"].unique()]
 
 
 def _read(folders: Sequence[Path], names: Sequence[str] | None, untrained: bool) -> list[TestedRun]:
@@ -159,13 +131,13 @@ def _read(folders: Sequence[Path], names: Sequence[str] | None, untrained: bool)
     # A run of a study is named by its levels.
     named = [re.sub(r",?\w+=", " ", name).strip() if "," in name else name for name in own]
     named = named if names is None else [x.strip() for x in names]
-    if len(named) != len(folders) or len({*named, "", UNTRAINED}) != len(named) + 2:
-        raise SavedResultsError(
-            f"--names: expected {len(folders)} names that differ from each other and from {UNTRAINED}, found "
+    if len(named) != len(folders) or len({*named, "", contrasts.UNTRAINED}) != len(named) + 2:
+        raise saved.SavedResultsError(
+            f"--names: expected {len(folders)} names that differ from each other and from {contrasts.UNTRAINED}, found "
             f"{', '.join(map(repr, named))}; give them by commas, and each run once"
         )
     trained = [TestedRun(folder, "", name) for folder, name in zip(folders, named, strict=True)]
-    others = [TestedRun(row.folder, "_untrained", f"{row.name}, {UNTRAINED}") for row in trained]
+    others = [TestedRun(row.folder, "_untrained", f"{row.name}, {contrasts.UNTRAINED}") for row in trained]
     rows = [*trained, *others] if untrained else trained
     for row in rows:
         row.require_prepared_set()
@@ -174,7 +146,7 @@ def _read(folders: Sequence[Path], names: Sequence[str] | None, untrained: bool)
         return trained
     others = list({row.tested["checkpoint"]["weights"]: row for row in others[::-1]}.values())[::-1]
     if len(others) == 1:
-        others[0].name = UNTRAINED
+        others[0].name = contrasts.UNTRAINED
     return [*trained, *others]
 
 
@@ -184,15 +156,14 @@ def _require_same_test(first: TestedRun, other: TestedRun) -> None:
     Retrieval of reports is not compared with a run that has none: no sentence was tested.
     """
     measured = {name for row in (first, other) for name, found in row.tested["metrics"].items() if found}
-    # Tests of an earlier version have no scores by single prompts.
-    may_lack = (section for section in (REPORTS, "prompts") if section in measured)
-    measured -= {x for x in may_lack if not all(x in row.tested["metrics"] for row in (first, other))}
+    if not all(tables.REPORTS in row.tested["metrics"] for row in (first, other)):
+        measured.discard(tables.REPORTS)
     for part, keys in (("dataset", {"fingerprint"}), ("protocol", measured), ("counts", measured)):
         a, b = ({key: row.tested[part].get(key) for key in keys} for row in (first, other))
-        if differences := differing_settings(a, b, part):
+        if differences := saved.differing_settings(a, b, part):
             key = min(differences)
             here, there = map(_short, differences[key])
-            raise SavedResultsError(
+            raise saved.SavedResultsError(
                 f"{other.file} cannot be compared with {first.file}: {key} is {there} there and {here} here;"
                 " test both with the same options on the same prepared set"
             )
@@ -204,22 +175,24 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}..."
 
 
-def _difference_cell(difference: Estimate | None, digits: int) -> Cell:
+def _difference_cell(difference: Estimate | None, digits: int) -> tables.Cell:
     """One decimal more than the numbers themselves have; ranks as they are."""
     if difference is None or difference.value is None:
-        return Cell(NOTHING)
-    cell = interval_cell(difference, digits + 1 if digits else 0, signed)
+        return tables.Cell(tables.NOTHING)
+    cell = tables.interval_cell(difference, digits + 1 if digits else 0, tables.signed)
     # Over patients an interval says nothing about another training.
-    return cell._replace(text=cell.text + "*" * (difference.over == "seeds" and is_marked(difference)))
+    return cell._replace(
+        text=cell.text + "*" * (difference.over == "seeds" and contrasts.is_marked(difference))
+    )
 
 
-def _facts(comparison: Comparison) -> Table:
+def _facts(comparison: Comparison) -> tables.Table:
     facts = [
-        (row.name, {"run folder": row.folder.resolve().name, **facts_of(row.tested)})
+        (row.name, {"run folder": row.folder.resolve().name, **tables.facts_of(row.tested)})
         for row in comparison.rows
     ]
     fingerprint = comparison.rows[0].tested["dataset"].get("fingerprint")
-    return facts_table("Networks", facts, f"All on the prepared set with fingerprint {fingerprint}.")
+    return tables.facts_table("Networks", facts, f"All on the prepared set with fingerprint {fingerprint}.")
 
 
 def _without_place(value: Any) -> Any:
@@ -227,19 +200,19 @@ def _without_place(value: Any) -> Any:
     return f".../{Path(value).name}" if is_place else value
 
 
-def _settings(comparison: Comparison) -> Table:
+def _settings(comparison: Comparison) -> tables.Table:
     """Dotted name of each setting that differs between the runs' config.yaml, and its value in each run."""
     configs = [row.config for row in comparison.trained]
     known = [config for config in configs if config is not None]
-    names = {name for config in known[1:] for name in differing_settings(known[0], config)}
+    names = {name for config in known[1:] for name in saved.differing_settings(known[0], config)}
     rows = []
     for name in sorted(names):
-        values = (_without_place(setting(config, name)) for config in configs)
-        rows.append(Row(name, "text", [Cell(_short(value).strip('"')) for value in values]))
+        values = (_without_place(saved.setting(config, name)) for config in configs)
+        rows.append(tables.Row(name, "text", [tables.Cell(_short(value).strip('"')) for value in values]))
     unknown = [row.name for row in comparison.trained if row.config is None]
     note = f"No config.yaml, so that the settings are not known: {', '.join(unknown)}." if unknown else ""
-    columns = [Column(row.name) for row in comparison.trained]
-    return Table("Settings that differ", columns, rows, note or ("" if rows else "None."))
+    columns = [tables.Column(row.name) for row in comparison.trained]
+    return tables.Table("Settings that differ", columns, rows, note or ("" if rows else "None."))
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -248,16 +221,16 @@ def _notes(comparison: Comparison) -> list[str]:
     precisions = sorted({str(row.tested["precision"]) for row in comparison.rows})
     if len(precisions) > 1:
         notes.append(f"the networks were tested in different precisions: {', '.join(precisions)}")
-    sizes = dict.fromkeys(describe_image_size(row.tested) for row in comparison.rows)
+    sizes = dict.fromkeys(saved.describe_image_size(row.tested) for row in comparison.rows)
     if len(sizes) > 1 or any("," in size for size in sizes):
         notes.append(f"sizes of the images differ: {', '.join(sizes)}")
-    without = [row.name for row in comparison.rows if REPORTS not in row.tested["metrics"]]
+    without = [row.name for row in comparison.rows if tables.REPORTS not in row.tested["metrics"]]
     if 0 < len(without) < len(comparison.rows):
         notes.append(f"no retrieval of reports, because no sentence was tested: {', '.join(without)}")
     return list(dict.fromkeys(notes))
 
 
-def _json(comparison: Comparison, settings: Table, explanation: str) -> dict[str, Any]:
+def _json(comparison: Comparison, settings: tables.Table, explanation: str) -> dict[str, Any]:
     """All numbers, also those that the tables leave out: ACC per finding, categories, differences of the variants."""
     first = comparison.rows[0].tested
     rows = {
@@ -282,7 +255,7 @@ def run(options: Compare) -> None:
     """Write the comparison of runs, and print it as Markdown."""
     # Fail before minutes of work.
     if options.output.is_file():
-        raise SavedResultsError(f"--output: expected a folder, found the file {options.output}")
+        raise saved.SavedResultsError(f"--output: expected a folder, found the file {options.output}")
     names = options.names.split(",") if options.names is not None else None
     runs = [run for folder in options.runs for run in _runs_of(folder)]
     comparison = compare(runs, baseline=options.baseline, names=names, untrained=options.untrained)

@@ -22,23 +22,7 @@ from scipy import stats
 
 from medclip_dcl.metrics.table import ANY, bounds_of, place_of
 from medclip_dcl.metrics.weighted import mean_of
-from medclip_dcl.report.draws import (
-    LEVEL,
-    N_DRAWS,
-    ROUNDING,
-    Estimate,
-    Numbers,
-    Predictions,
-    TestedRun,
-    averaged,
-    bootstrap_numbers,
-    estimate,
-    intervals_of,
-    is_mean_over_findings,
-    method,
-    predictions_of,
-    require_same_cases,
-)
+from medclip_dcl.report import draws
 from medclip_dcl.runs.saved import SavedResultsError, differing_settings, setting
 
 ALPHA = 0.05
@@ -51,15 +35,15 @@ _ROUNDING = 1e-9
 """Relative difference of numbers that are taken for equal: k/599 - (k - 1)/599 depends on k."""
 _OF_FINDING = "/by_finding/"
 
-Sides = Mapping[str, Sequence[TestedRun]]
+Sides = Mapping[str, Sequence[draws.TestedRun]]
 """Label -> a run, or runs that differ in the seed alone."""
-Contrasts = dict[tuple[str, str], dict[str, Estimate]]
+Contrasts = dict[tuple[str, str], dict[str, draws.Estimate]]
 """The table of a comparison: (side, side that is subtracted or "") -> path of a number -> estimate."""
 
 
-def sides_of(runs: Sequence[TestedRun]) -> dict[str, list[TestedRun]]:
+def sides_of(runs: Sequence[draws.TestedRun]) -> dict[str, list[draws.TestedRun]]:
     """Sides by label: runs together where their settings are known and differ in the seed alone."""
-    alike: list[list[TestedRun]] = []
+    alike: list[list[draws.TestedRun]] = []
     for run in runs:
         side = next((side for side in alike if _differ_in_seed(side, run)), None)
         if side is None:
@@ -85,7 +69,7 @@ def side_named(sides: Sides, name: str) -> str:
     )
 
 
-def _differ_in_seed(side: Sequence[TestedRun], run: TestedRun) -> bool:
+def _differ_in_seed(side: Sequence[draws.TestedRun], run: draws.TestedRun) -> bool:
     first = side[0]
     if first.config is None or run.config is None or first.suffix != run.suffix:
         return False
@@ -93,11 +77,11 @@ def _differ_in_seed(side: Sequence[TestedRun], run: TestedRun) -> bool:
     return is_new and differing_settings(first.config, run.config).keys() <= set(SEEDS)
 
 
-def _are_paired(a: Sequence[TestedRun], b: Sequence[TestedRun]) -> bool:
+def _are_paired(a: Sequence[draws.TestedRun], b: Sequence[draws.TestedRun]) -> bool:
     return len({*map(_seed, a)} & {*map(_seed, b)}) >= MIN_SEEDS
 
 
-def _seed(run: TestedRun) -> Hashable:
+def _seed(run: draws.TestedRun) -> Hashable:
     """Pairs trainings."""
     return tuple(setting(run.config, name) for name in SEEDS)
 
@@ -107,7 +91,7 @@ def compared(
     baseline: str | None = None,
     *,
     findings: Sequence[str] | None = None,
-    n_draws: int = N_DRAWS,
+    n_draws: int = draws.N_DRAWS,
 ) -> Contrasts:
     """Every number of each side, and its difference from the baseline's.
 
@@ -125,7 +109,7 @@ def compared(
     predictions = {label: runs[0].predictions for label, runs in sides.items()}
 
     @cache
-    def drawn(label: str, other: str) -> Numbers:
+    def drawn(label: str, other: str) -> draws.Numbers:
         own = predictions[label].patients
         patients = np.union1d(own, predictions[other].patients)
         if other != label and len(patients) == len(own):
@@ -139,7 +123,7 @@ def compared(
         else:
             numbers = drawn(label, label)
             numbers = numbers | shared_means(numbers, findings, predictions[label].bands)
-            table[label, ""] = intervals_of(numbers, [predictions[label]], findings=findings)
+            table[label, ""] = draws.intervals_of(numbers, [predictions[label]], findings=findings)
         if baseline is None or label == baseline:
             continue
         if _are_paired(sides[label], sides[baseline]):
@@ -150,12 +134,17 @@ def compared(
         table[label, baseline] = differences(pair, both)
         if findings is not None and any(_findings(one) != {*findings} for one in pair):
             shared = differences(pair, both, findings).items()
-            table[label, baseline] |= {path: one for path, one in shared if is_mean_over_findings(path)}
+            table[label, baseline] |= {path: one for path, one in shared if draws.is_mean_over_findings(path)}
     return table
 
 
 def explain(
-    sides: Sides, baseline: str | None, units: str, n_draws: int = N_DRAWS, *, marks_networks: bool = False
+    sides: Sides,
+    baseline: str | None,
+    units: str,
+    n_draws: int = draws.N_DRAWS,
+    *,
+    marks_networks: bool = False,
 ) -> str:
     """Words for the head of a page: how its differences and intervals are made, and which are marked."""
     are_paired = {
@@ -185,21 +174,23 @@ def explain(
             f"which does not cover other {units}."
         )
     if any(len(runs) < MIN_SEEDS for runs in sides.values()):
-        text.append(method(units, n_draws))
+        text.append(draws.method(units, n_draws))
     return " ".join(text)
 
 
-def mean_over_seeds(numbers: Sequence[Numbers]) -> Numbers:
+def mean_over_seeds(numbers: Sequence[draws.Numbers]) -> draws.Numbers:
     """Mean of each number that all have, among the tested patients and in each draw."""
     paths = (path for path in numbers[0] if all(path in one for one in numbers))
     return {path: mean_of([one[path] for one in numbers], numbers[0][path]) for path in paths}
 
 
-def shared_means(numbers: Numbers, findings: Sequence[str] | None, bands: Mapping[str, str]) -> Numbers:
+def shared_means(
+    numbers: draws.Numbers, findings: Sequence[str] | None, bands: Mapping[str, str]
+) -> draws.Numbers:
     """Means of a classification over those of the findings that have a number; `bands` of the findings."""
     found = {}
-    for path in filter(is_mean_over_findings, () if findings is None else numbers):
-        of_findings = (numbers[one] for one in averaged(path, findings or (), bands))
+    for path in filter(draws.is_mean_over_findings, () if findings is None else numbers):
+        of_findings = (numbers[one] for one in draws.averaged(path, findings or (), bands))
         found[path] = mean_of(
             [one for one in of_findings if np.isfinite(one[0])], np.full_like(numbers[path], np.nan)
         )
@@ -207,18 +198,23 @@ def shared_means(numbers: Numbers, findings: Sequence[str] | None, bands: Mappin
 
 
 def bootstrap_differences(
-    run: Path | Predictions, baseline: Path | Predictions, n_draws: int = N_DRAWS, seed: int = 0
-) -> dict[str, Estimate]:
+    run: Path | draws.Predictions,
+    baseline: Path | draws.Predictions,
+    n_draws: int = draws.N_DRAWS,
+    seed: int = 0,
+) -> dict[str, draws.Estimate]:
     """Paired differences, run minus baseline, of every number that both have: each draw takes the same patients."""
-    pair = [predictions_of(one) for one in (run, baseline)]
-    require_same_cases(*pair)
+    pair = [draws.predictions_of(one) for one in (run, baseline)]
+    draws.require_same_cases(*pair)
     patients = np.union1d(*(one.patients for one in pair))
-    return differences([bootstrap_numbers(one, n_draws, seed, patients) for one in pair], pair)
+    return differences([draws.bootstrap_numbers(one, n_draws, seed, patients) for one in pair], pair)
 
 
 def differences(
-    numbers: Sequence[Numbers], predictions: Sequence[Predictions], findings: Sequence[str] | None = None
-) -> dict[str, Estimate]:
+    numbers: Sequence[draws.Numbers],
+    predictions: Sequence[draws.Predictions],
+    findings: Sequence[str] | None = None,
+) -> dict[str, draws.Estimate]:
     """Differences of two sides in each draw; p by :func:`joint_p` over all numbers of a family (`Number.family`).
 
     Means over findings are compared where both sides have the same findings, or over `findings`, with p by themselves.
@@ -226,23 +222,25 @@ def differences(
     sides = zip(numbers, predictions, strict=True)
     a, b = (one | shared_means(one, findings, its.bands) for one, its in sides)
     are_alike = findings is not None or _findings(a) == _findings(b)
-    paths = [path for path in a if path in b and (are_alike or not is_mean_over_findings(path))]
+    paths = [path for path in a if path in b and (are_alike or not draws.is_mean_over_findings(path))]
     found = {path: a[path] - b[path] for path in paths}
     # Classifiers beside each other have one section name, and the families of theirs.
     are_logits = all("logit" in one.tables.get("classification", ()) for one in predictions)
     families: dict[str, list[str]] = defaultdict(list)
     for path in paths:
-        if findings is None or is_mean_over_findings(path):
+        if findings is None or draws.is_mean_over_findings(path):
             place = (place_of(f"finding_{path}") if are_logits else None) or place_of(path)
             families[path.split("/")[-1] if place is None else place.number.family].append(path)
     p: dict[str, float] = {}
     for family in families.values():
         behind = np.array([min(one.n_behind(path) for one in predictions) for path in family], dtype=int)
         p |= zip(family, joint_p(np.array([found[path] for path in family]), behind), strict=True)
-    return intervals_of(found, predictions, p, findings)
+    return draws.intervals_of(found, predictions, p, findings)
 
 
-def over_patients_and_seeds(gaps: Float[np.ndarray, "seed one_and_draws"], bounds: Bounds = ANY) -> Estimate:
+def over_patients_and_seeds(
+    gaps: Float[np.ndarray, "seed one_and_draws"], bounds: Bounds = ANY
+) -> draws.Estimate:
     """Mean over seeds of a number's difference, with a 95% interval over patients and seeds; none for a single seed.
 
     To each draw of patients an error of the mean over seeds is added, from Student's distribution: alike seeds give the
@@ -250,20 +248,20 @@ def over_patients_and_seeds(gaps: Float[np.ndarray, "seed one_and_draws"], bound
     """
     n_seeds, numbers = len(gaps), gaps.mean(axis=0)
     if n_seeds < 2:
-        return estimate(numbers[:1])
+        return draws.estimate(numbers[:1])
     shares = (np.random.default_rng(0).permutation(len(numbers) - 1) + 0.5) / (len(numbers) - 1)
     numbers[1:] += stats.t.ppf(shares, n_seeds - 1) * gaps[:, 0].std(ddof=1) / np.sqrt(n_seeds)
     distance = bounds[1] - bounds[0]
-    return estimate(numbers.clip(-distance, distance))
+    return draws.estimate(numbers.clip(-distance, distance))
 
 
-def is_marked(difference: Estimate) -> bool:
+def is_marked(difference: draws.Estimate) -> bool:
     """True for a difference that is found: p of at most `ALPHA`, and an interval without 0."""
     p, low, high = difference.p, difference.low, difference.high
     return None not in (p, low, high) and p <= ALPHA and not low <= 0 <= high  # type: ignore[operator]
 
 
-def _findings(numbers: Numbers) -> set[str]:
+def _findings(numbers: draws.Numbers) -> set[str]:
     paths = (path for path in numbers if _OF_FINDING in path and path.endswith("/auc"))
     return {path.split(_OF_FINDING)[1].removesuffix("/auc") for path in paths}
 
@@ -283,14 +281,14 @@ def joint_p(
     known = np.flatnonzero(is_known)
     deviations = np.nanstd(gaps[known, 1:], axis=1, ddof=1)
     least = np.maximum(1 / gaps.shape[1], 2.0 ** (1 - n_patients[known]))
-    p[known] = np.where(np.abs(gaps[known, 0]) <= ROUNDING, 1.0, least)
-    known, deviations = known[deviations > ROUNDING], deviations[deviations > ROUNDING]
+    p[known] = np.where(np.abs(gaps[known, 0]) <= draws.ROUNDING, 1.0, least)
+    known, deviations = known[deviations > draws.ROUNDING], deviations[deviations > draws.ROUNDING]
     if len(known):
-        observed, draws, n = gaps[known, 0], gaps[known, 1:], n_patients[known]
-        largest = np.nan_to_num(np.abs(draws - observed[:, None]) / deviations[:, None]).max(axis=0)
+        observed, drawn, n = gaps[known, 0], gaps[known, 1:], n_patients[known]
+        largest = np.nan_to_num(np.abs(drawn - observed[:, None]) / deviations[:, None]).max(axis=0)
         student = np.abs(observed) / (deviations * np.sqrt(n / (n - 1)))
         reached = largest >= stats.norm.isf(stats.t.sf(student, n - 1))[:, None]
-        p[known] = (reached.sum(axis=1) + 1) / (draws.shape[1] + 1)
+        p[known] = (reached.sum(axis=1) + 1) / (drawn.shape[1] + 1)
     return p
 
 
@@ -320,7 +318,7 @@ def _over_seeds(sides: Sides, baseline: str | None, findings: Sequence[str] | No
         for minus, part in parts.items():
             for one in part.astype(object).where(part.notna(), None).to_dict("records"):
                 about = one["mean"], one["low"], one["high"], one.get("p_holm"), one["n"]
-                table.setdefault((one["label"], minus), {})[str(path)] = Estimate(*about, over="seeds")
+                table.setdefault((one["label"], minus), {})[str(path)] = draws.Estimate(*about, over="seeds")
     return table
 
 
@@ -345,7 +343,7 @@ def paired_differences(
     reference: int | float | str,
     pairs: str,
     groups: Sequence[str] = (),
-    level: float = LEVEL,
+    level: float = draws.LEVEL,
     bounds: Bounds = ANY,
 ) -> pd.DataFrame:
     """Mean difference of each level from the reference over the pairs that both have, with its t interval.
@@ -382,7 +380,7 @@ def holm(p: np.ndarray) -> np.ndarray:
     return adjusted
 
 
-def _by_group(rows: pd.DataFrame, by: Sequence[str], column: str, level: float = LEVEL) -> pd.DataFrame:
+def _by_group(rows: pd.DataFrame, by: Sequence[str], column: str, level: float = draws.LEVEL) -> pd.DataFrame:
     """Summary of a column in each group; without `by`, one row."""
     groups = rows.groupby(list(by), sort=False)[column] if by else [((), rows[column])]
     found = [
@@ -392,7 +390,7 @@ def _by_group(rows: pd.DataFrame, by: Sequence[str], column: str, level: float =
     return pd.DataFrame(found, columns=[*by, *_summary(np.empty(0))])
 
 
-def _summary(values: np.ndarray, level: float = LEVEL) -> dict[str, int | float]:
+def _summary(values: np.ndarray, level: float = draws.LEVEL) -> dict[str, int | float]:
     """n, mean, t interval, and p of the two-sided t test against 0."""
     n = len(values)
     mean = float(values.mean()) if n else np.nan

@@ -81,7 +81,8 @@ class Predictions:
     @cached_property
     def patients(self) -> Patients:
         """Sorted subject_id of all tested images (`images`; without them, of the tables)."""
-        return patients_of([*self.tables.values(), *([] if self.images is None else [self.images])])
+        tables = [*self.tables.values(), *([] if self.images is None else [self.images])]
+        return np.unique(np.concatenate([table["subject_id"].to_numpy() for table in tables]))
 
     def compute(self, section: str) -> Callable[..., summaries.Numbers]:
         """Function of rows and weights that gives the numbers of a section."""
@@ -265,11 +266,6 @@ def _means_over_findings(values: Numbers, draws: Numbers, table: pd.DataFrame) -
     return found
 
 
-def _mean_over_classes(draws: Sequence[np.ndarray]) -> np.ndarray:
-    """Mean over classes of sentences; one of another band has no number at all."""
-    return mean_of([one for one in draws if np.isfinite(one).any()], np.full_like(draws[0], np.nan))
-
-
 def numbers_of_draws(
     compute: Callable[..., summaries.Numbers],
     prefix: str,
@@ -300,7 +296,9 @@ def numbers_of_draws(
     if prefix in CLASSIFICATIONS:
         draws |= _means_over_findings(values or draws, draws, table)
     elif prefix == "sentences":
-        draws = {path: _mean_over_classes([part[path] for part in parts]) for path in draws}
+        # One of another band has no number at all.
+        of_path = {path: [part[path] for part in parts if np.isfinite(part[path]).any()] for path in draws}
+        draws = {path: mean_of(of_path[path], np.full_like(draws[path], np.nan)) for path in draws}
     return draws
 
 
@@ -392,11 +390,6 @@ def patient_draws(n_patients: int, n_draws: int, seed: int) -> UInt8[np.ndarray,
 def predictions_of(run: Path | Predictions) -> Predictions:
     """Predictions of a run folder, or those given."""
     return TestedRun(run).predictions if isinstance(run, Path) else run
-
-
-def patients_of(tables: Iterable[pd.DataFrame]) -> Patients:
-    """Sorted subject_id of tables."""
-    return np.unique(np.concatenate([table["subject_id"].to_numpy() for table in tables]))
 
 
 def _number(value: float) -> float | None:

@@ -12,19 +12,8 @@ from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, perfe
 from medclip_dcl.metrics.summaries import BINS, bins_of
 from medclip_dcl.metrics.table import CALIBRATION
 from medclip_dcl.pictures.geometry import View
-from medclip_dcl.report import charts
+from medclip_dcl.report import charts, tables
 from medclip_dcl.report.draws import Estimate, Predictions, TestedRun, bootstrap_intervals, units_of
-from medclip_dcl.report.tables import (
-    CLASSIFIER,
-    NOTHING,
-    Cell,
-    Column,
-    Row,
-    Table,
-    interval_cell,
-    is_of_classifier,
-    number,
-)
 from medclip_dcl.runs.saved import value_at
 
 _DIGITS = 3
@@ -42,19 +31,21 @@ _TIMES = ("before", "after")
 _PREFIX = "calibration/by_finding"
 
 
-def fitted_table(calibration: Calibration) -> Table:
+def fitted_table(calibration: Calibration) -> tables.Table:
     """Map and threshold of each finding, with numbers of the cases that they were fitted to."""
 
     def shown(value: Any) -> str:
-        return NOTHING if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
+        return tables.NOTHING if value is None else f"{value:.3f}" if isinstance(value, float) else str(value)
 
     findings = calibration.findings.items()
     rows = [
-        Row(finding, "plain", [Cell(shown(getattr(one, field))) for field in _OF_A_FIT.values()])
+        tables.Row(
+            finding, "plain", [tables.Cell(shown(getattr(one, field))) for field in _OF_A_FIT.values()]
+        )
         for finding, one in findings
     ]
     note = " ".join(f"{finding}: {one.reason}." for finding, one in findings if one.reason)
-    return Table("By finding", [*map(Column, _OF_A_FIT)], rows, note)
+    return tables.Table("By finding", [*map(tables.Column, _OF_A_FIT)], rows, note)
 
 
 def calibrated_cases(run: TestedRun) -> tuple[Calibration, str, pd.DataFrame] | None:
@@ -63,7 +54,7 @@ def calibrated_cases(run: TestedRun) -> tuple[Calibration, str, pd.DataFrame] | 
     They have probabilities and thresholds. None without calibration.json or a classification.
     """
     file, results = run.folder / CALIBRATION_FILE, run.tested
-    section = CLASSIFIER if is_of_classifier(results) else "classification"
+    section = tables.CLASSIFIER if tables.is_of_classifier(results) else "classification"
     if (cases := run.table(section)) is None or not file.is_file():
         return None
     calibration = Calibration.read(file)
@@ -178,30 +169,34 @@ def _table_of_errors(
     calibration: Calibration,
     numbers: Mapping[str, Estimate],
     units: str,
-) -> Table:
+) -> tables.Table:
     """ECE and Brier score before and after, beside what is expected of a perfect model and of the prevalence alone."""
-    columns: list[Column] = []
+    columns: list[tables.Column] = []
     shown = []
     for finding, rows in by_finding.items():
         own, share = calibration.findings[finding], rows["label"].mean()
         n_positive, n_negative = int(rows["label"].sum()), int((rows["label"] == 0).sum())
         validate = own.n_positive / (own.n_positive + own.n_negative)
         ece, brier = (
-            {Column(time, group=group): _cell(numbers, f"{finding}/{time}/{name}") for time in _TIMES}
+            {tables.Column(time, group=group): _cell(numbers, f"{finding}/{time}/{name}") for time in _TIMES}
             for group, name in (("ECE", "ece"), ("Brier score", "brier"))
         )
         cells = {
-            Column("positive / negative cases"): Cell(f"{n_positive} / {n_negative}"),
-            Column("validate", group="share of positives"): Cell(number(validate, 2)),
-            Column("test", group="share of positives"): Cell(number(share, 2)),
+            tables.Column("positive / negative cases"): tables.Cell(f"{n_positive} / {n_negative}"),
+            tables.Column("validate", group="share of positives"): tables.Cell(tables.number(validate, 2)),
+            tables.Column("test", group="share of positives"): tables.Cell(tables.number(share, 2)),
             **ece,
-            Column("if perfect", group="ECE"): Cell(number(perfect_error(rows["after"].to_numpy()), _DIGITS)),
+            tables.Column("if perfect", group="ECE"): tables.Cell(
+                tables.number(perfect_error(rows["after"].to_numpy()), _DIGITS)
+            ),
             **brier,
-            Column("prevalence alone", group="Brier score"): Cell(number(share * (1 - share), _DIGITS)),
+            tables.Column("prevalence alone", group="Brier score"): tables.Cell(
+                tables.number(share * (1 - share), _DIGITS)
+            ),
         }
         columns = list(cells)
-        shown.append(Row(finding, "plain", list(cells.values())))
-    return Table(
+        shown.append(tables.Row(finding, "plain", list(cells.values())))
+    return tables.Table(
         f"Calibration of findings on test {units}",
         columns,
         shown,
@@ -214,7 +209,7 @@ def _table_of_errors(
 
 def _table_of_thresholds(
     findings: list[str], calibration: Calibration, numbers: Mapping[str, Estimate], units: str
-) -> Table:
+) -> tables.Table:
     """Sensitivity and specificity at the thresholds, where they were chosen and on the test."""
     rates = ("sensitivity", "specificity")
     later = {x.name: x.heading for x in CALIBRATION.numbers if x.family}
@@ -226,16 +221,16 @@ def _table_of_thresholds(
     shown = []
     for finding in findings:
         own = calibration.findings[finding]
-        fitted = [Cell(number(getattr(own, name), _DIGITS)) for name in ("threshold", *rates)]
+        fitted = [tables.Cell(tables.number(getattr(own, name), _DIGITS)) for name in ("threshold", *rates)]
         tested = [_cell(numbers, f"{finding}/{name}") for name in (*rates, *later)]
-        shown.append(Row(finding, "plain", [*fitted, *tested]))
+        shown.append(tables.Row(finding, "plain", [*fitted, *tested]))
     [(target, share)] = calibration.target.items()
-    return Table(
+    return tables.Table(
         f"Thresholds chosen for a {target} of {share:g} on validate {units}",
-        [Column(heading, group=group) for group, headings in groups.items() for heading in headings],
+        [tables.Column(heading, group=group) for group, headings in groups.items() for heading in headings],
         shown,
     )
 
 
-def _cell(numbers: Mapping[str, Estimate], path: str) -> Cell:
-    return interval_cell(numbers[f"{_PREFIX}/{path}"], _DIGITS)
+def _cell(numbers: Mapping[str, Estimate], path: str) -> tables.Cell:
+    return tables.interval_cell(numbers[f"{_PREFIX}/{path}"], _DIGITS)

@@ -24,16 +24,8 @@ from medclip_dcl.report.draws import TestedRun, method, units_of
 from medclip_dcl.report.failures import described
 from medclip_dcl.report.options import Report
 from medclip_dcl.report.page import render_template
+from medclip_dcl.runs import saved
 from medclip_dcl.runs.run_folder import LEFT_OUT_FILE
-from medclip_dcl.runs.saved import (
-    SavedResultsError,
-    command_of_test,
-    describe_checkpoint,
-    describe_image_size,
-    read_json,
-    read_parquet,
-    value_at,
-)
 
 REPORT_FILE = "report.html"
 
@@ -60,7 +52,7 @@ def render(folder: Path) -> str:
     """The report of a run folder as HTML; the same folder gives the same text."""
     is_trained_here = any((folder / name).exists() for name in ("config.yaml", "metrics.csv", "checkpoints"))
     if not is_trained_here and not (folder / "results.json").exists():
-        raise SavedResultsError(
+        raise saved.SavedResultsError(
             f"{folder}: expected a run folder with config.yaml, metrics.csv, results.json or checkpoints/, found none "
             "of them; give the folder that was the --run_folder of `medclip-dcl fit`"
         )
@@ -81,17 +73,17 @@ def render(folder: Path) -> str:
         "is_classifier": is_classifier,
         "is_trained_here": is_trained_here,
         "results": first,
-        "checkpoint": describe_checkpoint(first["checkpoint"]) if first else None,
+        "checkpoint": saved.describe_checkpoint(first["checkpoint"]) if first else None,
         "has_untrained": _UNTRAINED in results,
         "data": tables.describe_data(first) if first else None,
-        "image_size": describe_image_size(first) if first else None,
+        "image_size": saved.describe_image_size(first) if first else None,
         **_tables(runs, results),
         "subgroups": subgroups,
         "failures": failures,
         **_charts_of_predictions(runs, missing),
         # A classifier has neither class probability nor heat maps.
         **({"eta": None} if is_classifier else _class_probability(folder / "class_probability.parquet")),
-        "left_out": read_json(file) if (file := folder / LEFT_OUT_FILE).is_file() else None,
+        "left_out": saved.read_json(file) if (file := folder / LEFT_OUT_FILE).is_file() else None,
         **_curves(folder / "metrics.csv"),
         "heat_maps": {} if is_classifier else _heat_maps(folder / "figures"),
         "embedding_map": _data_uri(drawn)
@@ -100,7 +92,7 @@ def render(folder: Path) -> str:
         "config": config.read_text("utf-8") if (config := folder / "config.yaml").is_file() else None,
         "protocol": json.dumps(first["protocol"], indent=2, ensure_ascii=False) if first else None,
         "timings": {
-            **({"fit": read_json(folder / "fit.json")} if (folder / "fit.json").is_file() else {}),
+            **({"fit": saved.read_json(folder / "fit.json")} if (folder / "fit.json").is_file() else {}),
             **{f"test, {name}": found["timings"] for name, found in results.items()},
         },
     }
@@ -110,7 +102,7 @@ def render(folder: Path) -> str:
 
 def _missing(run: Path, results: Mapping[str, Any], content: Mapping[str, Any]) -> list[str]:
     """Files that the run folder lacks, and the commands that make them."""
-    test, fit = command_of_test(run), "medclip-dcl fit"
+    test, fit = saved.command_of_test(run), "medclip-dcl fit"
     is_image_text, is_trained_here = not content["is_classifier"], content["is_trained_here"]
     is_grounded = any(tables.is_measured(found, "grounding") for found in results.values())
     curves = (
@@ -145,7 +137,7 @@ def _missing(run: Path, results: Mapping[str, Any], content: Mapping[str, Any]) 
 def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[str, Any]:
     """Tables, notes and the numbers in the head of the page."""
     rows, errors = tables.shown(runs)
-    notes = [size for found in results.values() if "," in (size := describe_image_size(found))]
+    notes = [size for found in results.values() if "," in (size := saved.describe_image_size(found))]
     notes = [f"images were shown at {size}: numbers at the size of the training differ" for size in notes]
     notes += [note for found in results.values() for section in found["notes"].values() for note in section]
     notes += [f"{name} is shown without intervals: {error}" for name, error in errors.items()]
@@ -159,7 +151,7 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
     for label, path, digits, _ in tables.headline(first) if first else ():
         # A share that is 1 by chance, such as Recall at 10 of 10 candidates, says nothing.
         if levels.get(path) != 1:
-            values = {name: value_at(found["metrics"], path) for name, found in results.items()}
+            values = {name: saved.value_at(found["metrics"], path) for name, found in results.items()}
             texts = {name: tables.number(value, digits) for name, value in values.items()}
             chance = tables.number(levels[path], digits) if path in levels else None
             headline.append((label, texts.get(_TRAINED, tables.NOTHING), texts.get(_UNTRAINED), chance))
@@ -180,7 +172,9 @@ def _curves(file: Path) -> dict[str, Any]:
     try:
         metrics = pd.read_csv(file)
     except ValueError as error:
-        raise SavedResultsError(f"{file} is not a readable table ({error}); restore or delete it") from error
+        raise saved.SavedResultsError(
+            f"{file} is not a readable table ({error}); restore or delete it"
+        ) from error
     return dict(zip(("curves", "constant"), charts.curves(metrics), strict=True))
 
 
@@ -227,7 +221,7 @@ def _predictions(run: TestedRun, section: str, missing: list[str]) -> pd.DataFra
 
 def _class_probability(file: Path) -> dict[str, Any]:
     """Charts of η, and the most and the least probable sentences."""
-    table = read_parquet(file) if file.is_file() else pd.DataFrame()
+    table = saved.read_parquet(file) if file.is_file() else pd.DataFrame()
     if table.empty:
         return {"eta": None}
     return {
@@ -275,5 +269,4 @@ def _data_uri(file: Path) -> str:
 
 
 def run(options: Report) -> None:
-    """Write the report of a run, and print its path."""
     print(write_report(options.run))

@@ -22,28 +22,9 @@ from jaxtyping import Bool, Float, UInt8
 from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.metrics import summaries
 from medclip_dcl.metrics.table import ARROWS, CLASSIFICATIONS, place_of
+from medclip_dcl.report import draws, tables
 from medclip_dcl.report.contrasts import ALPHA, joint_p
-from medclip_dcl.report.draws import (
-    N_DRAWS,
-    Estimate,
-    Predictions,
-    TestedRun,
-    estimate,
-    numbers_of_draws,
-    patient_draws,
-)
 from medclip_dcl.report.reliability import calibrated_cases
-from medclip_dcl.report.tables import (
-    DESCRIPTIONS,
-    NOTHING,
-    Cell,
-    Column,
-    Row,
-    Table,
-    column_of,
-    interval_cell,
-    signed,
-)
 from medclip_dcl.runs.saved import SavedResultsError
 
 ATTRIBUTES = {"view": "View", "sex": "Sex", "age": "Age at the study"}
@@ -65,7 +46,7 @@ _COMPUTED: dict[str, tuple[Any, str]] = {
 }
 """Section -> function that computes its metrics, and the path before them."""
 
-_LABELS = {x.path: (x.heading, x.digits) for x in map(column_of, DESCRIPTIONS["subgroups"])}
+_LABELS = {x.path: (x.heading, x.digits) for x in map(tables.column_of, tables.DESCRIPTIONS["subgroups"])}
 
 Draws = Float[np.ndarray, "one_and_draws"]
 """A number among the tested patients, then in each draw; NaN where there is none."""
@@ -84,24 +65,24 @@ class Groups(NamedTuple):
     n_patients: np.ndarray
 
 
-def subgroup_table(run: Path | TestedRun, n_draws: int = N_DRAWS, seed: int = 0) -> pd.DataFrame:
+def subgroup_table(run: Path | draws.TestedRun, n_draws: int = draws.N_DRAWS, seed: int = 0) -> pd.DataFrame:
     """Table of :func:`groups_of_run`; empty where nothing divides the images."""
-    groups = groups_of_run(TestedRun(run) if isinstance(run, Path) else run, n_draws, seed)
+    groups = groups_of_run(draws.TestedRun(run) if isinstance(run, Path) else run, n_draws, seed)
     return pd.DataFrame(columns=list(COLUMNS)) if groups is None else groups.table
 
 
-def groups_of_run(run: TestedRun, n_draws: int = N_DRAWS, seed: int = 0) -> Groups | None:
+def groups_of_run(run: draws.TestedRun, n_draws: int = draws.N_DRAWS, seed: int = 0) -> Groups | None:
     """Groups of a tested run, with sensitivities where its calibration.json has the prompts."""
     if (images := run.table("images")) is None:
         return None
-    tables = dict(run.predictions.tables)
+    sections = dict(run.predictions.tables)
     if calibrated := calibrated_cases(run):
-        tables["calibration"] = calibrated[2].drop(columns="before")
-    return compared_groups(replace(run.predictions, tables=tables), images, n_draws, seed)
+        sections["calibration"] = calibrated[2].drop(columns="before")
+    return compared_groups(replace(run.predictions, tables=sections), images, n_draws, seed)
 
 
 def compared_groups(
-    predictions: Predictions, images: pd.DataFrame, n_draws: int = N_DRAWS, seed: int = 0
+    predictions: draws.Predictions, images: pd.DataFrame, n_draws: int = draws.N_DRAWS, seed: int = 0
 ) -> Groups | None:
     """Metrics by group, from predictions of a test and its images (predictions/images.parquet); None without groups.
 
@@ -113,7 +94,7 @@ def compared_groups(
         group and in the rest. NaN: fewer than `MIN_PATIENTS`, or too few cases.
     """
     groups = _groups_of_images(images)
-    counts = patient_draws(len(predictions.patients), n_draws, seed)
+    counts = draws.patient_draws(len(predictions.patients), n_draws, seed)
     evaluations = []
     for name, table in predictions.tables.items():
         # Sentences belong to no image.
@@ -138,7 +119,7 @@ def compared_groups(
                 for metric in evaluation.metrics:
                     own, others, n = compared.get(metric, (nothing, nothing, 0))
                     gap = nothing if len(names) == 2 and group == names[1] else own - others
-                    numbers = (end for x in (own, gap) for end in estimate(x)[:3])
+                    numbers = (end for x in (own, gap) for end in draws.estimate(x)[:3])
                     found.append((*about, metric, *numbers))
                     gaps.append(gap)
                     n_patients.append(n)
@@ -151,17 +132,17 @@ def compared_groups(
     return Groups(table, own, n_behind)
 
 
-def rows_of(groups: Groups | None) -> Iterator[tuple[str, str, Estimate]]:
+def rows_of(groups: Groups | None) -> Iterator[tuple[str, str, draws.Estimate]]:
     """Group ("view/PA/"), path and estimate of each number of a group, and of each gap ("view/AP − PA/")."""
     for place, row in enumerate([] if groups is None else groups.table.to_dict("records")):
         assert groups is not None
         n_draws = groups.gaps.shape[1] - 1
         value, low, high, gap, gap_low, gap_high, p = (row[x] for x in _NUMBERS)
         if np.isfinite(value):
-            found = Estimate(value, low, high, None, n_draws * (low == low), row["patients"])
+            found = draws.Estimate(value, low, high, None, n_draws * (low == low), row["patients"])
             yield f"{row['attribute']}/{row['group']}/", row["metric"], found
         if np.isfinite(gap):
-            found = Estimate(
+            found = draws.Estimate(
                 gap, gap_low, gap_high, p, n_draws * (gap_low == gap_low), int(groups.n_patients[place])
             )
             name = gap_name(groups.table, row["attribute"], row["group"])
@@ -262,7 +243,9 @@ class _Evaluation:
             if self._findings:
                 rows = rows & np.isin(self._finding, [*map(self._findings.index, findings)])
             table, patient = self.table[rows].reset_index(drop=True), self.patient[rows]
-            self._known[key] = numbers_of_draws(compute, prefix, table, self.counts, patient, MIN_PATIENTS)
+            self._known[key] = draws.numbers_of_draws(
+                compute, prefix, table, self.counts, patient, MIN_PATIENTS
+            )
         return self._known[key]
 
 
@@ -282,30 +265,34 @@ def describe(groups: Groups | None) -> dict[str, Any] | None:
         ],
         "level": ALPHA,
         "min_patients": MIN_PATIENTS,
-        "n_draws": N_DRAWS,
+        "n_draws": draws.N_DRAWS,
         "tables": [_table(rows, str(name)) for name, rows in table.groupby("attribute", sort=False)],
     }
 
 
-def _table(rows: pd.DataFrame, attribute: str) -> Table:
+def _table(rows: pd.DataFrame, attribute: str) -> tables.Table:
     """Metrics in rows; groups and their gaps in columns."""
     by_cell = {(row["metric"], row["group"]): row for row in rows.to_dict("records")}
     of_groups = {str(group): row for (_, group), row in by_cell.items()}
     names = [name for name in of_groups if name != UNKNOWN]
     gaps = names[:1] if len(names) == 2 else names
-    counts = [Cell(f"{of_groups[name]['images']:,} / {of_groups[name]['patients']:,}") for name in names]
-    shown = [Row("images / patients", "counts", counts + [Cell("")] * len(gaps))]
+    counts = [
+        tables.Cell(f"{of_groups[name]['images']:,} / {of_groups[name]['patients']:,}") for name in names
+    ]
+    shown = [tables.Row("images / patients", "counts", counts + [tables.Cell("")] * len(gaps))]
     for metric in rows["metric"].unique():
         cells = [by_cell[metric, name] for name in names]
         if any(np.isfinite(cell["value"]) for cell in cells):
             values = [_value_cell(cell, rows) for cell in cells]
-            shown.append(Row(_label(metric)[0], "plain", [*values, *map(_gap_cell, cells[: len(gaps)])]))
-    columns = [*map(Column, names), *(Column(gap_name(rows, attribute, name)) for name in gaps)]
+            shown.append(
+                tables.Row(_label(metric)[0], "plain", [*values, *map(_gap_cell, cells[: len(gaps)])])
+            )
+    columns = [*map(tables.Column, names), *(tables.Column(gap_name(rows, attribute, name)) for name in gaps)]
     note = ""
     if unknown := of_groups.get(UNKNOWN):
         n_images, n_patients = unknown["images"], unknown["patients"]
         note = f"In no group, because unknown: {n_images:,} images of {n_patients:,} patients."
-    return Table(ATTRIBUTES[attribute], columns, shown, note)
+    return tables.Table(ATTRIBUTES[attribute], columns, shown, note)
 
 
 def gap_name(table: pd.DataFrame, attribute: str, group: str) -> str:
@@ -322,12 +309,12 @@ def _label(metric: str) -> tuple[str, int]:
     return f"{place.number.heading or place.name}{ARROWS[place.number.higher_is_better]}, {place.entry}", 3
 
 
-def _value_cell(cell: Mapping[Any, Any], rows: pd.DataFrame) -> Cell:
+def _value_cell(cell: Mapping[Any, Any], rows: pd.DataFrame) -> tables.Cell:
     """A number; of an average that lacks findings, with the number of those that it has."""
     if not np.isfinite(cell["value"]):
-        return Cell(NOTHING)
-    value = Estimate(cell["value"], cell["low"], cell["high"], n_patients=cell["patients"])
-    found = interval_cell(value, _label(cell["metric"])[1])
+        return tables.Cell(tables.NOTHING)
+    value = draws.Estimate(cell["value"], cell["low"], cell["high"], n_patients=cell["patients"])
+    found = tables.interval_cell(value, _label(cell["metric"])[1])
     section, _, name = cell["metric"].partition("/")
     if section in CLASSIFICATIONS and "/" not in name:
         of_findings = rows["metric"].str.startswith(f"{section}/by_finding/") & (
@@ -339,10 +326,10 @@ def _value_cell(cell: Mapping[Any, Any], rows: pd.DataFrame) -> Cell:
     return found
 
 
-def _gap_cell(cell: Mapping[Any, Any], mark: str = " *") -> Cell:
+def _gap_cell(cell: Mapping[Any, Any], mark: str = " *") -> tables.Cell:
     """A gap with its sign; the mark follows one that is found."""
     if not np.isfinite(cell["gap"]):
-        return Cell(NOTHING)
-    gap = Estimate(cell["gap"], cell["gap_low"], cell["gap_high"], n_patients=cell["patients"])
-    found = interval_cell(gap, _label(cell["metric"])[1], signed)
+        return tables.Cell(tables.NOTHING)
+    gap = draws.Estimate(cell["gap"], cell["gap_low"], cell["gap_high"], n_patients=cell["patients"])
+    found = tables.interval_cell(gap, _label(cell["metric"])[1], tables.signed)
     return found._replace(text=found.text + mark * (cell["p"] <= ALPHA and pd.notna(gap.low)))

@@ -277,12 +277,10 @@ class Shown(NamedTuple):
         return self.intervals.get(path) or Estimate(value_at(self.results["metrics"], path), None, None)
 
     def cell(self, path: str, digits: int) -> Cell:
-        """:meth:`estimate` as text."""
         return interval_cell(self.estimate(path), digits)
 
     @property
     def aucs(self) -> dict[str, Estimate]:
-        """:func:`aucs` of the run."""
         paths = [path[1:] for path, _ in by_path(self.results["metrics"], "")]
         return aucs({path: self.estimate(path) for path in paths if _AUC.fullmatch(path)})
 
@@ -361,7 +359,6 @@ def _wordings(runs: Mapping[str, Shown]) -> list[Table]:
         else:
             paths |= {x: f"prompts/{end}/neg_{x}" for x in ("lowest", "median")}
             paths |= {text: f"prompts/{end}/wordings/{text}" for text in texts}
-            notes[words["again"]] = "prompts" not in first["metrics"]
         for text, path in paths.items():
             seen = NOTHING if known is None or text not in texts else "yes" if text in known else "no"
             cells = [*(run.cell(path, 3) for run in runs.values()), Cell(seen)]
@@ -406,9 +403,7 @@ def _detail_table(described: Mapping[str, Any], prefix: str, runs: Mapping[str, 
 
 
 def _table(
-    description: Mapping[str, Any],
-    measured: Mapping[str, Results],
-    runs: Mapping[str, Shown],
+    description: Mapping[str, Any], measured: Mapping[str, Results], runs: Mapping[str, Shown]
 ) -> Table:
     """A described table with the columns of the measured sections."""
     first = next(iter(runs.values())).results

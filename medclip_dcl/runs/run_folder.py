@@ -18,30 +18,12 @@ from typing import IO, Any
 import pandas as pd
 import yaml
 
+from medclip_dcl.common import files
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import (
-    digest,
-    digest_of_file,
-    file_states,
-    parse_json,
-    read_text,
-    write_json,
-    write_shared_parquet,
-    write_text,
-)
 from medclip_dcl.common.find_model import CHECKPOINTS, FoundModel
 from medclip_dcl.common.weight_files import SavedModel
+from medclip_dcl.runs import saved
 from medclip_dcl.runs.checkpoint_files import find_readable
-from medclip_dcl.runs.saved import (
-    CONFIG_FILE,
-    STEPS,
-    TEST_CONFIG,
-    differing_settings,
-    read_config,
-    read_json,
-    setting,
-    step_checkpoint,
-)
 
 FIT_FILE = "fit.json"
 ASKED_FILE = "asked.json"
@@ -85,11 +67,11 @@ class RunFolder:
 
     def kept_steps(self) -> dict[int, Path]:
         """Optimiser step of kept_steps -> checkpoint of its weights, where it exists, ascending."""
-        files = {
-            step: self.checkpoints / step_checkpoint(step)
+        kept = {
+            step: self.checkpoints / saved.step_checkpoint(step)
             for step in self.saved_config().get("kept_steps") or ()
         }
-        return {step: file for step, file in files.items() if file.is_file()}
+        return {step: file for step, file in kept.items() if file.is_file()}
 
     @property
     def is_finished(self) -> bool:
@@ -98,7 +80,7 @@ class RunFolder:
 
     def saved_config(self) -> dict[str, Any]:
         """The run's resolved configuration; empty for a new run."""
-        return read_config(self.folder) or {}
+        return saved.read_config(self.folder) or {}
 
     def check(self, config: Mapping[str, Any], data: Mapping[str, Any]) -> bool:
         """Refuse a folder that holds anything but this run; every process calls it, before any waits for another.
@@ -118,10 +100,10 @@ class RunFolder:
         if not found:
             if (self.folder / METRICS_FILE).exists() or self.checkpoints.exists():
                 raise RunFolderError(
-                    f"{self.folder} holds results but no {CONFIG_FILE}; choose another --run_folder"
+                    f"{self.folder} holds results but no {saved.CONFIG_FILE}; choose another --run_folder"
                 )
             return False
-        differing = differing_settings(found, config)
+        differing = saved.differing_settings(found, config)
         before, now, end = _length(found), _length(config), self.end()
         is_longer = differing.keys() <= _LENGTHS.keys() and any(now[x] > before[x] for x in now)
         if end:
@@ -138,27 +120,25 @@ class RunFolder:
             )
         return is_longer
 
-    def other_run(self, differing: Iterable[str], saved: Mapping[str, Any]) -> RunFolderError:
+    def other_run(self, differing: Iterable[str], config: Mapping[str, Any]) -> RunFolderError:
         """The error about settings that differ from the run's, with the commands that go on from that run."""
-        advice = (
-            f"choose another --run_folder, or continue that run with --config {self.folder / CONFIG_FILE}"
-        )
+        advice = f"choose another --run_folder, or continue that run with --config {self.folder / saved.CONFIG_FILE}"
         if self.is_finished:
-            advice = f"{self._advice_to_start_anew(saved)}; that run is finished: {self.advice_to_go_on()}"
+            advice = f"{self._advice_to_start_anew(config)}; that run is finished: {self.advice_to_go_on()}"
         return RunFolderError(
-            f"{self.folder} already holds another run: its {CONFIG_FILE} differs in {', '.join(sorted(differing))}; "
-            f"{advice}"
+            f"{self.folder} already holds another run: its {saved.CONFIG_FILE} differs in "
+            f"{', '.join(sorted(differing))}; {advice}"
         )
 
-    def _advice_to_start_anew(self, saved: Mapping[str, Any]) -> str:
+    def _advice_to_start_anew(self, config: Mapping[str, Any]) -> str:
         start = "choose another --run_folder"
-        if "init_from" in (setting(saved, "model.init_args") or {}):
+        if "init_from" in (saved.setting(config, "model.init_args") or {}):
             start += f" and start from its weights by --model.init_args.init_from {self.folder}"
         return start
 
     def end(self) -> dict[str, Any]:
         """Content of fit.json; empty for a run that is not finished."""
-        return read_json(self.folder / FIT_FILE, _REMEDY) if self.is_finished else {}
+        return saved.read_json(self.folder / FIT_FILE, _REMEDY) if self.is_finished else {}
 
     def _ended_by(self) -> str:
         """The setting at which a finished run came to its end; "" if a callback ended it."""
@@ -167,15 +147,15 @@ class RunFolder:
 
     def advice_to_go_on(self) -> str:
         """Advice for a finished run that shall be trained longer."""
-        saved, end = self.saved_config(), self.end()
+        config, end = self.saved_config(), self.end()
         if end.get("timed_out"):
-            return f"its time (trainer.max_time) is used up; {self._advice_to_start_anew(saved)}"
+            return f"its time (trainer.max_time) is used up; {self._advice_to_start_anew(config)}"
         name = self._ended_by()
         until = "" if name else f", until a callback ends it again, as in epoch {end.get('epochs')}"
         name = name or next(iter(_LENGTHS))
         return (
-            f"--config {self.folder / CONFIG_FILE} with a larger --{name} (it had {setting(saved, name)}) trains it "
-            f"longer{until}"
+            f"--config {self.folder / saved.CONFIG_FILE} with a larger --{name} (it had "
+            f"{saved.setting(config, name)}) trains it longer{until}"
         )
 
     def extend(self, config: Mapping[str, Any]) -> None:
@@ -198,13 +178,13 @@ class RunFolder:
                     os.replace(path, earlier)
             # Before the configuration: a run with that of more epochs would be taken for finished.
             (self.folder / FIT_FILE).unlink()
-        before = read_text(self.folder / CONFIG_FILE).splitlines()
+        before = files.read_text(self.folder / saved.CONFIG_FILE).splitlines()
         self._write_config(config, takewhile(lambda line: line.startswith("#"), before))
 
     def data(self) -> dict[str, Any]:
         """Content of data.json; empty where it is not known."""
         file = self.folder / DATA_FILE
-        return read_json(file, _REMEDY) if file.is_file() else {}
+        return saved.read_json(file, _REMEDY) if file.is_file() else {}
 
     def is_own(self, checkpoint: Path) -> bool:
         """True for a checkpoint of this run's training; for any checkpoint in a folder that holds no run."""
@@ -217,10 +197,15 @@ class RunFolder:
         parts = [f"on_{other_set}"] if other_set else []
         if self.is_own(checkpoint) and not other_set:
             steps = [step for step, file in self.kept_steps().items() if file.name == checkpoint.name]
-            return self.folder.joinpath(*(f"{STEPS}/{step}" for step in steps))
+            return self.folder.joinpath(*(f"{saved.STEPS}/{step}" for step in steps))
         if not self.is_own(checkpoint):
             path, owner = checkpoint.resolve(), FoundModel(checkpoint.resolve()).run
-            parts = [*([owner.name] if owner else []), path.stem, digest(str(path).encode())[:6], *parts]
+            parts = [
+                *([owner.name] if owner else []),
+                path.stem,
+                files.digest(str(path).encode())[:6],
+                *parts,
+            ]
         return self.folder / TESTS / "_".join(parts)
 
     @contextmanager
@@ -272,23 +257,30 @@ class RunFolder:
         Returns:
             True if they were written.
         """
-        if (self.folder / CONFIG_FILE).is_file():
+        if (self.folder / saved.CONFIG_FILE).is_file():
             return False
-        write_json(data, self.folder / DATA_FILE)
+        files.write_json(data, self.folder / DATA_FILE)
         if images is not None:
-            write_shared_parquet(images, self.folder / IMAGES_FILE)
+            files.write_shared_parquet(images, self.folder / IMAGES_FILE)
         self._write_config(config, [f"# {line}" for line in origins])
         return True
 
     def _write_config(self, config: Mapping[str, Any], comments: Iterable[str]) -> None:
         text = yaml.safe_dump(dict(config), sort_keys=False)
-        write_text("".join(f"{line}\n" for line in comments) + text, self.folder / CONFIG_FILE)
+        files.write_text("".join(f"{line}\n" for line in comments) + text, self.folder / saved.CONFIG_FILE)
 
     def give_up_claim(self) -> None:
         """Undo `claim` unless training has begun, so that the corrected command finds the folder free."""
         if (self.folder / METRICS_FILE).exists() or any(self.checkpoints.glob("*.ckpt")):
             return
-        names = (CONFIG_FILE, DATA_FILE, IMAGES_FILE, LOCK_FILE, INITIAL_WEIGHTS_FILE, CLASS_PROBABILITY_FILE)
+        names = (
+            saved.CONFIG_FILE,
+            DATA_FILE,
+            IMAGES_FILE,
+            LOCK_FILE,
+            INITIAL_WEIGHTS_FILE,
+            CLASS_PROBABILITY_FILE,
+        )
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
         shutil.rmtree(self.folder / ARRAYS_FOLDER, ignore_errors=True)
@@ -304,7 +296,7 @@ class RunFolder:
 def run_of(config: Path) -> Path | None:
     """Run folder whose own configuration a file is; None for a template, beside which no run has written."""
     written = (DATA_FILE, METRICS_FILE, FIT_FILE, ASKED_FILE, CHECKPOINTS)
-    is_own = config.name in (CONFIG_FILE, TEST_CONFIG)
+    is_own = config.name in (saved.CONFIG_FILE, saved.TEST_CONFIG)
     return config.parent if is_own and any((config.parent / name).exists() for name in written) else None
 
 
@@ -312,12 +304,12 @@ def stated_data(model: SavedModel) -> tuple[object, ...]:
     """What a model states of the data of its training, to be compared; of the table of images, the size."""
     folder = FoundModel(model.path).folder or model.path
     own = model.checkpoint.get(LINEAGE)
-    return own, digest_of_file(folder / DATA_FILE), file_states([str(folder / IMAGES_FILE)])[0][0]
+    return own, files.digest_of_file(folder / DATA_FILE), files.file_states([str(folder / IMAGES_FILE)])[0][0]
 
 
 def _length(config: Mapping[str, Any]) -> dict[str, float]:
     """Epochs and steps at which a run ends; infinite where the setting is null or -1."""
-    found = {unit: setting(config, name) for name, unit in _LENGTHS.items()}
+    found = {unit: saved.setting(config, name) for name, unit in _LENGTHS.items()}
     return {unit: math.inf if value in (None, -1) else value for unit, value in found.items()}
 
 
@@ -344,7 +336,7 @@ def _is_locked(stream: IO[str]) -> bool:
 def _note_in(stream: IO[str]) -> dict[str, Any]:
     stream.seek(0)
     try:
-        return parse_json(stream.read())
+        return files.parse_json(stream.read())
     except ValueError:
         return {}
 

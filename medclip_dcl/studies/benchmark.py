@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import signal
 import sys
-from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+
+from pandas import DataFrame
 
 from medclip_dcl.common.command_line import in_words
-from medclip_dcl.studies.options import Benchmark as Options
+from medclip_dcl.common.devices import usable_device
+from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.findings import read_prompts
+from medclip_dcl.common.processes import stop
+from medclip_dcl.data.lineage import Answer
+from medclip_dcl.report.draws import require_same_cases
+from medclip_dcl.runs.saved import other_geometry
+from medclip_dcl.studies import benchmark_plan as plan
+from medclip_dcl.studies.benchmark_page import write_page
+from medclip_dcl.studies.benchmark_probe import Probes, shares_of
+from medclip_dcl.studies.one_run import LOG_FILE, run_one
+from medclip_dcl.studies.options import Benchmark
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
-
-def run(options: Options) -> None:
+def run(options: Benchmark) -> None:
     """Test and compare; status 1 where a test failed, 143 if stopped."""
+    # Lightning would end a test at a signal as one that failed, and the next would begin.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
-    # Import here to keep --help fast.
-    from medclip_dcl.common.devices import usable_device
-    from medclip_dcl.common.errors import UserError
-    from medclip_dcl.common.findings import read_prompts
-    from medclip_dcl.data.lineage import Answer
-    from medclip_dcl.report.draws import require_same_cases
-    from medclip_dcl.runs.saved import other_geometry
-    from medclip_dcl.studies import benchmark_plan as plan
-    from medclip_dcl.studies.benchmark_page import write_page
-    from medclip_dcl.studies.benchmark_probe import Probes, shares_of
-    from medclip_dcl.studies.one_run import LOG_FILE, run_one
-
     usable_device(options.device)
     models = plan.read_models(options.models, options.names and options.names.split(","), options.probe)
     sets, prompts = plan.read_sets(options.sets), read_prompts(options.prompts, "--prompts")
@@ -76,7 +73,7 @@ def run(options: Options) -> None:
                 problem = "another process is testing it; give the same command after its end"
             elif end.state != "done":
                 problem = f"{end.error} ({run.folder / LOG_FILE})"
-            elif end.seconds is not None and plan.has_changed(run, model):
+            elif end.seconds is not None and plan.asked_for(run.folder).get("model") != model.digest():
                 problem = "the model was changed during its test; the same command tests it again"
             else:
                 try:
@@ -104,8 +101,3 @@ def run(options: Options) -> None:
     if failures:
         print(f"tests failed: {len(failures)}; the same command tries them again", file=sys.stderr)
         raise SystemExit(1)
-
-
-def stop(number: int, frame: FrameType | None) -> NoReturn:
-    """Lightning would end a test at a signal as one that failed, and the next would begin."""
-    raise SystemExit(128 + number)

@@ -13,48 +13,27 @@ import pandas as pd
 from medclip_dcl.common.files import write_text
 from medclip_dcl.data.lineage import Answer
 from medclip_dcl.metrics import table
-from medclip_dcl.report import charts
-from medclip_dcl.report.contrasts import (
-    Contrasts,
-    Sides,
-    compared,
-    explain,
-    is_marked,
-    side_named,
-    sides_of,
-)
+from medclip_dcl.report import charts, tables
+from medclip_dcl.report.contrasts import Contrasts, Sides, compared, explain, is_marked, side_named, sides_of
 from medclip_dcl.report.draws import Estimate, units_of
 from medclip_dcl.report.failures import failures as failures_of
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.subgroups import groups_of_run, rows_of
-from medclip_dcl.report.tables import (
-    MEAN,
-    NOTHING,
-    Cell,
-    Column,
-    Row,
-    Table,
-    aucs,
-    column_of,
-    describe_data,
-    facts_of,
-    facts_table,
-    interval_cell,
-    left_out_note,
-    number,
-    signed,
-)
 from medclip_dcl.studies.benchmark_plan import APART, BenchmarkedRun, marks
 
 PAGE, CSV, TEX = "benchmark.html", "benchmark.csv", "benchmark.tex"
 _BY_FINDING = ("auc", "average_precision", "neg")
 _MEANS = [
-    *(column_of(f"classification/{x}", arrow=False) for x in _BY_FINDING),
-    *(column_of(f"classification/{band}/{x}", arrow=False) for x in _BY_FINDING for band in table.BANDS),
-    column_of("localisation/hit", arrow=False),
-    column_of("localisation/cnr_signed", arrow=False),
-    column_of(["grounding/cnr_signed", 2, "signed CNR of phrases"], arrow=False),
-    column_of(["report_retrieval/image_report/recall", 3, "report recall"], arrow=False),
+    *(tables.column_of(f"classification/{x}", arrow=False) for x in _BY_FINDING),
+    *(
+        tables.column_of(f"classification/{band}/{x}", arrow=False)
+        for x in _BY_FINDING
+        for band in table.BANDS
+    ),
+    tables.column_of("localisation/hit", arrow=False),
+    tables.column_of("localisation/cnr_signed", arrow=False),
+    tables.column_of(["grounding/cnr_signed", 2, "signed CNR of phrases"], arrow=False),
+    tables.column_of(["report_retrieval/image_report/recall", 3, "report recall"], arrow=False),
 ]
 _LOCALISED = {"signed CNR": ("cnr_signed", 2), "mIoU": ("miou", 3), "IoU": ("iou", 3), "Dice": ("dice", 3)}
 _CHANCE = {
@@ -89,7 +68,7 @@ def write_page(
     notes: Sequence[str],
     failures: Sequence[str],
     output: Path,
-    more: Mapping[str, Table] = {},
+    more: Mapping[str, tables.Table] = {},
 ) -> Path:
     """Write benchmark.html and benchmark.csv; the same results give the same files.
 
@@ -117,16 +96,16 @@ def write_page(
         for of, group, path, found in rows
     )
     write_text(numbers.rename(columns={"n": "n_draws"}).to_csv(index=False), output / CSV)
-    aucs_of = {one.name: {side: aucs(one.table[side, ""]) for side in one.sides} for one in sets}
+    aucs_of = {one.name: {side: tables.aucs(one.table[side, ""]) for side in one.sides} for one in sets}
     marks_of = {(one.name, side): _marks(one, side, trained) for one in sets for side in one.sides}
     of_sets = {}
     for one in sets:
-        tables = [
+        found = [
             *(_classified(one, trained, name) for name in _BY_FINDING),
             _localised(one, trained),
             *filter(None, [more.get(one.name)]),
         ]
-        of_sets[describe_data(one.runs[0].tested)] = [table for table in tables if table.rows]
+        of_sets[tables.describe_data(one.runs[0].tested)] = [table for table in found if table.rows]
     means = [(one, x._replace(group=one.name)) for one in sets for x in _MEANS]
     sides = {label: side for one in sets for label, side in one.sides.items()}
     compared_with = next((one.baseline for one in sets if one.baseline), None)
@@ -150,7 +129,7 @@ def write_page(
     write_text(render_template(PAGE, content, Path(__file__).parent), output / PAGE)
     listed = [replace(x, title=f"{x.title}: {data}") for data, its in of_sets.items() for x in its]
     content |= {"data": ", ".join(of_sets), "tables": [content["means"], *listed]}
-    content |= {"reason": "", "phantom": "", "settings": Table("", [], [])}
+    content |= {"reason": "", "phantom": "", "settings": tables.Table("", [], [])}
     write_text(render_template("compare.tex", content), output / TEX)
     return output / PAGE
 
@@ -158,8 +137,8 @@ def write_page(
 def _compared_on(name: str, runs: Sequence[BenchmarkedRun], baseline: str) -> _OnSet:
     sides = sides_of(runs)
     minus = side_named(sides, baseline) if baseline in [run.name for run in runs] else None
-    tables = (run.predictions.tables.get("classification") for run in runs)
-    known = [list(table["finding"].unique()) for table in tables if table is not None]
+    cases = (run.predictions.tables.get("classification") for run in runs)
+    known = [list(one["finding"].unique()) for one in cases if one is not None]
     shared = [finding for finding in known[0] if all(finding in one for one in known)] if known else []
     findings = None if all(len(one) == len(shared) for one in known) else shared
     return _OnSet(name, runs, sides, minus, findings, compared(sides, minus, findings=findings))
@@ -173,17 +152,17 @@ def place_of(path: str, group: str = "") -> dict[str, str]:
     return {"section": section, "finding": finding, "metric": group + metric}
 
 
-def _classified(one: _OnSet, trained: Trained, name: str) -> Table:
+def _classified(one: _OnSet, trained: Trained, name: str) -> tables.Table:
     """A number of each finding, after their mean over those that all models classify."""
-    tables = [run.predictions.tables.get("classification") for run in one.runs]
-    cases = pd.concat([table for table in tables if table is not None] or [pd.DataFrame(columns=["finding"])])
-    first, prevalence = column_of(f"classification/{name}", arrow=False), [""]
-    numbers = [first._replace(heading=MEAN)]
+    of_runs = [run.predictions.tables.get("classification") for run in one.runs]
+    cases = pd.concat([x for x in of_runs if x is not None] or [pd.DataFrame(columns=["finding"])])
+    first, prevalence = tables.column_of(f"classification/{name}", arrow=False), [""]
+    numbers = [first._replace(heading=tables.MEAN)]
     for finding, of_finding in cases.groupby("finding", sort=False):
         labels = of_finding.drop_duplicates("dicom_id")["label"]
         n = f"{(labels == 1).sum():,} / {(labels == 0).sum():,}"
-        numbers.append(Column(str(finding), f"classification/by_finding/{finding}/{name}", 3, cases=n))
-        prevalence.append(number((labels == 1).mean(), 3))
+        numbers.append(tables.Column(str(finding), f"classification/by_finding/{finding}/{name}", 3, cases=n))
+        prevalence.append(tables.number((labels == 1).mean(), 3))
     note = f"{first.heading} by chance is {'the prevalence' if name == 'average_precision' else '0.5'}."
     if name == "neg":
         note += " Of the negative prompts, for images without the finding; a classifier has no prompts."
@@ -194,22 +173,24 @@ def _classified(one: _OnSet, trained: Trained, name: str) -> Table:
     return _table(trained, f"{first.heading} by finding", [(one, x) for x in numbers], counts, note)
 
 
-def _localised(one: _OnSet, trained: Trained) -> Table:
+def _localised(one: _OnSet, trained: Trained) -> tables.Table:
     """Pointing game of each finding with its chance, and the means of the other metrics with the readers' agreement."""
     of_sides = {side: found for (side, minus), found in one.table.items() if not minus}
     start, end = "localisation/by_category/", "/hit"
     paths = [x for found in of_sides.values() for x in found if x.startswith(start) and x.endswith(end)]
-    numbers = [Column(MEAN, "localisation/hit", 3, "hit")]
-    numbers += [Column(x.removeprefix(start).removesuffix(end), x, 3, "hit") for x in dict.fromkeys(paths)]
+    numbers = [tables.Column(tables.MEAN, "localisation/hit", 3, "hit")]
     numbers += [
-        Column(heading, f"localisation/{metric}", digits, "means over findings")
+        tables.Column(x.removeprefix(start).removesuffix(end), x, 3, "hit") for x in dict.fromkeys(paths)
+    ]
+    numbers += [
+        tables.Column(heading, f"localisation/{metric}", digits, "means over findings")
         for heading, (metric, digits) in _LOCALISED.items()
     ]
     first = next((side for side, found in of_sides.items() if "localisation/hit" in found), "")
     others: dict[str, list[str]] = {label: [] for label in _CHANCE}
     for label, (before, _, metric) in product(_CHANCE, (x.path.rpartition("/") for x in numbers)):
         level = one.find(first, "", f"{before}/{_CHANCE[label].get(metric)}")
-        others[label].append("" if level is None else number(level.value, 3))
+        others[label].append("" if level is None else tables.number(level.value, 3))
     note = "hit: the max of the heat map lies inside the boxes or masks."
     return _table(trained, "Localisation", [(one, x) for x in numbers], others, note)
 
@@ -217,10 +198,10 @@ def _localised(one: _OnSet, trained: Trained) -> Table:
 def _table(
     trained: Trained,
     title: str,
-    numbers: Sequence[tuple[_OnSet, Column]],
+    numbers: Sequence[tuple[_OnSet, tables.Column]],
     others: Mapping[str, Sequence[str]] = {},
     note: str = "",
-) -> Table:
+) -> tables.Table:
     """A row for each number that a side has; the sides and then their differences are columns.
 
     Args:
@@ -230,34 +211,38 @@ def _table(
     """
     pairs = list(dict.fromkeys(pair for one, _ in numbers for pair in one.table))
     used = [any(one.find(*pair, x.path) for pair in pairs if not pair[1]) for one, x in numbers]
-    left_out = left_out_note([x for (_, x), ok in zip(numbers, used, strict=True) if x.cases and not ok])
+    left_out = tables.left_out_note(
+        [x for (_, x), ok in zip(numbers, used, strict=True) if x.cases and not ok]
+    )
     others = {heading: list(compress(texts, used)) for heading, texts in others.items()}
     others = {heading: texts for heading, texts in others.items() if any(texts)}
     numbers = list(compress(numbers, used))
 
-    def cell(one: _OnSet, x: Column, side: str, minus: str) -> Cell:
+    def cell(one: _OnSet, x: tables.Column, side: str, minus: str) -> tables.Cell:
         if (found := one.find(side, minus, x.path)) is None:
-            return Cell(NOTHING)
-        shown = interval_cell(found, x.digits, signed if minus else number)
+            return tables.Cell(tables.NOTHING)
+        shown = tables.interval_cell(found, x.digits, tables.signed if minus else tables.number)
         mark = "*" * is_marked(found) if minus else _marks(one, side, trained)
         return shown._replace(text=shown.text + mark)
 
-    columns: dict[tuple[str, str], Column] = {}
+    columns: dict[tuple[str, str], tables.Column] = {}
     for side, minus in pairs:
         if any(one.find(side, minus, x.path) for one, x in numbers):
             is_apart = all(APART in _marks(one, side, trained) for one, _ in numbers if side in one.sides)
             group = f"{APART} trained on train patients of the set" * is_apart
-            columns[side, minus] = Column(side, group=f"paired difference from {minus}" if minus else group)
+            columns[side, minus] = tables.Column(
+                side, group=f"paired difference from {minus}" if minus else group
+            )
     order = sorted(columns, key=lambda pair: (bool(pair[1]), columns[pair].group))
-    rows: list[Row] = []
+    rows: list[tables.Row] = []
     for group, members in groupby(enumerate(numbers), lambda one: one[1][1].group):
-        rows += [Row(group, "divider")] if group else []
+        rows += [tables.Row(group, "divider")] if group else []
         for place, (one, x) in members:
-            cells = [Cell(texts[place]) for texts in others.values()]
+            cells = [tables.Cell(texts[place]) for texts in others.values()]
             cells += [cell(one, x, *pair) for pair in order]
-            rows.append(Row(x.heading, "run" if x.heading == MEAN else "plain", cells))
-    shown = [*map(Column, others), *(columns[pair] for pair in order)]
-    return Table(title, shown, rows, f"{note} {left_out}".strip())
+            rows.append(tables.Row(x.heading, "run" if x.heading == tables.MEAN else "plain", cells))
+    shown = [*map(tables.Column, others), *(columns[pair] for pair in order)]
+    return tables.Table(title, shown, rows, f"{note} {left_out}".strip())
 
 
 def _marks(one: _OnSet, side: str, trained: Trained) -> str:
@@ -265,14 +250,14 @@ def _marks(one: _OnSet, side: str, trained: Trained) -> str:
     return "".join(sorted({mark for of_run in its for mark in of_run}, reverse=True))
 
 
-def _facts(sets: Sequence[_OnSet], trained: Trained) -> Table:
+def _facts(sets: Sequence[_OnSet], trained: Trained) -> tables.Table:
     """What was tested: each model once, and how it saw the images of each set."""
     facts = []
     for one, run in [(on_set, run) for on_set in sets for run in on_set.runs]:
         results = run.tested
-        here = {"set": one.name, "trained on": trained[one.name, run.name], **facts_of(results)}
+        here = {"set": one.name, "trained on": trained[one.name, run.name], **tables.facts_of(results)}
         here["several prompts"] = results["protocol"].get("classification", {}).get("ensemble")
         here["device"] = results["timings"]["device"]
         here["fingerprint of the set"] = results["dataset"]["fingerprint"]
         facts.append((run.name, here))
-    return facts_table("What was tested", facts)
+    return tables.facts_table("What was tested", facts)

@@ -198,11 +198,6 @@ def is_readable(folder: Path) -> bool:
         return False
 
 
-def has_changed(run: Run, model: Model) -> bool:
-    """True if the weights are no longer those that the test was asked for."""
-    return asked_for(run.folder).get("model") != model.digest()
-
-
 def _config(
     model: Model, prepared: PreparedSet, prompts: Mapping[str, Any], ensemble: Ensemble
 ) -> dict[str, Any]:
@@ -230,7 +225,7 @@ def _config(
             "callbacks": [
                 {"class_path": f"medclip_dcl.evaluation.{name}", "init_args": arguments}
                 for name, arguments in evaluations
-            ],
+            ]
         },
         "model": {
             "class_path": f"medclip_dcl.models.{classes[0]}",

@@ -137,9 +137,8 @@ class Probes:
             logits = scaled @ weight.T + bias
             aucs = finding_aucs(logits[self.validate], targets[self.validate], 1)
             fits.append((np.nanmean(aucs) if has_validate else np.nan, c, weight, bias, logits))
-        auc, c, weight, bias, logits = max(
-            fits, key=lambda fit: fit[0]
-        )  # of equal ones the strongest penalty
+        # Of equal ones the strongest penalty.
+        auc, c, weight, bias, logits = max(fits, key=lambda fit: fit[0])
         if network is not None:
             found = {"feature_mean": mean, "feature_std": deviation, "head.weight": weight, "head.bias": bias}
             state = {name: torch.as_tensor(x, dtype=torch.float32) for name, x in found.items()}

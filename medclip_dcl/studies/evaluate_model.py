@@ -20,6 +20,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_shared_parquet
 from medclip_dcl.common.findings import Ensemble, PromptSource, read_prompts
 from medclip_dcl.common.packaged import find_packaged
+from medclip_dcl.common.processes import stop
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.report.failures import failures
@@ -27,7 +28,6 @@ from medclip_dcl.report.subgroups import groups_of_run, rows_of
 from medclip_dcl.runs.run_folder import DATA_FILE, IMAGES_FILE, stated_data
 from medclip_dcl.runs.saved import other_geometry
 from medclip_dcl.studies import benchmark_plan as plan
-from medclip_dcl.studies.benchmark import stop
 from medclip_dcl.studies.benchmark_page import place_of
 from medclip_dcl.studies.one_run import run_one
 from medclip_dcl.use.model import LoadedModel

@@ -89,7 +89,6 @@ def _write_choice(experiment: Experiment, table: pd.DataFrame, file: Path, n_run
 
 
 def _levels(experiment: Experiment, row: Mapping[Hashable, Any], axes: Iterable[str]) -> dict[str, Level]:
-    """Levels of a row of the table, by axis."""
     return {axis: level for axis in axes for level in experiment.axes[axis] if level.value == row[axis]}
 
 

@@ -29,9 +29,7 @@ def write_verdicts(experiment: Experiment, table: pd.DataFrame) -> list[str]:
         return []
     (whole, half), name = doubled, curve.outcome
     by_size = replace(
-        experiment,
-        compare=Comparison(curve.axis, half.name),
-        outcomes={name: experiment.outcomes[name]},
+        experiment, compare=Comparison(curve.axis, half.name), outcomes={name: experiment.outcomes[name]}
     )
     for key, sides in sides_of_groups(by_size, table):
         own, minus = sides.get(whole.value, {}), sides.get(half.value, {})

@@ -22,32 +22,12 @@ from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.metrics.table import SECTIONS, place_of
 from medclip_dcl.report.contrasts import ALPHA
 from medclip_dcl.runs.saved import setting
-from medclip_dcl.studies.grid import (
-    BEST,
-    END,
-    FACTS,
-    PATHS,
-    STEP_COLUMNS,
-    TRAINING,
-    VALIDATION,
-    Choice,
-    Experiment,
-    Hypothesis,
-    LearningCurve,
-    Level,
-    Outcome,
-    Places,
-    Plot,
-    Study,
-    as_list,
-    last_doubling,
-    merged,
-)
+from medclip_dcl.studies import grid
 
 # They become names of folders.
 _NAME = re.compile(r"[^\W_][\w.+ -]*")
 _COLUMNS = {
-    *("run", "outcome", "value", *STEP_COLUMNS, *FACTS),
+    *("run", "outcome", "value", *grid.STEP_COLUMNS, *grid.FACTS),
     *("x", "n", "mean", "sd", "low", "high", "p", "p_holm", "difference", "value_reference"),
     *("levels", "patients_low", "patients_high", "is_difference"),
 }
@@ -62,8 +42,8 @@ class _Settings:
 
     def arguments(self) -> tuple[str, ...]:
         """Options of the command line for configs and settings."""
-        there = (name for name in as_list(self.optional_configs) if Path(name).is_file())
-        files = (f"--config={name}" for name in (*as_list(self.configs), *there))
+        there = (name for name in grid.as_list(self.optional_configs) if Path(name).is_file())
+        files = (f"--config={name}" for name in (*grid.as_list(self.configs), *there))
         return (*files, *(_option(key, value) for key, value in self.settings.items()))
 
 
@@ -75,38 +55,38 @@ class _Axis:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _File(Study, _Settings):
+class _File(grid.Study, _Settings):
     axes: dict[str, _Axis]
     base: str | None = None
 
 
-def read_experiment(file: Path) -> Experiment:
+def read_experiment(file: Path) -> grid.Experiment:
     """Read and check an experiment file, or a packaged one by its name."""
     file = find_configuration(file, "experiments", "FILE").say_origin()
     given, files = _over_base(file)
     where = f"{file}:"
     read: _File = _read(_File, given, where)
     for (a, one), (b, other) in itertools.combinations(read.axes.items(), 2):
-        for key in as_list(one.set):
-            if key in as_list(other.set):  # the later would silently win
+        for key in grid.as_list(one.set):
+            if key in grid.as_list(other.set):  # the later would silently win
                 raise UserError(f"{where} the axes {a} and {b} both set {key}")
     levels = {f"{axis} {name}": own for axis, one in read.axes.items() for name, own in one.levels.items()}
-    experiment = Experiment(
+    experiment = grid.Experiment(
         files=files,
         optional=tuple(
             f"{name}: {file}{' does not exist: its other settings stay' * (not Path(file).is_file())}"
             for name, own in {"all runs": read, **levels}.items()
-            for file in as_list(own.optional_configs)
+            for file in grid.as_list(own.optional_configs)
         ),
         arguments=read.arguments(),
         axes={name: _levels(name, axis, f"{where} axes.{name}") for name, axis in read.axes.items()},
-        **{one.name: getattr(read, one.name) for one in dataclasses.fields(Study)},
+        **{one.name: getattr(read, one.name) for one in dataclasses.fields(grid.Study)},
     )
     _check(experiment, where)
     return experiment
 
 
-def _check(experiment: Experiment, where: str) -> None:
+def _check(experiment: grid.Experiment, where: str) -> None:
     """Check what the keys of an experiment say of each other."""
     axes, compare, outcomes = experiment.axes, experiment.compare, experiment.outcomes
     if not axes:
@@ -123,7 +103,7 @@ def _check(experiment: Experiment, where: str) -> None:
     if not all(one.is_of_validation for one in outcomes.values()) and "test" not in experiment.commands:
         raise UserError(
             f"{where} outcomes are read from results.json, which `test` writes: add it to commands (those of the last "
-            f"validation of training begin with {VALIDATION})"
+            f"validation of training begin with {grid.VALIDATION})"
         )
     _check_steps(experiment, where)
     if experiment.patients and all(one.is_of_validation for one in outcomes.values()):
@@ -158,7 +138,9 @@ def _check(experiment: Experiment, where: str) -> None:
         raise UserError(f"{where} plots: two have the same name")
 
 
-def check_cells(experiment: Experiment, modules: Sequence[str] = (), needs_sources: bool = False) -> None:
+def check_cells(
+    experiment: grid.Experiment, modules: Sequence[str] = (), needs_sources: bool = False
+) -> None:
     """Parse the first command of a few runs that have every level, before anything is run."""
     commands_of = {
         f"run {run.name}": [experiment.commands[0], *run.arguments, f"--run_folder={run.folder}"]
@@ -169,10 +151,12 @@ def check_cells(experiment: Experiment, modules: Sequence[str] = (), needs_sourc
         _require_validation(experiment, experiment.outcomes[experiment.choice].paths[0])
 
 
-def _require_validation(experiment: Experiment, metric: str) -> None:
+def _require_validation(experiment: grid.Experiment, metric: str) -> None:
     """Refuse a search by a number of validate images that a set does not have, or does not label."""
-    by_label = metric.removeprefix(VALIDATION) in SECTIONS["classification"].names
-    folders = (setting(merged(run.arguments), "data.init_args.folder") for run in experiment.covering_runs())
+    by_label = metric.removeprefix(grid.VALIDATION) in SECTIONS["classification"].names
+    folders = (
+        setting(grid.merged(run.arguments), "data.init_args.folder") for run in experiment.covering_runs()
+    )
     for folder in {one for one in folders if one and (Path(one) / "images.parquet").is_file()}:
         rows = PreparedSet(folder).rows("cases" if by_label else "images", use=["validate"])
         if rows.empty or (by_label and rows.groupby("finding")["label"].nunique().max() < 2):
@@ -200,8 +184,8 @@ def _over_base(file: Path, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any]
         )
     base, files = _over_base(found.say_origin(), (*above, file))
     axes = {key: _axis_of_base(key, axis, base["axes"], where) for key, axis in given["axes"].items()}
-    merged = {"settings": base["settings"] | given["settings"], "axes": axes or base["axes"]}
-    return {**base, **given, **merged}, files
+    both = {"settings": base["settings"] | given["settings"], "axes": axes or base["axes"]}
+    return {**base, **given, **both}, files
 
 
 def _axis_of_base(name: str, given: Any, base: Mapping[str, Any], where: str) -> Any:
@@ -221,7 +205,7 @@ def _axis_of_base(name: str, given: Any, base: Mapping[str, Any], where: str) ->
     return {"levels": {str(x): levels[_among(x, levels, where, "level of the base")] for x in given}}
 
 
-def _levels(name: str, axis: _Axis, where: str) -> tuple[Level, ...]:
+def _levels(name: str, axis: _Axis, where: str) -> tuple[grid.Level, ...]:
     """The levels of an axis: either of one setting (set, values) or each with its own configuration."""
     if name in _COLUMNS:
         raise UserError(f"{where}: this is a column of results.parquet; rename the axis")
@@ -229,11 +213,11 @@ def _levels(name: str, axis: _Axis, where: str) -> tuple[Level, ...]:
     if not (axis.set and values and not axis.levels or axis.levels and not axis.set and not values):
         raise UserError(f"{where}: expected set and values, or levels, at least one")
     are_numbers = all(isinstance(value, int | float) for value in values)  # a column has one type
-    levels = [Level(key, key, own.arguments()) for key, own in axis.levels.items()]
+    levels = [grid.Level(key, key, own.arguments()) for key, own in axis.levels.items()]
     for value in values:
         text = _text(value)
-        arguments = tuple(_option(key, value) for key in as_list(axis.set))
-        levels.append(Level(text, value if are_numbers else text, arguments))
+        arguments = tuple(_option(key, value) for key in grid.as_list(axis.set))
+        levels.append(grid.Level(text, value if are_numbers else text, arguments))
     found = [(level.name, level.value) for level in levels]
     for one, value in ((name, name), *found):  # 1 and 1.0 are one value in the table
         if not _NAME.fullmatch(one) or [other for _, other in found].count(value) > 1:
@@ -241,35 +225,36 @@ def _levels(name: str, axis: _Axis, where: str) -> tuple[Level, ...]:
     return tuple(levels)
 
 
-def _check_outcome(outcome: Outcome, where: str) -> None:
+def _check_outcome(outcome: grid.Outcome, where: str) -> None:
     """Refuse a misspelled path; others are of a user's evaluation, unless they are spelled almost like a known one."""
-    if len({path.startswith((VALIDATION, TRAINING)) for path in outcome.paths}) != 1:
+    if len({path.startswith((grid.VALIDATION, grid.TRAINING)) for path in outcome.paths}) != 1:
         raise UserError(
-            f"{where}.path: expected paths of the test, of the validation ({VALIDATION}) or of training ({TRAINING})"
+            f"{where}.path: expected paths of the test, of the validation ({grid.VALIDATION}) or of training "
+            f"({grid.TRAINING})"
         )
-    if not (outcome.validate or VALIDATION).startswith(VALIDATION):
-        raise UserError(f"{where}.validate: expected a path of the validation ({VALIDATION})")
-    tested = {section for path in PATHS if f"{(section := path.partition('/')[0])}/" != VALIDATION}
+    if not (outcome.validate or grid.VALIDATION).startswith(grid.VALIDATION):
+        raise UserError(f"{where}.validate: expected a path of the validation ({grid.VALIDATION})")
+    tested = {section for path in grid.PATHS if f"{(section := path.partition('/')[0])}/" != grid.VALIDATION}
     for path in (*outcome.paths, *([outcome.validate] if outcome.validate else [])):
         is_near = difflib.get_close_matches(path.partition("/")[0], tested, 1, 0.85)
-        is_near += difflib.get_close_matches(path, PATHS, 1, 0.9)
+        is_near += difflib.get_close_matches(path, grid.PATHS, 1, 0.9)
         if is_near and not place_of(path):
-            raise UserError(f"{where}: no evaluation writes {path}{nearest(path, PATHS)}")
+            raise UserError(f"{where}: no evaluation writes {path}{nearest(path, grid.PATHS)}")
 
 
-def _check_steps(experiment: Experiment, where: str) -> None:
+def _check_steps(experiment: grid.Experiment, where: str) -> None:
     """Refuse rules of steps that a run does not keep, or without the number that they choose by."""
     by_step = {name: one for name, one in experiment.outcomes.items() if one.step != ""}
     for run in experiment.covering_runs() if by_step else ():
-        kept = merged(run.arguments).get("kept_steps") or []
+        kept = grid.merged(run.arguments).get("kept_steps") or []
         for name, outcome in by_step.items():
-            if outcome.step not in (BEST, END, *kept) or not kept:
+            if outcome.step not in (grid.BEST, grid.END, *kept) or not kept:
                 raise UserError(
-                    f"{where} outcomes.{name}.step: expected {BEST}, {END} or one of kept_steps, {kept} in run"
-                    f" {run.name}, found {outcome.step}"
+                    f"{where} outcomes.{name}.step: expected {grid.BEST}, {grid.END} or one of kept_steps, {kept} in "
+                    f"run {run.name}, found {outcome.step}"
                 )
     for name, outcome in by_step.items():
-        if outcome.step == BEST and (not outcome.validate or outcome.is_higher_chosen is None):
+        if outcome.step == grid.BEST and (not outcome.validate or outcome.is_higher_chosen is None):
             raise UserError(f"{where} outcomes.{name}: the best step needs validate and higher_is_better")
     if by_step and experiment.patients:
         raise UserError(
@@ -277,7 +262,7 @@ def _check_steps(experiment: Experiment, where: str) -> None:
         )
 
 
-def _check_hypothesis(experiment: Experiment, tested: Hypothesis, where: str) -> None:
+def _check_hypothesis(experiment: grid.Experiment, tested: grid.Hypothesis, where: str) -> None:
     if experiment.compared is None or experiment.pairs is None:
         raise UserError(f"{where}: needs compare and pairs")
     levels = [level.name for level in experiment.axes[experiment.compared]]
@@ -289,12 +274,12 @@ def _check_hypothesis(experiment: Experiment, tested: Hypothesis, where: str) ->
         raise UserError(f"{where}.alpha: expected a share above 0, found {tested.alpha}")
 
 
-def _check_choice(experiment: Experiment, choose: Choice, where: str) -> None:
+def _check_choice(experiment: grid.Experiment, choose: grid.Choice, where: str) -> None:
     outcome = experiment.outcomes[_among(choose.outcome, experiment.outcomes, where, "outcome")]
     if outcome.higher_is_better is None or not outcome.is_of_validation:
         raise UserError(
-            f"{where}: expected an outcome of the validation ({VALIDATION}), as patients of the test must not decide, "
-            f"with higher_is_better, found {choose.outcome}"
+            f"{where}: expected an outcome of the validation ({grid.VALIDATION}), as patients of the test must not "
+            f"decide, with higher_is_better, found {choose.outcome}"
         )
     if choose.for_each is not None:
         _among(choose.for_each, experiment.axes, f"{where}.for_each", "axis")
@@ -308,7 +293,7 @@ def _check_choice(experiment: Experiment, choose: Choice, where: str) -> None:
                 )
 
 
-def _check_learning_curve(experiment: Experiment, curve: LearningCurve, where: str) -> None:
+def _check_learning_curve(experiment: grid.Experiment, curve: grid.LearningCurve, where: str) -> None:
     levels = experiment.axes[_among(curve.axis, experiment.axes, f"{where}.axis", "axis")]
     outcome = experiment.outcomes[_among(curve.outcome, experiment.outcomes, f"{where}.outcome", "outcome")]
     if not outcome.higher_is_better or outcome.is_of_validation:
@@ -317,34 +302,36 @@ def _check_learning_curve(experiment: Experiment, curve: LearningCurve, where: s
         )
     if experiment.pairs is None or experiment.compared == curve.axis:
         raise UserError(f"{where}: expected pairs, such as the seed, and another axis as compare")
-    if last_doubling(levels) is None or not any("label_fraction=" in one for one in levels[0].arguments):
+    if grid.last_doubling(levels) is None or not any("label_fraction=" in one for one in levels[0].arguments):
         names = ", ".join(level.name for level in levels)
         raise UserError(
             f"{where}.axis: expected values of label_fraction, the last twice another, found {names}"
         )
 
 
-def _check_plot(experiment: Experiment, plot: Plot, where: str) -> None:
+def _check_plot(experiment: grid.Experiment, plot: grid.Plot, where: str) -> None:
     x, compared, pairs = plot.x, experiment.compared, experiment.pairs
     if plot.kind == "map":  # of one run for each compared level
-        if plot != Plot(plot.kind, plot.name, where=plot.where, title=plot.title):
+        if plot != grid.Plot(plot.kind, plot.name, where=plot.where, title=plot.title):
             raise UserError(f"{where}: expected name, title and where alone for a map")
         _check_where(experiment, plot.where, [], where)
         return
-    has_differences, on_x = plot.kind == "differences", [*x.levels] if isinstance(x, Places) else []
-    if has_differences and (compared is None or pairs is None or isinstance(x, Places)):
+    has_differences, on_x = plot.kind == "differences", [*x.levels] if isinstance(x, grid.Places) else []
+    if has_differences and (compared is None or pairs is None or isinstance(x, grid.Places)):
         raise UserError(f"{where}: differences need compare (axis and reference), pairs and an axis as x")
     if x == "step":
         for name in plot.used:
-            if name in experiment.outcomes and experiment.outcomes[name].step != BEST:
-                raise UserError(f"{where}.x: over step, {name} needs step: {BEST}; other rules have one step")
+            if name in experiment.outcomes and experiment.outcomes[name].step != grid.BEST:
+                raise UserError(
+                    f"{where}.x: over step, {name} needs step: {grid.BEST}; other rules have one step"
+                )
     elif isinstance(x, str):
         along = [*experiment.groups, *([compared] if compared and not has_differences else [])]
         _among(x, along, f"{where}.x", "axis")
     elif bool(x.outcomes) == bool(x.levels):
         raise UserError(f"{where}.x: expected outcomes or levels, each with its number")
     places = [level.value for level in experiment.axes[x]] if isinstance(x, str) and x != "step" else []
-    places += [*x.outcomes.values(), *x.levels.values()] if isinstance(x, Places) else []
+    places += [*x.outcomes.values(), *x.levels.values()] if isinstance(x, grid.Places) else []
     if plot.log and (wrong := [at for at in places if isinstance(at, str) or at <= 0]):
         raise UserError(f"{where}.log: expected numbers above 0 on x, found {wrong[0]}")
     if not plot.used:
@@ -362,7 +349,7 @@ def _check_plot(experiment: Experiment, plot: Plot, where: str) -> None:
 
 
 def _check_where(
-    experiment: Experiment, chosen: Mapping[str, Any], settled: Sequence[Any], where: str
+    experiment: grid.Experiment, chosen: Mapping[str, Any], settled: Sequence[Any], where: str
 ) -> None:
     """Check the chosen levels; refuse to mix those of an axis that is neither chosen, settled nor compared."""
     for axis, level in chosen.items():
@@ -405,7 +392,7 @@ def _read(hint: Any, given: Any, where: str) -> Any:
 def _kind(hint: Any) -> tuple[type, ...]:
     """Classes of values that may be read as this type; text alone is the path of an outcome, or a choice."""
     if dataclasses.is_dataclass(hint):
-        return dict, str if hint in (Outcome, Choice) else NoneType
+        return dict, str if hint in (grid.Outcome, grid.Choice) else NoneType
     if hint is Any or get_origin(hint) is Literal:
         return (object,)
     return {float: (float, int), Path: (str,)}.get(hint) or (get_origin(hint) or hint,)

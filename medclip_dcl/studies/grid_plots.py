@@ -67,11 +67,7 @@ def _lines(experiment: Experiment, plot: Plot, table: pd.DataFrame) -> list[Pane
 
 
 def _panel(
-    experiment: Experiment,
-    plot: Plot,
-    table: pd.DataFrame,
-    used: Mapping[str, Any],
-    label: str | None,
+    experiment: Experiment, plot: Plot, table: pd.DataFrame, used: Mapping[str, Any], label: str | None
 ) -> list[Panel]:
     """A line for each compared level (one over the compared axis): its means, or its differences from the reference.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 import shlex
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from medclip_dcl.common.files import write_text
+from medclip_dcl.common.processes import locked
 from medclip_dcl.runs.run_folder import FIT_FILE
 from medclip_dcl.runs.saved import CONFIG_FILE, RESULTS_FILE
 
@@ -72,8 +72,8 @@ def run_one(
     from medclip_dcl.command.cli import lightning_cli
 
     run.folder.mkdir(parents=True, exist_ok=True)
-    with _lock(run.folder / _LOCK_FILE) as is_ours:
-        if not is_ours:
+    with locked(run.folder / _LOCK_FILE) as lock:
+        if lock is None:
             return End(run, "busy")
         if prepare is not None:
             prepare()
@@ -128,18 +128,6 @@ def _last_line(log: Path) -> str:
     sys.stderr.flush()
     lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else ""
-
-
-@contextmanager
-def _lock(file: Path) -> Iterator[bool]:
-    """Hold the lock of a run, which the system frees when the process ends; False where another process has it."""
-    with file.open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
 
 
 @contextmanager

@@ -52,7 +52,12 @@ def _run(experiment: Experiment, workers: int, runs: Sequence[Run], modules: Seq
     claim_folder(experiment)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, _stop)
-    waiting = [run for run in runs if not _is_over(run, experiment)]
+    keeps = experiment.checkpoints == "keep"
+    waiting = [
+        run
+        for run in runs
+        if not is_done(run, experiment.commands) or (not keeps and (run.folder / "checkpoints").exists())
+    ]
     earlier = write_table(experiment).drop_duplicates("run")[["fit_seconds", "test_seconds"]].sum(axis=1)
     n_waiting, here = len(waiting), list[float]()
     counts = dict.fromkeys(("done", "failed", "stopped", "busy"), 0) | {"done": len(runs) - len(waiting)}
@@ -60,7 +65,6 @@ def _run(experiment: Experiment, workers: int, runs: Sequence[Run], modules: Seq
     print(*experiment.optional, line, sep="\n", flush=True)
     # A configuration file that is edited in between would mix settings in one grid.
     check = functools.partial(claim_folder, experiment, writes=False)
-    keeps = experiment.checkpoints == "keep"
     with contextlib.closing(run_ones(waiting, experiment.commands, keeps, workers, check)) as ends:
         for end in ends:
             counts[end.state] += 1
@@ -102,11 +106,6 @@ def _on_device(runs: Sequence[Run], options: Study) -> list[Run]:
             flush=True,
         )
     return placed
-
-
-def _is_over(run: Run, experiment: Experiment) -> bool:
-    has_checkpoints = (run.folder / "checkpoints").exists() and experiment.checkpoints == "delete"
-    return is_done(run, experiment.commands) and not has_checkpoints
 
 
 def _described(end: End) -> str:

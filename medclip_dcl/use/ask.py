@@ -12,7 +12,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,6 @@ _MAX_BYTES = 150
 
 
 def run(options: Ask) -> None:
-    """Draw heat maps or classify images."""
     if options.classify:
         classify_files(options)
     else:
@@ -55,7 +53,7 @@ def run(options: Ask) -> None:
 def draw_heat_maps(options: Ask) -> None:
     """Write the heat map of each text over each image, and scores.csv."""
     images = _images(options)
-    _require_writable(options.output, options.output)
+    _require_writable(options.output)
     file = options.output / SCORES_FILE
     if file.is_file() and not file.read_bytes().startswith(",".join(COLUMNS).encode()):
         raise UserError(f"{file} is not a table of heat maps; give another --output, or remove it")
@@ -75,8 +73,7 @@ def draw_heat_maps(options: Ask) -> None:
             writer.writerows(_ask_image(model, image, grey, number, options))
     if len(reasons) == len(images):
         raise UserError(reasons[0])
-    with _writing(options.output):
-        write_text(table.getvalue(), file)
+    write_text(table.getvalue(), file)
     print(f"written: {file} and heat maps beside it", file=sys.stderr)
 
 
@@ -93,7 +90,7 @@ def _ask_image(
     for place, text in enumerate(options.texts):
         words = re.sub(r"[^a-z0-9]+", "_", text.lower())[:_MAX_LETTERS].strip("_")
         file = options.output / f"{number}_{stem.decode(errors='ignore')}_{place + 1}_{words}.png"
-        with _writing(options.output), replacing(file) as stream:
+        with replacing(file) as stream:
             # Smooth colours compress well at any level; higher ones take seconds.
             Image.fromarray(maps.overlay(place)).save(stream, format="PNG", compress_level=3)
         score = round(float(maps.similarity[place]), _DIGITS)
@@ -116,7 +113,7 @@ def classify_files(options: Ask) -> None:
     if options.output.suffix not in SUFFIXES or options.output.is_dir():
         raise UserError(f"--output {options.output}: scores are written to a file, .csv or .parquet")
     images = _images(options)
-    _require_writable(options.output, options.output.parent)
+    _require_writable(options.output.parent)
     model = _load(options)
     scorer = model.scorer(options.prompts, options.ensemble, options.is_calibrated)
     if taken := sorted({IMAGE, ERROR, WARNING} & {*scorer.findings}):
@@ -135,11 +132,8 @@ def classify_files(options: Ask) -> None:
         columns = [*columns, *(f"{finding}{POSITIVE}" for finding in columns)]
         meaning["calibration"] = json.loads(scorer.calibration.to_json())
     meaning |= {} if scorer.zero_shot is None else scorer.zero_shot.identity()
-    with _writing(options.output):
-        table = ScoreTable(options.output, columns, meaning)
-    with table:
-        with _writing(options.output):
-            missing = table.missing(images)
+    with ScoreTable(options.output, columns, meaning) as table:
+        missing = table.missing(images)
         if not missing and table.is_written:
             print(f"{options.output} is finished: {len(images):,} images", file=sys.stderr)
             return
@@ -159,11 +153,9 @@ def classify_files(options: Ask) -> None:
                     }
                     for file in files
                 ]
-                with _writing(options.output):
-                    table.add(rows)
+                table.add(rows)
                 bar.update(len(files))
-        with _writing(options.output):
-            frame = table.finish(images, model=str(options.model), medclip_dcl=__version__)
+        frame = table.finish(images, model=str(options.model), medclip_dcl=__version__)
     n_errors, n_warnings = int(frame[ERROR].notna().sum()), int(frame[WARNING].notna().sum())
     notes = [f"{n:,} with {what}" for n, what in ((n_errors, "an error"), (n_warnings, "a warning")) if n]
     print(f"written: {options.output} ({', '.join([f'{len(images):,} images', *notes])})", file=sys.stderr)
@@ -208,19 +200,7 @@ def _load(options: Ask) -> LoadedModel:
     return load(options.model, options.device, getattr(torch, options.dtype), options.calibration)
 
 
-def _require_writable(output: Path, folder: Path) -> None:
-    """Make the folder of the output, and refuse one that cannot be written before anything slow."""
-    with _writing(output):
-        folder.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
-
-
-@contextmanager
-def _writing(output: Path) -> Iterator[None]:
-    """Errors of the system as one line about the output."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"--output {output} cannot be written ({error.strerror or error}); give another place"
-        ) from error
+def _require_writable(folder: Path) -> None:
+    """Make the folder of the output, and fail before anything slow if it cannot be written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()

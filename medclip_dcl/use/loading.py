@@ -20,7 +20,7 @@ from medclip_dcl.pictures.dicom import HEAD, is_dicom
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.pictures.image_file import ENDINGS, FORMATS
 from medclip_dcl.pictures.inputs import ImageWarning, as_grey, doubts, network_input
-from medclip_dcl.use.file_state import FileState
+from medclip_dcl.use.score_table import FileState
 
 
 class ReadFile(NamedTuple):

@@ -406,7 +406,6 @@ class LoadedModel:
 
 
 def _texts(texts: str | Sequence[str]) -> list[str]:
-    """One text or several, as a list."""
     listed = [texts] if isinstance(texts, str) else list(texts)
     for place, text in enumerate(listed):
         if not text.strip():

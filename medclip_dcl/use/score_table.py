@@ -7,14 +7,13 @@ import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import parse_json, write_bytes, write_json, write_parquet
+from medclip_dcl.common.files import digest_of_file, parse_json, write_bytes, write_json, write_parquet
 from medclip_dcl.common.journal import Journal
-from medclip_dcl.use.file_state import FileState
 
 IMAGE, ERROR, WARNING, STATE = "image", "error", "warning", "file"
 SUFFIXES = (".csv", ".parquet")
@@ -25,6 +24,44 @@ Row = dict[str, Any]
 def shown(name: str) -> str:
     """A path as tables hold it: bytes that are not UTF-8 as backslash escapes."""
     return os.fsencode(name).decode(errors="backslashreplace")
+
+
+class FileState(NamedTuple):
+    """Size, times and number (of the inode) of a file, and the digest of its bytes.
+
+    None for a file without such numbers, "" for one whose bytes cannot be read. Copies that keep their time (cp -p,
+    rsync -a) and renamed files may be older than the file that they replace, so that all is compared for equality.
+    """
+
+    size: int | None = None
+    mtime_ns: int | None = None
+    ctime_ns: int | None = None
+    inode: int | None = None
+    digest: str = ""
+
+    @classmethod
+    def of(cls, name: str) -> FileState:
+        """The state without the digest."""
+        try:
+            status = os.stat(name)
+        except OSError:
+            return cls()
+        return cls(status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino % 2**63)
+
+    @classmethod
+    def read(cls, name: str) -> FileState:
+        """The state with the digest, to be taken before the file is used: a later change then shows in the next one."""
+        state = cls.of(name)
+        is_file = os.path.isfile(name)  # a pipe would be waited for
+        return state._replace(digest=digest_of_file(Path(name))) if is_file else state
+
+    def after(self, name: str) -> FileState | None:
+        """The state of a file that has the same bytes; None if they have changed."""
+        now = FileState.of(name)
+        if now.size is None or now == self._replace(digest=""):
+            return self  # of a file that is not there now, the row is kept
+        now = FileState.read(name)
+        return now if self.digest and now.digest == self.digest else None
 
 
 class ScoreTable:
@@ -44,12 +81,9 @@ class ScoreTable:
         partial = file.with_name(f"{file.name}.partial")
         self._states = file.with_name(f"{file.name}.files.parquet")
         remedy = f"give another --output, or remove {file.name}, {self._description.name} and {partial.name}"
-        now: dict[str, Any] = {"folder": os.getcwd()}
-        self._journal = Journal(partial, meaning, remedy, **now)
-        folder = self._journal.about.get("folder", "")
-        self._about = {**self._journal.about, **now}
-        self.rows = self._finished_rows()
-        self.rows |= {_absolute(row[IMAGE], folder): row for row in self._journal.entries}
+        self._journal = Journal(partial, meaning, remedy)
+        self._about = {**self._journal.about, "folder": os.getcwd()}
+        self.rows = self._finished_rows() | {row[IMAGE]: row for row in self._journal.entries}
 
     def __enter__(self) -> ScoreTable:
         return self

@@ -35,8 +35,7 @@ from medclip_dcl.evaluation.callback import EvaluationResult
 from medclip_dcl.evaluation.classification import classification_result
 from medclip_dcl.metrics import summaries
 from medclip_dcl.metrics.calibration import Calibration, fit_finding
-from medclip_dcl.use.file_state import FileState
-from medclip_dcl.use.score_table import ERROR, IMAGE, STATE, WARNING, ScoreTable
+from medclip_dcl.use.score_table import ERROR, IMAGE, STATE, WARNING, FileState, ScoreTable
 
 DRAWS = "patient_draws.parquet"
 PATIENTS, STUDIES, BOXES = 65_379 / 377_110, 227_835 / 377_110, 1_448 / 5_159

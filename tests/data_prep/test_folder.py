@@ -252,7 +252,7 @@ def test_rows_without_study_or_split(table: Path) -> None:
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_rules_of_images_are_by_kind(table: Path, deep: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rules_of_images_are_by_kind(table: Path, deep: bool) -> None:
     if deep:
         shades = np.linspace(9, 60_000, 23 * 31).reshape(23, 31).astype(np.uint16)
         Image.fromarray(shades).save(table.parent / "a" / "1.png")
@@ -269,15 +269,6 @@ def test_rules_of_images_are_by_kind(table: Path, deep: bool, capsys: pytest.Cap
     rules = info.pop("image_rules")
     with pytest.raises(PreparedDataError, match="image_rules of 8 bits: 1 there, 2 now"):
         again(image_rules={**rules, "8 bits": 1})
-    # Of before there was a list.
-    if deep:
-        with pytest.raises(PreparedDataError, match=r"\(image_rules of deeper than 8 bits: 2 there, 3 now\)"):
-            again(options={**info["options"], "image_rules": 2})
-    else:
-        again(options={**info["options"], "image_rules": 2})
-        assert "nothing to do" in capsys.readouterr().out.splitlines()[-1]
-    with pytest.raises(PreparedDataError, match="image_rules of 8 bits: 1 there, 2 now"):
-        again(options={**info["options"], "image_rules": 1})
 
 
 def test_drawn_split_has_its_shares_and_stays() -> None:

@@ -834,8 +834,6 @@ REFUSED: list[tuple[Callable[[Path], dict[str, Any] | None], str]] = [
         "a column for each finding of CheXpert, found Lung Opacity, Airspace Opacity",
     ),
     (lambda raw: {"output": raw}, "neither empty nor a prepared set; choose another --output"),
-    (lambda raw: {"output": raw / "boxes.json"}, "boxes.json cannot be written .File exists.; choose another"),
-    (lambda raw: {"output": raw / "boxes.json" / "set"}, "boxes.json/set cannot be written .Not a directory.; choose"),
 ]  # fmt: skip
 
 

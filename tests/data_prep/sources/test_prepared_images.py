@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import warnings
 import zlib
 from collections.abc import Callable
@@ -158,29 +157,6 @@ def test_a_note_outlives_a_killed_preparation(tmp_path: Path) -> None:
     made = work.target.stat().st_mtime_ns
     assert "1 and 99 percentiles" in first.note and prepare_image(work) == first
     assert work.target.stat().st_mtime_ns == made
-
-
-@pytest.mark.parametrize("kind", ["8 bits", "deeper than 8 bits"])
-def test_an_unmarked_kind_is_told_by_its_source(tmp_path: Path, kind: str) -> None:
-    deep = Image.fromarray(SHADES.astype(np.uint16) * 200)
-    work = job(tmp_path, encoded(GREY if kind == "8 bits" else deep))
-    first = prepare_image(work)
-    right = work.target.read_bytes()
-    assert first.kind == kind and prepare_image(work) == first
-    # The mark of before there were kinds, which is still that of 8 bits.
-    mark = re.sub(
-        rb"(medclip_dcl) [^;]+(;.*)[0-9a-f]{8}",
-        rb"\1 2\g<2>00000000",
-        Image.open(work.target).info["comment"],
-    )
-    stream = io.BytesIO()
-    with Image.open(io.BytesIO(right)) as image:
-        image.save(stream, "JPEG", quality="keep", comment=mark)
-    crc = f"{zlib.crc32(stream.getvalue()):08x}".encode()
-    work.target.write_bytes(stream.getvalue().replace(b"crc 00000000", b"crc " + crc))
-    made = work.target.stat().st_mtime_ns
-    assert prepare_image(work).kind == kind
-    assert (work.target.stat().st_mtime_ns == made) == (kind == "8 bits")
 
 
 def test_a_finished_image_is_not_made_again(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import time
 import pytest
 
 from data_prep.text.abbreviations import language_of
-from data_prep.text.languages import LANGUAGES
+from data_prep.text.languages import LANGUAGES, SECTIONS
 from data_prep.text.reports import Report, Sentences, read_sentences
-from data_prep.text.sections import SECTIONS, Section
+from data_prep.text.sections import Section
 from data_prep.text.sentences import passages, split_sentences
 
 # Invented reports; "|" marks where a sentence ends.

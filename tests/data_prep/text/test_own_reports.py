@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from data_prep.text.languages import SECTIONS
 from data_prep.text.reports import MAX_CHARACTERS, Report, read_passages, read_sentences
 from data_prep.text.sections import (
     BOTH,
@@ -14,7 +15,6 @@ from data_prep.text.sections import (
     KEPT,
     LEFT_OUT,
     NO_HEADER,
-    SECTIONS,
     Section,
     own_sections,
     study_sections,
