@@ -252,6 +252,12 @@ def place_of(path: str) -> Place | None:
     return None
 
 
+def is_computed(path: str) -> bool:
+    """The number follows from predictions, so that results.json may lack it."""
+    section, place = SECTIONS.get(path.partition("/")[0]), place_of(path)
+    return section is not None and place is not None and place.number in section.numbers
+
+
 def bounds_of(paths: Sequence[str]) -> tuple[float, float]:
     """Range of a mean over the numbers at the paths."""
     bounds = [ANY if (place := place_of(path)) is None else place.number.bounds for path in paths]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from operator import itemgetter
@@ -14,6 +15,8 @@ import pandas as pd
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.files import write_json, write_parquet
 from medclip_dcl.metrics.summaries import by_path
+from medclip_dcl.metrics.table import SECTIONS, is_computed
+from medclip_dcl.report.draws import TestedRun
 from medclip_dcl.runs import saved
 from medclip_dcl.runs.run_folder import FIT_FILE, METRICS_FILE
 from medclip_dcl.studies import grid
@@ -136,6 +139,10 @@ def _value(
     if (prefix := paths[0].partition("/")[0] + "/") in (grid.VALIDATION, grid.TRAINING):
         file = run.folder / METRICS_FILE
         metrics = _of_metrics_file(file, _time_of(file), step, prefix)
+    elif any(path not in metrics and is_computed(path) for path in paths):
+        folder = run.folder if step is None else run.folder / saved.STEPS / str(step)
+        computed: Mapping[str, Any] = _computed(folder, _time_of(folder / saved.RESULTS_FILE))
+        metrics = {**(computed or dict.fromkeys(filter(is_computed, paths))), **metrics}
     if missing := [path for path in paths if path not in metrics]:
         known = ", ".join(sorted(metrics))
         raise UserError(f"outcomes.{name}: {file} has no metric {missing[0]}; it has {known}")
@@ -153,6 +160,17 @@ def _of_metrics_file(file: Path, time: int, step: int | None, prefix: str) -> di
         table = table[table["step"] == step - 1]  # Lightning counts from 0
     rows = table[[name for name in table if str(name).startswith(prefix)]].dropna(how="all")
     return {str(name): float(value) for name, value in rows.iloc[-1].items()} if len(rows) else {}
+
+
+@cache
+def _computed(folder: Path, time: int) -> dict[str, float]:
+    """Numbers of a test by path, from its predictions; empty, and said once, without them."""
+    tested = TestedRun(folder)
+    if not any(tested.file_of(section).is_file() for section in SECTIONS):
+        print(f"{tested.file} lacks numbers, and there are no predictions: NaN; test again", file=sys.stderr)
+        return {}
+    values = tested.predictions.values.values()
+    return {path: float(value) for of_section in values for path, (value,) in of_section.items()}
 
 
 @cache

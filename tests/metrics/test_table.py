@@ -17,6 +17,7 @@ from medclip_dcl.metrics.table import (
     STORED,
     band_of,
     bounds_of,
+    is_computed,
     is_higher_better,
     place_of,
 )
@@ -51,7 +52,10 @@ def test_bands_end_at_a_tenth_and_a_hundredth(share, band):
 
 def test_names_of_a_user_are_not_declared():
     for path in ("image_norm/mean", "classification/by_finding/Edema/kappa", "grounding/by_pair", "auc"):
-        assert place_of(path) is None and is_higher_better(path) is None
+        assert place_of(path) is None and not is_computed(path) and is_higher_better(path) is None
+    assert is_computed("classification/by_finding/Edema/f/acc") and not is_computed(
+        "classification/n_findings"
+    )
     assert bounds_of(["image_norm/mean"]) == (-math.inf, math.inf)
 
 

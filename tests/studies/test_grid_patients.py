@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +12,10 @@ import pandas as pd
 import pytest
 from sklearn.metrics import accuracy_score, roc_auc_score
 
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.report.draws import TestedRun, patient_draws
 from medclip_dcl.runs.saved import SavedResultsError
-from medclip_dcl.studies.grid import Experiment
+from medclip_dcl.studies.grid import Experiment, Outcome
 from medclip_dcl.studies.grid_page import write_report
 from medclip_dcl.studies.grid_patients import over_patients
 from medclip_dcl.studies.grid_plan import read_experiment
@@ -70,6 +73,29 @@ def write_tested(file: Path) -> tuple[Experiment, dict[str, pd.DataFrame]]:
         (run.folder / "predictions").mkdir()
         rows.to_parquet(run.folder / "predictions/classification.parquet")
     return experiment, tested
+
+
+def test_numbers_that_results_lack_are_of_predictions(grid, capsys):
+    experiment, tested = grid
+    expected = results_table(experiment)["value"].tolist()
+    runs = experiment.runs()
+    for run in runs:
+        file = run.folder / "results.json"
+        results = json.loads(file.read_text())
+        del results["metrics"]["classification"]["acc"]
+        file.write_text(json.dumps(results))
+    assert results_table(experiment)["value"].tolist() == pytest.approx(expected)
+    absent = replace(experiment, outcomes={"mIoU": Outcome("grounding/miou")})
+    with pytest.raises(UserError, match="has no metric grounding/miou"):
+        results_table(absent)
+    file = runs[0].folder / "predictions/classification.parquet"
+    file.unlink()
+    results_of_first = runs[0].folder / "results.json"
+    results_of_first.write_text(results_of_first.read_text() + " ")  # a new time: read again
+    found = results_table(experiment)
+    is_first = (found["run"] == runs[0].name) & (found["outcome"] == "both")
+    assert found[is_first]["value"].isna().all() and found[~is_first]["value"].notna().all()
+    assert capsys.readouterr().err.count("lacks numbers") == 1
 
 
 def test_draws_are_averaged_over_seeds_and_paired(grid):
