@@ -359,6 +359,7 @@ def _wordings(runs: Mapping[str, Shown]) -> list[Table]:
         else:
             paths |= {x: f"prompts/{end}/neg_{x}" for x in ("lowest", "median")}
             paths |= {text: f"prompts/{end}/wordings/{text}" for text in texts}
+            notes[words["again"]] = "prompts" not in first["metrics"]
         for text, path in paths.items():
             seen = NOTHING if known is None or text not in texts else "yes" if text in known else "no"
             cells = [*(run.cell(path, 3) for run in runs.values()), Cell(seen)]
