@@ -25,7 +25,13 @@ def run(file: Path, model: Path, output: Path, *options: str) -> pd.DataFrame:
     verb("score")([str(file), "--model", str(model), "--output", str(output), "--device", "cpu", *options])
     if output.suffix == ".parquet":
         return pd.read_parquet(output)
-    return pd.read_csv(output, dtype={"text": str}, keep_default_na=False, na_values={"log_p": [""]})
+    return pd.read_csv(
+        output,
+        dtype={"text": str},
+        keep_default_na=False,
+        na_values={"log_p": [""]},
+        float_precision="round_trip",
+    )
 
 
 def test_lines_become_a_table(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,7 +202,9 @@ def test_rows_are_findings_and_columns_models(run, table, models) -> None:
 
 def same_numbers(found: pd.DataFrame, output: Path, model: str) -> None:
     """To the digit those of benchmark.csv; of the classifier without means, over findings that all models have."""
-    table = pd.read_csv(output / "benchmark.csv").fillna({"minus": "", "finding": ""})
+    table = pd.read_csv(output / "benchmark.csv", float_precision="round_trip").fillna(
+        {"minus": "", "finding": ""}
+    )
     of_set = table[(table["set"] == "set") & (table["model"] == model) & (table["minus"] == "")]
     of_set = of_set.assign(metric=of_set["section"] + "/" + of_set["metric"])
     columns = ["finding", "metric", "value", "low", "high"]
