@@ -1,5 +1,7 @@
 # make demo       install, then the whole way on the digital phantom: data, language model, scores, training, evaluation
-# make test       install the test tools, then ruff, mypy and the tests
+# make test       install the test tools, then ruff and mypy (make lint) and the tests (make fast)
+# make package    the source archive and the wheel of the last commit in dist, checked; with links, if
+#                 REPOSITORY_URL=https://github.com/OWNER/NAME is given
 # make nih        classifiers and an image-text model on real radiographs: NIH=FOLDER of the release, or of a part of it
 # make study      objectives on phantoms (docs/experiments.md): hours; what is finished is kept
 # make replicates the study of false negatives (tests/benchmarks/false_negatives_study): a quarter of an hour
@@ -17,7 +19,7 @@ TESTED := $(VENV)/.test_installed
 
 DEMO := runs/demo
 
-.PHONY: install demo nih study replicates numbers docs test test-slow test-gpu clean
+.PHONY: install demo nih study replicates numbers docs test lint fast test-slow test-gpu package clean
 .DELETE_ON_ERROR:
 
 # Without bytecode files each of the many processes compiles the program again.
@@ -141,12 +143,18 @@ numbers: $(INSTALLED)
 	$(RUN) docs/site/measured_numbers.py
 
 # They compare with the CPU's values bit for bit.
-test test-slow: export CUDA_VISIBLE_DEVICES :=
+fast test-slow: export CUDA_VISIBLE_DEVICES :=
 
 test: $(TESTED)
+	$(MAKE) lint
+	$(MAKE) fast
+
+lint: $(TESTED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+fast: $(TESTED)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 test-slow: $(TESTED)
@@ -155,5 +163,22 @@ test-slow: $(TESTED)
 test-gpu: $(TESTED)
 	$(RUN) -m pytest tests/gpu -m gpu -rs
 
+# The oldest versions that setup.cfg allows, docs/contributing.md.
+build/oldest.txt: setup.cfg
+	mkdir -p $(@D)
+	sed -nE 's/^ +([A-Za-z0-9_-]+)(\[[a-z]+\])?>=([0-9.]+).*/\1==\3/p' $< | sort -u > $@
+
+package: $(VENV)/.package
+	rm -rf build/package && mkdir -p build/package
+	git archive HEAD -- . ':!tests' | tar -x -C build/package
+	$(RUN) .ci/links.py build/package $(REPOSITORY_URL)
+	$(RUN) -m build --no-isolation --outdir dist build/package
+	$(VENV)/bin/twine check --strict dist/medclip_dcl-*
+
+$(VENV)/.package: setup.cfg pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install build twine "setuptools>=77.0.3"
+	touch $@
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist *.egg-info

@@ -343,7 +343,7 @@ def anchors(text: str) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("page", [*PAGES, RESULTS], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, RESULTS, ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_links_and_named_files_exist(page):
     text = page.read_text(encoding="utf-8")
     for link, anchor in re.findall(r"\]\(((?!http)[^)#]*)#?([^)]*)\)", text):

@@ -120,6 +120,8 @@ def load_library_model(
 
     arguments, stored = dict(options), folder_shapes(folder)
     check_sizes(config.to_dict(), stored, folder)
+    if config.model_type == "deberta-v2" and not config.legacy:
+        config.tie_word_embeddings = False  # transformers 5.17 ties a weight that this head lacks
     if all(name.startswith(WRAPPER) for name in stored):
         arguments["key_mapping"] = {f"^{re.escape(WRAPPER)}": ""}
     try:

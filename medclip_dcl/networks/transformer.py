@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias, no_type_check
 
 import torch
 from jaxtyping import Bool, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -33,9 +34,15 @@ def _without_reads(mask: Callable[..., Tensor | None]) -> Callable[..., Tensor |
     return masked
 
 
+def _own_eager(attention: nn.Module, *arguments: Any, **options: Any) -> Any:
+    """The eager attention in the model's own file, as transformers finds it by the name "eager"."""
+    return sys.modules[type(attention).__module__].eager_attention_forward(attention, *arguments, **options)
+
+
 ALL_MASK_ATTENTION_FUNCTIONS.register(_SDPA, _without_reads(sdpa_mask))
 ALL_MASK_ATTENTION_FUNCTIONS.register(_EAGER, _without_reads(eager_mask))
 ALL_ATTENTION_FUNCTIONS.register(_SDPA, sdpa_attention_forward)
+ALL_ATTENTION_FUNCTIONS.register(_EAGER, _own_eager)  # asked for by LayoutLM of transformers 5.17
 
 
 def avoid_host_reads(model: PreTrainedModel) -> None:

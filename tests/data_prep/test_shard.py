@@ -249,7 +249,8 @@ def test_reading_notices_what_does_not_fit(sharded):
         else:
             damage(sharded)
         images = Images(PreparedSet(sharded).stored_images(paths), 40, False)
-        broken = pd.read_parquet(sharded / "shards.parquet").query(f"shard == {1 if damage else 2}").index[0]
+        table = pd.read_parquet(sharded / "shards.parquet")
+        broken = int(table.query(f"shard == {1 if damage else 2}").index[0])
         with pytest.raises(
             UserError, match=rf"shards/0000.\.tar: {broken:08d}.jpg \(files/.*{found}.*restore it"
         ):

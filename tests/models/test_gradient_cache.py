@@ -93,7 +93,7 @@ def test_no_activations_are_kept():
     x, scale = torch.randn(8, 5), torch.ones(8)
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         in_chunks(encoder.forward, 4, x, scale)
-    assert set(kept) == {10, 2}
+    assert set(kept) - {0} == {10, 2}  # and an empty tensor by torch before 2.12
 
 
 def test_without_gradient_nothing_is_encoded_twice():

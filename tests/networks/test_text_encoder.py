@@ -419,6 +419,18 @@ def test_siglips_sentencepiece_splits_as_the_library(folder_of, tmp_path):
     assert rebuilt.tokenize(texts) == expected
 
 
+def test_an_own_attention_that_asks_by_name_is_eager(small_bert):
+    """As LayoutLM's of transformers 5.17; the model's attention weights are those of its file's function."""
+    model = T.AutoModel.from_pretrained(small_bert).eval()
+    outputs = []
+    for name in ("eager", "eager_without_host_reads"):
+        model.config._attn_implementation = name
+        mask = torch.tensor([[1, 1, 1, 0]])
+        outputs.append(model(torch.tensor([[2, 7, 3, 0]]), mask, output_attentions=True))
+    assert torch.equal(outputs[0].last_hidden_state, outputs[1].last_hidden_state)
+    assert torch.equal(outputs[0].attentions[0], outputs[1].attentions[0])
+
+
 def test_texts_and_prompts_end_alike(small_bert):
     encoder = BertSentences(str(small_bert))
     assert encoder.tokenize(["No pneumothorax"]) == encoder.tokenize(["no PNEUMOTHORAX. "])

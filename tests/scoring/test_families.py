@@ -37,7 +37,9 @@ class Definition:
     """One forward per token with all logits and an attention mask, in double precision, by transformers alone."""
 
     def __init__(self, folder: Path, kind: Any = AutoModelForMaskedLM) -> None:
-        self.model = kind.from_pretrained(folder).eval().double()
+        # transformers 5.17 ties a weight that this head lacks.
+        untied = {"tie_word_embeddings": False} if folder.name == "deberta-v2" else {}
+        self.model = kind.from_pretrained(folder, **untied).eval().double()
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def encoded(self, text: str) -> tuple[torch.Tensor, list[int], list[int | None]]:

@@ -379,6 +379,35 @@ def test_numbered_references_are_those_of_pysbd() -> None:
         assert ours.sub(r"\2|\7", text) == theirs.sub(r"\2|\7", text)
 
 
+PYSBD = """Seen by Dr. Lee at 5 p.m. |No effusion.
+Opacity of 3.5 cm vs. prior. |Stable.
+Opacities, e.g. in the right lung, i.e. the base.
+1. No edema. |2. Cardiomegaly, unchanged.
+a) Lines in place. |b) No pneumothorax.
+- No edema. |- No effusion.
+Is there a fracture? |None! |Old film absent.
+(No old film. Limited.) |Heart normal.
+He said "no pain." |No change.
+No change... |Follow up.
+Lungs clear.No effusion.
+Size is approx. |4 cm. |Stable.
+PA and lat. |views. |No acute disease.
+The U.S. film of Jan. 5 is absent.
+See fig. 2. |Findings etc. are new.
+Compared to 2:30 a.m. the tube is at T4. |ET tube in place.
+Nodule No. 3 is 4 mm. |Recommend CT.
+J. Smith, M.D. reviewed. |Agreed.
+COMPARISON: None. |FINDINGS: Clear.
+R. lung is clear. |L. lung has an opacity at the 6th rib."""
+"""Texts as PySBD 0.3.4 cuts them, faults included: prepared sets and scores are made from them."""
+
+
+@pytest.mark.parametrize("cut", PYSBD.splitlines())
+def test_pysbd_cuts_as_it_did(cut: str) -> None:
+    spans = boundaries._segmenter().segment(cut.replace("|", ""))
+    assert "|".join(span.sent for span in spans) == cut
+
+
 # --- Boundaries labelled by hand, see sentence_boundaries/README.md ------------------------------------------------
 
 
