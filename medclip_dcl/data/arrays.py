@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from medclip_dcl.common.files import digest, digest_of_file, replacing, write_bytes
+from medclip_dcl.data.vectors import as_arrow
 from medclip_dcl.runs.run_folder import ARRAYS_FOLDER
 
 _FORMAT = 2
@@ -123,12 +124,6 @@ def as_lists(values: np.ndarray, lengths: np.ndarray) -> pa.ListArray:
     offsets = pa.array(np.append(0, np.cumsum(lengths))).cast(pa.int32())
     narrow = values.astype(np.promote_types(*map(np.min_scalar_type, ends)))
     return pa.ListArray.from_arrays(offsets, narrow)
-
-
-def as_arrow(array: np.ndarray) -> pa.Array:
-    """(row,) numbers, or (row, dim) as lists of a fixed size."""
-    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
-    return flat if array.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
 
 
 def write_arrays(arrays: Mapping[str, Any], file: Path) -> None:

@@ -13,9 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from medclip_dcl.common.files import digest, replacing
-from medclip_dcl.data.arrays import as_arrow
 
 _DIGESTS = "medclip_dcl_digests"
+
+
+def as_arrow(array: np.ndarray) -> pa.Array:
+    """(row,) numbers, or (row, dim) as lists of a fixed size."""
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1))
+    return flat if array.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, array.shape[1])
 
 
 def write_vectors(parts: Iterable[Mapping[str, np.ndarray]], file: Path, metadata: Mapping[str, str]) -> None:
