@@ -148,7 +148,7 @@ def test_a_finished_run_is_trained_longer(finished, fit, tmp_path, info, monkeyp
     run = shutil.copytree(finished, tmp_path / "run")
     # Killed between any two of its writes, the same command goes on.
     monkeypatch.setattr(
-        "medclip_dcl.runs.run_folder.write_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
+        "medclip_dcl.runs.run_folder.files.write_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     longer = fit(run, "--trainer.max_epochs", "3")
     with pytest.raises(KeyboardInterrupt):

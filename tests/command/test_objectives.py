@@ -84,7 +84,7 @@ MORE_MISSING: list[tuple[str, list[str], str]] = [
     (
         "remove_text",
         ["--model.init_args.negative_weights.init_args.threshold", "1.5"],
-        "threshold: expected a cosine",
+        "negative_weights.threshold: expected a number in",
     ),
     ("near_sentences", ["--model.init_args.same_text", "negative"], "near_texts finds images that fit"),
     ("infonce", ["--model.init_args.same_text", "both"], "same_text: expected negative, positive, ignore"),
