@@ -145,9 +145,7 @@ numbers: $(INSTALLED)
 # They compare with the CPU's values bit for bit.
 fast test-slow: export CUDA_VISIBLE_DEVICES :=
 
-test: $(TESTED)
-	$(MAKE) lint
-	$(MAKE) fast
+test: lint fast
 
 lint: $(TESTED)
 	$(VENV)/bin/ruff check .
