@@ -454,3 +454,8 @@ def test_a_marked_number_follows_its_table(tmp_path: Path, monkeypatch: pytest.M
     page.write_text("<!--all--><!--/-->")
     table = numbers.written(page).splitlines()[1:]
     assert table == ["| | V |", "|---|---|", "| x | −0.2 |", "| why | 0.0 |", "<!--/-->"]
+
+
+def test_the_reference_has_a_page_of_each_verb() -> None:
+    pages = site_script("reference").commands()
+    assert pages.keys() == VERBS.keys() and "| `--classify`" in pages["ask"]

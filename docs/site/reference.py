@@ -72,7 +72,7 @@ def commands() -> dict[str, str]:
     for name, verb in VERBS.items():
         text = f"To {verb.help}. `--help` shows the [settings](../settings.md) that people change, `--help-all` all.\n"
         if verb.options:
-            options, rows = named(verb.options), []
+            options, rows = named(verb.options_path), []
             for field in dataclasses.fields(options):
                 flag = field.metadata.get("flag", f"--{field.name}")
                 value = (

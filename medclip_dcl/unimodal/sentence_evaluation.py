@@ -24,7 +24,7 @@ class SentenceEvaluation(Evaluation):
     groups or distinct cases than folds are left out, tasks with fewer than two classes are not evaluated. Accuracy is
     the mean over folds, AUC that of the predictions of all folds together, each class against the rest and averaged
     over classes. A published split is one fold, of which nothing is left out: its test cases are predicted. The
-    features of a pair (u, v) are |u - v| and u * v (Quick-Thought's code), and it has F1 of class 1, too.
+    features of a pair (u, v) are ``|u - v|`` and u * v (Quick-Thought's code), and it has F1 of class 1, too.
 
     Args:
         folds: 10 (DCL); stratified by class, with a group's cases in one fold. Training cases with the texts of a case
@@ -117,7 +117,7 @@ class SentenceEvaluation(Evaluation):
 
 
 def _features(by_text: np.ndarray, texts: pd.Series, is_pair: bool) -> Float[np.ndarray, "case feature"]:
-    """Mean features of the texts of each case; of a pair |u - v| and u * v."""
+    """Mean features of the texts of each case; of a pair ``|u - v|`` and u * v."""
     if not is_pair:
         return np.stack([by_text[numbers].mean(0) for numbers in texts])
     u, v = by_text[np.stack([*texts]).T]
