@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,7 +66,7 @@ def stop(number: int, _: object) -> NoReturn:
 def locked(file: Path) -> Iterator[int | None]:
     """Lock a file for this process and those that inherit its descriptor; None where another process has the lock.
 
-    The system frees the lock when the last of them ends. A file system without locks has none.
+    The system frees the lock when the last of them ends. A file system without locks has none, which is said.
     """
     with file.open("w") as stream:
         try:
@@ -73,6 +74,9 @@ def locked(file: Path) -> Iterator[int | None]:
         except BlockingIOError:
             yield None
             return
-        except OSError:
-            pass
+        except OSError as error:
+            print(
+                f"{file} cannot be locked ({error.strerror}): see that no other process works there",
+                file=sys.stderr,
+            )
         yield stream.fileno()

@@ -65,9 +65,8 @@ class BertArchitecture:
     dropout: float = 0.1
 
     def __post_init__(self) -> None:
-        check_range(
-            "model.architecture", "[0, 1)", dropout=self.dropout
-        )  # torch takes 1, and trains on zeros
+        # Torch takes 1, and trains on zeros.
+        check_range("model.architecture", "[0, 1)", dropout=self.dropout)
 
 
 class MaskedLanguageModel(TrainedModel):

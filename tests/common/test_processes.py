@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 from medclip_dcl.__main__ import main
-from medclip_dcl.common.processes import WAIT_POLICY, let_threads_sleep
+from medclip_dcl.common.processes import WAIT_POLICY, let_threads_sleep, locked
 
 
 @pytest.fixture(autouse=True)
@@ -40,3 +41,18 @@ def test_it_is_set_before_torch_loads_openmp():
     command = [sys.executable, "-m", "medclip_dcl", "report", "nothing"]
     done = subprocess.run(command, env=told, capture_output=True, text=True, check=False)
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in done.stderr
+
+
+def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch, capsys):
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    with locked(tmp_path / ".lock") as own, locked(tmp_path / ".lock") as other:
+        assert own is not None and other is None
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with locked(tmp_path / ".lock") as own:
+        assert own is not None
+    assert (
+        "cannot be locked (No locks available): see that no other process works there"
+        in capsys.readouterr().err
+    )
