@@ -42,13 +42,15 @@ class Classification(EvaluationCallback):
     _bands: dict[str, str] | None = None
     """Band of each finding of the set, on test; empty without train patients."""
 
-    def __init__(self, min_cases: int) -> None:
+    def __init__(self, min_cases: int, bands: tuple[float, float]) -> None:
         super().__init__()
         check_range(type(self).__name__, "[1, inf)", min_cases=min_cases)
-        self.min_cases = min_cases
+        if not 0 < bands[1] <= bands[0] < 1:
+            raise ValueError(f"{type(self).__name__}: bands: expected 1 > head >= tail > 0, found {bands}")
+        self.min_cases, self.bands = min_cases, list(bands)
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._bands = bands_of_findings(evaluation_data(trainer).prepared)
+        self._bands = bands_of_findings(evaluation_data(trainer).prepared, *self.bands)
 
     def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
         """ROC curves of the findings that have enough cases."""
@@ -75,6 +77,8 @@ class ZeroShotClassification(Classification):
         ensemble: "scores" or "embeddings", see `medclip_dcl.networks.zero_shot.ZeroShot`.
         min_cases: positive and negative cases, each, that a finding needs; with fewer it gets no number and a
             warning says so (choice, not from the paper).
+        bands: shares of the set's train patients above which a finding is of the head, and below which of the tail
+            (choice).
 
     Raises:
         ValueError: an option out of its range; when a run begins, a finding that the data set does not label.
@@ -82,7 +86,7 @@ class ZeroShotClassification(Classification):
 
     section = "classification"
     measures_images = True
-    options = ("min_cases",)
+    options = ("min_cases", "bands")
     keeps_prompts = False
 
     def __init__(
@@ -90,8 +94,9 @@ class ZeroShotClassification(Classification):
         prompts: Mapping[str, tuple[str | list[str], str | list[str]]] | str | None = None,
         min_cases: int = 5,
         ensemble: Ensemble = "scores",
+        bands: tuple[float, float] = (0.1, 0.01),
     ) -> None:
-        super().__init__(min_cases)
+        super().__init__(min_cases, bands)
         self.is_default = prompts is None
         self.zero_shot = ZeroShot(prompts, ensemble, "ZeroShotClassification")
         self.prompts = self.zero_shot.prompts
@@ -157,13 +162,13 @@ class ZeroShotClassification(Classification):
         return EvaluationResult(metrics, predictions=table.drop(columns=COLUMNS[-2:]))
 
 
-def bands_of_findings(prepared: PreparedSet) -> dict[str, str]:
+def bands_of_findings(prepared: PreparedSet, head: float, tail: float) -> dict[str, str]:
     """Band of each labelled finding by the share of train patients with at least one 1; empty without any."""
     images = prepared.rows("images", ["study_id", "subject_id"], use=["train"])
     labels = prepared.rows("labels").set_index("study_id").eq(1)
     of_images = labels.reindex(images["study_id"], fill_value=False)
     shares = of_images.groupby(images["subject_id"].to_numpy()).any().mean()
-    return {str(finding): band_of(share) for finding, share in shares.dropna().items()}
+    return {str(finding): band_of(share, head, tail) for finding, share in shares.dropna().items()}
 
 
 def measured_cases(

@@ -35,15 +35,21 @@ class FindingClassification(Classification):
             warning says so (choice).
         blank: "ignore": a finding that the report does not mention is not a case; "zeros": a negative case. Findings
             that the labeller never calls absent, such as Support Devices, need "zeros".
+        bands: as in :class:`medclip_dcl.evaluation.ZeroShotClassification`.
     """
 
     section = "finding_classification"
     network_class = FindingNetwork
     measured = "logits"
-    options = ("min_cases", "blank")
+    options = ("min_cases", "blank", "bands")
 
-    def __init__(self, min_cases: int = 5, blank: Literal["ignore", "zeros"] = "ignore") -> None:
-        super().__init__(min_cases)
+    def __init__(
+        self,
+        min_cases: int = 5,
+        blank: Literal["ignore", "zeros"] = "ignore",
+        bands: tuple[float, float] = (0.1, 0.01),
+    ) -> None:
+        super().__init__(min_cases, bands)
         check_choice("FindingClassification.blank", blank, ("ignore", "zeros"))
         self.blank = blank
 

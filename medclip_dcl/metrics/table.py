@@ -113,9 +113,9 @@ def _f1(is_above: np.ndarray, positive: np.ndarray, weights: Weights) -> np.ndar
         return 2 * true / (called + present)
 
 
-def band_of(share: float) -> str:
-    """Band of a finding by the share of train patients that have it: above 0.1, to 0.01, below (choice)."""
-    return BANDS[(share <= 0.1) + (share < 0.01)]
+def band_of(share: float, head: float, tail: float) -> str:
+    """Band of a finding by the share of train patients that have it: head above, tail below these shares."""
+    return BANDS[(share <= head) + (share < tail)]
 
 
 def _half(**n: int) -> float:

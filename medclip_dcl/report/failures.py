@@ -15,7 +15,7 @@ from medclip_dcl.common.findings import MIN_PATIENTS
 from medclip_dcl.metrics.table import place_of
 from medclip_dcl.report.contrasts import ALPHA, joint_p
 from medclip_dcl.report.draws import Numbers, Predictions, TestedRun, estimate
-from medclip_dcl.report.subgroups import ATTRIBUTES, UNKNOWN, Groups, describe, groups_of_run
+from medclip_dcl.report.subgroups import ATTRIBUTES, UNKNOWN, Groups, describe, groups_of_run, pair_of
 from medclip_dcl.report.tables import DESCRIPTIONS, interval_cell, number
 from medclip_dcl.runs.saved import SavedResultsError
 
@@ -69,10 +69,11 @@ def _of_groups(groups: Groups) -> Iterator[_Candidate]:
         place, attribute = place_of(row["metric"]), row["attribute"]
         if place is None or not place.entry or place.name not in _RULES or not np.isfinite(gap[0]):
             continue
-        known = [name for name in names[attribute] if name != UNKNOWN]
-        # Of two groups the first alone has a gap, and either may be the worse.
-        is_second = len(known) == 2 and gap[0] > 0
-        group, others = known[:: -1 if is_second else 1] if len(known) == 2 else (row["group"], "the others")
+        pair = pair_of([name for name in names[attribute] if name != UNKNOWN])
+        group, others = pair if pair and row["group"] in pair else (row["group"], "the others")
+        # Of a pair the first alone has a gap, and either may be the worse.
+        if is_second := others != "the others" and gap[0] > 0:
+            group, others = others, group
         effect, value = (gap, row["value"] - gap[0]) if is_second else (-gap, row["value"])
         words = {"group": group, "others": others, "value": number(value, 3), "table": ATTRIBUTES[attribute]}
         words |= {"heading": place.number.heading or place.name, "finding": place.entry, "values": effect}

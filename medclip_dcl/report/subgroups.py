@@ -1,9 +1,9 @@
 """Metrics by view, sex and age group of the tested images, and the gap of each group to the others.
 
 The gap is the group minus the rest: all images whose attribute is known and another; a small reference group would make
-every gap uncertain (choice). Patients are drawn as in ``medclip_dcl.report.draws``; p is adjusted by
-``medclip_dcl.report.contrasts.joint_p``, with the patients of the smaller side: for all gaps of sensitivity at the
-calibrated thresholds, and for all others.
+every gap uncertain (choice). Of two groups, and of the views AP and PA among others, it is one minus the other.
+Patients are drawn as in ``medclip_dcl.report.draws``; p is adjusted by ``medclip_dcl.report.contrasts.joint_p``, with
+the patients of the smaller side: for all gaps of sensitivity at the calibrated thresholds, and for all others.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def compared_groups(
     Returns:
         A row for each attribute by which the images fall into two or more groups, each group and each metric: the
         group's tested images and patients; the metric (a path as in results.json), its value with a percentile
-        interval, and the gap with an interval and p, adjusted for all gaps. Of two groups only the first has the gap.
+        interval, and the gap with an interval and p, adjusted for all gaps. Of a pair only the first has the gap.
         The last group may be "unknown", without numbers. An average over findings takes those with a number, in the
         group and in the rest. NaN: fewer than `MIN_PATIENTS`, or too few cases.
     """
@@ -109,16 +109,18 @@ def compared_groups(
     found, gaps, n_patients = [], [], []
     for attribute, of_images in groups.items():
         names = _names(of_images, attribute)
+        first, second = pair_of(names) or ("", "")
         labels = [_labels_of_rows(one.table, images, of_images, predictions.name) for one in evaluations]
         for group in [*names, UNKNOWN] if (of_images == UNKNOWN).any() else names:
             its_patients = images.loc[of_images == group, "subject_id"]
             about = (attribute, group, len(its_patients), its_patients.nunique())
             for evaluation, of_rows in zip(evaluations, labels, strict=True):
                 is_its, is_known = of_rows == group, of_rows != UNKNOWN
-                compared = {} if group == UNKNOWN else evaluation.compared(is_its, ~is_its & is_known)
+                is_other = of_rows == second if group == first else ~is_its & is_known
+                compared = {} if group == UNKNOWN else evaluation.compared(is_its, is_other)
                 for metric in evaluation.metrics:
                     own, others, n = compared.get(metric, (nothing, nothing, 0))
-                    gap = nothing if len(names) == 2 and group == names[1] else own - others
+                    gap = nothing if group == second else own - others
                     numbers = (end for x in (own, gap) for end in draws.estimate(x)[:3])
                     found.append((*about, metric, *numbers))
                     gaps.append(gap)
@@ -169,6 +171,12 @@ def _names(groups: pd.Series, attribute: str) -> list[str]:
     """The known groups, in the order of the page."""
     known = set(groups) - {UNKNOWN}
     return [name for name in AGE_GROUPS if name in known] if attribute == "age" else sorted(known)
+
+
+def pair_of(names: Sequence[str]) -> tuple[str, str] | None:
+    """Groups that are compared with each other alone: the only two, or the views AP and PA."""
+    pair = [name for name in names if name in ("AP", "PA")] if len(names) > 2 else names
+    return (pair[0], pair[1]) if len(pair) == 2 else None
 
 
 def _labels_of_rows(table: pd.DataFrame, images: pd.DataFrame, groups: pd.Series, name: str) -> np.ndarray:
@@ -275,7 +283,8 @@ def _table(rows: pd.DataFrame, attribute: str) -> tables.Table:
     by_cell = {(row["metric"], row["group"]): row for row in rows.to_dict("records")}
     of_groups = {str(group): row for (_, group), row in by_cell.items()}
     names = [name for name in of_groups if name != UNKNOWN]
-    gaps = names[:1] if len(names) == 2 else names
+    _, second = pair_of(names) or ("", "")
+    gaps = [name for name in names if name != second]
     counts = [
         tables.Cell(f"{of_groups[name]['images']:,} / {of_groups[name]['patients']:,}") for name in names
     ]
@@ -285,7 +294,11 @@ def _table(rows: pd.DataFrame, attribute: str) -> tables.Table:
         if any(np.isfinite(cell["value"]) for cell in cells):
             values = [_value_cell(cell, rows) for cell in cells]
             shown.append(
-                tables.Row(_label(metric)[0], "plain", [*values, *map(_gap_cell, cells[: len(gaps)])])
+                tables.Row(
+                    _label(metric)[0],
+                    "plain",
+                    [*values, *(_gap_cell(by_cell[metric, name]) for name in gaps)],
+                )
             )
     columns = [*map(tables.Column, names), *(tables.Column(gap_name(rows, attribute, name)) for name in gaps)]
     note = ""
@@ -297,7 +310,8 @@ def _table(rows: pd.DataFrame, attribute: str) -> tables.Table:
 
 def gap_name(table: pd.DataFrame, attribute: str, group: str) -> str:
     groups = table.loc[(table["attribute"] == attribute) & (table["group"] != UNKNOWN), "group"].unique()
-    return f"{groups[0]} − {groups[1]}" if len(groups) == 2 else f"{group} − rest"
+    pair = pair_of([*groups])
+    return f"{pair[0]} − {pair[1]}" if pair and group in pair else f"{group} − rest"
 
 
 def _label(metric: str) -> tuple[str, int]:

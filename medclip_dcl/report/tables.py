@@ -493,11 +493,13 @@ def _columns(description: Mapping[str, Any], measured: Mapping[str, Results]) ->
 
 
 def _counts(results: Results, section: str) -> Mapping[str, Any]:
-    """Counts of a measured section, and its choice of reports."""
-    selection = results["protocol"].get(section, {}).get("reports", "all")
+    """Counts of a measured section, its choice of reports, and the cuts of its bands."""
+    protocol = results["protocol"].get(section, {})
+    cuts = dict(zip(("head", "tail"), protocol.get("bands", (0.1, 0.01)), strict=True))
     bands = results["counts"][section].get("bands", {}).items()
     in_words = ", ".join(f"{finding} ({band})" for finding, band in bands)
-    return {**results["counts"][section], "selection": selection, "bands": in_words}
+    words = {"selection": protocol.get("reports", "all"), "bands": in_words, **cuts}
+    return {**results["counts"][section], **words}
 
 
 def _cases(results: Results, section: str, by: str) -> dict[str, str]:

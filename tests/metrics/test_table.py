@@ -47,7 +47,7 @@ def test_each_path_has_exactly_its_number(section, declared):
     [(1, "head"), (0.11, "head"), (0.1, "middle"), (0.01, "middle"), (0.0099, "tail"), (0, "tail")],
 )
 def test_bands_end_at_a_tenth_and_a_hundredth(share, band):
-    assert band_of(share) == band
+    assert band_of(share, 0.1, 0.01) == band
 
 
 def test_names_of_a_user_are_not_declared():

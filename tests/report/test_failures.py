@@ -85,10 +85,19 @@ def test_the_weaker_view_is_named(view):
     assert one.text.startswith(start)
 
 
-def test_of_three_views_each_is_beside_the_others():
-    predictions, images = made(seed=1, weaker={"AP": 1.0, "PA": 0.0}, negative=0.05)
-    (one,) = [x for x in found(predictions, images) if x.table == "View"]
-    assert one.text.startswith("View AP: AUC of Mass") and "below that of the others by" in one.text
+@pytest.mark.parametrize(("weak", "others"), [("AP", "PA"), ("PA", "AP"), ("LL", "the others")])
+def test_ap_is_beside_pa_and_others_beside_the_rest(weak, others):
+    weaker = {"AP": 0.0, "PA": 0.0, "LL": 0.0, weak: 1.0}
+    predictions, images = made(seed=1, weaker=weaker, negative=0.05)
+    texts = [x.text for x in found(predictions, images) if x.table == "View"]
+    assert any(text.startswith(f"View {weak}: AUC of Mass") for text in texts)
+    assert any(f"View {weak}" in text and f"below that of {others} by" in text for text in texts)
+    groups = compared_groups(predictions, images, N_DRAWS)
+    assert groups is not None
+    path = "classification/by_finding/Mass/auc"
+    value = {group: one.value for group, name, one in rows_of(groups) if name == path}
+    assert set(value) == {"view/AP/", "view/PA/", "view/LL/", "view/AP − PA/", "view/LL − rest/"}
+    assert value["view/AP − PA/"] == pytest.approx(value["view/AP/"] - value["view/PA/"])
 
 
 def test_the_largest_six_come_first():
