@@ -8,6 +8,7 @@ from itertools import compress, groupby, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from medclip_dcl.common.files import write_text
@@ -122,7 +123,12 @@ def write_page(
         "notes": notes,
         "failures": failures,
         "forest": charts.forests(aucs_of, marks_of),
-        "means": _table(trained, "Means over findings, by set", means),
+        "means": _table(
+            trained,
+            "Means over findings, by set",
+            means,
+            {"prevalence": [_mean_prevalence(one, x.path) for one, x in means]},
+        ),
         "sets": of_sets,
         "facts": _facts(sets, trained),
     }
@@ -171,6 +177,23 @@ def _classified(one: _OnSet, trained: Trained, name: str) -> tables.Table:
         note += f" The mean is over the findings that all models classify, without {left_out}."
     counts = {"positive / negative cases": [x.cases for x in numbers], "prevalence": prevalence}
     return _table(trained, f"{first.heading} by finding", [(one, x) for x in numbers], counts, note)
+
+
+def _mean_prevalence(one: _OnSet, path: str) -> str:
+    """Of the findings that enter a mean average precision; "" for other numbers."""
+    section, *band, name = path.split("/")
+    first = next((run.predictions for run in one.runs if section in run.predictions.tables), None)
+    if first is None or name != "average_precision":
+        return ""
+    shares = first.tables[section].groupby("finding")["label"].mean()
+    entering = [
+        share
+        for finding, share in shares.items()
+        if (one.findings is None or finding in one.findings)
+        and band in ([], [first.bands.get(str(finding))])
+        and any(one.find(side, "", f"{section}/by_finding/{finding}/{name}") for side in one.sides)
+    ]
+    return tables.number(float(np.mean(entering)), 3) if entering else ""
 
 
 def _localised(one: _OnSet, trained: Trained) -> tables.Table:

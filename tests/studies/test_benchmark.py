@@ -179,6 +179,10 @@ def test_each_number_is_that_of_its_predictions(run, table, models) -> None:
 def test_rows_are_findings_and_columns_models(run, table, models) -> None:
     page = Page((run[0] / "benchmark.html").read_text())
     assert page.mute == page.wrong == [] and all(len(set(widths)) == 1 for widths in page.widths)
+    shares = scores(run[0], "model").groupby("finding")["label"].mean()[SHARED].mean()
+    precisions = [row[:2] for row in page.tables[0] if row[0] == "average precision"]
+    assert precisions[0] == ["average precision", f"{shares:.3f}"]
+    assert page.tables[0][1][1] == "prevalence" and not any(r[1] for r in page.tables[0] if r[0] == "AUC")
     auc = table[(table["section"] == "classification") & (table["metric"] == "auc") & (table["minus"] == "")]
     for place, name in ((1, "set"), (5, "others")):
         groups, headings, *rows = page.tables[place]
