@@ -7,6 +7,7 @@ its workers wait for it.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import shutil
 from collections.abc import Generator
@@ -141,6 +142,21 @@ def undrawn() -> Generator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("medclip_dcl.evaluation.results.write_figure", write_pixel)
+        yield
+
+
+@pytest.fixture(scope="module")
+def few_draws() -> Generator[None]:
+    """Pages and comparisons have 100 bootstrap draws, for 2,000 take most of their time."""
+    from medclip_dcl.report import compare, contrasts, draws, subgroups
+
+    functions: list[Any] = [compare.compare, contrasts.compared, draws.bootstrap_intervals]
+    functions += [draws.TestedRun.draws, subgroups.groups_of_run, subgroups.subgroup_table]
+    with pytest.MonkeyPatch.context() as patch:
+        for one in map(inspect.unwrap, functions):
+            defaults, named = one.__defaults__ or (), one.__kwdefaults__ or {}
+            patch.setattr(one, "__defaults__", tuple(100 if x == draws.N_DRAWS else x for x in defaults))
+            patch.setattr(one, "__kwdefaults__", named | ({"n_draws": 100} if "n_draws" in named else {}))
         yield
 
 

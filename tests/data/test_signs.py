@@ -17,8 +17,6 @@ from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.signs import signs
 
 OPEN_I = Path(os.environ.get("MEDCLIP_DCL_REAL_DATA", "missing")) / "openi"
-NAMED = ("cardiomegaly", "edema", "effusion", "pneumonia", "pneumothorax")
-"""Kinds of findings whose every wording has a name."""
 
 
 def test_no_sentence_of_the_catalogue_is_misread():

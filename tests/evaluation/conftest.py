@@ -55,7 +55,7 @@ def encoder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def probed(labelled_set, encoder, tmp_path_factory) -> Path:
+def probed(labelled_set, encoder, undrawn, tmp_path_factory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "probe"
     main(["fit", *words(run, labelled_set, encoder, probe=True)])
     main(["test", "--config", str(run / "config.yaml")])

@@ -24,6 +24,7 @@ from medclip_dcl.report.report import render
 from tests.evaluation.classifier_runs import results, words
 from tests.program import verb
 
+pytestmark = pytest.mark.usefixtures("few_draws")
 TUNED = ("--model.init_args.balanced", "true", "--model.init_args.frozen_steps", "4")
 
 

@@ -26,6 +26,7 @@ from medclip_dcl.report.tables import DESCRIPTIONS, Cell, Column, Row, Table, co
 from medclip_dcl.runs.saved import setting, value_at
 from tests.small import PatchRegions
 
+pytestmark = pytest.mark.usefixtures("few_draws")
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = [column_of(entry, arrow=False) for entry in DESCRIPTIONS["headline"]]
 HEADLINE = [(x.heading, x.path, x.digits) for x in COLUMNS if not x.path.startswith("finding_classification")]

@@ -98,7 +98,9 @@ def test_a_step_reads_nothing(name, small_bert, small_set, meta):
     assert all(p.grad is not None and p.grad.is_meta for p in model.parameters() if p.requires_grad)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=[pytest.mark.slow] * (x != "frozen")) for x in OPTIONS]
+)
 def test_a_step_mixes_no_devices(name, small_bert, small_set):
     model, batch = model_and_batch(name, small_bert, small_set)
     with FakeTensorMode(allow_non_fake_inputs=False) as mode:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,14 @@ def measured() -> Callable[[Tables], dict[str, Any]]:
 
 
 @pytest.fixture(scope="session")
-def make_tested_run() -> Callable[..., Path]:
-    return _tested_run
+def make_tested_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Each run is computed once, and copied."""
+
+    @cache
+    def made(*options: Any, **named: Any) -> Path:
+        return _tested_run(tmp_path_factory.mktemp("tested") / "run", *options, **named)
+
+    return lambda folder, *options, **named: shutil.copytree(made(*options, **named), folder)
 
 
 def _predictions(skill: float = 1.0, seed: int = 0) -> Tables:

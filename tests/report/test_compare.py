@@ -22,6 +22,7 @@ from tests.program import shell
 from tests.report.page import Page
 
 main = shell("compare")
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 DRAWS = 100
 AS_PUBLISHED = [
@@ -72,14 +73,6 @@ def two_runs(make_tested_run, tmp_path_factory):
 def pair(two_runs, tmp_path):
     """Two runs to break."""
     return [shutil.copytree(two_runs / name, tmp_path / name) for name in "ab"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_draws():
-    """Bootstrap draws take most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compare, "__kwdefaults__", {**(compare.__kwdefaults__ or {}), "n_draws": DRAWS})
-        yield
 
 
 def command(*words):

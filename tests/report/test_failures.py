@@ -18,6 +18,7 @@ from medclip_dcl.report.failures import MAX_SENTENCES, Failure, failures
 from medclip_dcl.report.report import render
 from medclip_dcl.report.subgroups import Groups, compared_groups, groups_of_run, rows_of
 
+pytestmark = pytest.mark.usefixtures("few_draws")
 N = 160
 N_DRAWS = 300
 

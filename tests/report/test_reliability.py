@@ -22,6 +22,7 @@ from medclip_dcl.report.reliability import section
 from medclip_dcl.report.report import render
 from medclip_dcl.report.tables import Table
 
+pytestmark = pytest.mark.usefixtures("few_draws")
 SCALE = 6.0
 SETTINGS = dict.fromkeys(("image_encoder", "text_encoder", "similarity"), "0")
 
@@ -102,7 +103,7 @@ def test_intervals_draw_patients(run, monkeypatch):
     cell = found["tables"][1].rows[1].cells[3]
     own = Calibration.read(run / "calibration.json").findings["Pleural Effusion"]
     cases = pd.read_parquet(run / "predictions/classification.parquet").query("finding != 'Edema'")
-    counts = patient_draws(cases["subject_id"].nunique(), 2000, 0)[1:]
+    counts = patient_draws(cases["subject_id"].nunique(), 100, 0)[1:]
     rows = cases[(cases["finding"] == "Pleural Effusion") & (cases["label"] == 1)]
     p = own.probabilities(SCALE * (rows["score_positive"] - rows["score_negative"]).to_numpy())
     places = np.searchsorted(np.unique(cases["subject_id"]), rows["subject_id"])

@@ -24,6 +24,7 @@ from tests.program import shell
 from tests.report.page import Page
 
 main = shell("report")
+pytestmark = pytest.mark.usefixtures("few_draws")
 
 SCRIPT = "<script>alert('no')</script> & \"effusion\""
 

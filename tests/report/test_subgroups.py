@@ -18,6 +18,7 @@ from medclip_dcl.report.report import render
 from medclip_dcl.report.subgroups import compared_groups, describe, groups_of_run, subgroup_table
 from medclip_dcl.runs.saved import SavedResultsError
 
+pytestmark = pytest.mark.usefixtures("few_draws")
 N_IMAGES = 240
 
 
@@ -241,9 +242,6 @@ def test_planted_gaps_are_found_and_others_are_not(worse):
 def without_charts(monkeypatch) -> None:
     monkeypatch.setattr(charts, "chart", lambda *_: None)
     monkeypatch.setattr(charts, "ranks", lambda *_: [])
-    monkeypatch.setattr(subgroups.subgroup_table, "__defaults__", (100, 0))
-    monkeypatch.setattr(subgroups.groups_of_run, "__defaults__", (100, 0))
-    monkeypatch.setattr(TestedRun.draws, "__defaults__", (None, 100))
 
 
 def write_tested_run(make_tested_run, folder, **columns: Any):

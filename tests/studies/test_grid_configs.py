@@ -23,7 +23,9 @@ from tests.program import shell, verb
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("name", ["curves", "digits_maps", "learning_curve"])
+@pytest.mark.parametrize(
+    "name", ["curves", *(pytest.param(x, marks=pytest.mark.slow) for x in ("digits_maps", "learning_curve"))]
+)
 def test_the_cells_of_an_experiment_are_configurations(name, tmp_path, monkeypatch):
     """Few cells: of an image-text model, a unimodal one, a classifier. test_experiment_files.py reads all files."""
     monkeypatch.chdir(tmp_path)
@@ -203,7 +205,7 @@ def test_what_rows_lack_is_named_before_any_trains(embedded_set, small_bert, tmp
     assert all(words in line for words, line in zip(LACKS.values(), lines, strict=True))
 
 
-@pytest.mark.parametrize("outcome", ["AUC", "Recall"])
+@pytest.mark.parametrize("outcome", ["AUC", pytest.param("Recall", marks=pytest.mark.slow)])
 def test_a_search_without_validate_images_is_refused(outcome, small_set, small_bert, tmp_path, monkeypatch):
     """The AUC needs labelled ones, the recall any."""
     monkeypatch.chdir(tmp_path)

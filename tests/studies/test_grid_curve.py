@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 from typing import Any
@@ -12,7 +11,6 @@ import pandas as pd
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from medclip_dcl.report.draws import TestedRun
 from medclip_dcl.studies.grid_curve import write_verdicts
 from medclip_dcl.studies.grid_plan import read_experiment
 from medclip_dcl.studies.grid_results import write_table
@@ -31,9 +29,8 @@ STARTS = {
 
 
 @pytest.fixture
-def grid(tmp_path, monkeypatch):
+def grid(tmp_path, few_draws):
     """An experiment file whose runs are done: two images of each patient, the same labels in all runs."""
-    monkeypatch.setattr(inspect.unwrap(TestedRun.draws), "__defaults__", (None, 200))
     file = write_grid(
         tmp_path,
         axes={

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from PIL import Image
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="pip install -e '.[test]' installs selenium")
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
     pytest.mark.slow,
@@ -43,6 +42,7 @@ def downloads(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory, downloads) -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver", reason="pip install -e '.[test]' installs selenium")
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM
     for flag in (*FLAGS, f"user-data-dir={tmp_path_factory.mktemp('browser')}"):
