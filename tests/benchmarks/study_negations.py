@@ -1,13 +1,14 @@
 """An objective that mends "no", on phantoms whose training reports lack two negative wordings of each finding.
 
     python tests/benchmarks/study_negations.py FOLDER --demo runs/demo --seeds 331 332 333 334 335
-    python tests/benchmarks/study_negations.py FOLDER --demo runs/demo --seeds 331 --from_scratch
+    python tests/benchmarks/study_negations.py FOLDER --demo runs/demo --seeds 331 --from_scratch [--all_wordings]
 
-Run by hand, never in CI, where runs/demo and runs/demo_language_model are; FOLDER keeps phantoms and runs. Both forms
+Run by hand, never in CI, where runs/demo and runs/demo_language_model are; FOLDER keeps phantoms and runs. All forms
 write docs/results/negations.csv from all that FOLDER has: a row for each arm, outcome and seed, and for all seeds of an
 arm, with the mean and the paired difference from `symmetric`, of all seeds with a 95% t interval.
 
-- heads: new projections on the frozen encoders of the demo, which have read all wordings; scratch: all of the network.
+- heads: new projections on the frozen encoders of the demo, which have read all wordings; scratch: all of the network;
+  _all: training reports have all wordings, UNSEEN too.
 - symmetric, negations: the files of configs/objective. templates: negations, and each training report has one sentence
   more, of a label of its own drawn at random. candidate, a control: images as anchors, and in place of the opposite
   images the sentences of the batch that are opposite.
@@ -97,32 +98,30 @@ def wordings() -> dict[str, dict[str, list[str]]]:
     return found
 
 
-def make_set(folder: Path, seed: int) -> Path:
-    """A phantom whose training reports lack UNSEEN, prepared."""
+def make_set(folder: Path, seed: int, all_wordings: bool) -> Path:
+    """A phantom, prepared; its training reports lack UNSEEN, or have all wordings."""
     if (folder / "set/dataset.json").exists():
         return folder / "set"
-    held = {text for texts in UNSEEN.values() for text in texts}
+    held = {text for texts in UNSEEN.values() for text in texts if not all_wordings}
     for c in catalogue().classes:  # of this process
         words = tuple(replace(w, held_out=w.held_out or w.text in held) for w in c.wordings)
         object.__setattr__(c, "wordings", words)
     raw = folder / "raw"
-    run(
-        ["phantom", "--output", f"{raw}", "--studies", f"{STUDIES}", "--seed", f"{seed}", "--size", f"{SIDE}"]
-    )
+    command = ["phantom", "--output", f"{raw}", "--studies", f"{STUDIES}", "--seed", f"{seed}"]
+    run([*command, "--size", f"{SIDE}", "--workers", "1"])  # further processes would have the whole catalogue
     boxes = raw / "MS_CXR_Local_Alignment_v1.0.0.json"
-    run(
-        [
-            "prepare",
-            "mimic-cxr",
-            "--source",
-            f"{raw}",
-            "--output",
-            f"{folder / 'set'}",
-            "--ms_cxr",
-            f"{boxes}",
-        ]
-    )
+    command = ["prepare", "mimic-cxr", "--source", f"{raw}", "--output", f"{folder / 'set'}"]
+    run([*command, "--ms_cxr", f"{boxes}"])
     return folder / "set"
+
+
+def check_unseen(prepared: PreparedSet) -> None:
+    """Refuse a phantom whose training reports say a wording of UNSEEN."""
+    reports = prepared.table("reports")
+    ids = reports.loc[reports["study_id"].isin(prepared.studies("train")), "sentence_id"]
+    sentences = prepared.table("sentences").set_index("sentence_id")["text"]
+    if said := {*sentences[ids.unique()]} & {text for texts in UNSEEN.values() for text in texts}:
+        raise SystemExit(f"{prepared.folder}: training reports say {len(said)} of the unseen wordings")
 
 
 def with_templates(data: Path, seed: int) -> Path:
@@ -241,11 +240,15 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[])
     parser.add_argument("--arms", nargs="+", default=[*ARMS])
     parser.add_argument("--from_scratch", action="store_true")
+    parser.add_argument("--all_wordings", action="store_true")
     options = parser.parse_args()
     kind = "scratch" if options.from_scratch else "heads"
+    suffix = "_all" * options.all_wordings
     for seed in options.seeds:
-        folder = options.folder / f"s{seed}"
-        tested = make_set(folder, seed)
+        folder = options.folder / f"s{seed}{suffix}"
+        tested = make_set(folder, seed, options.all_wordings)
+        if not options.all_wordings:
+            check_unseen(PreparedSet(tested))
         for arm in options.arms:
             run_folder = folder / f"{kind}_{arm}"
             if (run_folder / "outcomes.json").exists():
@@ -254,7 +257,7 @@ def main() -> None:
             for each in {data, tested} if kind == "heads" else ():
                 run(["encode", f"{options.demo}", f"{each}", "--name", "demo"])
             train(kind, arm, data, tested, run_folder, options.demo, seed)
-            row = {"kind": kind, "arm": arm, "seed": seed, **outcomes(run_folder, tested)}
+            row = {"kind": kind + suffix, "arm": arm, "seed": seed, **outcomes(run_folder, tested)}
             print(row, flush=True)
             (run_folder / "outcomes.json").write_text(json.dumps(row))
     table = summary(options.folder)
