@@ -96,7 +96,7 @@ def test_ap_is_beside_pa_and_others_beside_the_rest(weak, others):
     groups = compared_groups(predictions, images, N_DRAWS)
     assert groups is not None
     path = "classification/by_finding/Mass/auc"
-    value = {group: one.value for group, name, one in rows_of(groups) if name == path}
+    value = {group: one.value or 0.0 for group, name, one in rows_of(groups) if name == path}
     assert set(value) == {"view/AP/", "view/PA/", "view/LL/", "view/AP − PA/", "view/LL − rest/"}
     assert value["view/AP − PA/"] == pytest.approx(value["view/AP/"] - value["view/PA/"])
 
