@@ -16,7 +16,7 @@ from medclip_dcl.data.lineage import Answer
 from medclip_dcl.metrics import table
 from medclip_dcl.report import charts, tables
 from medclip_dcl.report.contrasts import Contrasts, Sides, compared, explain, is_marked, side_named, sides_of
-from medclip_dcl.report.draws import Estimate, units_of
+from medclip_dcl.report.draws import Estimate, averaged, units_of
 from medclip_dcl.report.failures import failures as failures_of
 from medclip_dcl.report.page import render_template
 from medclip_dcl.report.subgroups import groups_of_run, rows_of
@@ -181,18 +181,14 @@ def _classified(one: _OnSet, trained: Trained, name: str) -> tables.Table:
 
 def _mean_prevalence(one: _OnSet, path: str) -> str:
     """Of the findings that enter a mean average precision; "" for other numbers."""
-    section, *band, name = path.split("/")
+    section = path.split("/")[0]
     first = next((run.predictions for run in one.runs if section in run.predictions.tables), None)
-    if first is None or name != "average_precision":
+    if first is None or not path.endswith("/average_precision"):
         return ""
     shares = first.tables[section].groupby("finding")["label"].mean()
-    entering = [
-        share
-        for finding, share in shares.items()
-        if (one.findings is None or finding in one.findings)
-        and band in ([], [first.bands.get(str(finding))])
-        and any(one.find(side, "", f"{section}/by_finding/{finding}/{name}") for side in one.sides)
-    ]
+    its = averaged(path, one.findings or shares.index, first.bands)
+    has_number = [x for x in its if any(one.find(side, "", x) for side in one.sides)]
+    entering = [shares[place_of(x)["finding"]] for x in has_number]
     return tables.number(float(np.mean(entering)), 3) if entering else ""
 
 

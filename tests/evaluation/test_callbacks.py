@@ -310,6 +310,17 @@ def test_findings_are_in_bands_of_train_patients(tested):
     assert dict(zip(saved["finding"], saved["band"], strict=True)) == counts["bands"]
 
 
+def test_bands_end_where_the_option_says(tmp_path):
+    with pytest.warns(UserWarning, match="Rarity"):
+        results, _ = run_test(tmp_path, ColourData(), ZeroShotClassification(PROMPTS, bands=(0.005, 0.001)))
+    bands = {"Redness": "head", "Blueness": "head", "Rarity": "middle"}
+    assert results["counts"]["classification"]["bands"] == bands
+    assert results["protocol"]["classification"]["bands"] == [0.005, 0.001]
+    for wrong in ((0.01, 0.1), (1.0, 0.1), (0.1, 0.0)):
+        with pytest.raises(ValueError, match="bands: expected 1 > head >= tail > 0"):
+            ZeroShotClassification(PROMPTS, bands=wrong)
+
+
 def test_a_set_without_train_patients_has_no_bands(tmp_path):
     data = ColourData()
     data.prepared.rows = lambda *of, **where: train_rows(*of).head(0)
