@@ -145,6 +145,9 @@ numbers: $(INSTALLED)
 # They compare with the CPU's values bit for bit.
 fast test-slow: export CUDA_VISIBLE_DEVICES :=
 
+# A process that crashes or stands still ends the run with the test's name.
+NAMED := --max-worker-restart 0 -o faulthandler_timeout=1200 -o faulthandler_exit_on_timeout=true
+
 test: lint fast
 
 lint: $(TESTED)
@@ -156,7 +159,7 @@ fast: $(TESTED)
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
 test-slow: $(TESTED)
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow -n 2
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -m slow -n 2 $(NAMED)
 
 test-gpu: $(TESTED)
 	$(RUN) -m pytest tests/gpu -m gpu -rs
