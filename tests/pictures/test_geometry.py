@@ -89,13 +89,6 @@ def test_what_is_seen_of_a_landscape_image() -> None:
     assert Seen(0, 60, 0, 100).slices_in(Seen(-20, 80, 0, 100)) == (slice(20, 80), slice(0, 100))
 
 
-def test_padding_is_black_and_on_both_sides() -> None:
-    fitted = np.asarray(fit(Image.new("L", (20, 50), 200), "pad", 25, Image.Resampling.BILINEAR))
-    assert fitted.shape == (25, 25)
-    assert not fitted[:, :7].any() and not fitted[:, 17:].any() and (fitted[:, 7:17] == 200).all()
-    assert fitted_axes("pad", 50, 20, 25)[1] == (7, 10, 25)
-
-
 def test_the_shorter_side_decides() -> None:
     assert fit(Image.new("L", (20, 50)), "shortest", 10, Image.Resampling.BILINEAR).size == (10, 25)
     assert fit(Image.new("L", (20, 50)), "stretch", 10, Image.Resampling.BILINEAR).size == (10, 10)

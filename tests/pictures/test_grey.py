@@ -11,7 +11,6 @@ from PIL import Image, PngImagePlugin
 
 from medclip_dcl.pictures.grey import (
     DEEPER,
-    EIGHT_BITS,
     UnusableImageError,
     eight_bits,
     kind_and_notes,
@@ -138,12 +137,6 @@ def test_planes_of_sixteen_bits_are_refused(tmp_path: Path) -> None:
         else:
             with pytest.raises(UnusableImageError, match="separate planes"):
                 read_grey(tmp_path / "a.tif")
-
-
-def test_dark_colour_of_eight_bits_stays() -> None:
-    dark = Image.fromarray(FULL_RAMP // 9).convert("RGB")
-    assert np.asarray(to_grey(dark)).tolist() == (FULL_RAMP // 9).tolist()
-    assert kind_and_notes(to_grey(dark)) == (EIGHT_BITS,)
 
 
 def test_a_note_is_ours_and_not_the_files(tmp_path: Path) -> None:

@@ -47,17 +47,6 @@ def test_an_image_of_odd_size_is_not_shifted(tmp_path):
     np.testing.assert_allclose(grey[[0, 41, 81], 30], expected, atol=2.5)
 
 
-def test_input_is_three_equal_channels_in_zero_one():
-    (image,) = shown(GreyCrop(np.array([[0, 255], [51, 102]], np.uint8)))
-    assert torch.equal(image[0], image[2])
-    torch.testing.assert_close(image[1], torch.tensor([[0.0, 1.0], [0.2, 0.4]]))
-
-
-def test_images_in_floating_point_stay_as_they_are():
-    images = torch.rand(2, 3, 4, 5)
-    assert torch.equal(to_input(images), images)
-
-
 @pytest.mark.usefixtures("_shapes_unchecked")
 @pytest.mark.parametrize(
     ("images", "scale", "words"),
@@ -79,33 +68,6 @@ def test_other_units_of_images_are_refused(images, scale, words):
 def test_images_a_little_beyond_their_range_stay():
     images = torch.tensor([-0.5, 1.5, 1.0]).expand(2, 3, 5, 3)
     assert torch.equal(to_input(images), images)
-
-
-def test_augmentation_without_variation_is_a_crop():
-    grey = np.arange(49, dtype=np.uint8).reshape(7, 7)
-    generator = np.random.default_rng(3)
-    expected = np.random.default_rng(3)
-    top, left = int(expected.integers(3)), int(expected.integers(3))
-    crop = augment(grey, 5, 0.0, 0.0, generator)
-    assert torch.equal(shown(crop), shown(GreyCrop(grey[top : top + 5, left : left + 5])))
-
-
-def test_augmentation_varies_within_bounds_and_repeats():
-    grey = np.full((9, 9), 100, np.uint8)
-    values = []
-    for i in range(200):
-        crop, again = (shown(augment(grey, 7, 0.2, 0.2, np.random.default_rng([0, 1, i]))) for _ in range(2))
-        assert torch.equal(crop, again)
-        values.append(crop.mean().item() * 255)
-    # A constant image has no contrast: only brightness moves it, by at most 20%.
-    assert min(values) == pytest.approx(80, abs=2) and max(values) == pytest.approx(120, abs=2)
-
-
-def test_contrast_keeps_the_mean():
-    grey = np.array([[100, 150], [150, 100]], np.uint8)
-    crop = shown(augment(grey, 2, 0.0, 0.2, np.random.default_rng(1)))
-    assert crop.mean().item() * 255 == pytest.approx(125, abs=0.01)
-    assert crop.std().item() != pytest.approx(shown(GreyCrop(grey)).std().item(), rel=1e-3)
 
 
 def test_the_middle_of_an_image():

@@ -46,7 +46,6 @@ def test_prepared_image_is_the_area_average(tmp_path: Path) -> None:
 
 
 SHADES = np.linspace(20, 180, 37 * 61).reshape(37, 61).round().astype(np.uint8)
-"""A picture that JPEG hardly changes."""
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -55,40 +54,7 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     return stream.getvalue()
 
 
-def prepared_pixels(folder: Path, content: bytes) -> np.ndarray:
-    work = job(folder, content)
-    assert prepare_image(work)[:2] == (37, 61)
-    with Image.open(work.target) as image:
-        return np.asarray(image).astype(int)
-
-
-def in_cmyk() -> Image.Image:
-    ink = np.zeros((37, 61, 4), np.uint8)
-    ink[..., 3] = 255 - SHADES
-    return Image.fromarray(ink, "CMYK")
-
-
 GREY = Image.fromarray(SHADES)
-SAME_PICTURE = {
-    "jpeg": encoded(GREY, "JPEG", quality=100),
-    "bmp": encoded(GREY, "BMP"),
-    "tiff": encoded(GREY, "TIFF"),
-    "jpeg 2000": encoded(GREY, "JPEG2000"),
-    "colour": encoded(GREY.convert("RGB")),
-    "colour jpeg": encoded(GREY.convert("RGB"), "JPEG", quality=100, subsampling=0),
-    "cmyk jpeg": encoded(in_cmyk(), "JPEG", quality=100),
-    "palette": encoded(GREY.convert("P")),
-    "alpha": encoded(Image.merge("RGBA", [GREY, GREY, GREY, Image.new("L", GREY.size, 9)])),
-}
-
-
-@pytest.mark.parametrize("kind", SAME_PICTURE)
-def test_same_picture_is_alike_in_any_format(tmp_path: Path, kind: str) -> None:
-    expected = prepared_pixels(tmp_path, encoded(GREY))
-    (tmp_path / "set" / "a" / "image.jpg").unlink()
-    assert np.abs(prepared_pixels(tmp_path, SAME_PICTURE[kind]) - expected).max() <= 2
-
-
 TWO = [Image.new("L", (40, 30), shade) for shade in (10, 200)]
 UNUSABLE = {
     "missing": (None, "image file is missing"),
