@@ -88,19 +88,6 @@ def test_scores_are_pseudo_log_likelihoods_by_id(prepared: Path, model: Path) ->
     assert found["log_p"][2] == found["log_p"][3]  # one sentence in two spellings
 
 
-def test_second_run_does_nothing(
-    prepared: Path, model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = score(prepared, model)
-    before = file.stat().st_mtime_ns
-    moved = model.with_name("elsewhere") / "small_bert"
-    shutil.copytree(model, moved)
-    monkeypatch.setattr("medclip_dcl.scoring.score.score_batches", None)
-    main([str(prepared), "--model", f"{moved}{os.sep}"])
-    assert file.stat().st_mtime_ns == before
-    assert capsys.readouterr().out.rstrip().endswith("nothing to do")
-
-
 def test_other_weights_and_masking_get_own_files(prepared: Path, model: Path, tmp_path: Path) -> None:
     first = score(prepared, model)
     second = score(prepared, write_model(tmp_path / "other" / "small_bert", seed=1))

@@ -212,30 +212,6 @@ def test_a_tokenizer_of_another_model_is_refused(model: BertForMaskedLM) -> None
         pseudo_log_likelihood(model, BertTokenizer(vocab=other), ["no effusion"])
 
 
-@pytest.mark.parametrize("layers", [2, *(pytest.param(x, marks=pytest.mark.slow) for x in (1, 4))])
-@pytest.mark.parametrize("options", [{}, {"within_word_l2r": True}, {"mask_every": 3}])
-def test_shared_work_changes_nothing(tokenizer: BertTokenizer, layers: int, options: dict[str, Any]) -> None:
-    torch.manual_seed(layers)
-    config = BertConfig(
-        vocab_size=len(PIECES),
-        hidden_size=30,
-        num_hidden_layers=layers,
-        num_attention_heads=5,
-        intermediate_size=13,
-        max_position_embeddings=POSITIONS,
-        hidden_act="gelu_new",
-    )
-    network = BertForMaskedLM(config).eval().double()
-    for parameter in network.parameters():
-        torch.nn.init.normal_(parameter, std=0.4)
-    shared = pseudo_log_likelihood(network, tokenizer, SENTENCES, token_budget=40, **options)
-    hook = network.bert.encoder.layer[0].register_forward_hook(lambda *_: None)
-    with pytest.warns(UserWarning, match=r"module bert\.encoder\.layer\.0 has a forward hook"):
-        whole = pseudo_log_likelihood(network, tokenizer, SENTENCES, token_budget=40, **options)
-    hook.remove()
-    pd.testing.assert_frame_equal(shared, whole, rtol=1e-12)
-
-
 def test_order_of_batches_does_not_matter(model: BertForMaskedLM, tokenizer: BertTokenizer) -> None:
     plan = ScoringPlan(tokenizer, SENTENCES, positions=POSITIONS, token_budget=30)
     values = plan.empty_values()
