@@ -21,15 +21,6 @@ from medclip_dcl.data.prepared import (
 from medclip_dcl.objectives import LanguageModelClassProbability
 
 
-def test_tables_and_scores_are_read(small_set):
-    prepared = PreparedSet(small_set)
-    assert prepared.is_phantom
-    assert len(prepared.table("images")) == 42
-    assert prepared.log_p().equals(prepared.log_p("small-0123"))
-    assert prepared.patients_in_training_and_evaluation == []
-    assert prepared.has("image_classes") and not prepared.has("mood")
-
-
 def test_images_may_have_a_sex_and_an_age(copy):
     images = PreparedSet(copy).table("images")
     columns: dict[str, Any]
@@ -67,21 +58,13 @@ def embeddings(copy: Path, name: str = "bert-1", rows: int = 9) -> np.ndarray:
     return values
 
 
-def test_embeddings_come_back_exactly(copy):
-    values = embeddings(copy)
-    found = PreparedSet(copy).text_embedding()
-    assert found.sentence_id.tolist() == list(range(9))
-    assert found.embedding.dtype == np.float32 and np.array_equal(found.embedding, values)
-    assert np.array_equal(PreparedSet(copy).text_embedding("bert-1").embedding, values)
-    frame = pd.read_parquet(copy / "text_embedding/bert-1.parquet")
-    assert np.array_equal(np.stack(frame["embedding"].tolist()), values)
-
-
 def test_embeddings_in_row_groups_of_partition_folders(tmp_path, monkeypatch, copy):
     monkeypatch.setattr("medclip_dcl.data.prepared._EMBEDDING_ROWS", 4)
     moved = Path(shutil.copytree(copy, tmp_path / "year=2023"))
     values = embeddings(moved)
-    assert np.array_equal(PreparedSet(moved).text_embedding().embedding, values)
+    for found in (PreparedSet(moved).text_embedding(), PreparedSet(moved).text_embedding("bert-1")):
+        assert found.sentence_id.tolist() == list(range(9))
+        assert found.embedding.dtype == np.float32 and np.array_equal(found.embedding, values)
 
 
 def test_studies_of_a_use_are_its_images(copy):

@@ -14,7 +14,6 @@ import pytest
 from data_prep.command import worker_processes
 from medclip_dcl.common.command_line import run_command
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import write_text
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,27 +32,9 @@ def test_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "medclip-dcl: error: no table; do this\n"
 
 
-def test_a_full_disk_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(SystemExit, match="2"):
-        run_command("medclip-dcl", lambda: write_text("x", tmp_path / "a.txt"))
-    assert capsys.readouterr().err == f"medclip-dcl: error: {tmp_path / 'a.txt'}: No space left on device\n"
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_fault_of_the_program_keeps_its_traceback() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         run_command("medclip-dcl", lambda: print(int("x")))
-
-
-def test_an_interruption_has_its_status() -> None:
-    with pytest.raises(SystemExit, match="130"):
-        raising(KeyboardInterrupt())
 
 
 def test_a_killed_worker_is_said() -> None:

@@ -19,7 +19,6 @@ from transformers import BertConfig, BertModel
 
 import medclip_dcl.encoding.embed_sentences
 from data_prep.text.sentences import passages, split_sentences
-from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import (
     PreparedSet,
     TextEmbedding,
@@ -275,9 +274,3 @@ def test_report_embedding_is_its_distinct_sentences_mean() -> None:
     studies, embedding = report_embedding(sentences, reports)
     assert studies.tolist() == [10, 30]
     assert embedding.tolist() == [[5, 5], [0.5, 0.5]] and embedding.dtype == np.float32
-
-
-def test_a_missing_gpu_is_named(prepared: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(UserError, match="device cuda.* cannot be used"):
-        main([str(prepared), "--model", str(model), "--device", "cuda"])

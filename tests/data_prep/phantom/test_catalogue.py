@@ -11,18 +11,11 @@ import yaml
 from scipy.stats import spearmanr
 
 from data_prep.phantom.catalogue import FILE, SECTIONS, Entry, catalogue
-from data_prep.phantom.findings import CATEGORIES, PARTS, SIDES, ZONES, StudyState
+from data_prep.phantom.findings import PARTS, SIDES, ZONES, StudyState
 from data_prep.phantom.studies import SPLITS, draw_state, forced_in_test, plan_studies
-from medclip_dcl.common.findings import CHEX5, CHEXPERT
+from medclip_dcl.common.findings import CHEX5
 
 CLASSES = catalogue()
-PLAIN = {
-    "Cardiomegaly": "cardiomegaly",
-    "Edema": "edema",
-    "Pleural Effusion": "effusion",
-    "Pneumonia": "pneumonia",
-    "Pneumothorax": "pneumothorax",
-}
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +34,6 @@ def shares(states: list[StudyState], held_names: list[list[str]]) -> np.ndarray:
     """Share of studies in which each class holds, by class_id."""
     counts = Counter(CLASSES.by_name[name].class_id for names in held_names for name in names)
     return np.array([counts[c.class_id] / len(states) for c in CLASSES.classes])
-
-
-@pytest.mark.slow
-def test_chex5_findings_hold_in_10_to_25_percent(shares: np.ndarray) -> None:
-    for name in PLAIN.values():
-        assert 0.095 < shares[CLASSES.by_name[name].class_id] < 0.26, name
 
 
 def test_the_tail_is_long(shares: np.ndarray) -> None:
@@ -112,14 +99,6 @@ def test_held_out_wordings_belong_to_boxed_classes() -> None:
         assert sum(not w.held_out for w in c.wordings) >= 2
     assert all(any(not w.hedged for w in c.wordings) for c in CLASSES.classes)
     assert sum(w.hedged for c in CLASSES.classes for w in c.wordings) >= 5
-
-
-def test_labels_and_categories_are_those_of_the_releases() -> None:
-    for c in CLASSES.classes:
-        assert set(c.labels) <= set(CHEXPERT) - {"No Finding"}
-        assert c.category in ("", *CATEGORIES)
-        assert not (c.category and c.is_derived)
-    assert {c.category for c in CLASSES.classes} == {"", *CATEGORIES}
 
 
 def test_consequences_are_consistent(states: list[StudyState], held_names: list[list[str]]) -> None:

@@ -19,7 +19,6 @@ from data_prep.phantom.reports import (
     Report,
     Statement,
     chexpert_labels,
-    negbio_labels,
     write_report,
 )
 from data_prep.phantom.studies import draw_state, plan_studies
@@ -63,14 +62,6 @@ def _statement(name: str, hedged: bool = False) -> Statement:
 def test_labels_of_what_is_said(said: list[tuple[str, bool]], labels: dict[str, float]) -> None:
     assert chexpert_labels(_statement(name, hedged) for name, hedged in said) == labels
     assert list(chexpert_labels(_statement(name, hedged) for name, hedged in said)) == sorted(labels)
-
-
-def test_other_labeller_mostly_agrees() -> None:
-    chexpert = {"Edema": -1.0, "Pneumonia": 0.0, "Pneumothorax": 1.0}
-    seen = [negbio_labels(chexpert, np.random.default_rng(k)) for k in range(300)]
-    assert Counter(x["Edema"] for x in seen).keys() == {-1.0, 1.0}
-    assert all(x["Pneumothorax"] == 1.0 for x in seen)
-    assert 0 < sum("Pneumonia" not in x for x in seen) < 40
 
 
 def test_layout_is_that_of_mimic_cxr() -> None:
@@ -121,17 +112,6 @@ def test_phantoms_of_thirty_seeds_are_read_exactly(tmp_path: Path, monkeypatch: 
             file = (tmp_path / study.images[0].path).parent.with_suffix(".txt")
             found = texts.read_passages(texts.Report(1, files=(file,)), ("findings", "impression")).found
             assert found and {sentence for _, passage in found for sentence in cut(passage)} <= known
-
-
-def test_reports_state_part_of_the_truth() -> None:
-    unsaid = 0
-    for k in range(300):
-        state = draw_state(CLASSES, np.random.default_rng([3, k]), None)
-        held = {c.class_id for c in CLASSES.holding(state)}
-        said = {s.finding.class_id for s in _report(k).statements}
-        assert said <= held
-        unsaid += len({f.class_id for f in state.findings} - said)
-    assert unsaid > 30
 
 
 def test_held_out_wordings_are_not_in_training() -> None:

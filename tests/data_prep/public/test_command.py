@@ -213,21 +213,15 @@ def test_regions_of_a_damaged_image_are_left_out(
     assert check_set(output)[1] == []
 
 
-def test_masks_on_turned_images_are_counted(tmp_path: Path, real_data: Path, capsys) -> None:
+def test_masks_on_turned_or_resized_images(tmp_path: Path, real_data: Path, capsys) -> None:
     (source := tmp_path / "source").mkdir()
     (source / "train-rle.csv").write_text("ImageId, EncodedPixels\na,5 9\n")
     exif = Image.Exif()
     exif[274] = 6
     with Image.open(next((real_data / "nih/images").iterdir())) as image:
         image.save(source / "a.png", exif=exif)
-    prepare("siim", source, tmp_path / "set", "--split_shares", "0,0,1")
-    assert "1 masks stay as drawn" in capsys.readouterr().out
-
-
-def test_the_only_mask_of_another_size_is_refused(tmp_path: Path, real_data: Path) -> None:
-    (source := tmp_path / "source").mkdir()
-    (source / "train-rle.csv").write_text("ImageId, EncodedPixels\na,5 9\n")
-    with Image.open(next((real_data / "nih/images").iterdir())) as image:
+        prepare("siim", source, tmp_path / "turned", "--split_shares", "0,0,1")
+        assert "1 masks stay as drawn" in capsys.readouterr().out
         image.resize((40, 50)).save(source / "a.png")
     with pytest.raises(UserError, match="1 of 1 masks cannot be used"):
         prepare("siim", source, tmp_path / "set", "--split_shares", "0,0,1")

@@ -623,13 +623,6 @@ def test_damaged_release_is_named(tmp_path: Path, case: str) -> None:
     assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
-def test_an_image_found_twice_is_refused(tmp_path: Path) -> None:
-    release = _write(tmp_path, {"a/7.png": "", "b/7.jpg": "", "b/8.png": "", "b/._8.png": ""})
-    assert release.images(["8", "9"]) == {"8": tmp_path / "b/8.png"}
-    with pytest.raises(UserError, match="image 7 twice"):
-        release.images(["7"])
-
-
 def test_linked_and_unreadable_folders_are_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
