@@ -104,16 +104,6 @@ def test_zero_as_number_and_tensor_are_equal():
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
-def test_loss_at_the_floor_by_hand():
-    # Positive at +5, three negatives at -5: with eta .3 the correction is negative, so g = exp(-gamma^2).
-    logits = torch.tensor([[5.0, -5.0, -5.0, -5.0]])
-    found = contrastive_loss(logits, torch.tensor([0]), class_probability=0.3, floor=-14.0)
-    assert found.item() == pytest.approx(math.log1p(3 * math.exp(-14.0 - 5.0)), rel=1e-4)
-    statistics = contrastive_statistics(logits, torch.tensor([0]), class_probability=0.3, floor=-14.0)
-    assert statistics.at_floor.item() == 1.0
-    assert statistics.corrected_share.item() == 1.0
-
-
 def test_corrected_share_by_hand():
     """eta N q / (1 - q) of the anchor's own positive; with others as v_m their mean in its place."""
     logits = torch.tensor([[1.0, 0.5, -0.5], [0.0, 1.0, 0.3]], dtype=torch.float64)

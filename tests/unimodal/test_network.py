@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.unimodal.encoders import SmallConvNet
 from medclip_dcl.unimodal.network import UnimodalNetwork
 
@@ -48,10 +47,3 @@ def test_a_checkpoint_rebuilds_the_network(options, tmp_path):
     )
     with pytest.raises(UserError, match="missing.*layers.0.weight"):
         UnimodalNetwork.from_pretrained(tmp_path / "less.ckpt")
-
-
-def test_networks_of_other_kinds_are_refused_by_name():
-    with pytest.raises(UserError, match="expected kind image-text, found unimodal"):
-        ImageTextNetwork.from_config(UnimodalNetwork(SmallConvNet(2)).config())
-    with pytest.raises(UserError, match="this model: expected .* version"):
-        UnimodalNetwork.from_config({"findings": ["Edema"]})
