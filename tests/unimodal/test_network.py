@@ -21,10 +21,8 @@ def test_projection_has_two_layers_as_configured():
     hidden = (network.features(IMAGES) @ first.weight.T + first.bias).clamp(min=0)
     torch.testing.assert_close(network(IMAGES)[0], hidden @ last.weight.T + last.bias)
     assert network.eval()(IMAGES).shape == (1, 5, 3) and network.features(IMAGES).shape == (5, 8)
-
-
-def test_batch_norm_replaces_the_bias_before_relu():
-    network: Any = UnimodalNetwork(SmallConvNet(2), 3, batch_norm=True)
+    # BatchNorm replaces the bias before the ReLU.
+    network = UnimodalNetwork(SmallConvNet(2), 3, batch_norm=True)
     kinds = [type(layer) for layer in network.projection]
     assert kinds == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
     assert network.projection[0].bias is None and network.projection[3].bias is not None
