@@ -60,15 +60,16 @@ def test_equals_the_loop(anchors, candidates, gamma2, eta, several_positives, we
     correction = gamma2 * (2 * torch.rand(anchors, m, dtype=torch.float64) - 1) if m else None
     arguments = {
         "class_probability": eta_of if eta == "mixed" else eta,
-        "floor": -gamma2,
         "weights": weights,
         "correction_logits": correction,
     }
     positives = is_positive if several_positives else column
-    found = contrastive_loss(logits, positives, reduction="none", **arguments)
     ones = torch.ones_like(logits) if weights is None else weights
-    expected = loop_loss(logits, is_positive, eta_of.tolist(), -gamma2, ones, correction)
-    torch.testing.assert_close(found, expected)
+    for floor in (0.75 * gamma2, -gamma2):  # many corrected means lie close to the first, on either side
+        arguments["floor"] = floor
+        found = contrastive_loss(logits, positives, reduction="none", **arguments)
+        expected = loop_loss(logits, is_positive, eta_of.tolist(), floor, ones, correction)
+        torch.testing.assert_close(found, expected)
     if correction is not None:
         own = logits.gather(1, column[:, None])
         arguments["correction_logits"] = own
