@@ -115,10 +115,7 @@ def test_each_name_of_the_table_exists():
 
 def test_training_and_evaluation_do_not_know_each_other():
     assert "evaluation" not in arrows()["training"] and "training" not in arrows()["evaluation"]
-
-
-def test_evaluation_measures_and_does_not_report():
-    assert "report" not in arrows()["evaluation"]
+    assert "report" not in arrows()["evaluation"], "it measures and does not report"
 
 
 def test_only_the_table_of_verbs_names_data_prep():

@@ -80,30 +80,9 @@ MISSING: list[tuple[str, list[str], str]] = [
     ("infonce", ["--model.init_args.masked_language_weight", "1"], "masked_language_head: true"),
     ("infonce", ["--data.init_args.contrastive_batch", "12"], "must be a multiple of data.batch_size 8"),
 ]
-MORE_MISSING: list[tuple[str, list[str], str]] = [
-    (
-        "remove_text",
-        ["--model.init_args.negative_weights.init_args.threshold", "1.5"],
-        "negative_weights.threshold: expected a number in",
-    ),
-    ("near_sentences", ["--model.init_args.same_text", "negative"], "near_texts finds images that fit"),
-    ("infonce", ["--model.init_args.same_text", "both"], "same_text: expected negative, positive, ignore"),
-    (
-        "dcl_lm",
-        [
-            *("--model.init_args.correction_images", "sentence", "--model.init_args.image_to_text", "0"),
-            *("--data.init_args.sentences", "all"),
-        ],
-        "model.correction_images sentence: expected data.sentences one",
-    ),
-    ("dcl_lm", ["--model.init_args.correction_images", "class"], "model.image_to_text: expected 0.0"),
-]
 
 
-@pytest.mark.parametrize(
-    ("objective", "options", "message"),
-    [*MISSING, *(pytest.param(*x, marks=pytest.mark.slow) for x in MORE_MISSING)],
-)
+@pytest.mark.parametrize(("objective", "options", "message"), MISSING)
 def test_missing_inputs_are_reported_before_training(
     objective, options, message, small_set, small_bert, tmp_path, capsys
 ):

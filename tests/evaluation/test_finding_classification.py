@@ -244,11 +244,6 @@ def test_errors_are_lines_that_say_the_remedy(labelled_set, encoder, tmp_path, c
     for more, message in (
         (["--model.init_args.findings", '["Oedema"]'], "does not label 'Oedema'; did you mean Edema?"),
         (
-            ["--model.init_args.frozen", "true"],
-            "expected encoder_learning_rate null, layer_decay 1.0 and frozen_steps 0",
-        ),
-        (["--model.init_args.init_from", "gone.ckpt"], "gone.ckpt"),
-        (
             ["--data.init_args.label_fraction", "0.01", "--data.init_args.blank", "ignore"],
             "have none of one kind for",
         ),

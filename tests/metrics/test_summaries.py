@@ -50,19 +50,6 @@ def test_unweighted_means_are_numpys_to_the_bit():
     assert weighted_mean(values, np.ones((1, 1003)))[0] == values.mean()
 
 
-def test_auc_of_large_and_of_constant_scores():
-    positive = np.array([False, True, False])
-    assert weighted_auc(np.array([40.0, 60.0, 50.0]), positive, np.ones((1, 3))) == 1.0
-    assert weighted_auc(np.full(3, 0.1), positive, np.ones((1, 3))) == 0.5
-
-
-def test_average_precision_by_hand():
-    # Above 3: one of one; above 1: two of four (two tied); the third positive is the last of five.
-    scores, positive = np.array([3.0, 1.0, 1.0, 1.0, -2.0]), np.array([True, False, True, False, True])
-    found = weighted_average_precision(scores, positive, np.ones((1, 5)))
-    assert found == pytest.approx((1 + 2 / 4 + 3 / 5) / 3)
-
-
 def cases_of(finding: str, labels: list[int], **scores) -> pd.DataFrame:
     return pd.DataFrame({"finding": finding, "label": labels, "subject_id": range(len(labels)), **scores})
 

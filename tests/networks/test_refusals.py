@@ -54,6 +54,7 @@ def rebuilt(bert: Path, **changes: object) -> ImageTextNetwork:
         (lambda bert: rebuilt(bert, geometry="crop"), "geometry: expected one of"),
         (lambda bert: rebuilt(bert, kind="classifier"), "expected kind image-text, found classifier"),
         (lambda bert: FindingNetwork.from_config(network(bert).config()), "expected kind classifier, found image-text"),
+        (lambda bert: FindingNetwork.from_config({"findings": ["Edema"]}), "this model: .*, found version none"),
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(

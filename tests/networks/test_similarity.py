@@ -63,18 +63,6 @@ def test_every_similarity_equals_its_loop(images, regions, sentences, dim):
                 assert similarity(v, t)[s, b].item() == pytest.approx(14 * value, rel=1e-6, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_logits_are_bounded_and_shaped_sentence_image(kind):
-    similarity = kind()
-    v = torch.randn(3, 9, 128)
-    t = torch.cat([v[0, :1], torch.randn(4, 128)])
-    logits = similarity(v, t)
-    assert logits.shape == (5, 3)
-    assert logits.abs().max() <= similarity.gamma2 * (1 + 1e-6)
-    assert similarity(t[:1, None].expand(1, 6, 128), t[:1]).item() == pytest.approx(14.0, rel=1e-5)
-    assert [name for name, m in similarity.named_modules() if isinstance(m, torch.nn.Linear)] in ([], ["q"])
-
-
 def test_gamma_is_learned_capped_and_can_be_fixed():
     similarity = LSE(gamma2=90.0)
     with torch.no_grad():
@@ -84,14 +72,6 @@ def test_gamma_is_learned_capped_and_can_be_fixed():
     similarity.gamma2.backward()
     assert similarity.log_gamma2.grad is not None and similarity.log_gamma2.grad.item() > 0
     assert not LSE(learn_gamma=False).log_gamma2.requires_grad
-
-
-def test_computed_in_float32_under_autocast():
-    similarity = LSENonLocal(dim=16)
-    v, t = torch.randn(2, 5, 16), torch.randn(3, 16)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        logits = similarity(v, t)
-    torch.testing.assert_close(logits, similarity(v, t), rtol=0, atol=0)
 
 
 WITH_MAPS = {
@@ -228,10 +208,11 @@ def test_tensors_are_bounded_without_parts():
 
 
 def test_runs_are_bitwise_alike():
-    similarity = LSENonLocal(dim=16)
-    v, t = torch.randn(9, 25, 16), torch.randn(40, 16)
-    first, second = (value_and_gradients(similarity, v, t) for _ in range(2))
-    assert all(torch.equal(first[part], second[part]) for part in first)
+    similarity, t = LSENonLocal(dim=16), torch.randn(40, 16)
+    for forward, shape in ((similarity, (9, 25, 16)), (similarity.paired, (40, 4, 25, 16))):
+        v = torch.randn(shape)
+        first, second = (value_and_gradients(similarity, v, t, forward) for _ in range(2))
+        assert all(torch.equal(first[part], second[part]) for part in first)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -305,11 +286,3 @@ def test_paired_logits_are_entries_of_all_pairs(make, regions):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
     half = similarity.float().paired(*(x.detach().to(torch.bfloat16) for x in leaves))
     assert half.dtype == torch.float32 and half.shape == (5, 2)
-
-
-def test_paired_gradients_are_bitwise_equal_on_a_cpu():
-    similarity = LSENonLocal(8)
-    leaves = [torch.randn(6, 4, 9, 8, requires_grad=True), torch.randn(6, 8, requires_grad=True)]
-    parts = [*leaves, *similarity.parameters()]
-    first, second = (torch.autograd.grad(similarity.paired(*leaves).sum(), parts) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

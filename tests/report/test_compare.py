@@ -287,19 +287,9 @@ def test_names_with_special_characters_are_escaped(runs, tmp_path):
     assert markdown_text("dcl_lm") == "dcl_lm"
 
 
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [
-        (0.8149, 2, "0.81"),
-        (-0.001, 2, "0.00"),
-        (None, 2, DASH),
-        (104, 0, "104"),
-        (1025.5, 0, "1,025.5"),
-        (0.0, 0, "0"),
-    ],
-)
-def test_numbers_have_their_decimals(value, digits, text):
-    assert number(value, digits) == text
+def test_numbers_have_their_decimals():
+    found = [number(x, 2) for x in (0.8149, -0.001, None)] + [number(x, 0) for x in (104, 1025.5, 0.0)]
+    assert found == ["0.81", "0.00", DASH, "104", "1,025.5", "0"]
 
 
 def _change(part, *keys, value):

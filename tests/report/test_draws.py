@@ -24,7 +24,6 @@ from medclip_dcl.report.draws import (
     bootstrap_numbers,
     patient_draws,
 )
-from medclip_dcl.runs.saved import SavedResultsError
 
 MIN_CASES = 3
 
@@ -313,18 +312,3 @@ def test_what_cannot_be_read_is_named(make_tested_run, tmp_path, spoil, message)
     spoil(run)
     with pytest.raises(UserError, match=re.escape(message)):
         _ = TestedRun(run).predictions
-
-
-def test_runs_on_other_cases_are_not_paired(tables, make_predictions):
-    other = make_predictions(seed=1)
-    other["grounding"] = other["grounding"].assign(
-        subject_id=other["grounding"]["subject_id"].replace(100, 1)
-    )
-    with pytest.raises(SavedResultsError, match="cases of grounding differ"):
-        bootstrap_differences(Predictions(other), Predictions(tables), 100)
-
-
-def test_patients_are_drawn_by_one_multinomial():
-    drawn = patient_draws(7, 30, 5)
-    expected = np.random.default_rng(5).multinomial(7, np.full(7, 1 / 7), size=30)
-    assert np.array_equal(drawn, np.concatenate([np.ones((1, 7)), expected]))

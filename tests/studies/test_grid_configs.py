@@ -32,23 +32,6 @@ def test_the_cells_of_an_experiment_are_configurations(name, tmp_path, monkeypat
     check_cells(read_experiment(Path(name)))
 
 
-def test_digits_are_the_grid_of_the_study():
-    experiment = read_experiment(ROOT / "configs/experiments/digits.yaml")
-    assert {name: len(levels) for name, levels in experiment.axes.items()} == {
-        "r": 6,
-        "objective": 4,
-        "seed": 20,
-    }
-    first = [run.levels["objective"] for run in experiment.runs()[:4]]
-    assert first == ["CL", "DCL-low", "DCL-high", "DCL-true"]
-
-
-def test_curl_on_cifar100_evaluates_what_it_reports():
-    arguments = read_experiment(ROOT / "configs/experiments/curl_cifar100.yaml").arguments
-    (evaluation,) = merged(arguments)["trainer"]["callbacks"]
-    assert evaluation["init_args"]["mean_labels"] == 5
-
-
 @pytest.mark.parametrize(
     ("name", "axis", "least", "most"),
     [("false_negatives", "share", 360, 360), ("digits_n", "N", 400, 444), ("digits_tau", "N", 198, 222)],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import EMAWeightAveraging, ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from medclip_dcl import load
@@ -86,22 +86,6 @@ def test_validation_and_checkpoint_have_the_average(build, data, trainer, tmp_pa
     )
     # The run ends with the average in the model.
     assert_equal_states(state(model), expected[-1], exact=False)
-
-
-def test_integers_are_copied_where_lightning_cuts_them(build):
-    model = build()
-    average = AveragedWeights(DECAY)._build(model)
-    for _ in range(2):
-        average.update_parameters(model)
-    (name,) = [name for name, _ in model.named_buffers() if name.endswith("position_ids")]
-    assert torch.equal(average.module.get_buffer(name), model.get_buffer(name))
-    theirs = EMAWeightAveraging(decay=DECAY)
-    theirs.setup(None, model, "fit")  # type: ignore[arg-type]
-    cut = theirs._average_model
-    assert cut is not None
-    for _ in range(2):
-        cut.update_parameters(model)
-    assert not torch.equal(cut.module.get_buffer(name), model.get_buffer(name))
 
 
 def test_constants_stay_what_they_are(build):

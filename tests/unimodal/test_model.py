@@ -15,6 +15,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.data.samplers import EpochDataModule
 from medclip_dcl.objectives import KnownClassProbability
 from medclip_dcl.runs.checkpoint_files import find_readable
 from medclip_dcl.runs.loggers import MetricsFile
@@ -102,15 +103,16 @@ def views(images: int = 6) -> dict[str, Tensor]:
 # Checkpoints and resuming
 
 
-def train(folder: Path, one: UnimodalModel, images: UnimodalDataModule, *stops: Callback) -> None:
+def train(folder: Path, one: LightningModule, data: EpochDataModule, *callbacks: Callback) -> None:
     """Fit into a run folder as the command line does, from its last checkpoint if there is one."""
     found = find_readable(folder / "checkpoints")
+    evaluation = [UnimodalEvaluation(k=5)] if isinstance(one, UnimodalModel) else []
     trainer = Trainer(
         max_epochs=3,
         default_root_dir=folder,
         logger=[MetricsFile(folder)],
         plugins=[AtomicCheckpointIO()],
-        callbacks=[*stops, UnimodalEvaluation(k=5), RunRecord(RunFolder(folder)), LastEpoch()],
+        callbacks=[*callbacks, *evaluation, RunRecord(RunFolder(folder)), LastEpoch()],
         log_every_n_steps=1,
         num_sanity_val_steps=0,
         check_val_every_n_epoch=2,
@@ -120,7 +122,15 @@ def train(folder: Path, one: UnimodalModel, images: UnimodalDataModule, *stops: 
         accelerator="cpu",
     )
     trainer.callbacks.append(LastCheckpoint(folder / "checkpoints", 0.0))  # type: ignore[attr-defined]
-    trainer.fit(one, images, ckpt_path=None if found is None else str(found), weights_only=True)
+    trainer.fit(one, data, ckpt_path=None if found is None else str(found), weights_only=True)
+
+
+def assert_same_ends(whole: Path, killed: Path) -> int:
+    """Returns the number of steps."""
+    a, b = (torch.load(x / "checkpoints/last.ckpt", weights_only=True) for x in (whole, killed))
+    for part in ("state_dict", "optimizer_states", "epoch", "global_step"):
+        assert_same(a[part], b[part], part)
+    return a["global_step"]
 
 
 @pytest.fixture(scope="module")
@@ -142,9 +152,7 @@ def test_killed_runs_end_as_the_whole_one(whole, tmp_path):
             train(tmp_path, model(), data(), stop)
         torch.rand(5)  # another process has other random numbers
     train(tmp_path, model(), data())
-    a, b = (torch.load(x / "checkpoints/last.ckpt", weights_only=True) for x in (whole, tmp_path))
-    for part in ("state_dict", "optimizer_states", "epoch", "global_step"):
-        assert_same(a[part], b[part], part)
+    assert_same_ends(whole, tmp_path)
     rows = [pd.read_csv(x / "metrics.csv").drop(columns="time") for x in (whole, tmp_path)]
     pd.testing.assert_frame_equal(rows[0], rows[1][rows[0].columns])
     columns = ("train/loss", "train/class_probability", "validate/knn_accuracy")

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.unimodal.encoders import SmallConvNet
 from medclip_dcl.unimodal.network import UnimodalNetwork
 
@@ -22,10 +21,8 @@ def test_projection_has_two_layers_as_configured():
     hidden = (network.features(IMAGES) @ first.weight.T + first.bias).clamp(min=0)
     torch.testing.assert_close(network(IMAGES)[0], hidden @ last.weight.T + last.bias)
     assert network.eval()(IMAGES).shape == (1, 5, 3) and network.features(IMAGES).shape == (5, 8)
-
-
-def test_batch_norm_replaces_the_bias_before_relu():
-    network: Any = UnimodalNetwork(SmallConvNet(2), 3, batch_norm=True)
+    # BatchNorm replaces the bias before the ReLU.
+    network = UnimodalNetwork(SmallConvNet(2), 3, batch_norm=True)
     kinds = [type(layer) for layer in network.projection]
     assert kinds == [nn.Linear, nn.BatchNorm1d, nn.ReLU, nn.Linear]
     assert network.projection[0].bias is None and network.projection[3].bias is not None
@@ -48,10 +45,3 @@ def test_a_checkpoint_rebuilds_the_network(options, tmp_path):
     )
     with pytest.raises(UserError, match="missing.*layers.0.weight"):
         UnimodalNetwork.from_pretrained(tmp_path / "less.ckpt")
-
-
-def test_networks_of_other_kinds_are_refused_by_name():
-    with pytest.raises(UserError, match="expected kind image-text, found unimodal"):
-        ImageTextNetwork.from_config(UnimodalNetwork(SmallConvNet(2)).config())
-    with pytest.raises(UserError, match="this model: expected .* version"):
-        UnimodalNetwork.from_config({"findings": ["Edema"]})

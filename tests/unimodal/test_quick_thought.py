@@ -22,17 +22,13 @@ from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.encoding.embed_sentences import embed_sentences
 from medclip_dcl.encoding.options import Embed
 from medclip_dcl.networks.text_encoder import BertSentences
-from medclip_dcl.runs.checkpoint_files import find_readable
-from medclip_dcl.runs.run_folder import RunFolder
-from medclip_dcl.training.last_checkpoint import AtomicCheckpointIO, LastCheckpoint, LastEpoch
-from medclip_dcl.training.record import RunRecord
 from medclip_dcl.training.throughput import _examples
 from medclip_dcl.unimodal import GruSentences, QuickThought, SentenceEvaluation, SentencesDataModule
-from medclip_dcl.unimodal.network import UnimodalNetwork
 from medclip_dcl.unimodal.quick_thought import SentenceNetwork, quick_thought_loss
 from medclip_dcl.unimodal.sentence_evaluation import _features, _metrics
 from medclip_dcl.unimodal.sentences import SentencesRequirements
 from tests.models.test_resuming import Kill, Killed, assert_same
+from tests.unimodal.test_model import assert_same_ends, train
 
 # The loss
 
@@ -250,11 +246,6 @@ def test_a_grus_features_do_not_depend_on_padding_or_other_sentences():
     torch.testing.assert_close(rebuilt.text_encoder(tokens, lengths), found)
 
 
-def test_a_sentence_network_is_no_image_network():
-    with pytest.raises(UserError, match="expected kind unimodal, found sentences"):
-        UnimodalNetwork.from_config(SentenceNetwork(GruSentences(8, 6)).config())
-
-
 def test_given_word_vectors_are_read_and_stay(tmp_path):
     (tmp_path / "v.txt").write_text("heart 1 2\nno -1 .5\neffusion 0 3\n")
     encoder = GruSentences(4, word_vectors=str(tmp_path / "v.txt"))
@@ -365,25 +356,6 @@ def model() -> QuickThought:
     return QuickThought(GruSentences(8, 6), class_probability=0.01)
 
 
-def train(folder: Path, file: Path, *stops: Callback) -> None:
-    """Fit into a run folder as the command line does, from its last checkpoint if there is one."""
-    found = find_readable(folder / "checkpoints")
-    trainer = Trainer(
-        max_epochs=3,
-        default_root_dir=folder,
-        logger=False,
-        plugins=[AtomicCheckpointIO()],
-        callbacks=[*stops, RunRecord(RunFolder(folder)), LastEpoch()],
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        accelerator="cpu",
-    )
-    trainer.callbacks.append(LastCheckpoint(folder / "checkpoints", 0.0))  # type: ignore[attr-defined]
-    data = SentencesDataModule(text_file=str(file), batch_size=3)
-    trainer.fit(model(), data, ckpt_path=None if found is None else str(found), weights_only=True)
-
-
 def test_a_resumed_epoch_goes_on_with_its_next_documents(tmp_path):
     lines = [f"sentence {i}" + ("\n" if i % 3 == 2 else "") for i in range(24)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
@@ -402,18 +374,18 @@ def test_a_killed_run_ends_as_the_whole_one(tmp_path):
     words, generator = [f"word{i}" for i in range(12)], np.random.default_rng(0)
     lines = [" ".join(generator.choice(words, 3)) + ("\n" if i % 4 == 3 else "") for i in range(40)]
     (tmp_path / "text.txt").write_text("\n".join(lines))
-    train(tmp_path / "whole", tmp_path / "text.txt")
+
+    def fit(name: str, *stops: Callback) -> None:
+        data = SentencesDataModule(text_file=str(tmp_path / "text.txt"), batch_size=3)
+        train(tmp_path / name, model(), data, *stops)
+
+    fit("whole")
     for stop in (Kill("on_train_batch_end", 0, 1), Kill("on_train_batch_start", 2, 1, saved_until=1)):
         with pytest.raises(Killed):
-            train(tmp_path / "killed", tmp_path / "text.txt", stop)
+            fit("killed", stop)
         torch.rand(5)  # another process has other random numbers
-    train(tmp_path / "killed", tmp_path / "text.txt")
-    a, b = (
-        torch.load(tmp_path / x / "checkpoints/last.ckpt", weights_only=True) for x in ("whole", "killed")
-    )
-    assert a["global_step"] == 9
-    for part in ("state_dict", "optimizer_states", "epoch", "global_step"):
-        assert_same(a[part], b[part], part)
+    fit("killed")
+    assert assert_same_ends(tmp_path / "whole", tmp_path / "killed") == 9
 
 
 def run_whole(folder: Path, *more: str) -> dict[str, Any]:

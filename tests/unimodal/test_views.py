@@ -23,6 +23,7 @@ from medclip_dcl.unimodal.cross_view import CrossView
 from medclip_dcl.unimodal.curl import Blocks, KNegatives, Supervised
 from medclip_dcl.unimodal.simclr import SimCLR, simclr_loss
 from medclip_dcl.unimodal.views import ViewsObjective
+from tests.unimodal.test_curl import loop_loss
 
 CONFIGS = sorted((Path(__file__).parents[2] / "configs/unimodal/objective").glob("*.yaml"))
 
@@ -130,17 +131,11 @@ def loop_of_blocks(views, k, loss):
         others = [values[view][image % images] for view in range(count) if view != own]
         return [math.fsum(x[d] for x in others) / len(others) for d in range(dim)]
 
-    losses = []
-    for view in range(count):
-        for image in range(images):
-            x, positive = values[view][image], mean_without(view, image)
-            margins = []
-            for step in range(1, k + 1):
-                negative = mean_without(view, image + step)
-                margins.append(math.fsum(a * (p - n) for a, p, n in zip(x, positive, negative, strict=True)))
-            hinge = max(0.0, 1 + max(-v for v in margins))
-            losses.append(hinge if loss == "hinge" else math.log2(1 + sum(math.exp(-v) for v in margins)))
-    return math.fsum(losses) / len(losses)
+    anchors = [(view, image) for view in range(count) for image in range(images)]
+    negatives = [[mean_without(view, image + step) for step in range(1, k + 1)] for view, image in anchors]
+    positives = [mean_without(*anchor) for anchor in anchors]
+    of_anchors = [values[view][image] for view, image in anchors]
+    return loop_loss(of_anchors, positives, negatives, loss).mean().item()
 
 
 @pytest.mark.parametrize(
