@@ -58,7 +58,7 @@ def test_equals_the_loop(anchors, candidates, gamma2, eta, several_positives, we
         weights[:, 1] = 0.0
     eta_of = torch.rand(anchors, dtype=torch.float64) * 0.5 if eta == "mixed" else torch.full((anchors,), eta)
     correction = gamma2 * (2 * torch.rand(anchors, m, dtype=torch.float64) - 1) if m else None
-    arguments = {
+    arguments: dict[str, Any] = {
         "class_probability": eta_of if eta == "mixed" else eta,
         "weights": weights,
         "correction_logits": correction,
