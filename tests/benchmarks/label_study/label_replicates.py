@@ -184,8 +184,10 @@ def mention_model(prepared: PreparedSet) -> dict[str, Any]:
     }
 
 
-def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Names and numbers that settings of arms refer to, of the sets with and without errors of the labeller."""
+def prepare(
+    folder: Path, seed: int, plan: dict[str, Any], with_errors: bool = False
+) -> dict[str, dict[str, Any]]:
+    """Names and numbers that settings of arms refer to, of the set and of the one with errors of the labeller."""
     facts = prepare_encoded(folder, seed, plan)
     run(folder, "embed set --model lm/language_model --pooling mean", "set/text_embedding/*.parquet")
     if not (folder / "mentions.parquet").is_file():
@@ -197,13 +199,14 @@ def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, dict[str
         np.savez(folder / "mention_model.npz", **mention_model(prepared))
         table = pd.DataFrame({"sentence_id": sentences["sentence_id"], "n_train": n_train})
         table.to_parquet(folder / "mentions.parquet")
-    if not (folder / "errors_raw").is_dir():
-        write_misread_release(folder, seed, plan["misread"])
-    run(
-        folder,
-        f"prepare mimic-cxr --source errors_raw --output set_errors --size 160 --workers 1 {plan['set_options']}",
-        "set_errors/dataset.json",
-    )
+    if with_errors:
+        if not (folder / "errors_raw").is_dir():
+            write_misread_release(folder, seed, plan["misread"])
+        run(
+            folder,
+            f"prepare mimic-cxr --source errors_raw --output set_errors --size 160 --workers 1 {plan['set_options']}",
+            "set_errors/dataset.json",
+        )
     run(
         folder,
         "fit --import label_arms --config start/config.yaml --run_folder start_tfidf "
@@ -212,7 +215,7 @@ def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, dict[str
         "start_tfidf/fit.json",
     )
     of_sets = {}
-    for name in ("set", "set_errors"):
+    for name in ("set", *(["set_errors"] if with_errors else [])):
         for start, features in (("start", "frozen"), ("start_tfidf", "tfidf")):
             run(
                 folder,
@@ -308,15 +311,13 @@ def experiments(
             outcomes |= {
                 name: (path, "own_mrr_within") for name, path in {**OF_SENTENCES, **of_pairs}.items()
             }
-            callbacks += [
-                {"class_path": f"medclip_dcl.evaluation.{name}", **options}
-                for name, options in (
-                    ("ZeroShotClassification", {}),
-                    ("Retrieval", {}),
-                    ("Grounding", {"init_args": {"examples": 0}}),
-                )
-                if of_pairs
-            ]
+            evaluation = "medclip_dcl.evaluation"
+            for name in (
+                f"{evaluation}.ZeroShotClassification",
+                f"{evaluation}.Retrieval",
+                "label_arms.Contrast",
+            ):
+                callbacks += [{"class_path": name}] if of_pairs else []
         checkpoint = {"checkpoint.monitor": "validate/own_mrr_within", "checkpoint.mode": "max"}
         settings = {"trainer.callbacks": callbacks, **checkpoint}
         arms = {
@@ -385,9 +386,11 @@ def chosen_settings(table: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def test(folder: Path, seed: int, plan: dict[str, Any], rows: Path, hashed: str) -> None:
-    of_sets, found = prepare(folder, seed, plan), []
-    for similarity in plan["similarities"]:
-        arms = arms_of(plan, similarity, seed - plan["tested"][0])
+    number, found = seed - plan["tested"][0], []
+    of_arms = {similarity: arms_of(plan, similarity, number) for similarity in plan["similarities"]}
+    has_errors = any(arm.get("errors") for arms in of_arms.values() for arm in arms.values())
+    of_sets = prepare(folder, seed, plan, has_errors)
+    for similarity, arms in of_arms.items():
         levels = [(arm, chosen_of(plan, similarity, arm)) for arm in arms]
         each = experiments(plan, of_sets, similarity, levels, plan["kept_steps"], test=True)
         table = results(folder, f"{plan['read']['start']}_{similarity}", each)
@@ -436,7 +439,7 @@ def smoke(folder: Path, seed: int) -> None:
     for start in STARTS:
         plan = {**read_start(start), **SMOKE}
         with core_seconds(f"{start}: preparation"):
-            of_sets = prepare(folder, seed, plan)
+            of_sets = prepare(folder, seed, plan, with_errors=True)
         for similarity in plan["similarities"]:
             levels = [(arm, ["usual"]) for arm in arms_of(plan, similarity)]
             each = experiments(plan, of_sets, similarity, levels, [2, 4], test=True)

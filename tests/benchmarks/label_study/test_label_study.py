@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from label_arms import (
+    Contrast,
     LabelCosine,
     MentionScores,
     NoContrast,
@@ -51,9 +52,12 @@ from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.data.ranking import Ranking
 from medclip_dcl.encoding.options import Rank
 from medclip_dcl.encoding.rank_reports import rank_reports, reports_of
+from medclip_dcl.evaluation import Grounding
+from medclip_dcl.evaluation.regions import Region
 from medclip_dcl.networks import ImageTextNetwork, ResNetRegions
 from medclip_dcl.networks.image_text import pad_tokens
 from medclip_dcl.objectives.anchor_losses import Anchors
+from medclip_dcl.pictures.geometry import Seen
 from medclip_dcl.studies.grid_plan import check_cells, read_experiment
 from tests.program import verb
 
@@ -154,6 +158,16 @@ def test_means_of_rare_and_new_sentences():
         "unseen": auc[3],
     }
     assert found == pytest.approx(expected)
+
+
+def test_contrast_is_that_of_grounding():
+    heat_map = torch.rand(40, 50, generator=torch.Generator().manual_seed(0))
+    regions = [Region(3, (5.0, 8.0, 10.0, 20.0)), Region(7, (0.0, 0.0, 50.0, 12.0))]
+    given = heat_map, regions, (40, 50), Seen(0, 36, 4, 50)
+    expected, found = (x.compared(*given)["boxes"] for x in (Grounding(), Contrast()))
+    assert [*found] == [3, 7]
+    for row, agreement in expected.items():
+        assert found[row].cnr_signed == pytest.approx(agreement.cnr_signed, abs=1e-12)
 
 
 # Labels
