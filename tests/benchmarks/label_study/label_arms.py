@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,15 @@ import numpy as np
 import pandas as pd
 import torch
 from jaxtyping import Float, Int
+from matplotlib.figure import Figure
 from sklearn.feature_extraction.text import TfidfVectorizer
 from torch import Tensor, nn
 
 from medclip_dcl.data.image_text import EvaluationTables
-from medclip_dcl.evaluation import Grounding, SentenceClassification
+from medclip_dcl.evaluation import Grounding, Retrieval, SentenceClassification
 from medclip_dcl.evaluation.callback import EvaluationCallback, EvaluationResult, Values, embed_anew
 from medclip_dcl.evaluation.regions import Region, Size
+from medclip_dcl.evaluation.retrieval import BoxesAndPhrases
 from medclip_dcl.metrics import Agreement
 from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -290,6 +292,18 @@ class Contrast(Grounding):
             cnr = (mean_in - mean_out) / math.sqrt(variance_in + variance_out)
             of_boxes[region.row] = Agreement(cnr, *nothing)
         return {"boxes": of_boxes, "pair": Agreement(math.nan, *nothing), "unseen": 0}
+
+
+class ReportRetrieval(Retrieval):
+    """`Retrieval` of a test without that of boxes."""
+
+    def prepare(self, tables: EvaluationTables, stage: str) -> set[str]:
+        super().prepare(tables, stage)
+        self._items = [one for one in self._items if not isinstance(one, BoxesAndPhrases)]
+        return set().union(*(items.images for items in self._items))
+
+    def figures(self, load_image: Any) -> Iterator[tuple[str, Figure]]:
+        yield from ()  # those of Retrieval show the ranks of boxes
 
 
 def _sums(values: Float[Tensor, "height width"]) -> np.ndarray:

@@ -311,12 +311,8 @@ def experiments(
             outcomes |= {
                 name: (path, "own_mrr_within") for name, path in {**OF_SENTENCES, **of_pairs}.items()
             }
-            evaluation = "medclip_dcl.evaluation"
-            for name in (
-                f"{evaluation}.ZeroShotClassification",
-                f"{evaluation}.Retrieval",
-                "label_arms.Contrast",
-            ):
+            of_images = "medclip_dcl.evaluation.ZeroShotClassification"
+            for name in (of_images, "label_arms.ReportRetrieval", "label_arms.Contrast"):
                 callbacks += [{"class_path": name}] if of_pairs else []
         checkpoint = {"checkpoint.monitor": "validate/own_mrr_within", "checkpoint.mode": "max"}
         settings = {"trainer.callbacks": callbacks, **checkpoint}
