@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import torch
 from jaxtyping import Float
-from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -46,6 +46,14 @@ class LabelPolicy:
         """1, 0, or NaN for an entry that is left out, float32."""
         meant = np.where(labels == UNCERTAIN, MEANINGS[self.uncertain], labels)
         return np.where(np.isnan(labels), MEANINGS[self.blank], meant).astype(np.float32)
+
+    def say_blanks(self, labels: np.ndarray) -> None:
+        """Say how many of the training labels are negative because they are blank."""
+        if (n_blank := int(np.isnan(labels).sum())) and self.blank == "zeros":
+            rank_zero_info(
+                f"data.blank zeros: {n_blank:,} of {labels.size:,} training labels are blank and count as negative "
+                "(ignore leaves them out)"
+            )
 
     def of_studies(self, labels: pd.DataFrame) -> pd.DataFrame:
         """Targets of the studies with a label, by study_id, from the table "labels"."""
@@ -189,9 +197,13 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         if use not in self._kept:
             self._kept[use] = self.arrays({"of": "labelled images", "use": use}, lambda: self._arrays_of(use))
         kept = self._kept[use]
-        labels = np.stack([kept[f"label/{finding}"] for finding in self.requirements.findings], axis=1)
-        targets = torch.from_numpy(self.policy.targets(labels))
+        targets = torch.from_numpy(self.policy.targets(self._codes(use)))
         return Targets(kept["dicom_id"], kept["path"], kept["subject_id"], targets)
+
+    def _codes(self, use: str) -> Float[np.ndarray, "image finding"]:
+        return np.stack(
+            [self._kept[use][f"label/{finding}"] for finding in self.requirements.findings], axis=1
+        )
 
     def _arrays_of(self, use: str) -> dict[str, Any]:
         """dicom_id, path, subject_id and each label of the labelled images of one use."""
@@ -207,7 +219,8 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         self._train = None
         of_all = self._targets("train")
         drawn = draw_patients(of_all.subject_ids, self.label_fraction, self.label_seed)
-        chosen = of_all.rows(np.isin(of_all.subject_ids, drawn) & ~of_all.labels.isnan().all(1).numpy())
+        is_chosen = np.isin(of_all.subject_ids, drawn) & ~of_all.labels.isnan().all(1).numpy()
+        chosen = of_all.rows(is_chosen)
         problems = [
             f"{finding} (no {kind} one)"
             for finding, column in zip(self.requirements.findings, chosen.labels.T, strict=True)
@@ -221,6 +234,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
                 f"{', '.join(problems)}; raise label_fraction, choose another label_seed, leave the finding out of "
                 "model.findings, or take blanks or uncertain labels for something (data.blank, data.uncertain)"
             )
+        self.policy.say_blanks(self._codes("train")[is_chosen])
         return chosen
 
     def _training_batch(self, images: int) -> int:

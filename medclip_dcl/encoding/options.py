@@ -113,10 +113,10 @@ class Rank:
     Two linear models of words and phrases (tf-idf of 1 to 3 words) learn to tell a sentence's own report: one by the
     rest of the report, one by the report's labels, which a set without any lacks. The rank of a report for a sentence
     is that of the sum of both scores. SET/ranking/NAME.parquet gets a vector for each sentence of the set and the
-    quantiles of its scores over training reports; SET/ranking_reports/NAME.parquet a vector for each report of train
-    and validate. NAME has a fingerprint of reports, labels, their codes and options. An existing ranking is not
-    learned again; a killed command leaves nothing and starts anew. On a phantom the truth says how well reports are
-    ranked.
+    quantiles of its scores over at most 2,000 training reports; SET/ranking_reports/NAME.parquet a vector for each
+    report of train and validate. NAME has a fingerprint of reports, labels, their codes and options. An existing
+    ranking is not learned again; a killed command leaves nothing and starts anew. On a phantom the truth says how well
+    reports are ranked.
 
     With --posterior a mention model takes the ranking's place, for the objective PosteriorTargets: the chance that a
     report with these labels says a sentence. Its vectors go to SET/posterior and SET/posterior_reports.

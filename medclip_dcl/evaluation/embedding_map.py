@@ -27,7 +27,9 @@ _PERPLEXITY = 30.0
 
 
 class EmbeddingMap(EvaluationCallback):
-    """t-SNE of the mean region, normalised, of each test image with a case of CheX5 (van der Maaten & Hinton, 2008).
+    """t-SNE of the image vector (global, else the mean region) of each test image with a case of CheX5.
+
+    Normalised; van der Maaten & Hinton, 2008.
 
     An image is coloured by its CheX5 finding if it has exactly one. It is not a measurement: distances between groups
     mean little.

@@ -30,7 +30,8 @@ from medclip_dcl.runs.run_folder import PART
 class PredictionWriter(Callback):
     """Writes predictions/ of the run folder for the images of `predict`.
 
-    Of an image-text model: image_embeddings: dicom_id, subject_id, study_id, embedding (mean of the projected regions).
+    Of an image-text model: image_embeddings: dicom_id, subject_id, study_id, embedding (the encoder's global vector,
+    else the mean of the projected regions).
     finding_scores: dicom_id, subject_id, study_id, finding, score_negative, score_positive (similarities in [-1, 1]) by
     the prompts of the run's ZeroShotClassification, else CheX5's; in Parquet the attribute `ensemble` says how several
     were combined. sentence_embeddings: sentence_id, embedding of the

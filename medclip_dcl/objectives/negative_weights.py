@@ -188,7 +188,7 @@ class RemoveByTextSimilarity(_TextSimilarity):
 
     Args:
         threshold: greatest cosine of the report embeddings that is kept, in [-1, 1]. SSD searched a grid and
-            does not report the result (0.9: choice); `medclip-dcl embed` prints the cosines' quantiles.
+            does not report the result (0.9: choice); `medclip-dcl similar` prints the cosines' quantiles.
     """
 
     def __init__(self, threshold: float = 0.9) -> None:
@@ -201,7 +201,7 @@ class RemoveByTextSimilarity(_TextSimilarity):
         share = share_above(self.threshold, fields["text_embedding"])
         message = (
             f"negative_weights.threshold: {self.threshold} removes {share:.0%} of the pairs of reports; choose from "
-            "the quantiles that medclip-dcl embed prints"
+            "the quantiles that medclip-dcl similar prints"
         )
         if share == 1.0:
             raise UserError(message)
@@ -239,7 +239,7 @@ class ResampleByTextSimilarity(_TextSimilarity):
 
     Args:
         draws: number of draws; None for the number of negatives (choice).
-        seed: of the draws; a draw depends only on (seed, step, sentence, image).
+        seed: of the draws; a draw depends only on (seed, step, sentence, place of its image in the batch).
     """
 
     def __init__(self, draws: int | None = None, seed: int = 0) -> None:
@@ -319,10 +319,10 @@ class RankedByText(NegativeWeights):
         share(x) = min{ c p(x)^k, 0.95 }
         w(x, u)  = 0  where  score(x, report of u) > quantile of x's scores at 1 - share(x),  else 1
 
-    `medclip-dcl rank` learns the scores on the training reports alone; the quantiles are over these. Reports with equal
-    scores are kept or left out together. The other negatives are scaled to keep N; an anchor with nothing left costs 0.
-    A sentence of unknown words keeps all its negatives. No class probability stands beside it: the false negatives
-    would count twice.
+    `medclip-dcl rank` learns the scores on the training reports alone; the quantiles are over at most 2,000
+    of these, drawn at random. Reports with equal scores are kept or left out together. The other negatives are scaled
+    to keep N; an anchor with nothing left costs 0. A sentence of unknown words keeps all its negatives. No class
+    probability stands beside it: the false negatives would count twice.
 
     Args:
         mean_share: mean of share(x) over the training anchors, in (0, 0.9], for which c is solved before training;

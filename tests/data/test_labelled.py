@@ -71,6 +71,20 @@ def test_labels_become_targets_by_the_policy(labelled_set, uncertain, blank):
     assert len(expected) == 24 or "ignore" in (uncertain, blank)
 
 
+def test_blank_labels_that_count_as_negative_are_said(labelled_set, caplog):
+    data = datamodule(labelled_set, blank="zeros", batch_size=1)
+    data.setup("fit")
+    labels = data.prepared.table("labels").set_index("study_id")
+    images = data.prepared.table("images").query("use == 'train'")
+    codes = labels.loc[images["study_id"], data.requirements.findings].dropna(how="all")
+    n_blank = int(codes.isna().to_numpy().sum())
+    assert 0 < n_blank < codes.size
+    assert f"{n_blank} of {codes.size} training labels are blank and count as negative" in caplog.text
+    caplog.clear()
+    datamodule(labelled_set, blank="ignore", batch_size=1).setup("fit")
+    assert "blank" not in caplog.text
+
+
 def test_an_unlabelled_study_is_not_healthy(labelled_set):
     data = datamodule(labelled_set, blank="zeros")
     data.setup("fit")
