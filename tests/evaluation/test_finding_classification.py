@@ -18,6 +18,7 @@ from medclip_dcl.command.cli import main
 from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.networks.image_encoder import ResNetRegions
+from medclip_dcl.report.charts import CURVES
 from medclip_dcl.report.compare import compare, write_comparison
 from medclip_dcl.report.draws import bootstrap_intervals
 from medclip_dcl.report.report import render
@@ -83,6 +84,8 @@ def test_a_run_folder_of_a_classifier(tuned):
     assert (
         metrics["train/learning_rate_image_encoder"].dropna() < metrics["train/learning_rate"].dropna()
     ).all()
+    drawn = {name for names in CURVES.values() for name in names}
+    assert {name for name in metrics if name.startswith("train/learning_rate")} <= drawn
 
 
 @pytest.mark.parametrize(("name", "crop"), [("tuned", 24), ("probed", None)])
