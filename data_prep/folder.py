@@ -165,14 +165,15 @@ def _label_columns(settings: Folder, header: Sequence[str], check: TableCheck) -
 
 def _lacks(check: TableCheck, column: str, header: Sequence[str], advice: str) -> None:
     is_first = not any(" lacks the column " in problem for problem in check.problems)
-    found = f"; found {', '.join(header)[:300] or 'an empty file'}" if is_first else ""
+    found = f"; found {source_tables.listed(header)[:300] or 'an empty file'}" if is_first else ""
     check.problems.append(f"it lacks the column {column}{found}; {advice}")
 
 
 def _read(settings: Folder, table: CsvFile, columns: dict[str, str], check: TableCheck) -> Source:
     if unused := [name for name in table.header() if name not in columns.values()]:
         print(
-            f"{table.file}: columns that are not used: {', '.join(unused)} (--label_columns takes labels of findings)"
+            f"{table.file}: columns that are not used: {source_tables.listed(unused)} (--label_columns takes labels of "
+            "findings)"
         )
     if not {*TEXTS} & {*columns}:
         print(
@@ -278,7 +279,7 @@ def _labels(
         unread.update(dict(wrong))
         if not wrong:
             continue
-        shown = [f"{value[:40]!r} {number:,}" for value, number in wrong]
+        shown = [f"{value[: source_tables.SHORT]!r} {number:,}" for value, number in wrong]
         n_cells, counts[finding] = int((words != "").sum()), sum(number for _, number in wrong)
         found.append(
             f"column {check.columns[finding]}: expected {source_tables.LABELS}, found {shown[0]}"
@@ -290,7 +291,8 @@ def _labels(
     if found and settings.drop_bad_rows and not is_lost:
         check.warn(f"{'; '.join(found)}; these are no labels, their rows stay")
     elif found:
-        unknown = {word: "?" for word, _ in unread.most_common(10) if "," not in word}
+        named = [word for word, _ in unread.most_common(10)]
+        unknown = {word: "?" for word in named if "," not in word and len(word) <= source_tables.SHORT}
         pairs = shlex.quote(",".join(f"{word}={label}" for word, label in {**unknown, **given}.items()))
         remedy = f", or give --label_values={pairs} with 1, 0, -1 or nothing (no label) for each ?"
         check.problems.append(f"{'; '.join(found)}; write labels in their place{remedy if unknown else ''}")

@@ -43,6 +43,8 @@ def file_hash(file: Path) -> str:
 
 
 SHOWN = 5
+SHORT = 40
+"""Characters of a text that a message quotes."""
 """Cases that a message lists behind the first one."""
 
 MAX_CELL = 2**17
@@ -122,7 +124,7 @@ class CsvFile:
         if missing := [column for column in wanted if column not in header]:
             raise UserError(
                 f"{file} lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}; "
-                f"found {', '.join(header) or 'an empty file'}"
+                f"found {listed(header) or 'an empty file'}"
             )
         wanted += [column for column in other_columns if column in header and column not in wanted]
         if twice := [column for column in wanted if header.count(column) > 1]:
@@ -274,6 +276,11 @@ def wrong_values(column: pd.Series, is_wrong: pd.Series, expected: str) -> str:
     ]
     found = f"{first}{and_others(others)} ({len(wrong):,} of {len(column):,} rows)"
     return f"column {column.name}: expected {expected}, found {found}"
+
+
+def listed(columns: Iterable[str]) -> str:
+    """Names of columns for a message, each shortened: in a table without a header they are a patient's texts."""
+    return ", ".join(name if len(name) <= SHORT else f"{name[:SHORT]}..." for name in columns)
 
 
 def and_others(others: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from medclip_dcl.runs.saved import CONFIG_FILE
 KNOWN = ("medclip_dcl", "pytorch_lightning", "lightning_fabric", "torch.nn", "torch.optim")
 """Packages whose classes a configuration may name; others of torch start programs."""
 
-_TYPED = ("--run_folder", "--ckpt_path")
+_TYPED = ("--run_folder", "--ckpt_path", "--share_patient_data")
 """Options that win over configurations wherever they are typed: the parser would let a later file replace them."""
 _NAMED = ("data", "evaluation", "models", "networks", "objectives", "unimodal")
 _NESTED_NULL = re.compile(r"\A(--[\w.+]+?\.init_args\.\w+)\.init_args\.(\w+)=null\Z")
@@ -90,7 +90,8 @@ def with_packaged_files(arguments: Sequence[str]) -> tuple[list[str], list[str]]
             if run := run_of(file.path):
                 implied = [f"--run_folder={run}"]
                 if words[0] != "fit" and file.path.name == CONFIG_FILE:
-                    implied.append("--ckpt_path=null")  # its training began there
+                    # Its training began at that checkpoint, and the sender of a run shares no patients of others.
+                    implied += ["--ckpt_path=null", "--share_patient_data=false"]
                 named = str(read_yaml(file.path).get("run_folder", run))
                 if "--run_folder" not in " ".join(words) and Path(named).resolve() != run.resolve():
                     origins.append(f"{value} lies in {run} and names {named}: read as --run_folder {run}")

@@ -35,8 +35,10 @@ class Calibrate:
         None,
         metavar="SHARE",
     )
-    prompts: str | None = option(f"{PROMPTS} (those of the run's test, else CheX5's)", None, metavar="FILE")
-    ensemble: Ensemble | None = option(f"{ENSEMBLE} (as in the run's test, else scores)", None)
+    prompts: str | None = option(
+        f"{PROMPTS} (those of the run's config.yaml, else CheX5's)", None, metavar="FILE"
+    )
+    ensemble: Ensemble | None = option(f"{ENSEMBLE} (as in the run's config.yaml, else scores)", None)
     output: Path | None = option("file to write (calibration.json of the run or folder)", None)
     device: str = device()
     imported: Sequence[str] = imports()

@@ -41,6 +41,8 @@ def export_model(
     _check_free(folder)
     model = load(found.path, calibration=calibration)
     if home.resolve() == folder.resolve():
+        if calibration is not None and model.calibration is not None:
+            model.calibration.write(folder / CALIBRATION_FILE)
         return model
     # Before anything is written: a card that cannot be made leaves the folder as it was.
     if found.path.is_dir():

@@ -158,8 +158,11 @@ def _shares_table(fits: pd.DataFrame) -> Table:
     shares, models = sorted(fits["share"].unique()), list(fits["model"].unique())
     aucs = fits.set_index(["share", "model", "draw", "finding"])["auc"].unstack("finding")
     is_fitted = aucs.notna().groupby("share").all()
-    over = list(aucs.columns[is_fitted[is_fitted.any(axis=1)].all()])
+    has_any = is_fitted.any(axis=1)
+    over = list(aucs.columns[is_fitted[has_any].all()])
     means = aucs[over].mean(axis=1).groupby(["share", "model"]).agg(["mean", "min", "max"])
+    # The draws of the others are over findings of their own.
+    means[~means.index.get_level_values("share").isin(has_any.index[has_any])] = np.nan
 
     def cell(share: float, model: str) -> Cell:
         mean, *ends = (number(x, 3) for x in means.loc[[(share, model)]].to_numpy()[0])

@@ -26,6 +26,7 @@ from medclip_dcl.common.command_line import digests_of_imports, progress_bar
 from medclip_dcl.common.devices import without_tf32
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import read_text, replacing, write_text
+from medclip_dcl.pictures.grey import RULES
 from medclip_dcl.pictures.inputs import doubts
 from medclip_dcl.use.loading import image_files_in, read_image, read_in_batches
 from medclip_dcl.use.model import UNKNOWN_TEXT, FindingScorer, LoadedModel, load
@@ -125,6 +126,7 @@ def classify_files(options: Ask) -> None:
         "settings of the model": identity.pop("settings"),
         "image size": [*identity.values()],
         "dtype": options.dtype,
+        "rules for images": RULES,
         "code of --import": digests_of_imports(options.imported),
     }
     columns = scorer.findings

@@ -147,6 +147,7 @@ def test_a_command_without_options_names_the_first(capsys):
 )
 def test_a_runs_configuration_means_its_folder(given, run, checkpoint, is_said, capfd):
     config = read_yaml(CONFIGS / "demo.yaml") | {"run_folder": "./a", "ckpt_path": "x.ckpt"}
+    config["share_patient_data"] = True
     names = ("a/metrics.csv", "b/checkpoints", "c/asked.json", "alone/results.json")
     for place in map(Path, names):
         place.mkdir(parents=True)
@@ -159,4 +160,7 @@ def test_a_runs_configuration_means_its_folder(given, run, checkpoint, is_said, 
     assert end.value.code in (None, 0)
     found = yaml.safe_load(capfd.readouterr().out)
     assert (found["run_folder"], found["ckpt_path"]) == (run, checkpoint)
+    # Whoever sends a run shares no patients of those who test it.
+    is_sent = given[0] != "fit" and (run == "b" or checkpoint == "y")
+    assert found["share_patient_data"] is not is_sent
     assert any("read as --run_folder" in line for line in with_packaged_files(given)[1]) == is_said

@@ -84,6 +84,22 @@ def rejects(prepared: PreparedSet) -> list[list[str]]:
     return pd.read_csv(prepared.folder / "rejects.csv", dtype=str).to_numpy().tolist()
 
 
+def test_a_message_quotes_the_beginning_of_a_text_alone(
+    table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = "Moderate cardiomegaly with a small left effusion of Mrs. Example. No pneumothorax."
+    rows = read(table).assign(Edema=text)
+    # Without a header the first patient's row is it.
+    for given, changed in (
+        (rows, {"label_columns": ("Edema",)}),
+        (rows.set_axis([*rows.iloc[0]], axis=1), {}),
+    ):
+        with pytest.raises(UserError) as error:
+            made(table, given, **changed)
+        said = str(error.value) + capsys.readouterr().out
+        assert text[:40].casefold() in said.casefold() and text[:45].casefold() not in said.casefold()
+
+
 def test_label_columns_are_findings_like_any_other(table: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = read(table).rename(columns={"Cardiomegaly": "cardiomegaly"})
     rows = rows.assign(ward="71", nodule=["", "", "-1", "", ""], Effusion="1")

@@ -80,6 +80,12 @@ def test_an_export_is_exported_with_its_card(network, exported, tmp_path):
     assert {file: file.stat().st_mtime_ns for file in exported.iterdir()} == before
 
 
+def test_a_calibration_is_added_to_an_export_in_place(network, exported, tmp_path):
+    calibration = calibrate(tmp_path, network)
+    export_model(exported, exported, calibration=tmp_path / "calibration.json")
+    assert json.loads((exported / "calibration.json").read_text()) == calibration
+
+
 def test_a_better_export_is_kept(run, exported, tmp_path, capsys):
     calibration = platt_calibration(load(run).image_text)
     calibration.write(exported / "calibration.json")

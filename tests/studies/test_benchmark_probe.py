@@ -24,6 +24,7 @@ from medclip_dcl.common.findings import CHEXPERT
 from medclip_dcl.data.labelled import draw_patients
 from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
 from medclip_dcl.networks import TransformersRegions
+from medclip_dcl.studies.benchmark_probe import _shares_table
 from tests.program import verb
 from tests.report.page import Page
 
@@ -253,6 +254,17 @@ def test_what_cannot_be_probed_is_one_line(
             main([*map(str, models), "--sets", str(folder), "--output", str(tmp_path / "out"), "--probe"])
         said = capsys.readouterr().out
         assert said.count("\n") == 1 and re.search(words, said)
+
+
+def test_a_share_whose_draws_have_no_finding_in_common_has_a_dash() -> None:
+    fits = pd.DataFrame(
+        [
+            *((1.0, 0, x, 0.8) for x in "AB"),
+            *((0.01, 0, "A", 0.6), (0.01, 0, "B", np.nan), (0.01, 1, "A", np.nan), (0.01, 1, "B", 0.9)),
+        ],
+        columns=["share", "draw", "finding", "auc"],
+    ).assign(model="m")
+    assert [row.cells[0].text for row in _shares_table(fits).rows] == ["–", "0.800"]
 
 
 def test_shares_are_draws_of_patients_by_hand(run, labelled_set) -> None:

@@ -231,7 +231,7 @@ def test_scores_of_something_else_are_never_mixed(exported, small_bert, files, t
         (b"[]\n", "does not say what it is of; give another --output"),
         (
             json.dumps({"meaning": {"model": "x"}}).encode() + b"\n",
-            "differs in code of --import, dtype, image size, model, prompts, settings of the model",
+            "differs in code of --import, dtype, image size, model, prompts, rules for images, settings of the model",
         ),
     ):
         partial.write_bytes(content)
