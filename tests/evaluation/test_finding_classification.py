@@ -85,7 +85,7 @@ def test_a_run_folder_of_a_classifier(tuned):
         metrics["train/learning_rate_image_encoder"].dropna() < metrics["train/learning_rate"].dropna()
     ).all()
     drawn = {name for names in CURVES.values() for name in names}
-    assert {name for name in metrics if name.startswith("train/learning_rate")} <= drawn
+    assert {name for name in map(str, metrics) if name.startswith("train/learning_rate")} <= drawn
 
 
 @pytest.mark.parametrize(("name", "crop"), [("tuned", 24), ("probed", None)])
