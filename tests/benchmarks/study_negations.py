@@ -14,7 +14,7 @@ arm, with the mean and the paired difference from `symmetric`, of all seeds with
   images the sentences of the batch that are opposite.
 - NEG: AUC(1 - y, s-), POS: AUC(y, s+), PNC: AUC(y, s+ - s-), y the labels 1 and 0 of the test images, means over CheX5;
   s-: the mean score of the wordings. paper: the prompts of Wang et al., MLHC 2023; seen, unseen: wordings of the
-  catalogue that deny one finding, those of UNSEEN apart. R@10: of images by sentences.
+  catalogue that deny one finding, those of UNSEEN apart. R@10: of boxes by their phrases.
 """
 
 from __future__ import annotations
