@@ -453,6 +453,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     def _evaluation_tables(self, stage: str) -> EvaluationTables:
         cases = self.prepared.rows("cases", use=[stage])
         if self.case_policy.blank == "zeros":
+            if self.prepared.info["options"].get("cases") == "balanced":
+                rank_zero_warn("data.blank_cases zeros: all cases, not those of the set, which are balanced")
             every = self.case_policy.of_studies(self.prepared.rows("labels"))[self.prepared.findings]
             cases = case_table(self.prepared.table("images"), every.reset_index()).query("use == @stage")
         regions, masks = _no_rows("boxes"), _no_rows("masks")

@@ -62,7 +62,10 @@ def side_named(sides: Sides, name: str) -> str:
     """Label of the side with this label, or with the run of this name or folder."""
     for label, runs in sides.items():
         is_folder = any(not run.suffix and Path(name).resolve() == run.folder.resolve() for run in runs)
-        if is_folder or name in (label, label.partition(" (")[0], *(run.name for run in runs)):
+        if is_folder or name in (label, *(run.name for run in runs)):
+            return label
+    for label in sides:
+        if name == label.partition(" (")[0]:
             return label
     raise SavedResultsError(
         f"--baseline: expected one of {', '.join(sides)} (the untrained ones come with --untrained), found {name!r}"

@@ -218,6 +218,8 @@ class _Evaluation:
 
     def compared(self, *sides: RowMask) -> dict[str, _Compared]:
         """Each metric in the group and in the rest."""
+        if self.section == "localisation" and not (sides := self._with_shared_categories(sides)):
+            return {}
         patients = {finding: self._n_patients(finding, sides) for finding in self._findings}
         patients = {finding: n for finding, n in patients.items() if n >= MIN_PATIENTS}
         own, others = (self._numbers(rows, tuple(patients)) for rows in sides)
@@ -230,6 +232,18 @@ class _Evaluation:
             for metric, finding in self.metrics.items()
             if metric in own and metric in others
         }
+
+    def _with_shared_categories(self, sides: Sequence[RowMask]) -> tuple[RowMask, ...]:
+        """The rows of categories that enough patients of each side have; none without such a category."""
+        category, is_measured = self.table["category"], self.table["hit"].notna().to_numpy()
+        n_patients = [
+            pd.Series(self.patient[rows & is_measured])
+            .groupby(category[rows & is_measured].to_numpy())
+            .nunique()
+            for rows in sides
+        ]
+        shared = set.intersection(*({*n.index[n >= MIN_PATIENTS]} for n in n_patients))
+        return tuple(rows & category.isin(shared).to_numpy() for rows in sides) if shared else ()
 
     def _n_patients(self, finding: str, sides: Sequence[RowMask]) -> int:
         """Patients with, or without, the finding in the group or in the rest, the fewest; 0 for too few cases."""

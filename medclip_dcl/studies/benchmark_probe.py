@@ -83,6 +83,7 @@ class Probes:
         shares = [share for share in self.options.probe_shares if share < 1]
         seen = {"model": model.digest(), "set": self.prepared.fingerprint}
         if asked_for(folder) != (asked := {**seen, "shares": shares, "blank": self.blank}):
+            (folder / ASKED_FILE).unlink(missing_ok=True)  # a kill leaves files of two probes
             record, images = model.lineage.after(self.prepared, model.is_encoder)
             is_fitted = self._are_fitted(self.train)
             if not is_fitted.any():

@@ -177,7 +177,8 @@ def _table(run: plan.BenchmarkedRun) -> pd.DataFrame:
         positives: int | None = None
         if finding and not group:
             is_positive = cases["label"] == 1 if "label" in cases else True
-            of = cases["finding" if "finding" in cases else "category"]
+            kind = "reader" if "/by_reader/" in path else "category"
+            of = cases["finding" if "finding" in cases else kind]
             positives = int(((of == finding) & is_positive).sum())
         patients = found.n_patients if finding or group else cases["subject_id"].nunique()
         rows.append((finding, f"{section}/{metric}", found.value, found.low, found.high, positives, patients))

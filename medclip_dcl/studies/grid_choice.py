@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from medclip_dcl.common.files import write_text
+from medclip_dcl.common.files import read_text, write_text
 from medclip_dcl.report.contrasts import means, paired_differences
 from medclip_dcl.studies.grid import Experiment, Level, merged
 
@@ -56,8 +56,9 @@ def write_choices(experiment: Experiment, table: pd.DataFrame) -> list[str]:
         for level, rows in choices(experiment, table).items()
     }
     for file in experiment.folder.glob("chosen*.yaml"):
-        if found and file.name not in found:
-            file.unlink()  # of an earlier choice at other levels
+        # Of an earlier choice at other levels; not a copy of one.
+        if found and file.name not in found and read_text(file).startswith(f"# {file.name}: "):
+            file.unlink()
     return [
         _write_choice(experiment, rows, experiment.folder / name, len(experiment.runs()) // len(found))
         for name, rows in found.items()
@@ -83,7 +84,7 @@ def _write_choice(experiment: Experiment, table: pd.DataFrame, file: Path, n_run
         f"{best}: {experiment.choice} {outcome.scale * ranked['mean'][0]:.{outcome.digits}f}{' %' * outcome.percent}, "
         f"the best mean of {len(ranked)} combinations"
     )
-    head = f"# {said}, {experiment.folder.name} ({experiment.file.name}).\n"
+    head = f"# {file.name}: {said}, {experiment.folder.name} ({experiment.file.name}).\n"
     write_text(head + yaml.safe_dump(merged(experiment.filled(arguments, names)), sort_keys=False), file)
     return f"{file}: {said}"
 

@@ -77,7 +77,9 @@ def _panel(
     rows, across = _selected(experiment, plot, table[table["outcome"].isin(list(used))]), pd.DataFrame()
     rows = rows if x == "step" else rows[rows["chosen"]]
     if experiment.learning_curve is not None and x == experiment.learning_curve.axis:
-        rows, x_label = rows.assign(x=rows["train_patients"].astype("int64")), "training patients"
+        # Seeds of one level may draw some patients more or less.
+        alike = rows.groupby(list(dict.fromkeys([x, *experiment.groups])))["train_patients"]
+        rows, x_label = rows.assign(x=alike.transform("median").astype("int64")), "training patients"
     elif isinstance(x, str):
         rows, x_label = rows.assign(x=rows[x]), x
         compared = None if x == compared else compared

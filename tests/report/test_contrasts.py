@@ -21,11 +21,20 @@ from medclip_dcl.report.contrasts import (
     means,
     over_patients_and_seeds,
     paired_differences,
+    side_named,
     sides_of,
 )
 from medclip_dcl.report.draws import Predictions, TestedRun, bootstrap_numbers
 
 LEVELS = {"CL": 0.0, "low": 0.1, "high": -0.2}
+
+
+@pytest.mark.parametrize("names", [("CheXzero (ViT-L)", "CheXzero"), ("CheXzero", "CheXzero (ViT-L)")])
+def test_a_side_of_exactly_that_name_is_meant(names):
+    sides = {name: [TestedRun(Path(name), "", name)] for name in names}
+    assert side_named(sides, "CheXzero") == "CheXzero"
+    del sides["CheXzero"]
+    assert side_named(sides, "CheXzero") == "CheXzero (ViT-L)"
 
 
 @pytest.fixture(scope="module")

@@ -95,6 +95,25 @@ def at(table: pd.DataFrame, attribute: str, group: str, metric: str) -> Any:
     return row
 
 
+def test_a_gap_of_localisation_is_over_findings_of_both_sides():
+    """All have finding A, 0.8 of it hit; men also have B, 0.2 of it hit, and two women."""
+    images = images_of().assign(view="AP", age=np.nan)
+    images["sex"] = np.where(images["subject_id"] < 160, "F", "M")
+    is_first = images["dicom_id"].str.removeprefix("i").astype(int) % 2 == 0
+    has_b = (images["sex"] == "M") | (images["subject_id"] < 102)
+    rows = images.loc[is_first | has_b, ["dicom_id", "subject_id"]]
+    rows = rows.assign(category=np.where(is_first[rows.index], "A", "B"))
+    values = np.where(rows["category"] == "A", 0.8, 0.2)
+    rows = rows.assign(**dict.fromkeys(summaries.SECTIONS["localisation"].names, values)).reset_index(
+        drop=True
+    )
+    table = table_of_groups(Predictions({"localisation": rows}), images, n_draws=40)
+    for group in "FM":
+        row = at(table, "sex", group, "localisation/hit")
+        assert row["value"] == pytest.approx(0.8)
+    assert at(table, "sex", "F", "localisation/hit")["gap"] == pytest.approx(0)
+
+
 @pytest.fixture(scope="module")
 def images() -> pd.DataFrame:
     return images_of()

@@ -30,6 +30,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT, Ensemble, PromptEnsembles, read_prompts
 from medclip_dcl.common.processes import locked, stop
 from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
+from medclip_dcl.evaluation.grounding import COLUMNS
 from medclip_dcl.models.classifier import Classifier
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.report import draws as intervals
@@ -37,7 +38,7 @@ from medclip_dcl.report.compare import compare
 from medclip_dcl.report.contrasts import sides_of
 from medclip_dcl.runs.saved import command_of_test
 from medclip_dcl.studies import benchmark_plan as plan
-from medclip_dcl.studies import one_run
+from medclip_dcl.studies import evaluate_model, one_run
 from medclip_dcl.studies.benchmark_page import place_of
 from medclip_dcl.studies.benchmark_plan import read_models
 from tests.program import verb
@@ -244,6 +245,22 @@ def test_evaluate_has_the_numbers_of_the_benchmark(
     assert found.query("metric == 'classification/auc' and finding == ''")["patients"].tolist() == [5]
     assert not [*tmp_path.iterdir()] and capfd.readouterr() == ("", "")
     assert torch.equal(random_state, torch.get_rng_state()) and environment == dict(os.environ)
+
+
+def test_positives_of_a_reader_are_its_boxes(monkeypatch) -> None:
+    ids = {"dicom_id": [f"i{i}" for i in range(30)], "subject_id": range(30), "box": range(30)}
+    numbers = dict.fromkeys(set(COLUMNS) - {*ids, "category", "phrase"}, 0.5)
+    reader = ["R1"] * 20 + ["R2"] * 10
+    rows = pd.DataFrame({**ids, **numbers, "category": "Effusion", "phrase": "p", "reader": reader})
+    predictions = intervals.Predictions({"grounding": rows.assign(reader_iou=np.nan, reader_dice=np.nan)})
+    run: Any = SimpleNamespace(
+        intervals=intervals.bootstrap_intervals(predictions, 20), predictions=predictions
+    )
+    run.draws = lambda: None
+    monkeypatch.setattr(evaluate_model, "groups_of_run", lambda run: None)
+    monkeypatch.setattr(evaluate_model, "failures", lambda *given: [])
+    found = evaluate_model._table(run).dropna(subset="positives").groupby("finding")["positives"].unique()
+    assert {name: [*n] for name, n in found.items()} == {"Effusion": [30], "R1": [20], "R2": [10]}
 
 
 def test_evaluate_repeats_no_finished_test(run, models, labelled_set, prompts, tmp_path) -> None:

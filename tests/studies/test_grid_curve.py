@@ -68,7 +68,7 @@ def grid(tmp_path, few_draws):
         write_results(run.folder, metrics, protocol={"classification": {"min_cases": 1}})
         (run.folder / "predictions").mkdir()
         rows.to_parquet(run.folder / "predictions/classification.parquet")
-        fit = {"epochs": 2, "steps": 6, "seconds": 800.0, "train_patients": int(90 * share)}
+        fit = {"epochs": 2, "steps": 6, "seconds": 800.0, "train_patients": int(90 * share) + seed - 1}
         (run.folder / "fit.json").write_text(json.dumps(fit))
     return file
 
@@ -99,6 +99,7 @@ def test_the_last_doubling_is_judged_for_each_start(grid, capsys):
         assert all(sentence in text for sentence in sentences)
     words = re.findall(r"<text[^>]*>([^<]*)</text>", (folder / "report.html").read_text())
     assert "training patients" in words and {"22", "45", "90"} <= {*words}
+    assert not {"44", "46", "89", "91"} & {*words}  # of single seeds
 
 
 def test_patients_are_those_of_each_group(grid):
