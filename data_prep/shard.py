@@ -47,7 +47,12 @@ def run(options: Shard) -> None:
             target = renamed.enter_context(copy)
         locked.enter_context(one_process_in(target))
         if options.output is not None:
-            skipped = shutil.ignore_patterns("images", FOLDER, INDEX, ".lock", ".*.tmp")
+            everywhere = shutil.ignore_patterns(".lock", ".*.tmp")
+
+            def skipped(folder: str, names: list[str]) -> set[str]:
+                own = {"images", FOLDER, INDEX} if Path(folder) == options.data else set()
+                return everywhere(folder, names) | (own & {*names})
+
             shutil.copytree(options.data, target, False, skipped, shutil.copyfile, dirs_exist_ok=True)
             for folder, _, _ in os.walk(target):  # those of SET may be write-protected
                 os.chmod(folder, os.stat(folder).st_mode | 0o700)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import pandas as pd
 
 from data_prep.sources.source_tables import text_of
-from data_prep.sources.spellings import plain_image, plain_number
+from data_prep.sources.spellings import plain_image, plain_name, plain_number
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import PreparedSet
+from medclip_dcl.pictures.image_file import ENDINGS
+
+Known: TypeAlias = dict[str, tuple[str, object]]
+"""Spelling -> column, and the value that it has there."""
 
 
 def names_to_keep_out(file: Path) -> list[str]:
@@ -35,12 +40,13 @@ def studies_to_keep_out(
     Raises:
         UserError: no name is known.
     """
-    known: dict[str, tuple[str, object]]
-    known = {plain_image(name): ("dicom_id", name) for name in rows["dicom_id"]}
-    for column, of_number in names_of.items():
-        for number in rows[column].unique().tolist():
-            known[plain_number(of_number.get(number, str(number)))] = (column, number)
-    found = [next((known[key] for key in _keys(name) if key in known), None) for name in names]
+    images: Known = {plain_image(name): ("dicom_id", name) for name in rows["dicom_id"]}
+    numbers: Known = {
+        plain_number(of_number.get(number, str(number))): (column, number)
+        for column, of_number in names_of.items()
+        for number in rows[column].unique().tolist()
+    }
+    found = [_hit(name, images, numbers) for name in names]
     if not any(found):
         raise UserError(
             "--keep_out: expected names of frontal images, studies or patients of the source, one a line, found none "
@@ -55,9 +61,16 @@ def studies_to_keep_out(
     return frozenset(studies), counts
 
 
-def _keys(line: str) -> Iterator[str]:
-    """Spellings of a line, then of its first cell: of a number, and of an image by the longest end of its path."""
+def _hit(line: str, images: Known, numbers: Known) -> tuple[str, object] | None:
+    """What a line names, or its first cell: a number, or an image by the longest end of its path.
+
+    The name of a file, with its ending, is no number of a patient or study.
+    """
     for name in dict.fromkeys((line, re.split(r"[,;\t]", line, maxsplit=1)[0])):
         parts = plain_image(name).replace("\\", "/").split("/")
         ends = (joint.join(parts[start:]) for start in range(len(parts)) for joint in "/_")
-        yield from filter(None, (plain_number(name), *ends))
+        known = images if ENDINGS.search(plain_name(name)) else {**images, **numbers}
+        for key in filter(None, (plain_number(name), *ends)):
+            if key in known:
+                return known[key]
+    return None

@@ -340,6 +340,10 @@ class MedclipCLI(LightningCLI):
         super().instantiate_classes()
         if self.goes_on:  # once nothing is refused any more: a finished run stays finished until then
             self.run.extend(self.config_dump)
+        elif self.continues and _is_first_process() and (names := self.run.set_aside("unfinished")):
+            rank_zero_info(
+                f"measured before training goes on, and renamed to ..._unfinished: {', '.join(names)}"
+            )
         if isinstance(self.datamodule, PreparedDataModule) and self.prepared is not None:
             self.datamodule.prepared = self.prepared  # whose content is known already
             self.prepared.forget_tables()

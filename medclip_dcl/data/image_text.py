@@ -234,6 +234,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         if stage == "fit":
             self.of_machine(self._require_images_to_fit)
         self._needs_labels = stage in ("fit", "validate") and self.requirements.labels
+        if stage in ("fit", "validate"):
+            self._train = self._validate = None  # of another model, perhaps
         if stage != "fit":
             return
         self.of_machine(lambda: self._own_fields is None)  # what one machine cannot read is an error on all

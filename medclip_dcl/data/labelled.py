@@ -143,6 +143,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
     def load(self, stage: str) -> None:
         """Check the set against the requirements of the run."""
         self.of_machine(lambda: self.prepared.check("labels"))
+        self._features = {}  # of another model, perhaps
         if stage != "fit":
             return
         self.of_machine(self._require_images_to_fit)

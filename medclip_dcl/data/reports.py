@@ -93,13 +93,15 @@ class ReportsDataModule(PreparedDataModule[ReportsRequirements], EpochDataModule
         self.num_workers, self.seed = num_workers, seed
         self.tokenizer: PreTrainedTokenizerFast  # by `load`
         self._examples: dict[str, _MaskedSentences] = {}
+        self._made_with: object = None
 
     def provided(self) -> TokenizedSentences:
         return TokenizedSentences(self.tokenizer, self.max_tokens)
 
     def load(self, stage: str) -> None:
-        if self._examples:
+        if self._examples and self._made_with == self._requirements:
             return
+        self._made_with = self._requirements
         self.of_machine(self.prepared.require_separate_patients)
         self.tokenizer = self._load_or_train()
         self._examples = {use: self._masked(use) for use in ("train", "validate")}

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from medclip_dcl.common.errors import UserError
 
 Schedule: TypeAlias = Literal["cosine", "constant"]
+CONFIGURED = ("initial_lr", "weight_decay", "betas")
 
 
 def adamw_warmup_cosine(
@@ -47,6 +48,9 @@ def adamw_warmup_cosine(
             )
     end = math.inf if schedule == "constant" else int(total_steps)
     scheduler = LambdaLR(optimizer, [_factor_from(first, warmup_steps, end) for first in firsts])
+    # Those of the settings: a checkpoint brings its own (`training.last_checkpoint`).
+    configured = [{name: group[name] for name in CONFIGURED} for group in optimizer.param_groups]
+    optimizer.configured = configured  # type: ignore[attr-defined]
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 

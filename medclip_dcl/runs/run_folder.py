@@ -170,16 +170,20 @@ class RunFolder:
             )
         if self.is_finished:
             unit = _LENGTHS.get(self._ended_by(), "epochs")
-            end = f"{self.end().get(unit)}_{unit}"
-            for path in (self.folder / name for name in _OF_THE_END):
-                earlier = path.with_name(f"{path.stem}_{end}{path.suffix}")
-                if path.exists():
-                    shutil.rmtree(earlier, ignore_errors=True)
-                    os.replace(path, earlier)
+            self.set_aside(f"{self.end().get(unit)}_{unit}")
             # Before the configuration: a run with that of more epochs would be taken for finished.
             (self.folder / FIT_FILE).unlink()
         before = files.read_text(self.folder / saved.CONFIG_FILE).splitlines()
         self._write_config(config, takewhile(lambda line: line.startswith("#"), before))
+
+    def set_aside(self, end: str) -> list[str]:
+        """Rename what was measured before training goes on, results.json to results_END.json, and return its names."""
+        found = [path for path in (self.folder / name for name in _OF_THE_END) if path.exists()]
+        for path in found:
+            earlier = path.with_name(f"{path.stem}_{end}{path.suffix}")
+            shutil.rmtree(earlier, ignore_errors=True)
+            os.replace(path, earlier)
+        return [path.name for path in found]
 
     def data(self) -> dict[str, Any]:
         """Content of data.json; empty where it is not known."""
@@ -280,6 +284,7 @@ class RunFolder:
             LOCK_FILE,
             INITIAL_WEIGHTS_FILE,
             CLASS_PROBABILITY_FILE,
+            LEFT_OUT_FILE,
         )
         for name in names:
             (self.folder / name).unlink(missing_ok=True)

@@ -49,8 +49,9 @@ class End:
 
 
 def is_done(run: Run, commands: Sequence[str]) -> bool:
-    """True if the last output of the commands exists."""
-    return (run.folder / (RESULTS_FILE if "test" in commands else FIT_FILE)).is_file()
+    """True if the last output of each command exists: an unfinished training may have been tested, too."""
+    files = {"fit": FIT_FILE, "test": RESULTS_FILE}
+    return all((run.folder / files[name]).is_file() for name in commands if name in files)
 
 
 def error_of(run: Run) -> str | None:

@@ -57,6 +57,11 @@ class AveragedWeights(WeightAveraging):
                 "its end are the weights after the first step; lower it"
             )
 
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Also in a run that is resumed after its last step, which has no `on_train_end`."""
+        if self._average_model is not None:
+            self._copy_average_to_current(pl_module)
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._is_swapped:
             self._swap_models(pl_module)

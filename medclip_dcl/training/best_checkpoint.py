@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pytorch_lightning import Callback, Trainer
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint, WeightAveraging
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
@@ -52,8 +52,14 @@ def complete_selection(options: Any) -> None:
 def check_callbacks(callbacks: Collection[Callback]) -> None:
     """Refuse callbacks that own weights, take the worst value for the best, or write checkpoints of the run."""
     refuse_owners(callbacks)
+    averages = any(isinstance(one, WeightAveraging) for one in callbacks)
     for one in callbacks:
         name = f"trainer.callbacks: {type(one).__name__}"
+        if averages and isinstance(one, ModelCheckpoint) and one.save_weights_only:
+            raise UserError(
+                "checkpoint.save_weights_only: expected false with ema_decay, found true; the file would hold the last "
+                "weights, not their average"
+            )
         if isinstance(monitor := getattr(one, "monitor", None), str):
             best_mode(name, monitor, getattr(one, "mode", None))
         if not isinstance(one, ModelCheckpoint) or one.dirpath is not None:

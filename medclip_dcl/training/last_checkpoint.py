@@ -228,11 +228,15 @@ class LastCheckpoint(Checkpoint):
 
 
 def _follow_schedule(trainer: Trainer) -> None:
-    """Set the learning rate by this run's schedule, with a message if the checkpoint's had another length."""
+    """Set rates and decay by this run's settings and schedule, with a message if the checkpoint has another rate."""
     for config in trainer.lr_scheduler_configs:
         schedule = config.scheduler
         if not isinstance(schedule, LambdaLR):
             continue
+        if configured := getattr(schedule.optimizer, "configured", None):
+            for group, own in zip(schedule.optimizer.param_groups, configured, strict=True):
+                group.update(own)
+            schedule.base_lrs = [own["initial_lr"] for own in configured]
         rates = [
             base * factor(schedule.last_epoch)
             for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
@@ -240,8 +244,8 @@ def _follow_schedule(trainer: Trainer) -> None:
         groups = schedule.optimizer.param_groups
         if rates != [group["lr"] for group in groups]:
             rank_zero_info(
-                f"learning rate at step {trainer.global_step}: {groups[-1]['lr']:.3g} by the schedule that the "
-                f"checkpoint was trained with, {rates[-1]:.3g} from here on by that of all "
+                f"learning rate at step {trainer.global_step}: {groups[-1]['lr']:.3g} by the settings that the "
+                f"checkpoint was trained with, {rates[-1]:.3g} from here on by this run's, of "
                 f"{trainer.estimated_stepping_batches} steps"
             )
         for group, rate in zip(groups, rates, strict=True):

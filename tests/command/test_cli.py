@@ -27,6 +27,7 @@ from medclip_dcl.command.cli import _about_input, main
 from medclip_dcl.common.findings import CHEX5
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.runs.run_folder import RunFolder
+from medclip_dcl.studies.one_run import Run, is_done
 from medclip_dcl.training.best_checkpoint import best_mode
 from tests.command.small_runs import CLASSIFICATION, refused, small
 
@@ -166,11 +167,36 @@ def test_a_finished_run_is_trained_longer(finished, fit, tmp_path, info, monkeyp
     assert rates[6:] == pytest.approx([highest * 0.5 * (1 + math.cos(math.pi * k / 7)) for k in (4, 5, 6)])
     assert any("was finished and goes on to 3 epochs" in line for line in info())
     said = next(line for line in info() if "learning rate at step 6" in line)
-    assert f"{rates[6]:.3g}" in said and "0 by the schedule" in said and "all 9 steps" in said
+    assert f"{rates[6]:.3g}" in said and "0 by the settings" in said and "of 9 steps" in said
     # What was measured at the end of the second epoch is not taken for the third's.
     assert not (run / "results.json").exists() and not (run / "predictions").exists()
     assert (run / "results_2_epochs.json").read_text() == (finished / "results.json").read_text()
     assert (run / "predictions_2_epochs").is_dir() and (run / "figures_2_epochs").is_dir()
+
+
+def test_a_test_of_an_unfinished_run_is_not_its_result(finished, fit, tmp_path, info):
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "fit.json").unlink()  # as killed before its end, and tested then
+    assert not is_done(Run({}, run, ()), ["fit", "test"])
+    main(fit(run))
+    assert (run / "fit.json").is_file() and not (run / "results.json").exists()
+    assert (run / "results_unfinished.json").read_text() == (finished / "results.json").read_text()
+    assert any("renamed to ..._unfinished: results.json" in line for line in info())
+
+
+@pytest.mark.slow
+def test_another_runs_checkpoint_does_not_bring_its_settings(finished, fit, tmp_path, info):
+    model = yaml.safe_load((finished / "config.yaml").read_text())["model"]["init_args"]
+    rate, more = 3 * model["learning_rate"], ["--model.init_args.weight_decay", "0.3"]
+    more += ["--model.init_args.learning_rate", str(rate), "--model.init_args.text_learning_rate", str(rate)]
+    more += ["--ckpt_path", str(finished / "checkpoints/last.ckpt"), "--trainer.max_epochs", "3"]
+    main(fit(tmp_path / "run", *more))
+    rates = pd.read_csv(tmp_path / "run/metrics.csv")["train/learning_rate"].dropna()
+    assert rates.tolist() == pytest.approx([rate * 0.5 * (1 + math.cos(math.pi * k / 7)) for k in (4, 5, 6)])
+    last = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    groups = last["optimizer_states"][0]["param_groups"]
+    assert {group["weight_decay"] for group in groups} == {0.0, 0.3}
+    assert any("by the settings that the checkpoint was trained with" in line for line in info())
 
 
 def test_no_last_checkpoint_no_longer_training(finished, fit, tmp_path, capsys):

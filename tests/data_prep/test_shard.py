@@ -482,8 +482,11 @@ def test_too_little_room_is_refused(files, monkeypatch):
 
 
 def test_a_read_only_set_is_copied(small_set, files, tmp_path):
+    (files / "features/images").mkdir(parents=True)  # as by `encode --name images`
+    (files / "features/images/features.json").write_text("{}")
     before, output = content(files), tmp_path / "copy"
     main([str(files), "--output", str(output)])
+    assert (output / "features/images/features.json").is_file()
     assert content(files) == before and images_of(output) == images_of(small_set)
     assert PreparedSet(output).fingerprint == PreparedSet(files).fingerprint
     with pytest.raises(UserError, match=f"--output: {output} is there already"):

@@ -114,6 +114,11 @@ def test_a_resumed_run_has_the_same_average(build, data, trainer, tmp_path, monk
     assert_equal_states(second["current_model_state"], whole["current_model_state"])
     for a, b in zip(*(run["optimizer_states"][0]["state"].values() for run in (whole, second)), strict=True):
         assert torch.equal(a["exp_avg"], b["exp_avg"])
+    # Resumed after its last step, a run ends with the average, too.
+    model, run = build(), trainer([AveragedWeights(DECAY)], limit_val_batches=1)
+    run.fit_loop.max_epochs = 2
+    run.fit(model, data, ckpt_path=tmp_path / "whole.ckpt", weights_only=True)
+    assert_equal_states(whole["state_dict"], state(model))
 
 
 def test_the_average_of_gamma_stays_below_its_cap(build, data, trainer):

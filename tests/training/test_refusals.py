@@ -70,6 +70,10 @@ def select(**options: Any) -> None:
         (lambda: select(save_on_train_epoch_end=True), "checkpoint.save_on_train_epoch_end: validate/auc"),
         (lambda: check_callbacks([EarlyStopping("validate/auc")]), "EarlyStopping.mode: expected max"),
         (lambda: check_callbacks([ModelCheckpoint(filename="best")]), "callbacks: ModelCheckpoint"),
+        (
+            lambda: check_callbacks([AveragedWeights(0.9), ModelCheckpoint(save_weights_only=True)]),
+            "save_weights_only: expected false with ema_decay",
+        ),
         (lambda: check_callbacks([ModelCheckpoint(save_last=True)]), "callbacks: ModelCheckpoint"),
         *((lambda x=x: check_callbacks([x]), f"{type(x).__name__}; {words}") for x, words in OWNERS),
         *((lambda x=x: AveragedWeights(x), f"ema_decay: .* {x}") for x in (0.0, 1.0, -1.0, float("nan"))),

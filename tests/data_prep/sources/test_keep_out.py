@@ -50,6 +50,19 @@ def test_a_line_names_a_patient_a_study_or_an_image(lines, studies, counts) -> N
     assert found == studies and tuple(numbers.values()) == counts
 
 
+@pytest.mark.parametrize(
+    ("line", "studies", "n_unknown"),
+    [("12.png", {1}, 0), ("12.png,x", {1}, 0), ("12", {2}, 0), ("test/3.png", {3}, 1)],
+)
+def test_the_name_of_a_file_is_no_number_of_a_patient(line, studies, n_unknown) -> None:
+    rows = pd.DataFrame(
+        {"dicom_id": ["12.png", "5.png", "x/7.png"], "study_id": [1, 2, 3], "subject_id": [3, 12, 9]}
+    )
+    lines = [line, "x/7.png"] if n_unknown else [line]
+    found, counts = studies_to_keep_out(rows, lines, {"study_id": {}, "subject_id": {}})
+    assert found == studies and counts["unknown names"] == n_unknown
+
+
 def table(folder: Path, n: int = 12) -> Path:
     """Reports of patients P1 to P6, of two rows each, two patients in each split."""
     splits = ("train", "validate", "test")

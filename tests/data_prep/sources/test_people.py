@@ -37,7 +37,8 @@ def test_words_of_sex_and_age():
     words = pd.Series(["F", " female", "MALE", "m", "O", "", "unknown", "1"])
     assert sexes(words).tolist() == ["F", "F", "M", "M", *["unknown"] * 4]
     words = pd.Series(["45", "45.5", "045Y", "006m", "0", "120", "121", "-3", "", "n/a", "4 5", "052W"])
-    expected = [45, 45.5, 45, 0.5, 0, 120, *[np.nan] * 5, 52 / 52.18]
+    words = pd.concat([words, pd.Series([".75", "0.5", ",5 years", "45."])])
+    expected = [45, 45.5, 45, 0.5, 0, 120, *[np.nan] * 5, 52 / 52.18, 0.75, 0.5, 0.5, 45]
     assert ages(words).tolist() == pytest.approx(expected, nan_ok=True)
     assert sexes(pd.Series(["weiblich", "Männlich", "W", "femme", "hombre", "divers"])).tolist() == [
         *"FMFFM",
