@@ -46,7 +46,8 @@ def studies_to_keep_out(
         for column, of_number in names_of.items()
         for number in rows[column].unique().tolist()
     }
-    found = [_hit(name, images, numbers) for name in names]
+    every = images | numbers
+    found = [_hit(name, images, every) for name in names]
     if not any(found):
         raise UserError(
             "--keep_out: expected names of frontal images, studies or patients of the source, one a line, found none "
@@ -61,7 +62,7 @@ def studies_to_keep_out(
     return frozenset(studies), counts
 
 
-def _hit(line: str, images: Known, numbers: Known) -> tuple[str, object] | None:
+def _hit(line: str, images: Known, every: Known) -> tuple[str, object] | None:
     """What a line names, or its first cell: a number, or an image by the longest end of its path.
 
     The name of a file, with its ending, is no number of a patient or study.
@@ -69,7 +70,7 @@ def _hit(line: str, images: Known, numbers: Known) -> tuple[str, object] | None:
     for name in dict.fromkeys((line, re.split(r"[,;\t]", line, maxsplit=1)[0])):
         parts = plain_image(name).replace("\\", "/").split("/")
         ends = (joint.join(parts[start:]) for start in range(len(parts)) for joint in "/_")
-        known = images if ENDINGS.search(plain_name(name)) else {**images, **numbers}
+        known = images if ENDINGS.search(plain_name(name)) else every
         for key in filter(None, (plain_number(name), *ends)):
             if key in known:
                 return known[key]

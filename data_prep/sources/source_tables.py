@@ -43,9 +43,10 @@ def file_hash(file: Path) -> str:
 
 
 SHOWN = 5
+"""Cases that a message lists behind the first one."""
+
 SHORT = 40
 """Characters of a text that a message quotes."""
-"""Cases that a message lists behind the first one."""
 
 MAX_CELL = 2**17
 """Characters of a cell that is used."""

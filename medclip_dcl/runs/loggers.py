@@ -104,7 +104,7 @@ def check_loggers(loggers: Any, may_share: bool) -> None:
             if options.get(upload) and not may_share:
                 raise UserError(
                     f"trainer.logger, {upload}: expected false, found {options[upload]}, which uploads checkpoints "
-                    "of patients' reports; set it to false, or share_patient_data: true"
+                    "of patients' reports; set it to false, or give --share_patient_data true"
                 )
 
 
@@ -150,5 +150,5 @@ def show_figures(loggers: Iterable[Logger], figures: Mapping[str, Path], may_sha
     if withheld:
         rank_zero_warn(
             f"{len(figures)} figures, which show patients' images and sentences, were not given to "
-            f"{', '.join(withheld)}; share_patient_data: true sends them, where the terms of the data allow it"
+            f"{', '.join(withheld)}; --share_patient_data true sends them, where the terms of the data allow it"
         )

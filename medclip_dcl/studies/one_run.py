@@ -18,7 +18,7 @@ from typing import Literal
 from medclip_dcl.common.files import write_text
 from medclip_dcl.common.processes import locked
 from medclip_dcl.runs.run_folder import FIT_FILE
-from medclip_dcl.runs.saved import CONFIG_FILE, RESULTS_FILE
+from medclip_dcl.runs.saved import CONFIG_FILE, RESULTS_FILE, read_config
 
 LOG_FILE, ERROR_FILE = "log.txt", "error.txt"
 _LOCK_FILE = ".lock"
@@ -110,6 +110,8 @@ def _run_commands(run: Run, commands: Sequence[str]) -> End | None:
         # Later commands evaluate the run as it was trained.
         own = run.arguments if command == commands[0] else (f"--config={run.folder / CONFIG_FILE}",)
         arguments = [command, *own, f"--run_folder={run.folder}", "--trainer.enable_progress_bar=false"]
+        if command != commands[0] and (read_config(run.folder) or {}).get("share_patient_data"):
+            arguments.append("--share_patient_data=true")  # trained here: no sender's choice
         arguments += run.of_each
         print(f"medclip-dcl {shlex.join(arguments)}", flush=True)
         try:

@@ -259,5 +259,14 @@ def test_checkpoints_are_deleted_when_asked(copy):
     assert len(results_table(read_experiment(copy / "grid.yaml"))) == 8
 
 
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_study_shares_what_its_runs_were_told_to(shares, tmp_path, monkeypatch):
+    (tmp_path / "config.yaml").write_text(f"share_patient_data: {shares}")
+    given: list[list[str]] = []
+    monkeypatch.setattr("medclip_dcl.command.cli.main", lambda words, are_typed: given.append(words))
+    run_one(Run({}, tmp_path, ("--config=own.yaml",)), ["fit", "test"])
+    assert ["--share_patient_data=true" in words for words in given] == [False, shares]
+
+
 def test_a_duration_in_words():
     assert [in_words(x) for x in (7.4, 150.0, 7500.0, 200000.0)] == ["7 s", "2 min", "2 h 05 min", "2 d 7 h"]
