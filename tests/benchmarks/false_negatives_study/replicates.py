@@ -114,8 +114,8 @@ def split_patients(folder: Path, pairs: int) -> None:
     table.to_csv(folder / "drawn.csv", index=False)
 
 
-def prepare_encoded(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
-    """Sets, language model, image encoder and features; names and numbers that settings of arms refer to."""
+def prepare_texts(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
+    """The set of pairs and the language model, with its scores; names and numbers that settings of arms refer to."""
     folder.mkdir(parents=True, exist_ok=True)
     run(
         folder,
@@ -124,7 +124,6 @@ def prepare_encoded(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, 
     )
     if not (folder / "drawn.csv").is_file():
         split_patients(folder, plan["pairs"])
-    names = pd.read_csv(folder / "drawn.csv", nrows=0).columns[4:].tolist()
     run(
         folder,
         "prepare mimic-cxr --source raw --output reports --size 64 --workers 1",
@@ -137,17 +136,25 @@ def prepare_encoded(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, 
     )
     run(
         folder,
-        "prepare folder --table drawn.csv --images raw/files --output drawn --size 160 --workers 1 --label_columns "
-        + " ".join(names),
-        "drawn/dataset.json",
-    )
-    run(
-        folder,
         f"fit --config language_model_small --run_folder lm --data.init_args.folder reports --seed_everything {seed} "
         + plan.get("language_model_options", ""),
         "lm/fit.json",
     )
     run(folder, "score set --model lm/language_model", "set/log_p/language_model-*.parquet")
+    stem = next((folder / "set/log_p").glob("language_model-*.parquet")).stem
+    return {"seed": seed, "log_p": stem, "folder": "."}
+
+
+def prepare_encoded(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:
+    """What `prepare_texts` makes, the image encoder, and the features of both encoders."""
+    facts = prepare_texts(folder, seed, plan)
+    names = pd.read_csv(folder / "drawn.csv", nrows=0).columns[4:].tolist()
+    run(
+        folder,
+        "prepare folder --table drawn.csv --images raw/files --output drawn --size 160 --workers 1 --label_columns "
+        + " ".join(names),
+        "drawn/dataset.json",
+    )
     run(
         folder,
         f"fit --config finetune --config {HERE}/encoder.yaml --run_folder encoder --data.init_args.folder drawn "
@@ -169,8 +176,7 @@ def prepare_encoded(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, 
         "encode start/checkpoints/untrained.ckpt set --name frozen",
         "set/features/frozen/features.json",
     )
-    stem = next((folder / "set/log_p").glob("language_model-*.parquet")).stem
-    return {"seed": seed, "log_p": stem, "folder": "."}
+    return facts
 
 
 def prepare(folder: Path, seed: int, plan: dict[str, Any]) -> dict[str, Any]:

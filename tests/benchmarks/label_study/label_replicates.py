@@ -19,6 +19,7 @@ import argparse
 import resource
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, reduce
@@ -37,6 +38,7 @@ from replicates import (
     experiment,
     filled,
     prepare_encoded,
+    prepare_texts,
     run,
     study,
     write_rows,
@@ -188,8 +190,11 @@ def prepare(
     folder: Path, seed: int, plan: dict[str, Any], with_errors: bool = False
 ) -> dict[str, dict[str, Any]]:
     """Names and numbers that settings of arms refer to, of the set and of the one with errors of the labeller."""
-    facts = prepare_encoded(folder, seed, plan)
-    run(folder, "embed set --model lm/language_model --pooling mean", "set/text_embedding/*.parquet")
+    is_frozen = plan["read"]["start"] == "heads"
+    facts = (prepare_encoded if is_frozen else prepare_texts)(folder, seed, plan)
+    if is_frozen:
+        run(folder, "embed set --model lm/language_model --pooling mean", "set/text_embedding/*.parquet")
+        facts["text_embedding"] = next((folder / "set/text_embedding").glob("*.parquet")).stem
     if not (folder / "mentions.parquet").is_file():
         prepared = PreparedSet(folder / "set")
         train = reports_of(prepared, "train")
@@ -207,16 +212,17 @@ def prepare(
             f"prepare mimic-cxr --source errors_raw --output set_errors --size 160 --workers 1 {plan['set_options']}",
             "set_errors/dataset.json",
         )
-    run(
-        folder,
-        "fit --import label_arms --config start/config.yaml --run_folder start_tfidf "
-        "--model.init_args.text_encoder label_arms.TfidfSentences "
-        "--model.init_args.text_encoder.init_args.file terms.json",
-        "start_tfidf/fit.json",
-    )
+    if is_frozen:
+        run(
+            folder,
+            "fit --import label_arms --config start/config.yaml --run_folder start_tfidf "
+            "--model.init_args.text_encoder label_arms.TfidfSentences "
+            "--model.init_args.text_encoder.init_args.file terms.json",
+            "start_tfidf/fit.json",
+        )
     of_sets = {}
     for name in ("set", *(["set_errors"] if with_errors else [])):
-        for start, features in (("start", "frozen"), ("start_tfidf", "tfidf")):
+        for start, features in (("start", "frozen"), ("start_tfidf", "tfidf")) if is_frozen else ():
             run(
                 folder,
                 f"encode {start}/checkpoints/untrained.ckpt {name} --name {features} --import label_arms",
@@ -231,7 +237,6 @@ def prepare(
             "posterior": stem,
             "posterior_shrunk": "shrunk",
             "posterior_quantile": "quantile",
-            "text_embedding": next((folder / "set/text_embedding").glob("*.parquet")).stem,
         }
     return of_sets
 
@@ -338,23 +343,25 @@ def results(folder: Path, name: str, of_suffix: Mapping[str, dict[str, Any]]) ->
 
 
 def tune(folder: Path, plan: dict[str, Any], start: str, seeds: range) -> None:
-    """Run both stages of all tuning seeds, write their rows, and print what they choose."""
-    rows, base, chosen = [], plan["kept_steps"], {}
-    of_seeds = {}
+    """Run both stages of all tuning seeds, side by side; write their rows, and print what they choose."""
+    rows, chosen, of_sets = [], {}, {}
 
-    def work(seed: int, of_seed: Path) -> None:
-        of_seeds[seed] = of_seed, prepare(of_seed, seed, plan)
+    def prepared(seed: int, of_seed: Path) -> None:
+        of_sets[seed] = prepare(of_seed, seed, plan)
 
-    each_in_its_folder(work, seeds, folder, 1)
+    def tuned(seed: int, similarity: str, stage: str, levels: list[tuple[str, list[str]]]) -> pd.DataFrame:
+        each = experiments(plan, of_sets[seed], similarity, levels, plan["kept_steps"], test=False)
+        table = results(folder / str(seed), f"tune_{start}_{similarity}_{stage}", each)
+        return table.assign(replicate=seed, start=start, similarity=similarity)
+
+    each_in_its_folder(prepared, seeds, folder, len(seeds))
     for similarity in plan["similarities"]:
-        levels = [*first_levels(plan, similarity)]
-        found = pd.DataFrame()
+        levels, found = [*first_levels(plan, similarity)], pd.DataFrame()
         for stage in ("rates", "then"):
-            for seed, (of_seed, of_sets) in of_seeds.items():
-                each = experiments(plan, of_sets, similarity, levels, base, test=False)
-                table = results(of_seed, f"tune_{start}_{similarity}_{stage}", each)
-                rows.append(table.assign(replicate=seed, start=start, similarity=similarity))
-                found = pd.concat([found, rows[-1]])
+            with ThreadPoolExecutor(len(seeds)) as pool:
+                tables = [pool.submit(tuned, seed, similarity, stage, levels) for seed in seeds]
+            rows += [table.result() for table in tables]
+            found = pd.concat([found, *rows[-len(seeds) :]])
             choice = chosen_settings(found)
             levels = [*later_levels(plan, similarity, {arm: names[0] for arm, names in choice.items()})]
             if not levels:
