@@ -36,9 +36,10 @@ _POSITIONS = re.compile(
     r"\b(?:(?:SEMI|HALF)? ?(?:ERECT|UPRIGHT|SITTING)|SUPINE|STANDING|PORTABLE|MOBILE|BEDSIDE|HORIZONTAL|DEBOUT|ASSIS"
     r"|(?:IM )?(?:STEHEN|SITZEN|LIEGEN)D?|CHEST|THORAX|TORAX|CXR|X ?RAY|RX|VIEW|PROJECTION)\b"
 )
-_AP, _PA = r"\bA ?P\b|\b[AÂ]NTERO?(?:IOR)? ?POSTERIORE?\b", r"\bP ?A\b|\bP[OÓ]STERO?(?:IOR)? ?ANTERIORE?\b"
+_AP = r"\bA ?P\b|\b[AÂ]NT[EÉ]RO?(?:IOR)? ?POST[EÉ]RI(?:ORE?|EUR)\b"
+_PA = r"\bP ?A\b|\bP[OÓ]ST[EÉ]RO?(?:IOR)? ?ANT[EÉ]RI(?:ORE?|EUR)\b"
 _OTHER_VIEWS = (
-    r"(?:L|R|LEFT |RIGHT )? ?LAT(?:ERA\w+)?(?: LEFT| RIGHT)?|[LR]?L|P(?:RO|ER)FIL|SEITLICH"
+    r"(?:L|R|LEFT |RIGHT )? ?LAT[EÉ]?(?:RA\w+)?(?: LEFT| RIGHT)?|LATERO LATERALE|[LR]?L|P(?:RO|ER)FILO?|SEITLICH"
     r"|OBLIQUE|[LR][AP]O|[LR]LD"
 )
 _LABEL_WORDS = {
@@ -327,6 +328,7 @@ def standard_views(views: pd.Series) -> pd.Series:
     """
     plain = views.str.upper().str.replace(r"[\W_]+", " ", regex=True).str.replace(_POSITIONS, " ", regex=True)
     plain = plain.str.replace(_AP, "AP", regex=True).str.replace(_PA, "PA", regex=True)
+    plain = plain.str.replace(r"\b(?:DE )?FACE\b", "FRONTAL", regex=True)
     plain = (
         plain.str.split()
         .str.join(" ")

@@ -21,6 +21,7 @@ from data_prep.sources.splits import draw_split
 from data_prep.text.reports import cut_sentences
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import PromptEnsembles, read_prompts
+from medclip_dcl.common.packaged import find_configuration
 
 READERS = {
     "nih": nih.read,
@@ -57,6 +58,8 @@ def prepare(settings: Public) -> None:
             raise UserError("--official_validate_as_test: the release has other parts; leave it out")
         tables = replace(tables, images=tables.images.replace({"split": {"validate": "test"}}))
         settings = replace(settings, split_shares=settings.split_shares or (0.99, 0.01, 0.0))
+    if {*tables.rows["split"]} == {"train"}:  # such as Kaggle's VinDr-CXR, whose test images have no labels
+        tables = replace(tables, images=tables.images.assign(split=""))
     splits = set(tables.rows["split"])
     if settings.redraw_test and "test" not in splits:
         raise UserError("--redraw_test: the tables have no official test patients; leave it out")
@@ -68,13 +71,16 @@ def prepare(settings: Public) -> None:
         raise UserError("--split_shares and --split_seed: the split is official; leave them out")
     choices = [*tables.choices]
     if drawn is not None:
-        by = f"drawn by {', '.join(f'{share:g}' for share in settings.shares)}, seed {settings.seed} (choice)"
+        shares = ", ".join(f"{share:.3g}" for share in _shares(settings, drawn))
+        by = f"drawn by {shares}, seed {settings.seed} (choice)"
         choices.append(f"split: {_DRAWN[drawn]} {by}")
     if not tables.names_patients:
         choices.append(
             "patients: the release names none; each image counts as one, and intervals are by image"
         )
     templates = settings.templates
+    if templates is not None:  # a packaged one has a name
+        templates = find_configuration(str(templates), "prompts", "--templates").path
     if settings.reports:
         if templates is not None or "report" not in tables.images:
             raise UserError("--reports: expected padchest with a column Report, and no --templates")
@@ -123,7 +129,7 @@ def _with_sentences(tables: PublicTables, prompts: PromptEnsembles) -> PublicTab
 
 
 _DRAWN = {
-    "": "none is official; train, validate and test patients are",
+    "": "no test part is official; train, validate and test patients are",
     "test": "not the official one: the official test patients are, anew for train, validate and test,",
     "train": "official, but validate patients are, from those of train,",
 }
@@ -159,9 +165,9 @@ def _source(settings: Public, folder: ReleaseFolder, tables: PublicTables, drawn
         )
     rows = rows[is_there].reset_index(drop=True)
     rows = rows.assign(file=rows["image"].map(found).map(str), split=_splits(rows, settings, drawn))
-    if settings.templates is None and (texts := [name for name in TEXTS if name in rows]):
-        is_blank = (rows[texts] == "").all(axis=1)
-        rows[NO_REPORT] = is_blank.map({True: "its report is empty", False: ""})
+    if texts := [name for name in TEXTS if name in rows]:
+        reason = "its report is empty" if settings.templates is None else "it has no label with a prompt"
+        rows[NO_REPORT] = (rows[texts] == "").all(axis=1).map({True: reason, False: ""})
     check = TableCheck(folder.taken[0])
     check.rejects += [("image", image, reason) for image, reason in tables.left_out.items()]
     source = rows_source(rows, settings, check, counts)
@@ -201,8 +207,11 @@ def _splits(rows: pd.DataFrame, settings: Public, drawn: str | None) -> pd.Serie
     split = rows["split"]
     if not drawn:
         return split
-    shares = settings.shares
-    if drawn == "train":
-        train, validate, _ = shares
-        shares = (train / (train + validate), validate / (train + validate), 0.0)
-    return split.mask(split == drawn, draw_split(rows["patient"], shares, settings.seed))
+    return split.mask(split == drawn, draw_split(rows["patient"], _shares(settings, drawn), settings.seed))
+
+
+def _shares(settings: Public, drawn: str) -> tuple[float, float, float]:
+    """Shares of train, validate and test among the patients that are drawn: those of train alone give no test."""
+    train, validate, _ = settings.shares
+    n = train + validate
+    return (train / n, validate / n, 0.0) if drawn == "train" else settings.shares

@@ -16,6 +16,7 @@ from data_prep.sources import image_checks, set_tables
 from data_prep.sources.preparation import count_lines
 from data_prep.sources.splits import too_few_lines
 from medclip_dcl.data.arrays import is_sound
+from medclip_dcl.data.identity import IMAGE_FILES
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.data.table_checks import USES, some
 from medclip_dcl.report.tables import PUBLISHED_COUNTS
@@ -53,7 +54,7 @@ def check_set(folder: Path, full: bool = False, pool: Executor | None = None) ->
         lines += _rejects(prepared.folder / "rejects.csv")
     except (OSError, ValueError, KeyError) as error:
         problems.append(f"rejects.csv cannot be read ({error})")
-    if "images" in found:
+    if {"images", IMAGE_FILES} <= found.keys():
         of_files, digests = image_checks.check_files(prepared, found, full, pool)
         of_copies, warnings = image_checks.find_copies(found["images"], digests)
         problems += of_files + of_copies

@@ -26,7 +26,9 @@ def names_to_keep_out(file: Path) -> list[str]:
     prepared = PreparedSet(file)
     people = prepared.table("studies" if prepared.has("studies") else "images")
     people = people[~people["use"].isin(("train", "excluded"))]
-    named = prepared.patient_names(people["subject_id"]) if prepared.names_patients else people["dicom_id"]
+    if not prepared.names_patients:
+        return sorted(people["path"])  # with its ending, which no patient's number has
+    named = prepared.patient_names(people["subject_id"])
     return sorted({*named})
 
 

@@ -45,10 +45,12 @@ def sexes(words: pd.Series) -> pd.Series:
 def ages(words: pd.Series) -> pd.Series:
     """Years from "45", "45.5", ".75", "~45", "45 years", "6 months", DICOM's "045Y", or "90+" and ">89" of the oldest.
 
-    NaN for other words and beyond 0 to `OLDEST`.
+    NaN for other words, beyond 0 to `OLDEST`, and for "45M" beside "62F", which are a sex.
     """
     words = words.str.strip().str.rstrip(" .").str.upper()
     words = words.str.replace(r"^>\s*(89|9\d)$|^(89|9\d)\s*\+$", r"\1\2", regex=True)
+    if words.str.fullmatch(r"\d+\s*F").any():  # 62F: there 45M is a man
+        words = words.mask(words.str.fullmatch(r"\d+\s*M"))
     parts = words.str.extract(r"^~?\s*(\d+(?:[.,]\d+)?|[.,]\d+)\s*([^\W\d_/]*(?:/O)?)$")
     years = pd.to_numeric(parts[0].str.replace(",", ".")) / parts[1].map(_PER_YEAR).astype("float64")
     return years.where(years.between(0, OLDEST)).astype("float64")

@@ -1,7 +1,8 @@
 """Prepare a set from a `Source`, for `mimic_cxr`, `folder`, `openi` and `public`.
 
 Images are written one by one, so that an interrupted run continues; ``dataset.json`` is written last. A finished set is
-left unchanged, but for --complete, and a set made with other options is never overwritten.
+left unchanged, but for --complete and for prepared images that are missing or changed; one made with other options is
+never overwritten.
 """
 
 from __future__ import annotations
@@ -95,14 +96,14 @@ def prepare_set(settings: Prepare, made_from: Mapping[str, Any], read: Callable[
     if settings.keep_out is not None:
         source = _with_kept_out(source, settings.keep_out, made_from["options"].get("columns", ["study"]))
     now = SourceState.now(source.images, source.rows or ())
-    if _growth(settings, made_from, source, now) is None and not settings.shards:
+    if not settings.shards and _growth(settings, made_from, source, now) is None:
         return
     with one_process_in(settings.output):
         # While this process was reading, another may have made the set.
         growth = _growth(settings, made_from, source, now)
         if growth is not None:
             _make(settings, made_from, source, now, growth)
-        if settings.shards:
+        if settings.shards and len(source.images):
             index = ShardIndex.read(settings.output)
             to_shards(PreparedSet(settings.output), settings.output, index is not None and index.texts)
 
@@ -212,7 +213,8 @@ def _assemble(
         studies = studies.assign(use=set_tables.decide_use(studies, (), (), without))
         written["studies"] = set_tables.typed(studies, "studies")
     present = set(studies["study_id"])
-    texts = {study: text for study, text in found.of_study.items() if study in present - source.kept_out}
+    kept = present - source.kept_out
+    texts = {study: text for study, text in found.of_study.items() if study in kept}
     written["images"], written[IMAGE_FILES] = (
         set_tables.typed(images, name) for name in ("images", IMAGE_FILES)
     )

@@ -75,6 +75,10 @@ def unpacked(file: Path, advice: str) -> bytes:
         if file.suffix == ".zip":
             with zipfile.ZipFile(file) as archive:
                 tables = [name for name in archive.namelist() if re.fullmatch(r"(?!__MACOSX).*\.csv", name)]
+                if len(tables) > 1:
+                    raise UserError(
+                        f"{file}: expected one .csv in it, found {', '.join(tables)}; unpack the one to read"
+                    )
                 content = archive.open(tables[0]).read(MAX_BYTES + 1) if tables else content
     except FileNotFoundError as error:
         raise UserError(f"{file} cannot be read ({error.strerror}); correct its path") from error

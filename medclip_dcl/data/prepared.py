@@ -75,7 +75,7 @@ _MADE_BY = {
     "masks": "medclip-dcl prepare public",
     "classes": "medclip-dcl prepare mimic-cxr on a phantom release (only there the truth is known)",
     "image_classes": "medclip-dcl prepare mimic-cxr on a phantom release (only there the truth is known)",
-    "studies": "medclip-dcl prepare folder on a table without images",
+    "studies": "medclip-dcl prepare folder (or openi) with --text_only",
     "log_p": "medclip-dcl score SET --model FOLDER",
     "text_embedding": "medclip-dcl embed SET --model FOLDER",
     "ranking": "medclip-dcl rank SET",

@@ -177,10 +177,11 @@ def _limits(network: ImageNetwork, runs: Mapping[str, TestedRun], dataset: Mappi
         limits.append(
             f"Trained on one source, {dataset.get('source')}: other hospitals, scanners, views and languages differ."
         )
-        if labels := dataset.get("options", {}).get("labels"):
-            limits.append(
-                f"Labels of the findings are those of {labels}, made from the reports, not by readers of the images."
-            )
+        options = dataset.get("options", {})
+        if labels := options.get("labels"):
+            its = "made from the reports, not by readers of the images"
+            its += "; those of the test images are a radiologist's" if options.get("test_labels") else ""
+            limits.append(f"Labels of the findings are those of {labels}, {its}.")
     if runs:
         tested = runs[_MODEL].tested
         sections = [x for x in _SECTIONS if (x == tables.CLASSIFIER) == is_classifier]

@@ -33,6 +33,8 @@ def run(options: Convert) -> None:
         if (folder / "README.md").is_file() and SOURCE_CARD not in terms:
             shutil.copyfile(folder / "README.md", temporary / SOURCE_CARD)
             terms.append(SOURCE_CARD)
+        if terms and not source.is_dir():
+            notes = [*notes, f"{', '.join(terms)}: found beside {source.name}; see that they are its own"]
         card = plain_card("Converted model", f"Converted from {source.name} by medclip_dcl.", terms, notes)
         write_text(card, temporary / "README.md")
     print(*notes, f"next: medclip-dcl benchmark {output} --sets SET ...", sep="\n")

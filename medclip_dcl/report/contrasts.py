@@ -272,12 +272,13 @@ def _findings(numbers: draws.Numbers) -> set[str]:
 def joint_p(
     gaps: Float[np.ndarray, "gap one_and_draws"], n_patients: Int[np.ndarray, "gap"]
 ) -> Float[np.ndarray, "gap"]:
-    """Adjusted p of each gap: the share of draws whose largest standardised deviation reaches that of the gap from 0.
+    """Adjusted p of each gap: the share of its draws whose largest standardised deviation reaches that of it from 0.
 
-    Gaps are standardised by the standard deviation s of their draws. With n patients gap / (s sqrt(n / (n - 1))) has
-    about Student's distribution with n - 1 degrees of freedom, and is taken as the normal deviate of the same
-    probability. Of a gap that no draw changes it is 1 where it is 0, else that of n signs alike, but no less than draws
-    can show. Fewer than 2 patients and no number give NaN.
+    A draw without the gap, such as one without a class of a rare finding, does not count. Gaps are standardised by the
+    standard deviation s of their draws. With n patients gap / (s sqrt(n / (n - 1))) has about Student's distribution
+    with n - 1 degrees of freedom, and is taken as the normal deviate of the same probability. Of a gap that no draw
+    changes it is 1 where it is 0, else that of n signs alike, but no less than draws can show. Fewer than 2 patients
+    and no number give NaN.
     """
     p = np.full(len(gaps), np.nan)
     is_known = np.isfinite(gaps[:, 0]) & (np.isfinite(gaps[:, 1:]).sum(axis=1) > 1) & (n_patients > 1)
@@ -290,8 +291,9 @@ def joint_p(
         observed, drawn, n = gaps[known, 0], gaps[known, 1:], n_patients[known]
         largest = np.nan_to_num(np.abs(drawn - observed[:, None]) / deviations[:, None]).max(axis=0)
         student = np.abs(observed) / (deviations * np.sqrt(n / (n - 1)))
-        reached = largest >= stats.norm.isf(stats.t.sf(student, n - 1))[:, None]
-        p[known] = (reached.sum(axis=1) + 1) / (drawn.shape[1] + 1)
+        has_number = np.isfinite(drawn)
+        reached = has_number & (largest >= stats.norm.isf(stats.t.sf(student, n - 1))[:, None])
+        p[known] = (reached.sum(axis=1) + 1) / (has_number.sum(axis=1) + 1)
     return p
 
 

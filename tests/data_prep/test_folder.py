@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -533,10 +534,30 @@ def test_unknown_views_are_named_and_known_spellings_understood(
 
 def test_spellings_of_views() -> None:
     spelt = {
-        "AP": ["A/P", "A. P.", "ap supine", "AP frontal", "antero-posterior", "Thorax liegend a.p."],
+        "AP": [
+            "A/P",
+            "A. P.",
+            "ap supine",
+            "AP frontal",
+            "antero-posterior",
+            "Thorax liegend a.p.",
+            "antéro-postérieur",
+        ],
         "PA": ["p-a", "(PA)", "CHEST PA upright", "posteroanterior", "Thorax p.a. im Stehen", "PA view"],
-        "FRONTAL": ["frontal view", "Frontal"],
-        "OTHER": ["LL", "lateral", "laterale", "lateraal", "perfil", "LAT.", "left lateral", "L-LAT", "RAO"],
+        "FRONTAL": ["frontal view", "Frontal", "de face", "Thorax face"],
+        "OTHER": [
+            "LL",
+            "lateral",
+            "laterale",
+            "lateraal",
+            "perfil",
+            "LAT.",
+            "left lateral",
+            "L-LAT",
+            "RAO",
+            "latéral",
+            "profilo",
+        ],
         "": ["", "AP/PA", "PA and lateral", "AP pelvis", "map", "1"],
     }
     for expected, words in spelt.items():
@@ -563,6 +584,14 @@ def test_other_line_ends_and_packed_tables(table: Path, newline: str) -> None:
     text = rows.to_csv(index=False, sep=";").replace("\n\n", " ").replace("\n", newline)
     table.write_bytes(gzip.compress(text.encode()))
     assert len(made(table).table("images")) == 4
+
+
+def test_one_table_of_a_zip_is_not_taken_for_all(table: Path) -> None:
+    with zipfile.ZipFile(packed := table.with_suffix(".zip"), "w") as archive:
+        archive.write(table, "2023.csv")
+        archive.write(table, "2024.csv")
+    with pytest.raises(UserError, match=r"expected one .csv in it, found 2023.csv, 2024.csv; unpack"):
+        prepare(settings(packed))
 
 
 def test_a_quote_that_joins_patients_is_refused(table: Path) -> None:
@@ -723,7 +752,7 @@ def test_language_of_reports_is_kept_and_said(table: Path, capsys: pytest.Captur
     rows = pd.DataFrame(
         {"patient": ["p1", "p2", "p3"], "split": ["train", "validate", "test"], "text": german}
     )
-    prepared = made(table, rows, text_only=True)
+    prepared = made(table, rows, text_only=True, shards=True)  # of which it has none
     assert "  language   de (too few words tell) 2, de 1 (reports)\n" in capsys.readouterr().out
     assert "Narbe re. Oberlappen." in set(prepared.table("sentences")["text"])
     assert prepared.info["language"] == "de"

@@ -176,7 +176,11 @@ def test_data_are_the_trainings_not_the_tests(changed, network, tmp_path):
     (changed / "config.yaml").write_text(yaml.safe_dump(config))
     card = model_card(changed, network, "x")
     assert "| trained on | set (mimic-cxr-2.0.0) |" in card and "| images for training | 9,876 |" in card
-    assert "those of chexpert, made from the reports" in card and "same source" not in card
+    assert "those of chexpert, made from the reports, not by readers of the images." in card
+    assert "same source" not in card
+    data["options"]["test_labels"] = "radiologist"
+    (tmp_path / "set/dataset.json").write_text(json.dumps(data))
+    assert "those of the test images are a radiologist's." in model_card(changed, network, "x")
 
 
 def test_what_is_missing_is_said_with_its_command(changed, network):

@@ -133,7 +133,7 @@ def test_p_is_the_share_of_larger_deviations():
     random = np.random.default_rng(0)
     observed = np.array([0.1, -3.6, 0.5, np.nan, 0.0, 4.0])
     gaps = np.column_stack([observed, observed[:, None] + random.normal(size=(6, 400))])
-    gaps[0, 7] = np.nan
+    gaps[0, 7] = gaps[1, 1:101] = np.nan  # as where a draw lacks the positives of a rare finding
     gaps[5, 1:] = gaps[1, 1:] + 7.6  # as gap 1, of few patients
     # No draw changes the last four.
     gaps[4], still = 0.2, np.repeat([[0.0], [-0.3], [0.3], [0.3]], 401, axis=1)
@@ -149,7 +149,8 @@ def test_p_is_the_share_of_larger_deviations():
         n = n_patients[i]
         statistic = abs(gaps[i, 0]) / (spread[i] * np.sqrt(n / (n - 1)))
         deviate = stats.norm.ppf(stats.t.cdf(statistic, n - 1))
-        assert p[i] == pytest.approx((sum(x >= deviate for x in largest) + 1) / 401), i
+        counted = [x for x, own in zip(largest, gaps[i, 1:], strict=True) if np.isfinite(own)]
+        assert p[i] == pytest.approx((sum(x >= deviate for x in counted) + 1) / (len(counted) + 1)), i
     assert p[1] < 0.05 < p[2] and np.isnan(p[[3, 9]]).all()
     # Of n patients all with the same sign, or no less than 400 draws can show.
     assert p[[6, 7, 8, 4]].tolist() == [1.0, 2.0**-6, 1 / 401, 1 / 401]

@@ -12,6 +12,7 @@ from PIL import Image
 
 from data_prep.public.release_tables import ReleaseFolder
 from data_prep.sources.check import check_set
+from data_prep.sources.keep_out import names_to_keep_out
 from medclip_dcl.command import cli
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import PreparedSet
@@ -153,6 +154,46 @@ def test_no_validate_image_is_drawn_beside_official_ones(tmp_path: Path, real_da
     (tmp_path / "CheXpert/train/patient7/study1/view1_frontal.jpg").write_bytes(picture.read_bytes()[:3000])
     prepare("chexpert", tmp_path / "CheXpert", tmp_path / "again")
     assert "patient7_study1_view1_frontal" in (tmp_path / "again/rejects.csv").read_text()
+
+
+def chexpert_table(folder: Path, labels: list[str], picture: Path) -> None:
+    """train.csv with a patient for each label of Edema, and their images."""
+    image = "CheXpert/train/patient{}/study1/view1_frontal.jpg"
+    rows = [f"{image.format(n)},{label}\n" for n, label in enumerate(labels)]
+    for n in range(len(labels)):
+        (folder / image.format(n)).parent.mkdir(parents=True)
+        shutil.copyfile(picture, folder / image.format(n))
+    (folder / "CheXpert/train.csv").write_text("Path,Edema\n" + "".join(rows))
+
+
+def test_images_without_a_label_have_no_template(tmp_path: Path, real_data: Path) -> None:
+    """The packaged prompts by their name; unlabelled images are no unreadable reports, of which few may be."""
+    chexpert_table(
+        tmp_path, [*["1.0"] * 9, *["0.0"] * 9, "-1.0", ""], next((real_data / "nih/images").iterdir())
+    )
+    prepare("chexpert", tmp_path / "CheXpert", tmp_path / "set", "--templates", "public")
+    found = PreparedSet(tmp_path / "set")
+    assert len(found.table("sentences")) == 2 and len(found.table("reports")) == 18
+    unused = found.table("images").query("use == 'excluded'")["dicom_id"]
+    assert set(unused) == {f"patient{n}_study1_view1_frontal" for n in (18, 19)}
+    assert (tmp_path / "set/rejects.csv").read_text().count("it has no label with a prompt") == 2
+
+
+def test_a_table_of_training_images_alone_is_drawn_as_a_whole(
+    tmp_path: Path, real_data: Path, capsys
+) -> None:
+    """Kaggle's VinDr-CXR, whose test images have no labels; its images are no patients of another set."""
+    rows, picture = [f"{n},No finding,0,0,1,1" for n in range(19)], next((real_data / "nih/images").iterdir())
+    for n in range(20):
+        Image.open(picture).save(tmp_path / f"{n}.png")
+    table = ["image_id,class_name,x_min,y_min,x_max,y_max", *rows, "19,Cardiomegaly,9,9,99,99", ""]
+    (tmp_path / "train.csv").write_text("\n".join(table))
+    (tmp_path / "sizes.csv").write_text("image_id,width,height\n19,512,512\n")
+    output = tmp_path / "set"
+    prepare("vindr", tmp_path, output, "--split_shares", "0.6,0.2,0.2")
+    assert set(PreparedSet(output).table("images")["use"]) == {"train", "validate", "test"}
+    assert "drawn by 0.6, 0.2, 0.2" in capsys.readouterr().err
+    assert {name[-4:] for name in names_to_keep_out(output)} == {".jpg"}
 
 
 @pytest.mark.slow

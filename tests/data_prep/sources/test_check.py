@@ -169,6 +169,8 @@ def test_missing_unreadable_and_unknown_files_are_named(
         verb("check")([str(damaged), "--full", "--workers", "1"])
     assert stop.value.code == 1
     shown = capsys.readouterr().out
+    (damaged / "image_files.parquet").write_bytes(b"PAR1")
+    assert any("image_files.parquet: " in problem for problem in check_set(damaged)[1])
     for part in (
         *of_images,
         "labels.parquet: ",

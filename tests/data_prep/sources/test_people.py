@@ -65,6 +65,9 @@ def test_words_of_sex_and_age():
     )
     expected = [45, 9, 8, 7, 0.5, 0.25, 45, 72, 0.5, 45.5, 90, 89, *[np.nan] * 3]
     assert ages(words).tolist() == pytest.approx(expected, nan_ok=True)
+    assert ages(pd.Series(["45M", "62F", "6 months"])).tolist() == pytest.approx(
+        [np.nan] * 2 + [0.5], nan_ok=True
+    )
 
 
 def test_m_is_ambiguous_beside_h_or_v():
