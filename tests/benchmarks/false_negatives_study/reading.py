@@ -481,8 +481,11 @@ def _curves(rows: pd.DataFrame, plan: Settings) -> Figure:
         axes.set(xscale="log", xlabel="step", ylabel=f"{outcome}, test, points")
         axes.set_xticks(steps, map(str, steps), rotation=60)
         axes.minorticks_off()
+    # An arm may lack an outcome.
+    lines = {str(line.get_label()): line for axes in figure.axes for line in axes.get_lines()}
+    shown = [arm for arm in plan["arms"] if arm in lines]
     figure.legend(
-        *axes.get_legend_handles_labels(), loc="outside upper center", ncols=6, frameon=False, fontsize=8
+        [lines[arm] for arm in shown], shown, loc="outside upper center", ncols=6, frameon=False, fontsize=8
     )
     return figure
 
