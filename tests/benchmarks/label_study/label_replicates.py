@@ -22,9 +22,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from operator import getitem
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -343,41 +344,51 @@ def results(folder: Path, name: str, of_suffix: Mapping[str, dict[str, Any]]) ->
 
 
 def tune(folder: Path, plan: dict[str, Any], start: str, seeds: range) -> None:
-    """Run both stages of all tuning seeds, side by side; write their rows, and print what they choose."""
-    rows, chosen, of_sets = [], {}, {}
+    """Run both stages of all tuning seeds, side by side, and print what they choose.
+
+    The rows of an arm are written to tuning.csv when a seed has them, and are not run again.
+    """
+    of_sets, chosen, one_writes = {}, {}, Lock()
 
     def prepared(seed: int, of_seed: Path) -> None:
         of_sets[seed] = prepare(of_seed, seed, plan)
 
-    def tuned(seed: int, similarity: str, stage: str, levels: list[tuple[str, list[str]]]) -> pd.DataFrame:
-        each = experiments(plan, of_sets[seed], similarity, levels, plan["kept_steps"], test=False)
-        table = results(folder / str(seed), f"tune_{start}_{similarity}_{stage}", each)
-        return table.assign(replicate=seed, start=start, similarity=similarity)
+    def tuned(seed: int, similarity: str, levels: list[tuple[str, list[str]]]) -> None:
+        rows = tuning_rows(start, similarity)
+        there = set(rows.loc[rows["replicate"] == seed, "arm"])
+        left = [(arm, names) for arm, names in levels if "-".join([arm, *names]) not in there]
+        for arm in dict.fromkeys(arm for arm, _ in left):
+            mine = [level for level in left if level[0] == arm]
+            each = experiments(plan, of_sets[seed], similarity, mine, plan["kept_steps"], test=False)
+            name = "-".join([f"tune_{start}_{similarity}_{arm}", *mine[-1][1]])
+            table = results(folder / str(seed), name, each)
+            with one_writes:
+                keep_tuning_rows(table.assign(replicate=seed, start=start, similarity=similarity))
 
     each_in_its_folder(prepared, seeds, folder, len(seeds))
     for similarity in plan["similarities"]:
-        levels, found = [*first_levels(plan, similarity)], pd.DataFrame()
-        for stage in ("rates", "then"):
+        levels = [*first_levels(plan, similarity)]
+        for _ in ("rates", "what follows them"):
             with ThreadPoolExecutor(len(seeds)) as pool:
-                tables = [pool.submit(tuned, seed, similarity, stage, levels) for seed in seeds]
-            rows += [table.result() for table in tables]
-            found = pd.concat([found, *rows[-len(seeds) :]])
-            choice = chosen_settings(found)
+                [*pool.map(partial(tuned, similarity=similarity, levels=levels), seeds)]
+            choice = chosen_settings(tuning_rows(start, similarity))
             levels = [*later_levels(plan, similarity, {arm: names[0] for arm, names in choice.items()})]
-            if not levels:
-                break
         chosen[similarity] = choice
-    table = tuning_rows(pd.concat(rows))
-    kept = pd.read_csv(TUNING) if TUNING.is_file() else table[:0]
-    write_text(pd.concat([kept[kept["start"] != start], table]).to_csv(index=False), TUNING)
     print("chosen:", *(f"  {name}: {one}" for name, one in chosen.items()), sep="\n")
 
 
-def tuning_rows(table: pd.DataFrame) -> pd.DataFrame:
-    names = table["arm"].str.split("-", n=1)
-    table = table.assign(arm=names.str[0], setting=names.str[1])
-    key = ["replicate", "start", "similarity", "arm", "setting", "step"]
-    return table[[*key, "validate mrr", "validate mrr_within"]].round(5)
+def tuning_rows(start: str, similarity: str) -> pd.DataFrame:
+    """Rows of tuning.csv, whose arms are named with their settings."""
+    table = pd.read_csv(TUNING)
+    table["arm"] += "-" + table["setting"]
+    return table[(table["start"] == start) & (table["similarity"] == similarity)]
+
+
+def keep_tuning_rows(table: pd.DataFrame) -> None:
+    """Add rows of arms, named with their settings, to tuning.csv."""
+    names, there = table["arm"].str.split("-", n=1), pd.read_csv(TUNING)
+    table = table.assign(arm=names.str[0], setting=names.str[1]).round(5)[[*there]]
+    write_text(pd.concat([there, table]).to_csv(index=False), TUNING)
 
 
 def chosen_settings(table: pd.DataFrame) -> dict[str, list[str]]:
