@@ -141,7 +141,7 @@ class MedclipCLI(LightningCLI):
         self.exported: Path | None = None
         self.source: SavedModel | None = None
         self.lock = ExitStack()
-        self.has_claimed = self.continues = self.goes_on = False
+        self.has_claimed = self.continues = self.sets_aside = self.goes_on = False
         self.command = next(iter(args), "")
         try:
             super().__init__(
@@ -330,17 +330,18 @@ class MedclipCLI(LightningCLI):
             if config.ckpt_path is None:
                 raise
             rank_zero_warn(f"{error}; continuing from {config.ckpt_path}")
+            self.sets_aside = True
             return
         if resume is not None:
             instead = "" if config.ckpt_path is None else f", where it has come to since {config.ckpt_path}"
             rank_zero_info(f"continuing {self.run.folder} from {resume}{instead}")
-            config.ckpt_path, self.continues = str(resume), True
+            config.ckpt_path, self.continues, self.sets_aside = str(resume), True, True
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
         if self.goes_on:  # once nothing is refused any more: a finished run stays finished until then
             self.run.extend(self.config_dump)
-        elif self.continues and _is_first_process() and (names := self.run.set_aside("unfinished")):
+        elif self.sets_aside and _is_first_process() and (names := self.run.set_aside("unfinished")):
             rank_zero_info(
                 f"measured before training goes on, and renamed to ..._unfinished: {', '.join(names)}"
             )
@@ -616,12 +617,16 @@ def _hand_on(option: str, value: Any, users: Sequence[str], callbacks: Any) -> N
 
 
 def _is_comparable(results: Path, untrained: Path) -> bool:
-    """True if both were measured in the same way on the same data."""
+    """True if both were measured in the same way on the same data, and the predictions of both are there."""
     if not (results.is_file() and untrained.is_file()):
         return False
     a, b = (read_json(file) for file in (results, untrained))
     keys = ("format_version", "protocol", "dataset", "images", "counts", "precision", "limited")
-    return all(a.get(key) == b.get(key) for key in keys)
+    cases, its_cases = (
+        {path.name for path in file.with_name(file.stem.replace("results", "predictions")).glob("*")}
+        for file in (results, untrained)
+    )
+    return cases <= its_cases and all(a.get(key) == b.get(key) for key in keys)
 
 
 def _checkpoint_folder(folder: str) -> str:

@@ -1,4 +1,4 @@
-"""Differentiable gather of ragged rows across processes, gathers of plain values, name and precision of a device."""
+"""Differentiable gather of ragged rows across processes, and gathers of plain values."""
 
 from __future__ import annotations
 

@@ -71,6 +71,7 @@ class EvaluationTables(EvaluatedImages):
         image_classes: dicom_id, class_id: the classes that are true of an image; empty as well.
         tuning: dicom_ids of the validate images that are among those of test for their regions and masks.
         sentence_states: input of the text encoder's projection by sentence_ids, from `data.features`; None without.
+        blank: `blank_cases` of the cases.
     """
 
     cases: pd.DataFrame
@@ -85,6 +86,7 @@ class EvaluationTables(EvaluatedImages):
     image_classes: pd.DataFrame = field(default_factory=lambda: _no_rows("image_classes"))
     tuning: frozenset[str] = frozenset()
     sentence_states: Callable[[Sequence[int]], Tensor] | None = None
+    blank: str = "ignore"
 
     @property
     def labelled(self) -> list[str]:
@@ -101,7 +103,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
     positive; dicom_id and study_id of the images, image_key: their rows among the images of the use; sentence_id;
     anchor and candidate: the fields of sentences and of images that the objective asked for; masked_tokens and
     masked_labels (sentence, token) and masked_by_length where it asked for them; by_length, the places of distinct
-    sentences that are encoded together (`encoders.by_length`), and row_of_sentence (sentence,), the row of each
+    sentences that are encoded together (`data.by_length`), and row_of_sentence (sentence,), the row of each
     among them. An objective with `correction_images` has images of the correction behind the views, first those
     drawn first, and has_others (image,), False where they are the image itself. A model with `label_weight` has
     labels (image, finding): 1, 0, or NaN for an entry that is left out, as all of a study without labels. Test and
@@ -507,6 +509,7 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
             image_classes=self._rows_if_any("image_classes"),
             tuning=frozenset(tuning),
             sentence_states=None if self.features is None else self.features.of_sentences,
+            blank=self.case_policy.blank,
         )
 
     def _rows_if_any(self, table: str) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""Shared by the commands that run a model over every row of a set: options, names, finished rows."""
+"""Shared by the commands that run a model over every row of a set: names, finished rows."""
 
 from __future__ import annotations
 

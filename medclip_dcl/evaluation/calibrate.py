@@ -56,7 +56,8 @@ def calibrate(
 ) -> Calibration:
     """Fit the calibration of a model on validate patients, and write it.
 
-    A file that calibrates more findings stays. Set, prompts, ensemble and file that are None are those of the model's
+    A file stays that calibrates a finding which this fit cannot; one that is not asked for is left out, which is said.
+    Set, prompts, ensemble and file that are None are those of the model's
     run; other models name no set, and their prompts are CheX5's. A classifier has no prompts, and its cases are those
     of the FindingClassification of its training. Computed in float32.
     """
@@ -94,7 +95,8 @@ def calibrate(
             f"{prepared.folder} are among them",
             file=sys.stderr,
         )
-    cases = _cases(network, scorer, module, tables, found.run)
+    blank = tables.blank if isinstance(tables, EvaluationTables) else str(network.blank)
+    cases = _cases(network, scorer, module, tables, blank, found.run)
     findings = {}
     for finding in scorer.findings:
         rows = cases[cases["finding"] == finding]
@@ -110,6 +112,7 @@ def calibrate(
             "fingerprint": prepared.fingerprint,
             "folder": prepared.folder.resolve().name,
             "use": "validate",
+            "blank": blank,
             "images": int(cases["dicom_id"].nunique()),
             "patients": int(cases["subject_id"].nunique()),
         },
@@ -128,7 +131,8 @@ def _validate_images(network: _Network, folder: str, options: Mapping[str, Any])
     """Validate images of a set with their labels, of other patients than the rest, in the network's geometry."""
     images: dict[str, Any] = {"image_size": network.image_size, "predict_use": "validate"}
     images |= {"batch_size": options.get("batch_size", 64), "num_workers": options.get("num_workers", 0)}
-    module: _Module = ImageTextDataModule(folder, **images)
+    blank_cases = options.get("blank_cases", "ignore")
+    module: _Module = ImageTextDataModule(folder, blank_cases=blank_cases, **images)
     if isinstance(network, FindingNetwork):
         module = LabelledDataModule(folder, **images)
         module.connect(LabelledRequirements(network.findings, lambda images: {}))
@@ -153,13 +157,16 @@ def _validate_images(network: _Network, folder: str, options: Mapping[str, Any])
 
 
 def _cases(
-    network: _Network, scorer: FindingScorer, module: _Module, tables: _Tables, run: Path | None
+    network: _Network, scorer: FindingScorer, module: _Module, tables: _Tables, blank: str, run: Path | None
 ) -> pd.DataFrame:
     """Labelled cases with their logits: those that the run keeps if they are the same, else computed."""
-    scores_of: dict[str, Any] = {"network": network.fingerprint(), "data": module.prepared.fingerprint}
+    scores_of: dict[str, Any] = {
+        "network": network.fingerprint(),
+        "data": module.prepared.fingerprint,
+        "blank": blank,
+    }
     if isinstance(tables, LabelledImages):
-        labels = labelled_cases(tables, str(network.blank))
-        scores_of["blank"] = network.blank
+        labels = labelled_cases(tables, blank)
     else:
         labels = tables.cases
         scores_of |= scorer.zero_shot.identity() if scorer.zero_shot else {}
@@ -205,6 +212,8 @@ def _require_better(
             f"{file} is kept: it calibrates {', '.join(lost)}, which {folder} does not ({reasons}); give a set with "
             "more validate patients, write to another file by --output FILE, or delete this one"
         )
+    if others := [name for name in calibrated if name not in findings]:
+        print(f"no longer calibrated: {', '.join(others)}, which the prompts do not name", file=sys.stderr)
 
 
 def summary(found: Calibration) -> str:

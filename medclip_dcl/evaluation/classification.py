@@ -144,6 +144,7 @@ class ZeroShotClassification(Classification):
             finding: {"negative": _one_or_all(pair[0]), "positive": _one_or_all(pair[1])}
             for finding, pair in self.prompts.items()
         }
+        found.protocol["blank"] = tables.blank
         found.protocol["ensemble"] = self.zero_shot.identity()["ensemble"]
         results = {self.section: found}
         if self.keeps_prompts:

@@ -117,7 +117,7 @@ def assembled(
     if "logit_bias" in state:
         bias = f"{state['logit_bias'].item():.6g}"
         notes.append(
-            f"logit bias: {bias} (not in the scores; the start of SigmoidLoss: model.loss.init_args.bias)"
+            f"logit bias: {bias} (not in the scores; the start of SigmoidLoss: model.init_args.loss.init_args.bias)"
         )
     return network.eval(), notes
 

@@ -2,7 +2,8 @@
 
 A score is the similarity with the positive prompt minus that with the negative one, its logit gamma^2 * score; or it is
 a classifier's logit, without prompts and with scale 1.
-A fit holds for images whose report mentions the finding, and for the prevalence of the fitted cases.
+A fit holds for images like the fitted cases, most often those whose report mentions the finding, and for their
+prevalence.
 """
 
 from __future__ import annotations

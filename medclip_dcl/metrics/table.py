@@ -1,7 +1,8 @@
 """The numbers of results.json, each declared once: its place, heading, direction, decimals, chance and computation.
 
 A number stands at each of the `parts` of its section: "" is the section itself, "by_finding/*" each finding. One that
-is added here is computed by tests, gets intervals, and stands in the tables of the report by finding. Without torch.
+is added here is computed by tests and gets intervals; with a `family` it stands in the tables of the report by finding,
+too. Without torch.
 """
 
 from __future__ import annotations
@@ -166,7 +167,8 @@ _BOXES = (
 _MAPS = (
     Number("hit", "hit"), Number("area", "area", None), *_BOXES[1:], Number("iou", "IoU"), Number("dice", "Dice"),
     Number("reader_iou", "readers' IoU", None), Number("reader_dice", "readers' Dice", None),
-    Number("hit_within", "hit within", is_optional=True), Number("iou_normalised", "IoU, normalised", is_optional=True),
+    Number("hit_within", "hit within", family="hit_within", is_optional=True),
+    Number("iou_normalised", "IoU, normalised", family="iou_normalised", is_optional=True),
 )
 _POINTED = (  # declared later
     Number("hit", "hit", family="hit", is_optional=True), Number("area", "area", None, family="hit", is_optional=True),

@@ -155,7 +155,6 @@ class ImageTextModel(ImageModel):
             *(class_probability, negative_weights, image_to_text, same_text, loss, near_texts),
             *(correction_images, correction_count),
         )
-        self.objective.check_similarity(self.network.similarity)
         if masked_language_weight and not text_encoder.has_masked_language_head:
             raise UserError(
                 "model: masked_language_weight needs a text encoder with a masked-language-modelling head, a BERT's; "

@@ -14,7 +14,7 @@ from torchvision.models import ResNet
 from torchvision.models.resnet import BasicBlock, Bottleneck
 
 from medclip_dcl.common.errors import UserError, check_choice, check_range
-from medclip_dcl.common.weight_files import compare_state_dicts, read_state_dict
+from medclip_dcl.common.weight_files import check_numbers, compare_state_dicts, read_state_dict
 
 Images: TypeAlias = Float[Tensor, "image 3 height width"]
 Features: TypeAlias = Float[Tensor, "image channel region_row region_column"]
@@ -32,8 +32,7 @@ CLASSIFIER = ("fc.weight", "fc.bias")
 TORCHVISION_WIDTH = 64
 """Channels of the first stage of torchvision's ResNets."""
 
-_LAST_STAGE = "layer4."
-_CLASSIFIER = "fc."
+_CLASSIFIER, _COUNTER = "fc.", "num_batches_tracked"
 _DEPTHS: dict[tuple[bool, int], Literal[18, 34, 50]] = {(False, 2): 18, (False, 6): 34, (True, 6): 50}
 """(has bottlenecks, blocks of the third stage) -> depth."""
 RESNET_STAGES: dict[int, tuple[type[BasicBlock | Bottleneck], tuple[int, ...]]] = {
@@ -145,9 +144,8 @@ class ResNetRegions(ProjectedRegions):
         stride: 32 or 16 pixels per region.
         dim: size of the projected regions.
         weights: initial weights: null for random ones, "imagenet" for torchvision's (downloaded once by
-            torchvision), or the path of a torchvision state dict (.pth or .safetensors, also of
-            `medclip-dcl export --image_encoder`, with mean and deviation of the channels). ImageNet is a choice, not
-            from the paper.
+            torchvision), or the path of a torchvision state dict (.pth or .safetensors); channels are
+            normalised as for ImageNet. ImageNet is a choice, not from the paper.
         projection: "linear" maps each region linearly, as SSD does; "mlp" is BioViL's projection (Boecking et al.,
             ECCV 2022): 1 x 1 convolution to `dim`, BatchNorm, ReLU, 1 x 1 convolution, with the names and biases of
             its published weights (``projector.model.{0,1,3}``: no bias before BatchNorm).
@@ -269,24 +267,25 @@ def _resnet(depth: int, weights: str | None, stride: int) -> ResNet:
             ) from error
     resnet = build(weights=None)
     state = _as_torchvision_resnet(read_state_dict(weights), weights, depth)
-    if stride == 32 and not any(name.startswith(_LAST_STAGE) for name in state):
-        raise UserError(
-            f"image encoder weights {weights}: the file ends before layer4, as encoders of stride 16 do; set "
-            "image_encoder.init_args.stride: 16"
-        )
     # The classifier is not part of the encoder.
     taken = {name: value for name, value in state.items() if name not in CLASSIFIER}
+    check_numbers(taken, weights)
     resnet.load_state_dict({**resnet.state_dict(), **taken})
     return resnet
 
 
 def _as_torchvision_resnet(state: dict[str, Tensor], source: str | Path, depth: int) -> dict[str, Tensor]:
-    """`state` if it is that of torchvision's ResNet, perhaps without its classifier and last stage."""
+    """`state` if it is that of torchvision's ResNet, perhaps without its classifier."""
     with torch.device("meta"):
         expected = getattr(torchvision.models, f"resnet{depth}")(weights=None).state_dict()
-    for part in (_LAST_STAGE, _CLASSIFIER):
-        if not any(name.startswith(part) for name in state):
-            expected = {name: value for name, value in expected.items() if not name.startswith(part)}
+    # Official files of earlier years have no counters of batches.
+    is_classifier = any(name.startswith(_CLASSIFIER) for name in state)
+    expected = {
+        name: value
+        for name, value in expected.items()
+        if name in state
+        or not (name.endswith(_COUNTER) or (name.startswith(_CLASSIFIER) and not is_classifier))
+    }
     any_classes = {name: expected[name] for name in CLASSIFIER if name in state}
     if problems := compare_state_dicts(expected, {**state, **any_classes}):
         raise UserError(

@@ -149,9 +149,18 @@ def _fit(module: nn.Module, part: str, saved: SavedModel, has_projection: bool) 
             {name: x for name, x in tensors.items() if not name.startswith(_PROJECTION)}
             for tensors in (state, expected)
         )
+    if (gamma := getattr(module, "log_gamma2", None)) is not None and not gamma.requires_grad:
+        # A fixed gamma^2 is that of the configuration.
+        state, expected = (
+            {name: x for name, x in tensors.items() if name != "log_gamma2"} for tensors in (state, expected)
+        )
     there, here = saved.network[part], part_config(module)
     differing = differing_arguments(there, here)
-    lines = {name: f"{part}.{name}: {a} (configured: {b})" for name, (a, b) in differing.items()}
+    lines = {
+        name: f"{part}.{name}: {a} (configured: {b})"
+        for name, (a, b) in differing.items()
+        if name != "init_args.gamma2" or "log_gamma2" in state
+    }
     is_other_tokenizer = lines.pop(_TOKENIZER, None) is not None
     settings = [*lines.values()]
     if there["class_path"] != here["class_path"]:

@@ -49,7 +49,6 @@ class AnchorLoss(ObjectivePart):
         uses_class_probability: False refuses every class probability but a constant 0.
         uses_negative_weights: False refuses weights of negatives.
         uses_image_to_text: False refuses images as anchors.
-        uses_gamma: False refuses a similarity that learns gamma^2.
     """
 
     anchor_requires: tuple[str, ...] = ()
@@ -57,7 +56,6 @@ class AnchorLoss(ObjectivePart):
     uses_class_probability = True
     uses_negative_weights = True
     uses_image_to_text = True
-    uses_gamma = True
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:
         """Loss of each anchor."""

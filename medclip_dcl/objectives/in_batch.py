@@ -206,14 +206,6 @@ class InBatchObjective(nn.Module):
         if self.negative_weights is not None:
             self.negative_weights.check_sentences(of_sentences)
 
-    def check_similarity(self, similarity: Similarity) -> None:
-        """Refuse a similarity that learns what the loss does not use."""
-        if self.loss is not None and not self.loss.uses_gamma and similarity.log_gamma2.requires_grad:
-            raise UserError(
-                f"model.loss: {type(self.loss).__name__} does not use gamma^2, which would not learn; set "
-                "model.init_args.similarity.init_args.learn_gamma: false"
-            )
-
     def forward(
         self,
         similarity: Similarity,

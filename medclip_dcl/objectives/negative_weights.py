@@ -228,7 +228,8 @@ class ReweightByTextSimilarity(_TextSimilarity):
         self.threshold = threshold
 
     def weight_of(self, cosine: Weights) -> Weights:
-        return super().weight_of((cosine - self.threshold) / (1 - self.threshold))
+        weights = super().weight_of((cosine - self.threshold) / (1 - self.threshold))
+        return weights.masked_fill(cosine > 1 - _ROUNDING, 0.0)
 
 
 class ResampleByTextSimilarity(_TextSimilarity):
@@ -329,8 +330,9 @@ class RankedByText(NegativeWeights):
             null where c is given (0.5: choice).
         k: exponent of p(x), at least 0; 0 is the same share for every sentence, without scores (0.35: SSD's).
         c: factor, above 0; null to solve it.
-        random_seed: None ranks by text. A number leaves out the same share of images at random, a control; a draw
-            depends on (random_seed, sentence, image, step) alone.
+        random_seed: None ranks by text. A number leaves out the same share of images at random, a control, which
+            knows no ranking and leaves out images of unranked sentences, too; a draw depends on (random_seed, sentence,
+            image, step) alone.
     """
 
     keeps_count = True

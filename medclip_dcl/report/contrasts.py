@@ -52,7 +52,10 @@ def sides_of(runs: Sequence[draws.TestedRun]) -> dict[str, list[draws.TestedRun]
     found = {}
     for side in alike:
         first, suffix = side[0].name, f", {UNTRAINED}" if side[0].suffix else ""
-        shared = os.path.commonprefix([run.name for run in side]).removesuffix(suffix).rstrip("-_. ")
+        shared = os.path.commonprefix([run.name for run in side]).removesuffix(suffix)
+        if all(run.name[len(shared) :][:1].isdigit() for run in side):
+            shared = shared.rstrip("0123456789")  # the first digits of seeds
+        shared = shared.rstrip("-_. ")
         labels = [f"{name} ({len(side)} seeds){suffix}" for name in (shared or first, first)]
         found[first if len(side) == 1 else labels[labels[0] in found]] = side
     return found

@@ -139,6 +139,7 @@ def _differing(calibration: Calibration, results: Mapping[str, Any], section: st
             if ensemble_used(used, "scores")
             else {}
         ),
+        "blank labels": (calibration.data.get("blank"), protocol.get("blank")),
         "image size": (own["image_size"], shown.get("image_size")),
         "part of the image": (str(View(geometry=own["geometry"])), protocol.get("view")),
         **{

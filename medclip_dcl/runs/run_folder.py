@@ -98,7 +98,8 @@ class RunFolder:
             )
         found = self.saved_config()
         if not found:
-            if (self.folder / METRICS_FILE).exists() or self.checkpoints.exists():
+            of_a_run = (METRICS_FILE, "checkpoints", "results_untrained.json", saved.STEPS, *_OF_THE_END)
+            if any((self.folder / name).exists() for name in of_a_run):
                 raise RunFolderError(
                     f"{self.folder} holds results but no {saved.CONFIG_FILE}; choose another --run_folder"
                 )

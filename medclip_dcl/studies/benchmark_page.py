@@ -71,7 +71,7 @@ def write_page(
     output: Path,
     more: Mapping[str, tables.Table] = {},
 ) -> Path:
-    """Write benchmark.html and benchmark.csv; the same results give the same files.
+    """Write benchmark.html, .csv and .tex; the same results give the same files.
 
     Args:
         runs: by set.

@@ -296,9 +296,9 @@ def _check_choice(experiment: grid.Experiment, choose: grid.Choice, where: str) 
 def _check_learning_curve(experiment: grid.Experiment, curve: grid.LearningCurve, where: str) -> None:
     levels = experiment.axes[_among(curve.axis, experiment.axes, f"{where}.axis", "axis")]
     outcome = experiment.outcomes[_among(curve.outcome, experiment.outcomes, f"{where}.outcome", "outcome")]
-    if not outcome.higher_is_better or outcome.is_of_validation:
+    if not outcome.higher_is_better or outcome.is_of_validation or outcome.step != "":
         raise UserError(
-            f"{where}.outcome: expected one of the test with higher_is_better, found {curve.outcome}"
+            f"{where}.outcome: expected one of the test with higher_is_better and without step, found {curve.outcome}"
         )
     if experiment.pairs is None or experiment.compared == curve.axis:
         raise UserError(f"{where}: expected pairs, such as the seed, and another axis as compare")

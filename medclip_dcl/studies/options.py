@@ -28,7 +28,7 @@ class Benchmark:
     """Test models on prepared sets by one protocol, and compare them on one page.
 
     Tests that are finished are kept: the same command continues after a kill, and one with a further model or set tests
-    only that. Writes benchmark.html and benchmark.csv of the models and sets of the command.
+    only that. Writes benchmark.html, .csv and .tex of the models and sets of the command, and probe_shares.csv.
     """
 
     models: Sequence[Path] = positional(MODEL, nargs="+", metavar="MODEL")

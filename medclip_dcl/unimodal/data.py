@@ -72,7 +72,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         fraction: share r of the training images of each selected class that is kept, in (0, 1]. Other classes and the
             test images stay whole (SSD describes 6,000 images of a class, training and test together: choice).
         selected: the classes of which the fraction is kept. null: SSD's dog, frog, horse, ship and truck of CIFAR-10;
-            the last five classes of the others (choice).
+            the last half of the classes of the others (choice).
         classes: use these classes alone, in training and test. null for all. Names of digits are quoted: "0" to "9".
         subset_seed: which images the fraction keeps. With the same seed the fewer are among the more.
         batch_size: images per step, of all processes together.

@@ -55,7 +55,7 @@ class UnimodalEvaluation(Evaluation):
             contrastive objectives leave their scale free (choice; the papers do not).
         k: nearest neighbours (DCL's public code: 200); all where there are fewer.
         temperature: of the neighbours' weights.
-        average_k: rivals k of the average supervised loss, over all tasks of k + 1 classes.
+        average_k: rivals k of the average supervised loss, over tasks of k + 1 classes (at most 1,000 a class, drawn).
         mean_labels: labels of each class for a further mean classifier, in `label_draws` draws (CURL: 5). With it, or
             another `top_k` than 1, ``classifiers`` has CURL's table 1: accuracies avg_K of tasks of K classes, for
             K - 1 in `average_k`, and top_K of all classes, by the linear probe and the mean classifiers.
@@ -134,6 +134,8 @@ class UnimodalEvaluation(Evaluation):
         """All images of all processes, each once, by index."""
         parts, self._parts = self._parts, []
         own = _Images(*map(torch.cat, zip(*parts, strict=True)))
+        # MPS has no float64, in which neighbours and means are computed.
+        own = _Images(*(x.cpu() if x.device.type == "mps" else x for x in own))
         features = gather_with_grad(own.features)
         numbers = gather_with_grad(torch.stack([own.place, own.class_id, own.is_test.long()], 1))
         # A padded loader serves images twice.

@@ -74,7 +74,8 @@ def quick_thought_loss(
     if context is not None:
         is_around &= after.abs() <= context
     anchor, positive = is_around.nonzero().T
-    logits = (anchors @ candidates.T)[anchor]
+    with torch.autocast(device_type=anchors.device.type, enabled=False):
+        logits = (anchors @ candidates.T)[anchor]
     is_around, after = is_around[anchor], after[anchor]
     is_own = anchor[:, None] == torch.arange(len(document), device=logits.device)
     correction = None
@@ -181,8 +182,7 @@ class QuickThought(NetworkModel):
         )
         is_pair = isinstance(self.network.text_encoder, GruSentences)
         anchors, candidates = embeddings.chunk(2, dim=1) if is_pair else (embeddings, embeddings)
-        with torch.autocast(device_type=embeddings.device.type, enabled=False):
-            return quick_thought_loss(anchors, candidates, document, position, **self.options)
+        return quick_thought_loss(anchors, candidates, document, position, **self.options)
 
     def test_step(self, batch: dict[str, Any], batch_index: int) -> dict[str, Any]:
         """Features for `SentenceEvaluation`."""

@@ -224,11 +224,14 @@ def test_a_run_shorter_than_every_interval(fit, tmp_path, info):
 
 @pytest.mark.slow
 def test_folders_that_do_not_fit_are_refused(small_set, small_bert, tmp_path, capsys):
-    (tmp_path / "metrics.csv").write_text("step\n")
+    for name in ("metrics.csv", "tested/results.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("step\n")
     broken, new = shutil.copytree(small_set, tmp_path / "set"), tmp_path / "new"
     shutil.rmtree(broken / "log_p")
     for command, run, data, more, words in (
         ("fit", tmp_path, small_set, [], "holds results but no config.yaml; choose another --run_folder"),
+        ("fit", tmp_path / "tested", small_set, [], "holds results but no config.yaml"),
         ("test", new, small_set, [], "holds no checkpoints; train first"),
         ("fit", new, broken, [], "has no sentence scores; create scores with"),
         ("fit", new, small_set, ["--data.init_args.image_size", "50"], "multiple of the image encoder's"),

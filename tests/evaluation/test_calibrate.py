@@ -120,7 +120,7 @@ def test_classify_gives_the_probabilities_of_the_kept_scores(calibrated, validat
     content = json.loads(text)
     assert content["data"] == {
         "source": "test", "fingerprint": PreparedSet(validate_set).fingerprint, "folder": "set", "phantom": True,
-        "use": "validate", "images": 40, "patients": 40,
+        "use": "validate", "blank": "ignore", "images": 40, "patients": 40,
     }  # fmt: skip
     found = content["findings"]["Cardiomegaly"]
     assert (found["n_positive"], found["n_negative"], found["method"]) == (20, 20, "platt")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any
 
 import jsonargparse
@@ -11,6 +12,7 @@ import torch
 import torchvision
 
 from medclip_dcl.command.config_files import allow_imports, with_nulls
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.networks import image_encoder as image
 from medclip_dcl.networks.image_encoder import ResNetRegions
 
@@ -18,13 +20,17 @@ from medclip_dcl.networks.image_encoder import ResNetRegions
 @torch.no_grad()
 def test_features_are_torchvisions(tmp_path):
     resnet = torchvision.models.resnet18(weights=None).eval()
-    torch.save(resnet.state_dict(), tmp_path / "resnet18.pth")
-    encoder = ResNetRegions(weights=str(tmp_path / "resnet18.pth"), dim=8).eval()
+    state = {name: x for name, x in resnet.state_dict().items() if not name.endswith("num_batches_tracked")}
+    torch.save(state, file := tmp_path / "resnet18.pth")  # as official files of earlier years
+    encoder = ResNetRegions(weights=str(file), dim=8).eval()
     images = torch.rand(1, 3, 64, 64)
     features = torch.nn.Sequential(*list(resnet.children())[:-2])(images)
     projection: Any = encoder.projection
     expected = torch.nn.functional.conv2d(features, projection.weight, projection.bias)
     torch.testing.assert_close(encoder(images), expected, rtol=1e-4, atol=1e-5)
+    torch.save(state | {"bn1.weight": torch.full((64,), math.nan)}, file)
+    with pytest.raises(UserError, match=r"resnet18.pth: weights are NaN or infinite in .*bn1.weight"):
+        ResNetRegions(weights=str(file))
 
 
 @torch.no_grad()

@@ -124,6 +124,15 @@ def test_whole_network_is_taken_differing_settings_are_said(network, small_bert,
     assert TakenOver(**json.loads(json.dumps(asdict(taken_over)))) == taken_over
 
 
+def test_a_fixed_gamma_is_the_configured_one(small_bert, source):
+    mine = build(small_bert, LSENonLocal(dim=6, gamma2=4.0, learn_gamma=False))
+    taken_over = take_over(mine, source)
+    assert mine.similarity.gamma2.item() == pytest.approx(4.0) and taken_over.kept == [
+        "similarity.log_gamma2"
+    ]
+    assert not any("gamma2" in line for line in taken_over.settings)
+
+
 def test_another_similarity_starts_as_configured_and_is_listed(network, small_bert, source):
     mine = build(small_bert, GlobalCosine(gamma2=3.0))
     taken_over = take_over(mine, source)

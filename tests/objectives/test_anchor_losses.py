@@ -87,7 +87,7 @@ def test_losses_get_fields_of_both_directions():
 
 
 class Proud(AnchorLoss):
-    uses_class_probability = uses_negative_weights = uses_image_to_text = uses_gamma = False
+    uses_class_probability = uses_negative_weights = uses_image_to_text = False
 
 
 class Scaled(AnchorLoss):

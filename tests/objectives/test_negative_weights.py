@@ -88,7 +88,9 @@ def test_reweight_by_text_is_the_loop(anchors, candidates, threshold):
         assert found[a].tolist() == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("rule", [ReweightByTextSimilarity(), ResampleByTextSimilarity()])
+@pytest.mark.parametrize(
+    "rule", [ReweightByTextSimilarity(), ReweightByTextSimilarity(0.98), ResampleByTextSimilarity()]
+)
 def test_equal_reports_are_no_negatives_whatever_their_rounding(rule):
     embedding = torch.randn(1, 700) * torch.tensor([[1.0], [0.3], [7.7]])
     weights = rule(torch.arange(3), text_embedding=embedding)

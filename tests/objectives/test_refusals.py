@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.networks.similarity import GlobalCosine
 from medclip_dcl.objectives import (
     ClassProbability,
     ConstantClassProbability,
@@ -113,13 +112,6 @@ def test_a_setting_is_refused_by_name(make, options, words):
     with pytest.raises(UserError) as error:
         make(**options)
     assert all(part in str(error.value) for part in words), error.value
-
-
-def test_a_loss_without_gamma_needs_a_fixed_one():
-    objective = proud(class_probability=ConstantClassProbability(0.0))
-    objective.check_similarity(GlobalCosine(learn_gamma=False))
-    with pytest.raises(UserError, match="Proud does not use gamma.*learn_gamma: false"):
-        objective.check_similarity(GlobalCosine())
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,8 @@ def test_the_method_is_that_of_each_pair(tmp_path):
         for seed in range(3)
     ]
     lone = made(tmp_path / "lone", findings, 7, 0.1)
+    tens = [made(tmp_path / f"infonce_{seed}", findings, seed) for seed in (10, 11, 12)]
+    assert [*sides_of(tens)] == ["infonce (3 seeds)"]
     sides = sides_of([*runs, lone])
     assert [*sides] == ["weak (3 seeds)", "strong (3 seeds)", "lone"]
     table = compared(sides, "weak (3 seeds)", n_draws=80)

@@ -34,6 +34,7 @@ def run(make_tested_run, make_predictions, tmp_path_factory) -> Path:
     results = json.loads((folder / "results.json").read_text())
     results["protocol"]["classification"] |= {
         "view": "whole image",
+        "blank": "ignore",
         "prompts": {f: {"negative": pair.negative, "positive": pair.positive} for f, pair in CHEX5.items()},
     }
     (folder / "results.json").write_text(json.dumps(results))
@@ -52,7 +53,7 @@ def run(make_tested_run, make_predictions, tmp_path_factory) -> Path:
         fingerprint={"weights": "weights0", "image_size": 48, "geometry": "stretch", "settings": SETTINGS},
         scale=SCALE,
         target=target,
-        data={"fingerprint": "other", "folder": "clinic", "patients": 31},
+        data={"fingerprint": "other", "folder": "clinic", "patients": 31, "blank": "ignore"},
         findings=found,
     ).write(folder / "calibration.json")
     return folder
@@ -143,6 +144,7 @@ def test_a_set_without_patients_has_images(run):
             "part of the image 'whole image' instead of 'whole image, padded'",
         ),
         (("findings", "Edema", "positive"), ["oedema"], "prompts of Edema"),
+        (("data", "blank"), "zeros", "blank labels 'ignore' instead of 'zeros'"),
         (("fingerprint", "settings", "text_encoder"), "1", "settings of text_encoder '0' instead of '1'"),
         (("fingerprint", "settings"), {}, "settings of similarity '0' instead of None"),
     ],

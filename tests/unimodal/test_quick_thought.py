@@ -68,6 +68,13 @@ def loop_loss(f, g, context, m, gamma2, tau):
     return sum(of_anchors) / len(of_anchors)
 
 
+def test_autocast_does_not_round_the_loss():
+    f, g = (x.float() for x in vectors())
+    expected, _ = quick_thought_loss(f, g, DOCUMENT, POSITION)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(quick_thought_loss(f, g, DOCUMENT, POSITION)[0], expected)
+
+
 @pytest.mark.parametrize("gamma2", [None, 3.0])
 @pytest.mark.parametrize("tau", [0.0, 0.05, 0.4])
 @pytest.mark.parametrize(("context", "m"), [(1, 1), (1, 2), (1, None), (2, 3), (None, None), (None, 2)])
