@@ -48,7 +48,14 @@ from medclip_dcl.networks.image_encoder import IMAGENET
 from medclip_dcl.runs import run_folder
 from medclip_dcl.runs.checkpoint_files import ResumeError
 from medclip_dcl.runs.loggers import MetricsFile, check_loggers, listed, place_loggers
-from medclip_dcl.runs.saved import STEPS, command_of_test, describe_checkpoint, differing_settings, read_json
+from medclip_dcl.runs.saved import (
+    STEPS,
+    SavedRun,
+    command_of_test,
+    describe_checkpoint,
+    differing_settings,
+    read_json,
+)
 from medclip_dcl.training import last_checkpoint
 from medclip_dcl.training.averaging import AveragedWeights
 from medclip_dcl.training.best_checkpoint import BestCheckpoint, check_callbacks, complete_selection
@@ -622,11 +629,11 @@ def _is_comparable(results: Path, untrained: Path) -> bool:
         return False
     a, b = (read_json(file) for file in (results, untrained))
     keys = ("format_version", "protocol", "dataset", "images", "counts", "precision", "limited")
-    cases, its_cases = (
-        {path.name for path in file.with_name(file.stem.replace("results", "predictions")).glob("*")}
-        for file in (results, untrained)
-    )
-    return cases <= its_cases and all(a.get(key) == b.get(key) for key in keys)
+    of_sections = [
+        {section for section in a["metrics"] if SavedRun(results.parent, suffix).file_of(section).is_file()}
+        for suffix in ("", "_untrained")
+    ]
+    return of_sections[0] <= of_sections[1] and all(a.get(key) == b.get(key) for key in keys)
 
 
 def _checkpoint_folder(folder: str) -> str:

@@ -443,6 +443,10 @@ def test_untrained_results_of_another_protocol_are_measured_again(finished, tmp_
     again = json.loads((run / "results_untrained.json").read_text())
     assert before["protocol"].keys() > again["protocol"].keys() == {"classification"}
     assert again["metrics"]["classification"] == before["metrics"]["classification"]
+    cases = run / "predictions_untrained/classification.parquet"
+    cases.unlink()
+    main(["test", "--config", str(finished / "config.yaml"), "--run_folder", str(run), *CLASSIFICATION])
+    assert cases.is_file(), "what compare --untrained asks for is made"
 
 
 def test_predict_writes_embeddings_and_scores(finished, info):
