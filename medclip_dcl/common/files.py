@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -135,6 +136,12 @@ def new_folder(folder: Path, setting: str, content: str = "") -> Iterator[Path]:
     finally:
         if not content:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def require_writable(folder: Path) -> None:
+    """Make a folder, and fail before the work if nothing can be written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
 
 
 def link(file: Path, name: Path) -> None:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
+from medclip_dcl.common.files import require_writable
 from medclip_dcl.data.prepared import PreparedSet, TextEmbedding, seal_of_texts, write_text_embedding
-from medclip_dcl.encoding.model_results import ModelResults, RowFile, require_writable, scoring_fingerprint
+from medclip_dcl.encoding.model_results import ModelResults, RowFile, scoring_fingerprint
 from medclip_dcl.encoding.options import Embed
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ from jaxtyping import Float
 
 from medclip_dcl.common.command_line import available_cores
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import write_json
+from medclip_dcl.common.files import require_writable, write_json
 from medclip_dcl.common.journal import Journal
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.shards import StoredImages
-from medclip_dcl.encoding.model_results import RowFile, require_writable
+from medclip_dcl.encoding.model_results import RowFile
 from medclip_dcl.encoding.options import Encode
 from medclip_dcl.pictures.geometry import View
 from medclip_dcl.runs.saved import read_json

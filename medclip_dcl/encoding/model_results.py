@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -58,12 +57,6 @@ def scoring_fingerprint(network: PreTrainedModel) -> str:
         }
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:_FINGERPRINT_DIGITS]
-
-
-def require_writable(folder: Path) -> None:
-    """Make a folder, and fail before the work if nothing can be written there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
 
 
 class ModelResults:

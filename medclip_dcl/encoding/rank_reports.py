@@ -16,12 +16,11 @@ from jaxtyping import Bool, Int
 from scipy.sparse import csr_matrix, vstack
 
 from medclip_dcl.common.command_line import in_words, progress_bar
-from medclip_dcl.common.files import digest
+from medclip_dcl.common.files import digest, require_writable
 from medclip_dcl.data.prepared import PreparedDataError, PreparedSet
 from medclip_dcl.data.ranking import NEVER_TRUE, QUANTILES
 from medclip_dcl.data.vectors import write_vectors
 from medclip_dcl.encoding.mention_model import ROWS, batches, embedded, learned_mentions, sentence_vectors
-from medclip_dcl.encoding.model_results import require_writable
 from medclip_dcl.encoding.options import Rank
 from medclip_dcl.metrics.false_negatives import auc_within_anchors
 

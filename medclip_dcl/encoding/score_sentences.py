@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import require_writable
 from medclip_dcl.data.prepared import PreparedSet, seal, write_table
-from medclip_dcl.encoding.model_results import ModelResults, require_writable, scoring_fingerprint
+from medclip_dcl.encoding.model_results import ModelResults, scoring_fingerprint
 from medclip_dcl.encoding.options import Score
 
 if TYPE_CHECKING:
@@ -78,8 +79,6 @@ def score_sentences(settings: Score) -> Path:
         )
         # The configuration also determines values, and is not among the weights.
         meaning = f"{plan.fingerprint}-{scoring_fingerprint(network)}"
-        if settings.dtype != "float32":
-            meaning += "-without_dropout"  # older files were scored with it, and are scored again
         ids = sentences["sentence_id"].to_numpy()
         if fabric.broadcast(fabric.is_global_zero and results.exist_for(ids, _PLAN, meaning)):
             fabric.print(

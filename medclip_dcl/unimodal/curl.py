@@ -85,31 +85,6 @@ def k_negative_loss(
     return reduce_losses(margin_loss(margins, loss), reduction)
 
 
-def block_loss(
-    anchors: Float[Tensor, "anchor dim"],
-    positives: Float[Tensor, "anchor point dim"],
-    negatives: Float[Tensor, "anchor negative point dim"],
-    *,
-    loss: str = "logistic",
-    reduction: str = "mean",
-) -> Float[Tensor, ""] | Float[Tensor, "anchor"]:
-    """CURL's loss on blocks of b similar points (Saunshi et al., ICML 2019, eq. 12).
-
-    `k_negative_loss` of the blocks' means: a block stands in for its class mean, the classifier that is evaluated
-    later. It never exceeds the mean of the b losses that pair the blocks point by point (Jensen: proposition 6.2).
-    The paper writes one negative block and leaves several to the analogy with its equation 5.
-
-    Args:
-        anchors: embeddings f(x), of any norm; half precision is computed in float32.
-        positives: of a block of b points from the class of x.
-        negatives: of k blocks; the points of a block share a class, drawn from the marginal.
-        loss: "hinge" or "logistic".
-        reduction: "mean", "sum" or "none".
-    """
-    means = at_least_float32(positives).mean(1), at_least_float32(negatives).mean(2)
-    return k_negative_loss(at_least_float32(anchors), *means, loss=loss, reduction=reduction)
-
-
 class Blocks(ViewsObjective):
     """CURL's loss on blocks of b views, b + 1 views of each image (Saunshi et al., ICML 2019, eq. 12, with k blocks).
 

@@ -9,7 +9,6 @@ import os
 import re
 import stat
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +24,7 @@ from medclip_dcl import __version__
 from medclip_dcl.common.command_line import digests_of_imports, progress_bar
 from medclip_dcl.common.devices import without_tf32
 from medclip_dcl.common.errors import MissingFileError, UserError
-from medclip_dcl.common.files import read_text, replacing, write_text
+from medclip_dcl.common.files import read_text, replacing, require_writable, write_text
 from medclip_dcl.pictures.grey import RULES
 from medclip_dcl.pictures.inputs import doubts
 from medclip_dcl.use.loading import image_files_in, read_image, read_in_batches
@@ -54,7 +53,7 @@ def run(options: Ask) -> None:
 def draw_heat_maps(options: Ask) -> None:
     """Write the heat map of each text over each image, and scores.csv."""
     images = _images(options)
-    _require_writable(options.output)
+    require_writable(options.output)
     file = options.output / SCORES_FILE
     if file.is_file() and not file.read_bytes().startswith(",".join(COLUMNS).encode()):
         raise UserError(f"{file} is not a table of heat maps; give another --output, or remove it")
@@ -114,7 +113,7 @@ def classify_files(options: Ask) -> None:
     if options.output.suffix not in SUFFIXES or options.output.is_dir():
         raise UserError(f"--output {options.output}: scores are written to a file, .csv or .parquet")
     images = _images(options)
-    _require_writable(options.output.parent)
+    require_writable(options.output.parent)
     model = _load(options)
     scorer = model.scorer(options.prompts, options.ensemble, options.is_calibrated)
     if taken := sorted({IMAGE, ERROR, WARNING} & {*scorer.findings}):
@@ -200,9 +199,3 @@ def _images(options: Ask) -> list[str]:
 def _load(options: Ask) -> LoadedModel:
     without_tf32()  # as a calibration was fitted
     return load(options.model, options.device, getattr(torch, options.dtype), options.calibration)
-
-
-def _require_writable(folder: Path) -> None:
-    """Make the folder of the output, and fail before anything slow if it cannot be written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()

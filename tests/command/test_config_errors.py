@@ -74,7 +74,6 @@ MISTAKES: list[tuple[list[str] | str, list[str]]] = [
     (["--config", "nowhere.yaml"], ["config", "nowhere.yaml"]),
     ([f"{DATA}folder", "nowhere"], ["prepared data set nowhere does not exist"]),
     ("model: [3", ["more.yaml is not readable YAML", "line 1"]),
-    ("run_folder: null", ["run_folder is missing: give --run_folder"]),
 ]  # fmt: skip
 
 

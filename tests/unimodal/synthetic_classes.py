@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
 from medclip_dcl.objectives.contrastive import contrastive_loss
-from medclip_dcl.unimodal.curl import block_loss, margin_loss
+from medclip_dcl.unimodal.curl import k_negative_loss, margin_loss
 from medclip_dcl.unimodal.mean_classifier import average_k_metrics
 from tests.unimodal.bounds import ErrorBound, ssd_error_bound
 
@@ -256,7 +256,7 @@ class SyntheticClasses:
             x, positives = self.points[c, chosen[:, 0]], self.points[c, chosen[:, 1 : 1 + size]]
             negatives = self.points[r, chosen[:, 1 + size :]][:, None]
             chance = self.class_probability[c] * self.class_probability[r]
-            total += (chance * block_loss(x, positives, negatives, loss=loss)).item()
+            total += (chance * k_negative_loss(x, positives.mean(1), negatives.mean(2), loss=loss)).item()
         return total
 
     def supervised_loss(self, loss: str, margin: float = 1.0) -> float:
