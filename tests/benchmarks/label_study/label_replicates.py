@@ -7,8 +7,8 @@
 
 Run by hand, never in CI: docs/label_study.md has the core-hours. A replicate is a phantom with its own language model,
 image encoder and networks (plan.yaml, frozen.yaml, scratch.yaml). The same command keeps what is finished and continues
-what was killed; several may run on one folder. `tune` writes tuning.csv and prints the settings that validate reports
-choose, which go into the plan as `chosen`; `test` refuses a plan without them, and writes rows_START/SEED.csv,
+what was killed; several of `test` may run on one folder. `tune` writes tuning.csv and prints the settings that validate
+reports choose, which go into the plan as `chosen`; `test` refuses a plan without them, and writes rows_START/SEED.csv,
 which reading.py of the study of false negatives reads. `smoke` runs every arm for a few steps on the first tuning seed
 and prints seconds; it keeps no number.
 """
