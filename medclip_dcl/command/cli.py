@@ -37,7 +37,8 @@ def main(args: Sequence[str] | None = None, *, are_typed: bool = True) -> None:
         if about_input is not None:
             print(f"{program}: error: {about_input}", file=sys.stderr)
             raise SystemExit(2) from error
-        fault = _unwrapped(error)
+        # The error that a constructor raised, without the parser's, which repeats the configuration.
+        fault = next(x for x in _causes(error) if not (x.__cause__ and _is_of(x, "jsonargparse")))
     # A bug of this program or of a user's class keeps its traceback.
     raise fault
 
@@ -63,11 +64,6 @@ def _class_paths(args: Sequence[str]) -> list[str]:
         word for word, before in zip(args, ["", *args], strict=False) if before not in ("--config", "-c")
     ]
     return re.findall(r"(?<![\w./-])[^\W\d]\w*(?:\.\w+)+(?![\w./-])", "\n".join(values))
-
-
-def _unwrapped(error: Exception) -> BaseException:
-    """The error that a constructor raised, without the parser's, which repeats the configuration."""
-    return next(cause for cause in _causes(error) if not (cause.__cause__ and _is_of(cause, "jsonargparse")))
 
 
 def _about_input(error: Exception) -> UserError | None:

@@ -109,7 +109,8 @@ class ResultsWriter(Callback):
         sections = {section: result for one in evaluations for section, result in one.results.items()}
         folder, suffix = Path(trainer.default_root_dir), _suffix(self.file_name)
         limited = {"limited": True} if is_part(trainer) else {}
-        if limited and any(_is_complete(folder / name) for name in (RESULTS_FILE, self.file_name)):
+        earlier = [file for name in (RESULTS_FILE, self.file_name) if (file := folder / name).is_file()]
+        if limited and any("limited" not in read_json(file) for file in earlier):
             rank_zero_info(
                 f"this test leaves out batches; the complete results in {folder} stay, these go to {folder / PART}"
             )
@@ -241,10 +242,6 @@ def _forget_earlier(folder: Path, file_name: str) -> None:
         (folder / f"predictions{_suffix(file_name)}" / f"{section}.parquet").unlink(missing_ok=True)
     for figure in (folder / f"figures{_suffix(file_name)}").glob("*.png"):
         figure.unlink()
-
-
-def _is_complete(results: Path) -> bool:
-    return results.is_file() and "limited" not in read_json(results)
 
 
 def _relative(file: Any, folder: Path) -> str | None:

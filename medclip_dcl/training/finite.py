@@ -106,7 +106,8 @@ class FiniteCheck(Callback):
             if loss_is_broken or (gradient_is_broken and not 0 < self._skipped < SKIPPED_STEPS):
                 identities = step.identities
                 own = {
-                    name: [x for one in identities for x in map(_plain, one[name])] for name in identities[0]
+                    name: [x.item() if isinstance(x, Tensor) else x for one in identities for x in one[name]]
+                    for name in identities[0]
                 }
                 parts = gather_objects({"process": rank_and_size()[0], "loss": loss, **own})
                 self._error = NonFiniteError(
@@ -130,10 +131,6 @@ def _to_host(numbers: Float[Tensor, " number"]) -> tuple[Tensor, Callable[[], No
     arrived = torch.cuda.Event()
     arrived.record()
     return copy, arrived.synchronize
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if isinstance(value, Tensor) else value
 
 
 def _message(where: str, norm: float, skipped: int, parts: Sequence[Mapping[str, Any]], on_gpu: bool) -> str:
