@@ -121,7 +121,6 @@ def _release_counts(images: pd.DataFrame, boxes: pd.DataFrame | None) -> dict[st
             "images": len(images),
             "studies": int(images["study_id"].nunique()),
             "patients": int(images["subject_id"].nunique()),
-            "frontal": int(images["view"].isin(FRONTAL_VIEWS).sum()),
             **{split: int((images["official_split"] == split).sum()) for split in SPLITS},
         }
     }

@@ -47,8 +47,8 @@ class Source:
 
     Attributes:
         images: the chosen ones: dicom_id, subject_id, study_id, view, official_split, path (of the prepared
-            file below ``images/``, ending in .jpg) and file (path of the original); optionally rows and columns
-            (pixels according to a table), sex and age (see `medclip_dcl.data.prepared.OPTIONAL`).
+            file below ``images/``, ending in .jpg) and file (path of the original); optionally sex and age (see
+            `medclip_dcl.data.prepared.OPTIONAL`).
         labels: by study, as `source_tables.read_label_table` gives them.
         reports: of the studies of `images`, or of `studies`, `n_reports` in number; read once; or sentences; or None.
         no_reports: error message if no report was found.
@@ -220,7 +220,7 @@ def _assemble(
     )
     if source.reports is not None:
         written["sentences"], written["reports"] = set_tables.sentence_tables(texts)
-    written["labels"], without_labels = set_tables.study_labels(studies, source.labels)
+    written["labels"] = set_tables.study_labels(studies, source.labels)
     written["cases"] = case_table(images, written["labels"], cases)
     if source.truth is not None:
         written["classes"], written["image_classes"] = set_tables.class_tables(
@@ -229,7 +229,6 @@ def _assemble(
     counts = {
         **source.counts,
         **set_tables.count(written),
-        "studies_without_labels": without_labels,
         **({} if source.reports is None else {"sentences_without_letter": found.without_letter}),
         **({"boxes_scaled": scaled} if scaled else {}),
     }
@@ -243,9 +242,6 @@ def _assemble(
     if found.heads:
         patient = dict(zip(studies["study_id"], studies["subject_id"], strict=True))
         counts["unknown_heads"] = _frequent_heads(found.heads, patient)
-    if "rows" in images:
-        is_resized = (images["height"] != images["rows"]) | (images["width"] != images["columns"])
-        counts["images_of_other_size_than_in_metadata"] = int(is_resized.sum())
     reasons = {study: found.reasons[study] for study in sorted(found.reasons) if study in present}
     named = [
         ("report", source.study_names.get(study, str(study)), reason) for study, reason in reasons.items()

@@ -58,18 +58,13 @@ def read_images(release: Release) -> pd.DataFrame:
         where the metadata have it.
     """
     keys = ["dicom_id", "subject_id", "study_id"]
-    metadata = read_table(
-        release.metadata, (*keys, "ViewPosition", "Rows", "Columns"), other_columns=("StudyDate",)
-    )
+    metadata = read_table(release.metadata, (*keys, "ViewPosition"), other_columns=("StudyDate",))
     split = read_table(release.split, (*keys, "split"))
     for file, frame in ((release.metadata, metadata), (release.split, split)):
         is_right = frame["dicom_id"].str.fullmatch(_DICOM_ID) & ~frame["dicom_id"].duplicated()
         require(frame["dicom_id"], is_right, "five groups of eight hex digits, each image once", file)
         for column in ("subject_id", "study_id"):
             require(frame[column], frame[column].str.fullmatch(_NUMBER), "eight digits", file)
-    for column in ("Rows", "Columns"):
-        is_right = metadata[column].str.fullmatch(r"[1-9]\d{0,5}")
-        require(metadata[column], is_right, "a number of pixels", release.metadata)
     require(split["split"], split["split"].isin(SPLITS), " | ".join(SPLITS), release.split)
     images = metadata.merge(split, on=keys, how="outer", indicator="place")
     alone = images[images["place"] != "both"]
@@ -84,9 +79,9 @@ def read_images(release: Release) -> pd.DataFrame:
     images["path"] = (
         "files/p" + patient.str[:2] + "/p" + patient + "/s" + study + "/" + images["dicom_id"] + ".jpg"
     )
-    images = images.astype({"subject_id": "int64", "study_id": "int64", "Rows": "int64", "Columns": "int64"})
-    names = {"ViewPosition": "view", "Rows": "rows", "Columns": "columns", "StudyDate": "study_date"}
-    images = images.rename(columns={**names, "split": "official_split"})
+    images = images.astype({"subject_id": "int64", "study_id": "int64"})
+    names = {"ViewPosition": "view", "StudyDate": "study_date", "split": "official_split"}
+    images = images.rename(columns=names)
     return images.sort_values(["subject_id", "study_id", "dicom_id"], ignore_index=True)
 
 

@@ -150,11 +150,10 @@ def decide_use(
     return use.rename("use")
 
 
-def study_labels(images: pd.DataFrame, labels: pd.DataFrame) -> tuple[pd.DataFrame, int]:
-    """One row of labels for each study of the images, empty where the release has none; and how many are empty so."""
+def study_labels(images: pd.DataFrame, labels: pd.DataFrame) -> pd.DataFrame:
+    """One row of labels for each study of the images, empty where the release has none."""
     studies = pd.DataFrame({"study_id": sorted(set(images["study_id"]))}, dtype="int64")
-    missing = int((~studies["study_id"].isin(labels["study_id"])).sum())
-    return typed(studies.merge(labels, on="study_id", how="left"), "labels"), missing
+    return typed(studies.merge(labels, on="study_id", how="left"), "labels")
 
 
 def sentence_tables(sentences: Mapping[int, Sequence[tuple[str, str]]]) -> tuple[pd.DataFrame, pd.DataFrame]:

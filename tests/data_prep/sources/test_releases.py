@@ -54,7 +54,6 @@ def test_tables_of_either_version_packed_or_not(tmp_path: Path, number: str, end
     assert images["dicom_id"].tolist() == [A, B]
     assert images["view"].tolist() == ["", "PA"]
     assert images["official_split"].tolist() == ["train", "validate"]
-    assert images[["rows", "columns"]].to_numpy().tolist() == [[300, 200], [2544, 3056]]
     assert images["path"][0] == f"files/p10/p10000001/s50000001/{A}.jpg"
     labels = read_labels(release)
     assert labels["study_id"].tolist() == [50000001]
@@ -82,7 +81,6 @@ DAMAGED = [
         dict(split=SPLIT.replace(",train", ",training")),
         "train | validate | test, found 'training' (1 of 2 rows); take the release's own file, or write yours as",
     ),
-    (dict(metadata=METADATA.replace("300", "300.5")), "column Rows: expected a number of pixels, found '300.5'"),
     (dict(metadata=METADATA.replace(A, "../../etc")), "column dicom_id: expected five groups of eight hex digits"),
     (dict(metadata=METADATA.replace("10000001", "x")), "column subject_id: expected eight digits, found 'x'"),
     (dict(split=f"{SPLIT}{SECOND}\n"), "eight hex digits, each image once, found"),
