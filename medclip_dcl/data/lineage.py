@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from medclip_dcl.common.errors import UserError
+from medclip_dcl.common.files import digest
 from medclip_dcl.common.find_model import FoundModel
 from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.data.identity import IMAGE_DIGESTS
@@ -66,6 +67,9 @@ class Lineage:
         if not isinstance(self.sets, list):
             raise UserError(f"{where / DATA_FILE}: {IMAGES_OF}: expected a list of sets, found {self.sets!r}")
         self.images = pd.DataFrame(columns=IMAGE_DIGESTS) if images is None else images
+        if "patient" not in self.images:  # written before: numbers, which are names where no set has others
+            numbers = self.images["subject_id"].astype(str)
+            self.images = self.images.assign(patient=[digest(x.encode()) for x in numbers], family=None)
         self.is_known = None not in self.sets and (not self.sets or not self.images.empty)
 
     @classmethod

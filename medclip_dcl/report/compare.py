@@ -156,8 +156,9 @@ def _require_same_test(first: TestedRun, other: TestedRun) -> None:
     Retrieval of reports is not compared with a run that has none: no sentence was tested.
     """
     measured = {name for row in (first, other) for name, found in row.tested["metrics"].items() if found}
-    if not all(tables.REPORTS in row.tested["metrics"] for row in (first, other)):
-        measured.discard(tables.REPORTS)
+    # Tests of an earlier version have no scores by single prompts.
+    may_lack = (section for section in (tables.REPORTS, "prompts") if section in measured)
+    measured -= {x for x in may_lack if not all(x in row.tested["metrics"] for row in (first, other))}
     for part, keys in (("dataset", {"fingerprint"}), ("protocol", measured), ("counts", measured)):
         a, b = ({key: row.tested[part].get(key) for key in keys} for row in (first, other))
         if differences := saved.differing_settings(a, b, part):

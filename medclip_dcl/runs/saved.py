@@ -23,6 +23,7 @@ STEPS = "steps"
 NOT_COMPARED = (
     "checkpoint.dirpath",
     "checkpoint_minutes",
+    *("counts.classification.bands", "counts.finding_classification.bands"),  # earlier tests have none
     "ckpt_path",
     "config",
     "prediction_format",

@@ -274,6 +274,24 @@ def test_patients_are_compared_within_a_family(there, here, is_refused, answer, 
             lineage.require_untrained(tested, evaluated)
 
 
+def test_models_without_names_are_not_guessed(small_set, tmp_path) -> None:
+    """An earlier data_images.parquet: patients are compared where the shared images have the same numbers."""
+    trained = of_source(small_set, tmp_path / "there", "PadChest", PUBLIC, 36)
+    record, images = Lineage.of(None).after(trained, False)
+    before = images.drop(columns=["patient", "family"])
+    tested = of_source(small_set, tmp_path / "here", "PadChest-GR", OF_PADCHEST, 36, less=7)
+    lineage = Lineage(tmp_path, record, before)
+    lineage.require_untrained(tested, tested.table("images")["dicom_id"])
+    assert str(lineage.of_set(tested)) == "images of this set elsewhere (PadChest)"
+    # A training that follows knows the names of its own patients, and says that others are not known.
+    second = Lineage(
+        tmp_path, *lineage.after(of_source(small_set, tmp_path / "next", "VinDr", PUBLIC), False)
+    )
+    assert str(second.of_set(tested)) == "images of this set elsewhere (PadChest)"
+    whole = Lineage(tmp_path, record, images)
+    assert str(Lineage(tmp_path, *whole.after(PreparedSet(small_set), False)).of_set(tested)) == OWN
+
+
 def test_shared_images_tell_whose_names_are_used(small_set, tmp_path) -> None:
     """A user's table of images that a release has, too: one of them says that its names are the release's."""
     trained = of_source(small_set, tmp_path / "there", "PadChest", PUBLIC, 36)
