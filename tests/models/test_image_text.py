@@ -40,7 +40,7 @@ from medclip_dcl.training.class_probability import ClassProbabilityTable
 from medclip_dcl.training.left_out import LeftOutNegatives, left_out_negatives
 from medclip_dcl.use.model import load
 from tests.networks.test_text_encoder import of_family
-from tests.objectives.test_anchor_losses import Proud, Scaled
+from tests.objectives.test_anchor_losses import Scaled
 from tests.small import LinearPatches, PatchRegions
 
 
@@ -216,8 +216,6 @@ def test_a_users_loss_is_trained_and_comes_back(small_bert, data, tmp_path):
     again = ImageTextModel.load_from_checkpoint(tmp_path / "a.ckpt")
     assert isinstance(again.objective.loss, Scaled) and again.objective.loss.start == 0.5
     assert again.objective.loss.scale.item() == learned
-    with pytest.raises(UserError, match="Proud does not use gamma"):
-        build(small_bert, loss=Proud(), class_probability=None)
 
 
 def test_a_step_is_the_written_loss(small_bert, data):
