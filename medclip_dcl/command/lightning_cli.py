@@ -348,7 +348,7 @@ class MedclipCLI(LightningCLI):
         super().instantiate_classes()
         if self.goes_on:  # once nothing is refused any more: a finished run stays finished until then
             self.run.extend(self.config_dump)
-        elif self.sets_aside and _is_first_process() and (names := self.run.set_aside("unfinished")):
+        if self.sets_aside and _is_first_process() and (names := self.run.set_aside("unfinished")):
             rank_zero_info(
                 f"measured before training goes on, and renamed to ..._unfinished: {', '.join(names)}"
             )

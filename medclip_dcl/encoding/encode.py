@@ -47,10 +47,11 @@ def encode(settings: Encode) -> Path:
             f"{prepared.folder} has {len(images)} images and {len(sentences)} sentences: both are needed"
         )
     # Heavy imports come after the cheap checks.
-    from medclip_dcl.common.devices import usable_device
+    from medclip_dcl.common.devices import usable_device, without_tf32
     from medclip_dcl.data.features import FOLDER, IMAGES_FILE, INFO_FILE, SENTENCES_FILE, FeaturesInfo
     from medclip_dcl.use.model import load
 
+    without_tf32()
     network = load(settings.model, device := usable_device(settings.device)).image_text
     view = _view(settings, network)
     if prepared.fitting[0] != network.geometry:

@@ -87,8 +87,9 @@ def rank_reports(settings: Rank) -> Path:
             f"no training report of {settings.data} has a label 1 or -1: the rest of the report alone ranks"
         )
     ids = sentences["sentence_id"].to_numpy()
+    if labels is not None and settings.labels is None:
+        seal |= prepared.seal_of_labels()
     if settings.posterior and labels is not None:
-        seal |= prepared.seal_of_labels() if settings.labels is None else {}
         vectors, parts = posterior_vectors(terms, ids, [train, validate], labels)
     else:
         vectors, parts = _ranking(terms, ids, [train, validate], labels)

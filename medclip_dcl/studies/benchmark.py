@@ -8,7 +8,7 @@ import sys
 from pandas import DataFrame
 
 from medclip_dcl.common.command_line import in_words
-from medclip_dcl.common.devices import usable_device
+from medclip_dcl.common.devices import usable_device, without_tf32
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import read_prompts
 from medclip_dcl.common.processes import stop
@@ -28,6 +28,7 @@ def run(options: Benchmark) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)
     usable_device(options.device)
+    without_tf32()  # features of probes, too
     models = plan.read_models(options.models, options.names and options.names.split(","), options.probe)
     sets, prompts = plan.read_sets(options.sets), read_prompts(options.prompts, "--prompts")
     names = [model.name for model in models if not model.is_encoder]

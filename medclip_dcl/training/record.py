@@ -34,6 +34,7 @@ class RunRecord(Callback):
         self._earlier_seconds = 0.0
         self._rows: int | None = None
         self._stopped: list[int | None] | None = None
+        self._source: str | Path | None = None
 
     def on_save_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
@@ -54,10 +55,11 @@ class RunRecord(Callback):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        found = checkpoint.get(_KEY, {})
-        self._earlier_seconds, self._rows = found.get("seconds", 0.0), found.get("rows")
         is_own = Path(trainer.ckpt_path or "").parent.resolve() == self.run.checkpoints.resolve()
-        self._stopped = found.get("stopped") if is_own else None
+        found = checkpoint.get(_KEY, {}) if is_own else {}
+        self._earlier_seconds, self._rows = found.get("seconds", 0.0), found.get("rows")
+        self._stopped = found.get("stopped")
+        self._source = None if is_own else trainer.ckpt_path
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.time()
@@ -65,6 +67,8 @@ class RunRecord(Callback):
         trainer.should_stop |= self._stopped == _length(trainer)
         if trainer.fast_dev_run:  # type: ignore[attr-defined]
             return  # a trial leaves nothing behind
+        if trainer.is_global_zero and self._source is not None:
+            copy_terms(FoundModel(Path(self._source)).folder, self.run.folder)
         untrained = self.run.checkpoints / UNTRAINED_CHECKPOINT
         if trainer.global_step == 0:
             # Classifiers, which start from trained weights, are not compared with their untrained state.

@@ -174,11 +174,12 @@ def test_a_finished_run_is_trained_longer(finished, fit, tmp_path, info, monkeyp
     assert (run / "predictions_2_epochs").is_dir() and (run / "figures_2_epochs").is_dir()
 
 
-def test_a_test_of_an_unfinished_run_is_not_its_result(finished, fit, tmp_path, info):
+@pytest.mark.parametrize("longer", [[], ["--trainer.max_epochs", "2"]])
+def test_a_test_of_an_unfinished_run_is_not_its_result(finished, fit, tmp_path, info, longer):
     run = shutil.copytree(finished, tmp_path / "run")
     (run / "fit.json").unlink()  # as killed before its end, and tested then
     assert not is_done(Run({}, run, ()), ["fit", "test"])
-    main(fit(run))
+    main(fit(run, *longer))
     assert (run / "fit.json").is_file() and not (run / "results.json").exists()
     assert (run / "results_unfinished.json").read_text() == (finished / "results.json").read_text()
     assert any("renamed to ..._unfinished: results.json" in line for line in info())
@@ -186,6 +187,8 @@ def test_a_test_of_an_unfinished_run_is_not_its_result(finished, fit, tmp_path, 
 
 @pytest.mark.slow
 def test_another_runs_checkpoint_does_not_bring_its_settings(finished, fit, tmp_path, info):
+    finished = shutil.copytree(finished, tmp_path / "other")
+    (finished / "LICENSE").write_text("Terms")
     model = yaml.safe_load((finished / "config.yaml").read_text())["model"]["init_args"]
     rate, more = 3 * model["learning_rate"], ["--model.init_args.weight_decay", "0.3"]
     more += ["--model.init_args.learning_rate", str(rate), "--model.init_args.text_learning_rate", str(rate)]
@@ -197,6 +200,7 @@ def test_another_runs_checkpoint_does_not_bring_its_settings(finished, fit, tmp_
     groups = last["optimizer_states"][0]["param_groups"]
     assert {group["weight_decay"] for group in groups} == {0.0, 0.3}
     assert any("by the settings that the checkpoint was trained with" in line for line in info())
+    assert (tmp_path / "run/LICENSE").read_text() == "Terms"
 
 
 def test_no_last_checkpoint_no_longer_training(finished, fit, tmp_path, capsys):

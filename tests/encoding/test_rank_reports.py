@@ -197,7 +197,9 @@ def test_labels_codes_and_options_name_the_ranking(ranked, tmp_path, monkeypatch
     shutil.rmtree(folder / "ranking", ignore_errors=True)
     other = pd.read_parquet(folder / "labels.parquet").assign(Edema=1.0, Pneumothorax=np.nan)
     write_parquet(other.convert_dtypes(), tmp_path / "other.parquet")  # codes as integers or missing
-    for words in ([], ["--rest_alone"], ["--labels", str(tmp_path / "other.parquet")]):
+    main([str(folder)])
+    [own] = PreparedSet(folder).models("ranking")
+    for words in (["--rest_alone"], ["--labels", str(tmp_path / "other.parquet")]):
         main([str(folder), *words])
     assert len(PreparedSet(folder).models("ranking")) == 3
     with pytest.raises(PreparedDataError, match=r"several report rankings .*name one \(the option ranking\)"):
@@ -210,6 +212,8 @@ def test_labels_codes_and_options_name_the_ranking(ranked, tmp_path, monkeypatch
     assert len(PreparedSet(folder).models("ranking")) == 4
     blank = other.assign(**dict.fromkeys(other.columns[1:], np.nan)).assign(Edema=0.0)
     write_parquet(blank, folder / "labels.parquet")
+    with pytest.raises(PreparedDataError, match="labels.parquet is not what it was learned from"):
+        PreparedSet(folder).ranking(own)
     shutil.rmtree(folder / "ranking")
     main([str(folder)])
     assert capsys.readouterr().out.count("the rest of the report alone ranks") == 1

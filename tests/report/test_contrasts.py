@@ -219,6 +219,9 @@ def test_the_method_is_that_of_each_pair(tmp_path):
     lone = made(tmp_path / "lone", findings, 7, 0.1)
     tens = [made(tmp_path / f"infonce_{seed}", findings, seed) for seed in (10, 11, 12)]
     assert [*sides_of(tens)] == ["infonce (3 seeds)"]
+    assert tens[0].config is not None
+    tens[0].config["ckpt_path"] = "runs/other/checkpoints/last.ckpt"  # it starts from another training
+    assert [*sides_of(tens)] == ["infonce_10", "infonce (2 seeds)"]
     sides = sides_of([*runs, lone])
     assert [*sides] == ["weak (3 seeds)", "strong (3 seeds)", "lone"]
     table = compared(sides, "weak (3 seeds)", n_draws=80)
