@@ -59,7 +59,8 @@ def evaluate(
             which is tested with its weights as they are in memory.
         data: folder of a prepared set.
         output: folder for results, predictions and log, which may be that of a benchmark: a finished test of the same
-            files (of a loaded model those that it is saved as), set and prompts is not repeated. None: a temporary folder, which is removed.
+            files (of a loaded model those that it is saved as), set and prompts is not repeated. None: a temporary
+            folder, which is removed.
         prompts: of the findings, as in `LoadedModel.classify`, None: the packaged `public`; a classifier scores its own
             findings.
         ensemble: of several prompts a side.
