@@ -80,9 +80,8 @@ def _differ_in_seed(side: Sequence[draws.TestedRun], run: draws.TestedRun) -> bo
     if first.config is None or run.config is None or first.suffix != run.suffix:
         return False
     is_new = all(_seed(run) != _seed(other) for other in side)
-    is_new &= first.config.get("ckpt_path") == run.config.get(
-        "ckpt_path"
-    )  # a training may start from another's
+    # NOT_COMPARED has it, as a resumed run may name it; here it is the start of the training.
+    is_new &= first.config.get("ckpt_path") == run.config.get("ckpt_path")
     return is_new and differing_settings(first.config, run.config).keys() <= set(SEEDS)
 
 
