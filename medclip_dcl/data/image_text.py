@@ -309,6 +309,8 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         fields = SENTENCE_FIELDS if of == "sentences" else IMAGE_FIELDS
         file = self.of_machine(partial(made_of, self.prepared, fields, name, self._files))
         self._require_same(f"{name} digest", file)
+        if file and name != "signs":  # those are of this package's rules
+            self.made_of[name] = file
         what = {"of": of, "field": name, "file": file}
         return FieldRows(self.arrays(what, partial(make, self.prepared, name, self._files)))
 

@@ -84,6 +84,11 @@ class PreparedDataModule(LinkedDataModule[Requirements], Generic[Requirements]):
 
     folder: str
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.made_of: dict[str, str] = {}
+        """Digest of each file beside the set's tables that training has read, by what it was read for."""
+
     @cached_property
     def prepared(self) -> PreparedSet:
         return PreparedSet(self.folder)

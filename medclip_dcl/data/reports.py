@@ -162,6 +162,8 @@ class ReportsDataModule(PreparedDataModule[ReportsRequirements], EpochDataModule
         tokenizer = self.tokenizer
         before, after = special_tokens_around(tokenizer)
         extra = use == "train" and self.extra_text is not None and digest_of_file(Path(str(self.extra_text)))
+        if extra:
+            self.made_of["extra_text"] = extra
         what = {
             **{"of": "masked sentences", "use": use, "sampling": self.sampling, "extra_text": extra},
             "tokenizer": digest(tokenizer.backend_tokenizer.to_str().encode()),

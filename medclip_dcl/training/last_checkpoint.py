@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint, WeightAveraging
+from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, Timer, WeightAveraging
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info
 from torch.optim.lr_scheduler import LambdaLR
@@ -29,6 +29,9 @@ from medclip_dcl.training.throughput import Arrival, Throughput
 
 _WEIGHTS = ("state_dict", "optimizer_states", "current_model_state")
 """Large entries of a checkpoint, which hold tensors alone."""
+
+_MADE_OF = "made_of"
+"""Entry of a checkpoint: digests of the files beside the prepared set that its training read."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """SLURM announces the end of a job's time by SIGUSR1."""
@@ -120,14 +123,32 @@ class LastCheckpoint(Checkpoint):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Keep the best score of a run folder that was moved: ModelCheckpoint drops it if its folder differs."""
+        """Refuse files beside the set that changed; drop what another run's EarlyStopping and Timer have counted.
+
+        The best score of a run folder that was moved is kept: ModelCheckpoint drops it if its folder differs.
+        """
         here = os.path.realpath(self.folder)
-        if os.path.realpath(Path(trainer.ckpt_path or "").parent) != here:
-            return  # another run's
+        if os.path.realpath(Path(trainer.ckpt_path or "").parent) != here:  # another run's
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, EarlyStopping | Timer):
+                    checkpoint.get("callbacks", {}).pop(callback.state_key, None)
+            return
+        before, now = checkpoint.get(_MADE_OF, {}), _made_of(trainer)
+        changed = [name for name, digest in before.items() if now.get(name) != digest]
+        if changed and trainer.state.fn == TrainerFn.FITTING:
+            raise ResumeError(
+                f"{trainer.ckpt_path}: the files of {', '.join(sorted(changed))} have changed since the run began; put "
+                "them back, or choose another --run_folder"
+            )
         for key, state in checkpoint.get("callbacks", {}).items():
             has_paths = key.startswith(("BestCheckpoint", "ModelCheckpoint"))
             if has_paths and state.get("dirpath") not in (None, here):
                 checkpoint["callbacks"][key] = _moved(state, state["dirpath"], here)
+
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint[_MADE_OF] = _made_of(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._has_validated = False
@@ -225,6 +246,11 @@ class LastCheckpoint(Checkpoint):
     def _stop(self, trainer: Trainer, number: int) -> None:
         rank_zero_info(f"{signal.Signals(number).name} at step {trainer.global_step}: training stops here")
         raise Stopped(number)
+
+
+def _made_of(trainer: Trainer) -> dict[str, str]:
+    """`PreparedDataModule.made_of`; empty for other data."""
+    return dict(getattr(trainer.datamodule, "made_of", {}))  # type: ignore[attr-defined]
 
 
 def _follow_schedule(trainer: Trainer) -> None:

@@ -9,7 +9,7 @@ import shutil
 import signal
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from medclip_dcl.objectives import (
     ResampleByTextSimilarity,
     WeightedInfoNCE,
 )
-from medclip_dcl.runs.checkpoint_files import find_readable
+from medclip_dcl.runs.checkpoint_files import ResumeError, find_readable
 from medclip_dcl.runs.loggers import MetricsFile
 from medclip_dcl.runs.run_folder import RunFolder
 from medclip_dcl.training.averaging import AveragedWeights
@@ -49,7 +49,7 @@ from medclip_dcl.training.last_checkpoint import (
     in_order,
 )
 from medclip_dcl.training.record import RunRecord
-from tests.small import PatchRegions
+from tests.small import PatchRegions, write_small_ranking
 
 EPOCHS = 3
 
@@ -529,6 +529,46 @@ def test_another_runs_checkpoint_brings_no_best_score(whole, embedded_set, small
     trainer.callbacks.append(LastCheckpoint(tmp_path))  # type: ignore[attr-defined]
     trainer.fit(model, data, ckpt_path=str(whole("plain") / "checkpoints/last.ckpt"), weights_only=True)
     assert (tmp_path / "best.ckpt").is_file() and Path(best.best_model_path) == tmp_path / "best.ckpt"
+
+
+@pytest.mark.parametrize("name", ["ranked_by_text", "language_model"])
+def test_files_beside_the_set_may_not_change(name, embedded_set, small_bert, tmp_path):
+    """Ended in its middle, a training is not continued with other numbers under the same name."""
+    folder, extra = tmp_path / "set", tmp_path / "extra.txt"
+    shutil.copytree(embedded_set, folder)
+    extra.write_text("Heart is enlarged.\n")
+    case = CASES[name]
+    if case.of_language:
+        case = replace(case, data={**case.data, "extra_text": str(extra)})
+    with pytest.raises(Killed):
+        train(tmp_path / "run", *build(case, folder, small_bert), Kill("on_train_batch_end", 0, 3))
+    if case.of_language:
+        extra.write_text("Enlarged is heart.\n")
+    else:
+        write_small_ranking(folder, dim=5)
+    found = "extra_text" if case.of_language else "report_ranking, sentence_ranking"
+    with pytest.raises(ResumeError, match=f"files of {found} have changed"):
+        train(tmp_path / "run", *build(case, folder, small_bert))
+
+
+def test_early_stopping_of_another_run_is_not_continued(whole, embedded_set, small_bert, tmp_path):
+    for start in (None, tmp_path / "first/checkpoints/last.ckpt"):
+        model, data = build(CASES["plain"], embedded_set, small_bert)
+        folder = tmp_path / ("first" if start is None else "second")
+        stop = EarlyStopping("validate/loss", patience=1, mode="max", min_delta=100.0)
+        trainer = Trainer(
+            callbacks=[stop],
+            default_root_dir=tmp_path,
+            max_epochs=10,
+            logger=False,
+            enable_progress_bar=False,
+            num_sanity_val_steps=0,
+            limit_train_batches=2,
+        )
+        trainer.callbacks.append(LastCheckpoint(folder / "checkpoints"))  # type: ignore[attr-defined]
+        trainer.fit(model, data, ckpt_path=start and str(start), weights_only=True)
+        assert stop.wait_count == 1
+    assert trainer.current_epoch == 4
 
 
 def test_the_next_fit_begins_at_the_first_batch(small_set):
