@@ -54,6 +54,7 @@ from medclip_dcl.runs.saved import (
     command_of_test,
     describe_checkpoint,
     differing_settings,
+    measured_alike,
     read_json,
 )
 from medclip_dcl.training import last_checkpoint
@@ -482,6 +483,8 @@ class MedclipCLI(LightningCLI):
             rank_zero_info(f"evaluating step {step}")
             self.trainer._default_root_dir = os.path.join(folder, STEPS, str(step))  # type: ignore[attr-defined]
             self.trainer.test(model, **{**kwargs, "verbose": False, "ckpt_path": str(file)})
+            if self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+                (Path(folder) / RESULTS_FILE).unlink(missing_ok=True)  # of an earlier test
         self.trainer._default_root_dir = folder  # type: ignore[attr-defined]
         self.trainer.loggers, self.results.writes_all = loggers, True
 
@@ -628,12 +631,11 @@ def _is_comparable(results: Path, untrained: Path) -> bool:
     if not (results.is_file() and untrained.is_file()):
         return False
     a, b = (read_json(file) for file in (results, untrained))
-    keys = ("format_version", "protocol", "dataset", "images", "counts", "precision", "limited")
     of_sections = [
         {section for section in a["metrics"] if SavedRun(results.parent, suffix).file_of(section).is_file()}
         for suffix in ("", "_untrained")
     ]
-    return of_sections[0] <= of_sections[1] and all(a.get(key) == b.get(key) for key in keys)
+    return of_sections[0] <= of_sections[1] and measured_alike(a, b)
 
 
 def _checkpoint_folder(folder: str) -> str:

@@ -25,7 +25,13 @@ from medclip_dcl.report.page import render_template
 from medclip_dcl.report.reliability import fitted_table
 from medclip_dcl.report.tables import Cell, Column, Row, Table
 from medclip_dcl.runs.run_folder import RunFolder
-from medclip_dcl.runs.saved import describe_checkpoint, describe_image_size, read_json, setting
+from medclip_dcl.runs.saved import (
+    describe_checkpoint,
+    describe_image_size,
+    measured_alike,
+    read_json,
+    setting,
+)
 
 CARD_FILE = "README.md"
 RESULTS = "### Summary"
@@ -56,7 +62,7 @@ def model_card(
     config, fit_file, dataset = run.config or {}, folder / "fit.json", _dataset(run)
     weights, tested = weights_fingerprint(network), (run.results or {}).get("checkpoint", {})
     runs = {_MODEL: run} if tested.get("weights") == weights else {}
-    if runs and untrained.results is not None:
+    if runs and untrained.results is not None and measured_alike(run.results, untrained.results):
         runs[_UNTRAINED] = untrained
     no_calibration = (
         "is of other weights" if (folder / CALIBRATION_FILE).is_file() else "no probabilities and thresholds"
@@ -66,7 +72,7 @@ def model_card(
         f"results.json: the model has not been tested; {create}": run.results is None,
         f"results.json is of other weights ({tested.get('file')}), so that its numbers are left out; test these: "
         f"{run.command}": bool(tested and not runs),
-        f"results_untrained.json: no numbers of the untrained network; {create}": (
+        f"results_untrained.json: no numbers of the untrained network, measured as the trained one; {create}": (
             bool(runs) and len(runs) < 2 and isinstance(network, ImageTextNetwork)
         ),
         "the description of the training data: their folder is not at hand, and the run was not tested on them; "

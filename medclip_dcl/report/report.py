@@ -56,11 +56,14 @@ def render(folder: Path) -> str:
             f"{folder}: expected a run folder with config.yaml, metrics.csv, results.json or checkpoints/, found none "
             "of them; give the folder that was the --run_folder of `medclip-dcl fit`"
         )
-    runs = {}
+    runs: dict[str, TestedRun] = {}
     for name, suffix in ((_TRAINED, ""), (_UNTRAINED, "_untrained")):
         run = TestedRun(folder, suffix)
         run.require_prepared_set()
-        if run.results is not None:
+        trained = runs.get(_TRAINED)
+        if run.results is not None and (
+            trained is None or saved.measured_alike(trained.results, run.results)
+        ):
             runs[name] = run
     results = {name: run.tested for name, run in runs.items()}
     first = next(iter(results.values()), None)
@@ -112,8 +115,8 @@ def _missing(run: Path, results: Mapping[str, Any], content: Mapping[str, Any]) 
     )
     pieces = {
         f"results.json: the run has not been tested; create it with: {test}": _TRAINED not in results,
-        "results_untrained.json: no row of the untrained network, against which to read the others; made by the same"
-        f" `test` where checkpoints/untrained.ckpt is there: {test}": (
+        "results_untrained.json: no row of the untrained network, measured as the others, to read them against; made"
+        f" by the same `test` where checkpoints/untrained.ckpt is there: {test}": (
             _UNTRAINED not in results and is_image_text and is_trained_here
         ),
         f"metrics.csv: {curves}": not content["curves"] and is_trained_here,

@@ -175,6 +175,7 @@ class RunFolder:
             # Before the configuration: a run with that of more epochs would be taken for finished.
             (self.folder / FIT_FILE).unlink()
         before = files.read_text(self.folder / saved.CONFIG_FILE).splitlines()
+        config = {**config, "ckpt_path": self.saved_config().get("ckpt_path")}  # what it started from
         self._write_config(config, takewhile(lambda line: line.startswith("#"), before))
 
     def set_aside(self, end: str) -> list[str]:
@@ -200,10 +201,12 @@ class RunFolder:
     def folder_of_test(self, checkpoint: Path, other_set: str = "") -> Path:
         """Folder for results: the run's; steps/N for a kept step; in tests/ for another's checkpoint or another set."""
         parts = [f"on_{other_set}"] if other_set else []
-        if self.is_own(checkpoint) and not other_set:
+        if self.is_own(checkpoint):
             steps = [step for step, file in self.kept_steps().items() if file.name == checkpoint.name]
-            return self.folder.joinpath(*(f"{saved.STEPS}/{step}" for step in steps))
-        if not self.is_own(checkpoint):
+            if not other_set:
+                return self.folder.joinpath(*(f"{saved.STEPS}/{step}" for step in steps))
+            parts = [*(f"step_{step}" for step in steps), *parts]
+        else:
             path, owner = checkpoint.resolve(), FoundModel(checkpoint.resolve()).run
             parts = [
                 *([owner.name] if owner else []),

@@ -105,6 +105,12 @@ class SavedRun:
             )
 
 
+def measured_alike(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> bool:
+    """True if the contents of two results.json were measured in the same way on the same data."""
+    keys = ("format_version", "protocol", "dataset", "images", "counts", "precision", "limited")
+    return a is not None and b is not None and all(a.get(key) == b.get(key) for key in keys)
+
+
 def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
     """Read results<suffix>.json of a run folder; None if there is none."""
     file = run / f"results{suffix}.json"

@@ -207,6 +207,13 @@ def test_what_is_missing_is_said_with_its_command(changed, network):
     assert "None that belong to these weights" in card
 
 
+def test_an_untrained_network_measured_in_another_way_is_left_out(changed, network):
+    edit(changed / "results_untrained.json", lambda found: found.update(precision="bf16-mixed"))
+    card = model_card(changed, network, "x")
+    assert rows(card, "Summary")[""] == ["this model", "by chance"]
+    assert "no numbers of the untrained network, measured as the trained one" in card
+
+
 def test_without_predictions_there_are_numbers_but_no_intervals(changed, network):
     def unmeasured(found):
         found["metrics"]["classification"]["by_finding"]["Pneumothorax"] = {"auc": None, "acc": None}

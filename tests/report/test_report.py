@@ -404,6 +404,15 @@ def test_a_missing_piece_is_named_and_not_fatal(copy, removed, message):
         assert not [row for row in page.tables[0] if row and row[0] == "this run"]
 
 
+def test_an_untrained_network_measured_in_another_way_is_left_out(copy):
+    found = json.loads((copy / "results_untrained.json").read_text())
+    found["protocol"]["classification"] = "another"
+    (copy / "results_untrained.json").write_text(json.dumps(found))
+    page = Page(render(copy))
+    assert "no row of the untrained network, measured as the others" in page.text
+    assert not [row for table in page.tables for row in table if row and row[0] == "untrained"]
+
+
 def _damage_a_label_without_boxes(run):
     """The test is without predictions of boxes, which is no reason to draw curves of damaged ones."""
     (run / "predictions/grounding.parquet").unlink()

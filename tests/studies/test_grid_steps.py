@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shlex
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from pytorch_lightning import Trainer
 from scipy import stats
 
 from medclip_dcl.command.cli import main as cli
@@ -219,3 +221,18 @@ def test_test_of_a_kept_step_is_its_own(finished, tmp_path):
     assert json.loads((run / "steps/3/results.json").read_text())["metrics"] == json.loads(of_step)["metrics"]
     assert (run / "results.json").read_bytes() == own
     assert [*RunFolder(run).kept_steps()] == STEPS
+
+
+def test_a_killed_test_leaves_no_results_over_steps_of_another(finished, tmp_path, monkeypatch):
+    run = shutil.copytree(finished / "grid/runs/rate=slow,seed=1", tmp_path / "run")
+    test, n_tested = Trainer._test_impl, itertools.count()
+
+    def test_two(self, *args, **options):
+        if next(n_tested) == 2:
+            raise SystemExit(3)  # stands for a kill
+        return test(self, *args, **options)
+
+    monkeypatch.setattr(Trainer, "_test_impl", test_two)
+    with pytest.raises(SystemExit):
+        cli(["test", str(run), "--import", MODULE])
+    assert not (run / "results.json").exists()

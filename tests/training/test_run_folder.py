@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from medclip_dcl.common.files import write_json
 from medclip_dcl.runs.run_folder import RunFolder, RunFolderError
@@ -11,10 +12,15 @@ from medclip_dcl.runs.run_folder import RunFolder, RunFolderError
 def test_other_results_have_a_folder_of_their_own(tmp_path):
     run, other = RunFolder(tmp_path / "a"), RunFolder(tmp_path / "b")
     for one in (run, other):
-        one.claim({"model": {}}, {})
+        one.claim({"model": {}, "kept_steps": [3]}, {})
     own, foreign = run.checkpoints / "best.ckpt", other.checkpoints / "best.ckpt"
     assert run.folder_of_test(own) == run.folder == run.folder_of_test(run.checkpoints / "last.ckpt")
     assert run.folder_of_test(own, "set_0f") == run.folder / "tests/on_set_0f"
+    kept = run.checkpoints / "step_3.ckpt"
+    kept.parent.mkdir()
+    kept.touch()
+    assert run.folder_of_test(kept) == run.folder / "steps/3"
+    assert run.folder_of_test(kept, "set_0f") == run.folder / "tests/step_3_on_set_0f"
     names = [run.folder_of_test(file).name for file in (foreign, run.checkpoints / "untrained.ckpt")]
     assert names[0].startswith("b_best_") and names[1].startswith("a_untrained_")
     assert run.folder_of_test(foreign, "set_0f").name == f"{names[0]}_on_set_0f"
@@ -60,6 +66,17 @@ def test_run_is_longer_by_epochs_or_steps(before, end, now, is_longer, tmp_path)
     else:
         with pytest.raises(RunFolderError, match="already holds another run"):
             run.check(now, {})
+
+
+def test_a_longer_run_names_what_it_started_from(tmp_path):
+    run = RunFolder(tmp_path / "run")
+    run.claim({**settings(2), "ckpt_path": "other.ckpt"}, {})
+    run.checkpoints.mkdir()
+    torch.save({"loops": {}}, run.checkpoints / "last.ckpt")
+    run.extend(
+        {**settings(3), "ckpt_path": "run/checkpoints/last.ckpt"},
+    )
+    assert run.saved_config() == {**settings(3), "ckpt_path": "other.ckpt"}
 
 
 def test_run_folder_that_is_a_file(tmp_path):
