@@ -243,6 +243,11 @@ class MedclipCLI(LightningCLI):
             saved = read_model(config.ckpt_path)
             if problem := ImageNetwork.unit_problem(saved.network):
                 raise UserError(f"{saved.path}: {problem}, and train anew")
+            if "optimizer_states" not in saved.checkpoint:
+                raise UserError(
+                    f"--ckpt_path {config.ckpt_path}: expected a checkpoint from which training goes on, found weights "
+                    f"alone; start a training from them by --model.init_args.init_from {config.ckpt_path}"
+                )
             if self.continues:
                 # The files that the encoders were built from may be gone.
                 network_of_checkpoint.take_network_from(saved, config.model)

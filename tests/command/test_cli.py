@@ -268,6 +268,15 @@ def test_a_run_outlives_its_language_models_folder(small_set, small_bert, tmp_pa
     pd.testing.assert_frame_equal(a, b, check_exact=True)
 
 
+def test_training_does_not_go_on_from_weights_alone(finished, fit, tmp_path, capsys):
+    untrained = finished / "checkpoints/untrained.ckpt"
+    message = refused(capsys, [*fit(tmp_path / "new"), "--ckpt_path", str(untrained)])
+    assert (
+        f"found weights alone; start a training from them by --model.init_args.init_from {untrained}"
+        in message
+    )
+
+
 def test_a_changed_prepared_set_is_noticed(finished, fit, small_set, tmp_path, capsys):
     run = shutil.copytree(finished, tmp_path / "run")
     now = json.loads((run / "data.json").read_text())
