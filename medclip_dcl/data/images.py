@@ -219,4 +219,8 @@ def image_settings(data: object) -> ImageSettings | None:
 def shown_images(data: object) -> dict[str, Any]:
     """The size and geometry at which a datamodule shows images; empty for one without images."""
     shown = image_settings(data)
-    return {} if shown is None else {"image_size": shown.image_size, "geometry": shown.geometry}
+    return (
+        {}
+        if shown is None
+        else {name: getattr(shown, name) for name in ("image_size", "geometry", "prepared_size")}
+    )

@@ -1,9 +1,10 @@
 """Calibrate a model: ``medclip-dcl calibrate MODEL`` writes MODEL/calibration.json.
 
 Of a checkpoint in a run the file is the run's; of one in no run and of a repository, --output names it. The scores are
-those of ``load(MODEL).classify`` on validate images (they differ by up to 0.015 where the loaders decode a JPEG at half
-its size or less). A run keeps their logits for other thresholds, in predictions/validate_classification.parquet; an
-exported folder, which may be shared, keeps nothing of single patients.
+those of ``load(MODEL).classify`` on validate images, but for resizing: an original is resized once, a prepared image
+twice, with JPEG between, and the loaders decode it at half of its size where that suffices. A run keeps their logits
+for other thresholds, in predictions/validate_classification.parquet; an exported folder, which may be shared, keeps
+nothing of single patients.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from medclip_dcl.evaluation.options import SENSITIVITY, Calibrate
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, check_target, fit_finding
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.image_text import ImageTextNetwork
-from medclip_dcl.runs.saved import read_config, read_parquet, setting, settings_of_callback
+from medclip_dcl.runs.saved import other_preparation, read_config, read_parquet, setting, settings_of_callback
 from medclip_dcl.use.model import FindingScorer, LoadedModel, network_of
 
 SCORES_FILE = "predictions/validate_classification.parquet"
@@ -153,6 +154,9 @@ def _validate_images(network: _Network, folder: str, options: Mapping[str, Any])
             f"{folder}: expected images of the model's geometry {network.geometry}, found {tables.view.geometry}; "
             f"prepare the set with --geometry {network.geometry}"
         )
+    shown = {"image_size": network.image_size, "prepared_size": prepared.fitting[1]}
+    if preparation := other_preparation(shown, {"prepared_size": network.prepared_size}):
+        print(f"warning: {folder}: {preparation}", file=sys.stderr)
     return module, tables
 
 

@@ -31,9 +31,9 @@ from medclip_dcl.runs.saved import (
     measured_alike,
     read_json,
     setting,
+    settings_of_callback,
 )
 
-CARD_FILE = "README.md"
 RESULTS = "### Summary"
 """Stands in a card with metrics."""
 
@@ -123,7 +123,10 @@ def _example(
     if prompts == read_prompts(CHEX5) or isinstance(network, FindingNetwork):
         prompts = {}
     modules = {type(getattr(network, part)).__module__ for part in network.parts}
+    of_run = config.get("ensemble") or settings_of_callback(config, "ZeroShotClassification").get("ensemble")
+    ensemble = calibration.ensemble if calibration else of_run
     return {
+        "ensemble": ensemble if prompts and ensemble != "scores" else None,
         "prompts": prompts,
         "text": next((positive[0] for _, positive in prompts.values()), "Small left pleural effusion."),
         "is_calibrated": bool(calibration and calibration.calibrated()),

@@ -10,11 +10,11 @@ from medclip_dcl.common.find_model import CONFIG_FILE, WEIGHTS_FILE, find_model,
 from medclip_dcl.common.terms import copy_terms, files_of_terms
 from medclip_dcl.common.weight_files import read_model
 from medclip_dcl.data.lineage import Lineage
-from medclip_dcl.exchange.card import CARD_FILE, RESULTS, model_card
+from medclip_dcl.exchange.card import RESULTS, model_card
 from medclip_dcl.exchange.onnx_files import CLASSIFIER_FILE, IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE
-from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
+from medclip_dcl.metrics.calibration import CALIBRATION_FILE, CARD_FILE, Calibration, without_thresholds
 from medclip_dcl.runs.run_folder import DATA_FILE
-from medclip_dcl.use.model import LoadedModel, load
+from medclip_dcl.use.model import LoadedModel, load, save
 
 _SAVED = (CONFIG_FILE, WEIGHTS_FILE, CALIBRATION_FILE)
 FILES = (*_SAVED, CARD_FILE, DATA_FILE, IMAGE_FILE, TEXT_FILE, TOKENIZER_FILE, CLASSIFIER_FILE)
@@ -46,12 +46,12 @@ def export_model(
         return model
     # Before anything is written: a card that cannot be made leaves the folder as it was.
     if found.path.is_dir():
-        card = _card_of(home)
+        card = _card_of(home) if calibration is None else without_thresholds(_card_of(home))
     else:
         card = model_card(home, model.network, address or folder.resolve().name, model.calibration)
     _require_better(folder, model, card)
     # First, and at once or not at all: weights that do not fit on the disk leave the folder as it was, too.
-    model.save_pretrained(folder)
+    save(model, folder)
     for name, file in exported_files(folder).items():
         if name not in _SAVED:  # of the earlier export
             file.unlink()

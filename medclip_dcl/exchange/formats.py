@@ -14,12 +14,12 @@ from medclip_dcl.common.files import new_folder, write_json, write_text
 from medclip_dcl.common.find_model import CONFIG_FILE, find_model
 from medclip_dcl.common.terms import copy_terms
 from medclip_dcl.common.weight_files import load_exactly, read_model, write_safetensors
-from medclip_dcl.exchange.card import CARD_FILE
 from medclip_dcl.exchange.convert import plain_card
 from medclip_dcl.exchange.encoders import plain_tokenizer
 from medclip_dcl.exchange.open_clip_weights import GEOMETRIES, OPEN_CLIP_FILE, OPEN_CLIP_WEIGHTS, POOLINGS
 from medclip_dcl.exchange.tensor_names import OPEN_CLIP, TRANSFORMERS, backwards, renamed, to_openai_names
 from medclip_dcl.exchange.transformers_folder import FAMILIES
+from medclip_dcl.metrics.calibration import CARD_FILE
 from medclip_dcl.networks.bert_folder import silent
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.networks.pretrained_regions import TransformersRegions
@@ -103,6 +103,9 @@ def _notes(network: ImageTextNetwork, layout: str, kind: str, bias: float | None
         ),
         f"medclip_dcl fits images to {prepared} pixels, then scales them to {size}; the library resizes once": (
             prepared != size
+        ),
+        "medclip_dcl resizes bilinearly, as its preparation of images does; the library bicubically": (
+            network.prepared_size == size
         ),
         "the logit bias is not known (a run or a checkpoint of SigmoidLoss has it): 0 is written; logits are gamma^2 "
         "times the cosine, and their sigmoid is not a probability": bias is None,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,9 @@ from medclip_dcl.common.formats import CALIBRATION, VERSION_KEY
 from medclip_dcl.metrics.summaries import calibration_error, scores_of
 
 CALIBRATION_FILE = "calibration.json"
+CARD_FILE = "README.md"
+"""Model card of an exported folder."""
+_THRESHOLDS = "## Probabilities and thresholds"
 ISOTONIC_PATIENTS = 500
 """Likewise for an isotonic fit, which overfits some hundred cases (choice)."""
 TARGETS = ("sensitivity", "specificity")
@@ -170,8 +174,12 @@ class Calibration:
         )
 
     def write(self, file: Path) -> None:
-        """Write calibration.json atomically; findings keep their order."""
+        """Write calibration.json atomically; findings keep their order. A card beside it loses its thresholds."""
         write_text(self.to_json(), file)
+        card = file.with_name(CARD_FILE)
+        text = card.read_bytes().decode(errors="replace") if card.is_file() else ""
+        if _THRESHOLDS in text:
+            write_text(without_thresholds(text), card)
 
     def to_json(self) -> str:
         """Text of calibration.json."""
@@ -290,6 +298,12 @@ def fit_isotonic(logits: Logits, labels: Labels) -> dict[str, list[float]]:
     lowest = 1 / (len(labels) + 2)
     fitted = IsotonicRegression(y_min=lowest, y_max=1 - lowest).fit(logits, labels)
     return {"logits": fitted.X_thresholds_.tolist(), "probabilities": fitted.y_thresholds_.tolist()}
+
+
+def without_thresholds(card: str) -> str:
+    """A model card whose section of thresholds points to calibration.json, which is of a later calibration."""
+    here = f"`{CALIBRATION_FILE}` is newer than this card; its maps and thresholds stand there alone."
+    return re.sub(rf"(?ms)^{_THRESHOLDS}$.*?(?=^## |\Z)", f"{_THRESHOLDS}\n\n{here}\n\n", card)
 
 
 def check_target(target: Mapping[str, float]) -> None:

@@ -20,6 +20,7 @@ _BITS_PER_SAMPLE, _SAMPLE_FORMAT = 258, 339
 # Mode of PIL and SampleFormat of a TIFF file (unsigned 1, signed 2) -> numbers for which the mode stands.
 _NUMBERS = {("L", 2): np.int8, ("I", 1): np.uint32}
 _ORIENTATION = 274
+_WITH_ORIENTATION = ("exif", "Raw profile type exif", "xmp", "XML:com.adobe.xmp")
 # Exif orientation -> transposition that turns the image upright.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -82,7 +83,12 @@ def to_grey(image: Image.Image) -> Image.Image:
     """
     grey = _eight_bit_grey(image)
     turn = _TURNS.get(orientation(image))
-    return grey if turn is None else grey.transpose(turn)
+    if turn is None:
+        return grey
+    turned = grey.transpose(turn)
+    for name in _WITH_ORIENTATION:  # else it would be turned again when it is read again
+        turned.info.pop(name, None)
+    return turned
 
 
 def orientation(image: Image.Image) -> int:

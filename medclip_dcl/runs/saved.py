@@ -226,6 +226,25 @@ def other_geometry(results: Mapping[str, Any]) -> str:
     )
 
 
+def other_pictures(results: Mapping[str, Any]) -> list[str]:
+    """Warnings that the tested images were prepared in another way than those of the training."""
+    shown, trained = (results["images"][name] for name in ("shown", "trained"))
+    return [*filter(None, (other_geometry(results), other_preparation(shown, trained)))]
+
+
+def other_preparation(shown: Mapping[str, Any], trained: Mapping[str, Any]) -> str:
+    """A warning that images were prepared at another size than those of the training, or at less than is shown; or "".
+
+    Both are an entry of results.json's `images`.
+    """
+    size, before, side = shown.get("prepared_size"), trained.get("prepared_size"), shown.get("image_size")
+    if size is None or side is None or size == before or (before is None and size >= side):
+        return ""
+    found = f"images were prepared at {size} pixels"
+    found += f" and enlarged to {side}" if before is None else f", those of the training at {before}"
+    return f"{found}: scores differ; prepare the set with --size {before or side}"
+
+
 def describe_checkpoint(checkpoint: Mapping[str, Any]) -> str | None:
     """File, epoch and steps of the entry `checkpoint` of results.json, as far as known."""
     file, epoch = checkpoint["file"], checkpoint.get("epoch")

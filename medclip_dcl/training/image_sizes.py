@@ -9,6 +9,7 @@ from jsonargparse import Namespace
 
 from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.data.images import USUAL_SIZE, usual_crop
+from medclip_dcl.runs.saved import other_preparation
 
 
 def fill_image_sizes(config: Namespace, known: Mapping[str, Any], trains: bool = True) -> None:
@@ -43,7 +44,9 @@ def trained_images(source: SavedModel) -> dict[str, Any]:
     image_size_before is the size of the training that this one had started from.
     """
     known: dict[str, Any] = {
-        name: source.network[name] for name in ("image_size", "geometry") if name in source.network
+        name: source.network[name]
+        for name in ("image_size", "geometry", "prepared_size")
+        if name in source.network
     }
     before = (source.checkpoint.get("initial_weights") or {}).get("image_size")
     return known if before is None else {**known, "image_size_before": before}
@@ -65,4 +68,6 @@ def other_images(source: SavedModel, shown: Mapping[str, Any]) -> list[str]:
             f"prepared with {shown['geometry']}; prepare the set with --geometry {trained['geometry']} to show them "
             "alike"
         )
+    if preparation := other_preparation(shown, trained):
+        found.append(f"{source.path}: {preparation}")
     return found

@@ -193,9 +193,14 @@ def _images(options: Ask) -> list[str]:
         raise UserError(
             "found no image; give image files or folders, or --list FILE with a path in each line"
         )
-    return list(dict.fromkeys(found))
+    unique: dict[str, str] = {}
+    for name in found:
+        unique.setdefault(os.path.abspath(name), name)
+    return list(unique.values())
 
 
 def _load(options: Ask) -> LoadedModel:
     without_tf32()  # as a calibration was fitted
+    if options.is_calibrated and options.dtype != "float32":
+        print(f"warning: --dtype {options.dtype}: the calibration was fitted in float32", file=sys.stderr)
     return load(options.model, options.device, getattr(torch, options.dtype), options.calibration)

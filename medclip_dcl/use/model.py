@@ -28,7 +28,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptSource
 from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, SavedModel, read_model
-from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration, differences
+from medclip_dcl.metrics.calibration import CALIBRATION_FILE, CARD_FILE, Calibration, differences
 from medclip_dcl.networks.classifier import FindingNetwork
 from medclip_dcl.networks.described import Encoded
 from medclip_dcl.networks.image_text import ImageTextNetwork
@@ -84,6 +84,16 @@ def load(
         fitted = None
     origin = found.path.absolute(), stated_data(saved)
     return LoadedModel(network.to(device), dtype, fitted, str(source), origin)
+
+
+def save(model: LoadedModel, folder: Path) -> None:
+    """Write the files of `LoadedModel.save_pretrained` over those of an earlier model."""
+    file = folder / CALIBRATION_FILE
+    model.network.save_pretrained(folder)
+    for earlier in (file, file.with_name(DATA_FILE)):
+        earlier.unlink(missing_ok=True)
+    if model.calibration is not None:
+        model.calibration.write(file)
 
 
 def network_of(saved: SavedModel) -> ImageTextNetwork | FindingNetwork:
@@ -340,13 +350,17 @@ class LoadedModel:
         """Export config.json (with any tokenizer), model.safetensors and calibration.json (if any) for `load`.
 
         Vocabulary and weights derive from the training reports: share the folder only as their terms allow.
+
+        Raises:
+            UserError: the folder has the card or ONNX files of an export, which would not be of these weights.
         """
-        file = Path(folder) / CALIBRATION_FILE
-        self.network.save_pretrained(folder)
-        for earlier in (file, file.with_name(DATA_FILE)):  # of another model
-            earlier.unlink(missing_ok=True)
-        if self.calibration is not None:
-            self.calibration.write(file)
+        others = [*Path(folder).glob(CARD_FILE), *sorted(Path(folder).glob("*.onnx"))]
+        if others:
+            raise UserError(
+                f"{folder} holds {', '.join(file.name for file in others)}, which are not of this model; give another "
+                "folder, or export anew: medclip-dcl export MODEL --output FOLDER"
+            )
+        save(self, Path(folder))
 
     def require_calibration(self) -> Calibration:
         if self.calibration is None:

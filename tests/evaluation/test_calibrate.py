@@ -23,6 +23,7 @@ from medclip_dcl.metrics import summaries
 from medclip_dcl.metrics.calibration import CALIBRATION_FILE, Calibration
 from medclip_dcl.networks.image_text import ImageTextNetwork
 from medclip_dcl.runs.run_folder import IMAGES_FILE
+from medclip_dcl.runs.saved import other_preparation
 from medclip_dcl.use.model import LoadedModel
 from tests.command.small_runs import CLASSIFICATION, small
 from tests.program import shell
@@ -256,6 +257,33 @@ def test_what_cannot_be_calibrated_is_refused(copy, validate_set, small_set, tmp
     info = json.loads((padded / "dataset.json").read_text())
     (padded / "dataset.json").write_text(json.dumps(info | {"options": {"geometry": "pad", "size": 40}}))
     assert "prepare the set with --geometry stretch" in refused(capsys, run, str(padded))
+
+
+@pytest.mark.parametrize(
+    ("size", "before", "note"),
+    [
+        (40, None, "prepared at 40 pixels and enlarged to 48: scores differ; prepare the set with --size 48"),
+        (64, None, ""),
+        (64, 64, ""),
+        (
+            64,
+            96,
+            "prepared at 64 pixels, those of the training at 96: scores differ; prepare the set with --size 96",
+        ),
+        (None, 96, ""),
+    ],
+)
+def test_images_prepared_at_another_size_are_said(size, before, note):
+    shown = {"image_size": 48, "prepared_size": size}
+    assert other_preparation(shown, {"prepared_size": before}).removeprefix("images were ") == note
+
+
+def test_a_coarser_set_is_calibrated_on_with_a_warning(copy, validate_set, tmp_path, capsys):
+    coarse = shutil.copytree(validate_set, tmp_path / "coarse")
+    info = json.loads((coarse / "dataset.json").read_text())
+    (coarse / "dataset.json").write_text(json.dumps(info | {"options": {**info["options"], "size": 24}}))
+    main([str(copy), str(coarse), "--output", str(tmp_path / "calibration.json")])
+    assert f"warning: {coarse}: images were prepared at 24 pixels" in capsys.readouterr().err
 
 
 def test_a_calibration_belongs_to_its_ensemble(copy, validate_set, tmp_path, capsys):

@@ -50,7 +50,7 @@ def test_another_size_than_the_sources_is_said(labelled_set, encoder, tmp_path):
     ):
         main(["fit", *words(tmp_path / "run", labelled_set, encoder, *other, probe=True)])
     main(["test", "--config", str(tmp_path / "run/config.yaml")])
-    trained = {"image_size": 48, "geometry": "stretch", "image_size_before": 32}
+    trained = {"image_size": 48, "geometry": "stretch", "prepared_size": None, "image_size_before": 32}
     assert results(tmp_path / "run")["images"]["trained"] == trained
     assert "48 pixels, started from weights of 32" in render(tmp_path / "run")
 
@@ -93,7 +93,10 @@ def test_a_run_is_its_sources_and_its_best(name, crop, request):
     run = request.getfixturevalue(name)
     data = yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"]
     assert (data["image_size"], data["crop_size"]) == (32, crop)
-    assert results(run)["images"]["shown"] == {"image_size": 32, "geometry": "stretch"}
+    assert results(run)["images"]["shown"] == {
+        **{"image_size": 32, "geometry": "stretch"},
+        "prepared_size": None,
+    }
     aucs = pd.read_csv(run / "metrics.csv")["validate/auc"].dropna().tolist()
     best = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
     assert best["global_step"] == 3 * (1 + aucs.index(max(aucs)))

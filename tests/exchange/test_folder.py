@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from medclip_dcl import load
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.exchange.folder import export_model
 from medclip_dcl.metrics.calibration import Calibration
 from tests.program import shell
@@ -84,6 +85,28 @@ def test_a_calibration_is_added_to_an_export_in_place(network, exported, tmp_pat
     calibration = calibrate(tmp_path, network)
     export_model(exported, exported, calibration=tmp_path / "calibration.json")
     assert json.loads((exported / "calibration.json").read_text()) == calibration
+
+
+def test_a_card_does_not_state_thresholds_of_another_calibration(network, exported, tmp_path):
+    calibrate(exported, network)
+    card = (exported / "README.md").read_text()
+    section = "## Probabilities and thresholds\n\n| finding | threshold |\n|---|---|\n| Edema | 0.3 |\n"
+    before, after = (card.split(part)[i] for part, i in (("## Probabilities", 0), ("## Missing", 1)))
+    (exported / "README.md").write_text(f"{before}{section}\n## Missing{after}")
+    calibrate(tmp_path, network)
+    export_model(exported, tmp_path / "copy", calibration=tmp_path / "calibration.json")
+    export_model(exported, exported, calibration=tmp_path / "calibration.json")
+    for folder in (exported, tmp_path / "copy"):
+        found = (folder / "README.md").read_text()
+        assert "`calibration.json` is newer than this card" in found and "0.3" not in found
+        assert found.startswith(before) and found.endswith(f"\n## Missing{after}")
+
+
+def test_saving_over_an_export_is_refused(run, exported):
+    """Its card and ONNX files would stand beside other weights."""
+    (exported / "image_encoder.onnx").write_text("of the export")
+    with pytest.raises(UserError, match="holds README.md, image_encoder.onnx, which are not of this model"):
+        load(run).save_pretrained(exported)
 
 
 def test_a_better_export_is_kept(run, exported, tmp_path, capsys):

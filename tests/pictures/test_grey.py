@@ -220,7 +220,9 @@ def test_a_picture_is_turned_as_its_orientation_says(tmp_path: Path, ending: str
         7: shades[::-1, ::-1].T,
         8: shades.T[::-1],
     }[orientation]
-    seen = np.asarray(read_grey(file)).astype(int)
+    picture = read_grey(file)
+    np.testing.assert_array_equal(np.asarray(to_grey(picture)), np.asarray(picture))
+    seen = np.asarray(picture).astype(int)
     assert seen.shape == upright.shape
     assert np.abs(seen - upright).max() <= 2
 

@@ -130,13 +130,16 @@ def test_calibrated_table_has_probabilities_and_threshold_sides(small_bert, file
     assert found[["Edema", "Edema positive"]].isna().all(axis=None)
     assert found.loc[str(files / "lost.jpg"), "Cardiomegaly positive":].isna().sum() >= 4
     assert "calibration" in refused(capsys, *asked[:-1], "--output", table)
+    run(*asked, "--dtype", "bfloat16", "--output", tmp_path / "rounded.csv")
+    assert "--dtype bfloat16: the calibration was fitted in float32" in capsys.readouterr().err
 
 
 def test_prompts_of_file_and_list_of_images(exported, model, files, tmp_path):
     prompts = {"wet": ["no edema", ["edema", "pulmonary edema"]], "air": ["No pneumothorax", "pneumothorax"]}
     (tmp_path / "prompts.yaml").write_text(yaml.safe_dump(prompts))
     (tmp_path / "list.txt").write_text(
-        f"\ufeff{files / 'b.png'}\n\n{files / 'gone.png'}\n{files}/./b.png\n", encoding="utf-8"
+        f"\ufeff{files / 'b.png'}\n\n{files / 'gone.png'}\n{os.path.relpath(files / 'b.png')}\n",
+        encoding="utf-8",
     )
     output = tmp_path / "scores.csv"
     command = (exported, "--classify", "--list", tmp_path / "list.txt", "--output", output)
