@@ -352,12 +352,7 @@ class MedclipCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
-        if self.goes_on:  # once nothing is refused any more: a finished run stays finished until then
-            self.run.extend(self.config_dump)
-        if self.sets_aside and _is_first_process() and (names := self.run.set_aside("unfinished")):
-            rank_zero_info(
-                f"measured before training goes on, and renamed to ..._unfinished: {', '.join(names)}"
-            )
+        self.record.begin = self._begin
         if isinstance(self.datamodule, PreparedDataModule) and self.prepared is not None:
             self.datamodule.prepared = self.prepared  # whose content is known already
             self.prepared.forget_tables()
@@ -370,6 +365,15 @@ class MedclipCLI(LightningCLI):
         if self.exported is not None:
             self.model.network = type(self.model.network).from_pretrained(self.exported)
             self.results.exported = self.exported
+
+    def _begin(self) -> None:
+        """Change the folder of a run that goes on, once its checkpoint has been accepted."""
+        if self.goes_on:
+            self.run.extend(self.config_dump)
+        if self.sets_aside and (names := self.run.set_aside("unfinished")):
+            rank_zero_info(
+                f"measured before training goes on, and renamed to ..._unfinished: {', '.join(names)}"
+            )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand].trainer
@@ -484,11 +488,13 @@ class MedclipCLI(LightningCLI):
         """Evaluate the weights kept at chosen steps; results.json, which is written last, says that all are there."""
         folder, loggers = self.trainer.default_root_dir, self.trainer.loggers
         self.trainer.loggers, self.results.writes_all = [], False
+        limit = self.trainer.limit_test_batches  # 1.0 for all; 1 for the first
+        is_whole = isinstance(limit, float) and limit == 1.0 and not self.trainer.fast_dev_run  # type: ignore[attr-defined]
         for step, file in self.run.kept_steps().items():
             rank_zero_info(f"evaluating step {step}")
             self.trainer._default_root_dir = os.path.join(folder, STEPS, str(step))  # type: ignore[attr-defined]
             self.trainer.test(model, **{**kwargs, "verbose": False, "ckpt_path": str(file)})
-            if self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            if self.trainer.is_global_zero and is_whole:
                 (Path(folder) / RESULTS_FILE).unlink(missing_ok=True)  # of an earlier test
         self.trainer._default_root_dir = folder  # type: ignore[attr-defined]
         self.trainer.loggers, self.results.writes_all = loggers, True

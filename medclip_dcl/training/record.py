@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ class RunRecord(Callback):
 
     def __init__(self, run: RunFolder, keeps_untrained: bool = True) -> None:
         self.run, self.keeps_untrained = run, keeps_untrained
+        self.begin: Callable[[], None] = lambda: None
+        """Called by the first process once a checkpoint, if any, is restored."""
         self._started = 0.0
         self._earlier_seconds = 0.0
         self._rows: int | None = None
@@ -60,6 +63,10 @@ class RunRecord(Callback):
         self._earlier_seconds, self._rows = found.get("seconds", 0.0), found.get("rows")
         self._stopped = found.get("stopped")
         self._source = None if is_own else trainer.ckpt_path
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self.begin()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._started = time.time()

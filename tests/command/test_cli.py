@@ -174,6 +174,27 @@ def test_a_finished_run_is_trained_longer(finished, fit, tmp_path, info, monkeyp
     assert (run / "predictions_2_epochs").is_dir() and (run / "figures_2_epochs").is_dir()
 
 
+def test_a_refused_continuation_leaves_a_finished_run_as_it_was(finished, fit, tmp_path, capsys):
+    run = shutil.copytree(finished, tmp_path / "run")
+    checkpoint = torch.load(run / "checkpoints/last.ckpt", weights_only=True)
+    torch.save({**checkpoint, "made_of": {"log_p": "another"}}, run / "checkpoints/last.ckpt")
+    names = [*run.iterdir()]
+    assert "files of log_p have changed" in refused(capsys, fit(run, "--trainer.max_epochs", "3"))
+    assert sorted(run.iterdir()) == sorted(names)
+    assert (run / "config.yaml").read_text() == (finished / "config.yaml").read_text()
+
+
+def test_a_test_of_some_batches_leaves_the_complete_results(finished, tmp_path):
+    """Also of a run with kept steps, whose results.json a whole test removes first."""
+    run = shutil.copytree(finished, tmp_path / "run")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | {"kept_steps": [3]}))
+    shutil.copy(run / "checkpoints/best.ckpt", run / "checkpoints/step_3.ckpt")
+    main(["test", str(run), "--trainer.limit_test_batches", "1"])
+    assert (run / "results.json").read_bytes() == (finished / "results.json").read_bytes()
+    assert (run / "steps/3/results.json").is_file() and (run / "tests/limited/results.json").is_file()
+
+
 @pytest.mark.parametrize("longer", [[], ["--trainer.max_epochs", "2"]])
 def test_a_test_of_an_unfinished_run_is_not_its_result(finished, fit, tmp_path, info, longer):
     run = shutil.copytree(finished, tmp_path / "run")
