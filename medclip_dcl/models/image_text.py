@@ -53,7 +53,7 @@ class ImageTextModel(ImageModel):
         class_probability: eta of each anchor; null for 0, which is InfoNCE.
         negative_weights: rule that removes, reweights or resamples negatives; null for none.
         learning_rate: of AdamW after the warm-up (SSD: 1e-5).
-        weight_decay: on weight matrices only, not on biases, norms and gamma (0.01: choice, not from the paper).
+        weight_decay: on tensors of two dimensions and more, not on biases, norms and gamma (0.01: choice).
         warmup_steps: optimiser steps of linear warm-up (SSD: 2,000).
         schedule: after the warm-up; "cosine" decays the rate to 0 at the last step, "constant" keeps it, so that the
             weights at a step (`kept_steps`) are those of a training of that length.
@@ -221,7 +221,21 @@ class ImageTextModel(ImageModel):
             trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
             total = sum(p.numel() for p in self.parameters())
             rank_zero_info(f"LoRA of rank {self.lora.rank}: {trained:,} of {total:,} parameters are trained")
+        if stage == "fit" and (others := self._beside_the_loss()):
+            rank_zero_info(f"objective: besides its loss, eta and weights of negatives: {others}")
         super().setup(stage)
+
+    def _beside_the_loss(self) -> str:
+        """Options of the objective that its file does not set, where they are not SSD's."""
+        objective = self.objective
+        found = {
+            "same_text": objective.same_text.replace("negative", ""),
+            "near_texts": objective.near_texts and type(objective.near_texts).__name__,
+            "correction_images": objective.correction_images.replace("own", ""),
+            **{"image_to_text": objective.image_to_text, "label_weight": self.label_weight},
+            "masked_language_weight": self.masked_language_weight,
+        }
+        return ", ".join(f"{name} {value}" for name, value in found.items() if value)
 
     def use_data(self, data: ImageTextData, stage: str) -> None:
         self.use_images(data.images, stage)

@@ -326,6 +326,10 @@ class InBatchObjective(nn.Module):
             eta = (of_image * eta).sum(1) / of_image.sum(1)
         of_all = {name: processes.gather(field) for name, field in whole.of_sentences.items()}
         image_of_all = processes.gather(whole.image_of_sentence)
+        may_be_negative = None
+        if not whole.is_plain:  # as for sentences
+            study = whole.study_of_image
+            may_be_negative = study[whole.numbers][:, None] != study[image_of_all]
         return _Direction(
             logits,
             is_of_sentences=False,
@@ -336,6 +340,7 @@ class InBatchObjective(nn.Module):
             class_probability=eta,
             draws=torch.stack([whole.numbers, torch.full_like(whole.numbers, _IMAGE_KEY)], dim=1),
             known=None if known is None else known[:, whole.numbers].T,
+            may_be_negative=may_be_negative,
         )
 
     def _loss_of(

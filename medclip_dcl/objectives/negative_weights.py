@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -361,6 +362,12 @@ class RankedByText(NegativeWeights):
         self.prepare_requires = ("log_p",) if k else ()
         self.anchor_requires, self.candidate_requires = self.prepare_requires + of_pairs[0], of_pairs[1]
         self.register_buffer("log_c", torch.tensor(math.nan if c is None else math.log(c)))
+        self._is_prepared = False
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        if self._is_prepared:  # a training has its own, also from another's checkpoint
+            state_dict[f"{prefix}log_c"] = self.log_c
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def prepare(self, anchors: Float[Tensor, "sentence"], fields: Fields) -> str:
         """Solve c; refuse a given one that leaves out nearly everything."""
@@ -381,6 +388,7 @@ class RankedByText(NegativeWeights):
                 middle = (low + high) / 2
                 low, high = (middle, high) if mean(middle) < self.mean_share else (low, middle)
             self.log_c.fill_(high)
+        self._is_prepared = True
         share, c = mean(float(self.log_c)), math.exp(self.log_c)
         if share > _MAX_MEAN_SHARE + _ROUNDING:
             raise UserError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities import rank_zero_warn
 
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.runs.saved import step_checkpoint
@@ -47,6 +48,11 @@ class KeptSteps(Callback):
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        missing = [step for step in self.steps if self._done < step < trainer.global_step]
+        if missing:
+            rank_zero_warn(
+                f"kept_steps: training begins at step {trainer.global_step}, so that {missing} are not kept"
+            )
         self._before = self._done  # a run resumed at the beginning of a validation repeats it
         self._validate_if_due(trainer)
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint, EarlyStopping, Timer, WeightAveraging
+from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint, WeightAveraging
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info
 from torch.optim.lr_scheduler import LambdaLR
@@ -123,14 +123,14 @@ class LastCheckpoint(Checkpoint):
     def on_load_checkpoint(
         self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Refuse files beside the set that changed; drop what another run's EarlyStopping and Timer have counted.
+        """Refuse files beside the set that changed; of another run's callbacks take averaged weights alone.
 
         The best score of a run folder that was moved is kept: ModelCheckpoint drops it if its folder differs.
         """
         here = os.path.realpath(self.folder)
-        if os.path.realpath(Path(trainer.ckpt_path or "").parent) != here:  # another run's
+        if not self._is_own(trainer):
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, EarlyStopping | Timer):
+                if not isinstance(callback, ModelCheckpoint | WeightAveraging):
                     checkpoint.get("callbacks", {}).pop(callback.state_key, None)
             return
         before, now = checkpoint.get(_MADE_OF, {}), _made_of(trainer)
@@ -159,7 +159,7 @@ class LastCheckpoint(Checkpoint):
                 f"expected all processes to resume from the same checkpoint, found (file, step) {starts}; see that all "
                 "of them read the same files"
             )
-        _follow_schedule(trainer)
+        self._follow_schedule(trainer)
         was_asked = trainer.received_sigterm
         if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             remove_leftovers(self.folder)
@@ -219,6 +219,40 @@ class LastCheckpoint(Checkpoint):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._signals.restore()
 
+    def _is_own(self, trainer: Trainer) -> bool:
+        """True for a checkpoint of this run."""
+        return os.path.realpath(Path(trainer.ckpt_path or "").parent) == os.path.realpath(self.folder)
+
+    def _follow_schedule(self, trainer: Trainer) -> None:
+        """Set rates and decay by this run's settings and schedule; say if the checkpoint has another rate."""
+        for config in trainer.lr_scheduler_configs:
+            schedule = config.scheduler
+            if not isinstance(schedule, LambdaLR):
+                continue
+            if configured := getattr(schedule.optimizer, "configured", None):
+                for group, own in zip(schedule.optimizer.param_groups, configured, strict=True):
+                    group.update(own)
+                schedule.base_lrs = [own["initial_lr"] for own in configured]
+            rates = [
+                base * factor(schedule.last_epoch)
+                for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
+            ]
+            if trainer.ckpt_path and not self._is_own(trainer) and not any(rates):
+                raise UserError(
+                    f"--ckpt_path {trainer.ckpt_path}: expected a checkpoint before the run's last step "
+                    f"{trainer.estimated_stepping_batches}, found one of step {trainer.global_step}, where its rate "
+                    "is 0; raise trainer.max_epochs, or start from its weights by --model.init_args.init_from"
+                )
+            groups = schedule.optimizer.param_groups
+            if rates != [group["lr"] for group in groups]:
+                rank_zero_info(
+                    f"learning rate at step {trainer.global_step}: {groups[-1]['lr']:.3g} by the settings that the "
+                    f"checkpoint was trained with, {rates[-1]:.3g} from here on by this run's, of "
+                    f"{trainer.estimated_stepping_batches} steps"
+                )
+            for group, rate in zip(groups, rates, strict=True):
+                group["lr"] = rate
+
     def _save_or_stop(
         self, trainer: Trainer, seconds: float, moment: Callable[[Trainer], AbstractContextManager] | None
     ) -> None:
@@ -251,31 +285,6 @@ class LastCheckpoint(Checkpoint):
 def _made_of(trainer: Trainer) -> dict[str, str]:
     """`PreparedDataModule.made_of`; empty for other data."""
     return dict(getattr(trainer.datamodule, "made_of", {}))  # type: ignore[attr-defined]
-
-
-def _follow_schedule(trainer: Trainer) -> None:
-    """Set rates and decay by this run's settings and schedule, with a message if the checkpoint has another rate."""
-    for config in trainer.lr_scheduler_configs:
-        schedule = config.scheduler
-        if not isinstance(schedule, LambdaLR):
-            continue
-        if configured := getattr(schedule.optimizer, "configured", None):
-            for group, own in zip(schedule.optimizer.param_groups, configured, strict=True):
-                group.update(own)
-            schedule.base_lrs = [own["initial_lr"] for own in configured]
-        rates = [
-            base * factor(schedule.last_epoch)
-            for base, factor in zip(schedule.base_lrs, schedule.lr_lambdas, strict=True)
-        ]
-        groups = schedule.optimizer.param_groups
-        if rates != [group["lr"] for group in groups]:
-            rank_zero_info(
-                f"learning rate at step {trainer.global_step}: {groups[-1]['lr']:.3g} by the settings that the "
-                f"checkpoint was trained with, {rates[-1]:.3g} from here on by this run's, of "
-                f"{trainer.estimated_stepping_batches} steps"
-            )
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
 
 
 def _is_in_training(trainer: Trainer) -> bool:

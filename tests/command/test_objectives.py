@@ -48,13 +48,16 @@ def assert_holds(found, wanted) -> None:
 
 
 @pytest.mark.parametrize("objective", PARAMETERS)
-def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, tmp_path):
+def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, tmp_path, caplog):
     run = tmp_path / "run"
     options = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "[]"]
     of_its_own = objective.stem == "biovil"  # its file names the image encoder
     options += ["--model.init_args.image_encoder.init_args.width", "4"] * of_its_own
     words = small(run, embedded_set, small_bert, *options, objective=objective.stem, resnet=of_its_own)
-    main(["fit", *words])
+    with caplog.at_level("INFO"):
+        main(["fit", *words])
+    if of_its_own:
+        assert "negatives: image_to_text 0.5, masked_language_weight 1.0" in caplog.text
     metrics = pd.read_csv(run / "metrics.csv")
     losses = metrics["train/loss"].dropna()
     assert len(losses) == 2 and losses.between(1e-3, 30).all()

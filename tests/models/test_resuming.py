@@ -21,6 +21,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor
 
+from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.data.samplers import EpochDataModule
@@ -529,6 +530,35 @@ def test_another_runs_checkpoint_brings_no_best_score(whole, embedded_set, small
     trainer.callbacks.append(LastCheckpoint(tmp_path))  # type: ignore[attr-defined]
     trainer.fit(model, data, ckpt_path=str(whole("plain") / "checkpoints/last.ckpt"), weights_only=True)
     assert (tmp_path / "best.ckpt").is_file() and Path(best.best_model_path) == tmp_path / "best.ckpt"
+
+
+def test_another_runs_checkpoint_must_leave_steps(whole, embedded_set, small_bert, tmp_path):
+    """Its step is beyond the schedule where an epoch has fewer steps: the rate would be 0 throughout."""
+    start = find_readable(whole("plain") / "checkpoints")
+    model, data = build(Case(data={"batch_size": 8}), embedded_set, small_bert)
+    callbacks = [LastCheckpoint(tmp_path)]
+    trainer = Trainer(callbacks=callbacks, max_epochs=EPOCHS + 1, logger=False, enable_progress_bar=False)
+    with pytest.raises(
+        UserError, match="before the run's last step 12, found one of step 18, where its rate"
+    ):
+        trainer.fit(model, data, ckpt_path=str(start), weights_only=True)
+
+
+def test_c_of_another_run_does_not_come_with_its_checkpoint(embedded_set, small_bert, tmp_path):
+    def built(share: float) -> tuple[LightningModule, EpochDataModule]:
+        return build(Case({"negative_weights": RankedByText(share)}), embedded_set, small_bert)
+
+    train(tmp_path / "first", *built(0.3), max_epochs=1)
+    of_step = Kill("on_train_batch_start", 1, 0)
+    model, data = built(0.8)
+    trainer = Trainer(callbacks=[of_step], max_epochs=2, logger=False, enable_progress_bar=False)
+    trainer.callbacks.append(LastCheckpoint(tmp_path / "second"))  # type: ignore[attr-defined]
+    with pytest.raises(Killed):
+        trainer.fit(model, data, ckpt_path=str(tmp_path / "first/checkpoints/last.ckpt"), weights_only=True)
+    alone, data = built(0.8)
+    train(tmp_path / "alone", alone, data, max_epochs=1)
+    name = "objective.negative_weights.log_c"
+    assert model.state_dict()[name] == alone.state_dict()[name]
 
 
 @pytest.mark.parametrize("name", ["ranked_by_text", "language_model"])

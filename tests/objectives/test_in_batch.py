@@ -88,7 +88,7 @@ def by_loop(
             is_known = sentence in own or (same_text != "negative" and knows(sentence, image))
             if sentence in own or (is_known and same_text == "positive"):
                 positive.append(score)
-            elif not is_known:
+            elif not is_known and (views == 1 or STUDY[IMAGE_OF[sentence]] != STUDY[image]):
                 negative.append((score, weight(sentence, image)))
         of_images.append(term(positive, negative, sum(eta[s] for s in own) / len(own), floor))
     mean = [sum(losses) / len(losses) for losses in (of_sentences, of_images)]

@@ -58,11 +58,14 @@ def test_is_the_loop_in_both_directions(views, same_text, temperature):
             if is_positive is not None:
                 candidates.append((logits[s][view], cosines[s][i], is_positive))
         of_sentences.append(term(candidates, temperature))
+
+    def is_candidate(sentence, image):
+        is_positive = role(sentence, image)
+        is_other_image = views > 1 and STUDY[image] == STUDY[IMAGE_OF[sentence]]
+        return is_positive is not None and (is_positive or not is_other_image)
+
     of_images = [
-        term(
-            [(logits[s][i], cosines[s][i], role(s, i)) for s in range(6) if role(s, i) is not None],
-            temperature,
-        )
+        term([(logits[s][i], cosines[s][i], role(s, i)) for s in range(6) if is_candidate(s, i)], temperature)
         for i in range(4)
     ]
     means = [sum(loss for loss, _ in terms) / len(terms) for terms in (of_sentences, of_images)]
