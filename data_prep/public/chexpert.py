@@ -17,7 +17,7 @@ from medclip_dcl.common.findings import CHEXPERT
 _TABLES = {
     "train": ("train.csv",),
     "validate": ("valid.csv", "val_labels.csv"),
-    "test": ("test.csv", "test_labels.csv", "groundtruth.csv"),
+    "test": ("test.csv", "test_labels.csv"),
 }
 _MASKS = ("gt_segmentations_val.json", "gt_segmentations_test.json")
 
@@ -75,7 +75,7 @@ def image_rows(table: pd.DataFrame, file: Path) -> pd.DataFrame:
         study=parts.str[0] + "_" + parts.str[1],
         view=projection.where(projection.isin(("AP", "PA")), "FRONTAL").where(is_frontal, "LATERAL"),
         sex=table.get("Sex", ""),
-        age=table.get("Age", ""),
+        age=table.get("Age", pd.Series("", index=table.index)).replace("0", ""),  # adults: 0 is unknown
     )
 
 

@@ -57,6 +57,14 @@ def read(folder: ReleaseFolder) -> PublicTables:
     )
 
 
+_FOUR = "four_findings_expert_labels"
+_RELABELS = {
+    split: tuple(f"{_FOUR}{between}{name}_labels.csv" for between in "/_") + (f"{name}_labels.csv",)
+    for split, name in (("validate", "validation"), ("test", "test"))
+}
+"""In Google's folder; renamed, as copies of it have them; or alone."""
+
+
 def _labels(cells: pd.Series, file: Path) -> tuple[pd.DataFrame, list[str]]:
     """Labels by names with "|" between them, and what was chosen."""
     named = known_names(cells.str.split("|"), ("", "No Finding", *FINDINGS), f"{file}, column Finding Labels")
@@ -74,14 +82,21 @@ def _labels(cells: pd.Series, file: Path) -> tuple[pd.DataFrame, list[str]]:
 
 
 def read_relabels(folder: ReleaseFolder) -> PublicTables:
-    """Google's relabels of four findings: one table with ``Set Id``, or test_labels.csv and validation_labels.csv."""
+    """Google's relabels of four findings: one table with ``Set Id``, or test_labels.csv and validation_labels.csv.
+
+    Another test_labels.csv, in all_findings_expert_labels, has other findings.
+    """
     one = folder.optional("google2019_nih-chest-xray-labels.csv")
-    files = [one] if one else [folder.table(name) for name in ("validation_labels.csv", "test_labels.csv")]
+    parts = {"": one} if one else {split: folder.table(*names) for split, names in _RELABELS.items()}
+    files = [*parts.values()]
     columns = ("Image Index", *RELABELLED, *(("Set Id",) if one else ()))
     table = pd.concat(
-        [read_table(file, columns, [*_PEOPLE]).assign(file=file.name) for file in files], ignore_index=True
+        [read_table(file, columns, [*_PEOPLE]).assign(split=split) for split, file in parts.items()],
+        ignore_index=True,
     )
-    split = table["Set Id" if one else "file"].str.lower().str[:3].map({"val": "validate", "tes": "test"})
+    split = table["split"]
+    if one:
+        split = table["Set Id"].str.lower().str[:3].map({"val": "validate", "tes": "test"})
     said = table[list(RELABELLED)].apply(lambda column: column.str.upper())
     if split.isna().any() or not said.isin(("YES", "NO", "")).all(axis=None):
         raise UserError(

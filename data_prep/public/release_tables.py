@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,9 +118,16 @@ class ReleaseFolder:
         return listed_files(self.folder)
 
     def optional(self, *names: str) -> Path | None:
-        """The file of one of these names, the first that is there, packed (.gz) or not; None if none is."""
+        """The file of one of these names, the first that is there, packed (.gz, .zip) or not; None if none is.
+
+        A name may begin with that of the folder, "masks/test.csv".
+        """
         for name in names:
-            found = [file for file in self._files if file.name in (name, f"{name}.gz")]
+            ends = tuple(f"/{name}{packed}" for packed in ("", ".gz", ".zip"))
+            found = [file for file in self._files if file.as_posix().endswith(ends)]
+            found = [
+                file for n, file in enumerate(found) if not any(_are_equal(file, one) for one in found[:n])
+            ]
             if len({file.name for file in found}) < len(found):
                 raise UserError(f"--source {self.folder} holds {found[0]} and {found[1]}; keep one of them")
             if found:
@@ -137,7 +145,7 @@ class ReleaseFolder:
         if not found:
             expected = " or ".join(name for of_split in names.values() for name in of_split)
             raise UserError(
-                f"--source {self.folder}: expected {expected} (or packed, .gz), found neither in it nor below it"
+                f"--source {self.folder}: expected {expected} (or packed, .gz, .zip), found neither in it nor below it"
             )
         return found
 
@@ -151,11 +159,17 @@ class ReleaseFolder:
         for name, file in zip(names, pictures, strict=True):
             if name not in ids:
                 continue
-            if found.setdefault(name, file) != file and file.suffix not in other_endings:
+            first = found.setdefault(name, file)
+            if first != file and file.suffix not in other_endings and not _are_equal(first, file):
                 raise UserError(
-                    f"--source {self.folder} holds image {name} twice: {found[name]} and {file}; keep one of them"
+                    f"--source {self.folder} holds image {name} twice: {first} and {file}; keep one of them"
                 )
         return found
+
+
+def _are_equal(one: Path, other: Path) -> bool:
+    """True for copies, as downloads that contain each other have them."""
+    return filecmp.cmp(one, other, shallow=False)
 
 
 def image_id(path: str) -> str:

@@ -11,7 +11,7 @@ from data_prep.sources.rows import SPLIT_NAMES
 from data_prep.sources.source_tables import is_placeholder, read_form, require
 
 VIEWS = {"AP": "AP", "PA": "PA", "ANTERO_POSTERIOR": "AP", "POSTERO_ANTERIOR": "PA", "AP (KUB)": "AP"}
-UNKNOWN = ("UNKNOWN", "N/A", "NONE", "MISSING")
+UNKNOWN = ("UNKNOWN", "N/A", "NAN", "NONE", "MISSING")
 _FORM = "studies by id, of PatientID, Findings, Impression and the lists ImagePath and ImageViewPosition"
 _TEXTS = ("PatientID", "PatientSex", "PatientAge", "Findings", "Impression")
 _COLUMNS = ["image", "study", "view", "patient", "sex", "age", "findings", "impression"]

@@ -15,8 +15,11 @@ SIDE = 1024
 
 
 def read(folder: ReleaseFolder) -> PublicTables:
-    """train-rle.csv or stage_2_train.csv: ImageId, EncodedPixels ("-1" without pneumothorax); several rows an image."""
-    file = folder.table("train-rle.csv", "stage_2_train.csv", "siim-pneumothorax-train-rle.csv")
+    """stage_2_train.csv: ImageId, EncodedPixels ("-1" without pneumothorax); several rows an image.
+
+    train-rle.csv, of the first stage, has its training images alone; torchxrayvision's file is as long as stage 2.
+    """
+    file = folder.table("stage_2_train.csv", "siim-pneumothorax-train-rle.csv", "train-rle.csv")
     table = read_table(file, ("ImageId", "EncodedPixels")).drop_duplicates()
     is_none = table["EncodedPixels"].isin(("-1", ""))
     drawn = table[~is_none]

@@ -536,7 +536,7 @@ def test_another_runs_checkpoint_must_leave_steps(whole, embedded_set, small_ber
     """Its step is beyond the schedule where an epoch has fewer steps: the rate would be 0 throughout."""
     start = find_readable(whole("plain") / "checkpoints")
     model, data = build(Case(data={"batch_size": 8}), embedded_set, small_bert)
-    callbacks = [LastCheckpoint(tmp_path)]
+    callbacks: list[Callback] = [LastCheckpoint(tmp_path)]
     trainer = Trainer(callbacks=callbacks, max_epochs=EPOCHS + 1, logger=False, enable_progress_bar=False)
     with pytest.raises(
         UserError, match="before the run's last step 12, found one of step 18, where its rate"

@@ -11,7 +11,7 @@ import os
 import shutil
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -75,7 +75,7 @@ def _nih(*labels: str) -> dict[str, str]:
     return {"Data_Entry_2017.csv": f"Image Index,Finding Labels,Patient ID\n{rows}"}
 
 
-def _write(folder: Path, files: dict[str, str | list[Any] | dict[str, Any]]) -> ReleaseFolder:
+def _write(folder: Path, files: Mapping[str, Any]) -> ReleaseFolder:
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(
@@ -652,3 +652,58 @@ def test_each_name_of_a_finding_has_one_meaning() -> None:
     assert known["effusion"] == ("Pleural Effusion", False) and known["nodule mass"] == ("Lung Lesion", True)
     table = pd.Series({name: alias.finding for name, alias in known.items()})
     assert all(known[finding.lower()].finding == finding for finding in table.unique())
+
+
+def test_the_longer_of_siims_tables_is_read(tmp_path: Path) -> None:
+    """The first stage's table has the training images of the first stage alone."""
+    tables = {"train-rle.csv": "a,5 9\n", "stage_2_train.csv": "a,5 9\nb,-1\n"}
+    release = _write(tmp_path, {name: f"ImageId, EncodedPixels\n{rows}" for name, rows in tables.items()})
+    assert siim.read(release).images["image"].tolist() == ["a", "b"]
+
+
+def test_vindrs_two_names_of_other_diseases_are_one_finding(tmp_path: Path) -> None:
+    labels = {"image_labels_train.csv": "image_id,rad_id,Other diseases\na,R1,1\na,R2,1\na,R3,1\n"}
+    labels |= {"image_labels_test.csv": "image_id,Other disease\nb,1\n"}
+    boxes = {
+        "annotations_train.csv": "image_id,rad_id,class_name,x_min,y_min,x_max,y_max\na,R1,No finding,,,,\n",
+        "annotations_test.csv": "image_id,class_name,x_min,y_min,x_max,y_max\nb,No finding,,,,\n",
+        "sizes.csv": "image_id,width,height\na,100,200\n",
+    }
+    found = vindr.read(_write(tmp_path, labels | boxes)).images
+    assert found["Other Diseases"].tolist() == [1, 1] and "Other Disease" not in found
+
+
+@pytest.mark.parametrize("between", ["/", "_"])
+def test_relabels_of_four_findings_beside_those_of_all(tmp_path: Path, between: str) -> None:
+    head = f"Image Index,{','.join(nih.RELABELLED)}"
+    four, every = "four_findings_expert_labels", "all_findings_expert_labels"
+    content = {
+        f"{four}{between}test_labels.csv": f"{head}\n1_0.png,YES,NO,NO,\n",
+        f"{four}{between}validation_labels.csv": f"{head}\n2_0.png,NO,NO,NO,\n",
+        f"{every}{between}test_labels.csv": "Image Index,Hernia\n1_0.png,YES\n",
+    }
+    images = nih.read_relabels(_write(tmp_path, content)).images
+    assert images[["image", "split"]].to_numpy().tolist() == [["2_0", "validate"], ["1_0", "test"]]
+
+
+def test_copies_of_a_download_in_another_are_one(tmp_path: Path) -> None:
+    release = _write(tmp_path, {"stage_2_train.csv": "ImageId, EncodedPixels\na,5 9\n", "a.png": "x"})
+    shutil.copytree(tmp_path, tmp_path / "mirror", ignore=shutil.ignore_patterns("mirror"))
+    assert siim.read(release).images["image"].tolist() == ["a"]
+    assert release.images(["a"]).keys() == {"a"}
+    (tmp_path / "mirror/a.png").write_text("another")
+    with pytest.raises(UserError, match="holds image a twice"):
+        release.images(["a"])
+
+
+def test_a_table_as_kaggle_packs_it(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "stage_2_train.csv.zip", "w") as archive:
+        archive.writestr("stage_2_train.csv", "ImageId, EncodedPixels\na,5 9\n")
+    assert siim.read(ReleaseFolder(tmp_path)).images["image"].tolist() == ["a"]
+
+
+def test_an_age_of_0_is_unknown_in_chexpert(tmp_path: Path) -> None:
+    path = "CheXpert-v1.0/train/patient0000{}/study1/view1_frontal.jpg"
+    rows = "".join(f"{path.format(n)},Male,{age},Frontal,AP,1.0\n" for n, age in ((1, 0), (2, 40)))
+    content = {"train.csv": f"Path,Sex,Age,Frontal/Lateral,AP/PA,Edema\n{rows}"}
+    assert chexpert.read(_write(tmp_path, content)).images["age"].tolist() == ["", "40"]

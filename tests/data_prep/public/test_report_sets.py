@@ -201,7 +201,7 @@ def test_chexpert_plus_takes_a_studys_first_row(tmp_path: Path) -> None:
 
 
 def rexgradient(
-    folder: Path, train_views: Any = ("PA", "AP (KUB)", "ERECT", "UNKNOWN", None), n: int = 6
+    folder: Path, train_views: Any = ("PA", "AP (KUB)", "ERECT", float("nan"), None), n: int = 6
 ) -> Path:
     parts: dict[str, list[Any]] = {
         "train": [
