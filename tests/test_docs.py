@@ -413,13 +413,6 @@ def test_each_table_and_benchmark_is_named():
     assert named == {file.stem for file in RESULTS.parent.glob("*_*.py")} - {"results_file"}
 
 
-@pytest.mark.parametrize(
-    ("page", "limit"), [("README.md", 150), ("docs/results.md", 240), ("tests/benchmarks/RESULTS.md", 330)]
-)
-def test_pages_stay_short(page, limit):
-    assert len((ROOT / page).read_text(encoding="utf-8").splitlines()) <= limit
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_measured_numbers_are_those_of_their_tables(page: Path) -> None:
     """`make numbers` writes them."""

@@ -64,7 +64,6 @@ from medclip_dcl.training.class_probability import ClassProbabilityTable
 from medclip_dcl.training.finite import FiniteCheck
 from medclip_dcl.training.image_sizes import fill_image_sizes, other_images, trained_images
 from medclip_dcl.training.kept_steps import KeptSteps
-from medclip_dcl.training.left_out import LeftOutNegatives
 from medclip_dcl.training.progress import TimeLeft, progress_bar
 from medclip_dcl.training.record import RunRecord
 from medclip_dcl.training.throughput import Throughput
@@ -401,7 +400,6 @@ class MedclipCLI(LightningCLI):
             *given,
             SeededBatches(),
             ClassProbabilityTable(),
-            LeftOutNegatives(),
             self.predictions,
             self.record,
             self.results,

@@ -426,11 +426,6 @@ class ImageTextDataModule(ImagesDataModule[ImageTextRequirements]):
         options = self._loader_options(own, self._train.collate)
         return self.training_loader(self._train, sampler, drop_last=True, **options)
 
-    @property
-    def training_examples(self) -> ReportedExamples:
-        assert self._train is not None
-        return self._train
-
     def val_dataloader(self) -> DataLoader:
         # Whole blocks of images, so that the loss has the same candidates on any number of processes.
         examples = self._validate or self._examples(self._reported("validate"), augmented=False)

@@ -274,19 +274,17 @@ class HardNegatives(NegativeWeights):
 
     Args:
         beta: at least 0; how strongly similar candidates count more, per unit of logit.
-        detach: True lets no gradient through the weights (False: as in the paper).
     """
 
-    def __init__(self, beta: float = 0.5, detach: bool = False) -> None:
+    def __init__(self, beta: float = 0.5) -> None:
         super().__init__()
         check_range("negative_weights", "[0, inf)", beta=beta)
-        self.beta, self.detach = beta, detach
+        self.beta = beta
 
     def pair_weights(self, anchor: Fields, candidate: Fields, logits: Tensor | None) -> Weights:
         """Log weights, beta * s, which `finished` takes: exp of them may overflow before it is scaled."""
         assert logits is not None
-        logits = at_least_float32(logits)
-        return self.beta * (logits.detach() if self.detach else logits)
+        return self.beta * at_least_float32(logits)
 
     def finished(self, weights: Weights, is_negative: Pairs, keys: Keys) -> Weights:
         has_negatives = is_negative.any(1, keepdim=True)

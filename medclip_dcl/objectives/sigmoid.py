@@ -120,19 +120,18 @@ class SigmoidLoss(AnchorLoss):
     Args:
         bias: initial b (-10: SigLIP, that of batches of 20,000 and more); choose about -log N for N negatives, the log
             odds of a random pair. Much lower, small batches first pull all pairs together.
-        learn_bias: False keeps b fixed.
     """
 
     uses_image_to_text = False
 
-    def __init__(self, bias: float = -10.0, learn_bias: bool = True) -> None:
+    def __init__(self, bias: float = -10.0) -> None:
         super().__init__()
         check_range("loss", "(-inf, inf)", bias=bias)
-        self._initial = {"bias": bias, "learn_bias": learn_bias}
-        self.bias = nn.Parameter(torch.tensor(float(bias)), requires_grad=learn_bias)
+        self._initial = bias
+        self.bias = nn.Parameter(torch.tensor(float(bias)))
 
     def config(self) -> dict[str, Any]:
-        return dict(self._initial)
+        return {"bias": self._initial}
 
     def forward(self, anchors: Anchors) -> Float[Tensor, "anchor"]:
         terms = self._terms(anchors)

@@ -25,7 +25,6 @@ from medclip_dcl.report.failures import described
 from medclip_dcl.report.options import Report
 from medclip_dcl.report.page import render_template
 from medclip_dcl.runs import saved
-from medclip_dcl.runs.run_folder import LEFT_OUT_FILE
 
 REPORT_FILE = "report.html"
 
@@ -86,7 +85,6 @@ def render(folder: Path) -> str:
         **_charts_of_predictions(runs, missing),
         # A classifier has neither class probability nor heat maps.
         **({"eta": None} if is_classifier else _class_probability(folder / "class_probability.parquet")),
-        "left_out": saved.read_json(file) if (file := folder / LEFT_OUT_FILE).is_file() else None,
         **_curves(folder / "metrics.csv"),
         "heat_maps": {} if is_classifier else _heat_maps(folder / "figures"),
         "embedding_map": _data_uri(drawn)

@@ -30,7 +30,6 @@ ASKED_FILE = "asked.json"
 """Record, in the folder of a benchmark's test, of what was asked for."""
 INITIAL_WEIGHTS_FILE = "initial_weights.json"
 CLASS_PROBABILITY_FILE = "class_probability.parquet"
-LEFT_OUT_FILE = "left_out.json"
 METRICS_FILE = "metrics.csv"
 UNTRAINED_CHECKPOINT = "untrained.ckpt"
 DATA_FILE = "data.json"
@@ -288,7 +287,6 @@ class RunFolder:
             LOCK_FILE,
             INITIAL_WEIGHTS_FILE,
             CLASS_PROBABILITY_FILE,
-            LEFT_OUT_FILE,
         )
         for name in names:
             (self.folder / name).unlink(missing_ok=True)

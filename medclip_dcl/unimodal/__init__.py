@@ -3,7 +3,6 @@
 from medclip_dcl.common.public_names import public
 from medclip_dcl.unimodal.cross_view import CrossView as CrossView
 from medclip_dcl.unimodal.curl import Blocks as Blocks
-from medclip_dcl.unimodal.curl import KNegatives as KNegatives
 from medclip_dcl.unimodal.curl import Supervised as Supervised
 from medclip_dcl.unimodal.curl import k_negative_loss as k_negative_loss
 from medclip_dcl.unimodal.curl import margin_loss as margin_loss

@@ -125,22 +125,6 @@ class Blocks(ViewsObjective):
         return loss, {}
 
 
-class KNegatives(Blocks):
-    """CURL's loss with k negatives, two views of each image (Saunshi et al., ICML 2019, definition 2.3).
-
-    Each view is an anchor, the other view of its image the positive, and one view of each of the k images that follow
-    in the batch a negative: `Blocks` of one view.
-
-    Args:
-        k: negatives of an anchor, at least 1.
-        loss: "hinge" or "logistic".
-        similar: "views", or "class" for a view of another training image of the class as the second one.
-    """
-
-    def __init__(self, k: int = 1, loss: Loss = "logistic", similar: Similar = "views") -> None:
-        super().__init__(1, k, loss, similar)
-
-
 class Supervised(ViewsObjective):
     """Cross entropy of a linear classifier of the embeddings of one view, trained with the encoder.
 

@@ -11,7 +11,6 @@ import pytest
 from medclip_dcl.common.errors import UserError, check_range
 from medclip_dcl.data.image_text import ImageTextDataModule
 from medclip_dcl.data.labelled import LabelledDataModule
-from medclip_dcl.data.reports import ReportsDataModule
 from medclip_dcl.evaluation import FindingClassification, Grounding, ZeroShotClassification
 from medclip_dcl.networks.image_encoder import ResNetRegions
 from medclip_dcl.networks.similarity import LSENonLocal
@@ -25,7 +24,6 @@ from medclip_dcl.objectives.in_batch import InBatchObjective
     ("build", "setting"),
     [
         (lambda **x: ImageTextDataModule("set", **x), "data.sentences"),
-        (lambda **x: ReportsDataModule("set", **x), "data.sampling"),
         (lambda **x: LabelledDataModule("set", **x), "data.uncertain"),
         (lambda **x: LabelledDataModule("set", **x), "data.blank"),
         (ResNetRegions, "image_encoder.depth"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from pathlib import Path
@@ -37,7 +36,6 @@ from medclip_dcl.objectives import (
     contrastive_loss,
 )
 from medclip_dcl.training.class_probability import ClassProbabilityTable
-from medclip_dcl.training.left_out import LeftOutNegatives, left_out_negatives
 from medclip_dcl.use.model import load
 from tests.networks.test_text_encoder import of_family
 from tests.objectives.test_anchor_losses import Scaled
@@ -450,9 +448,7 @@ def test_c_is_solved_over_training_anchors_and_kept(sentences, k, small_bert, em
     rule = RankedByText(0.4, k)
     model = build(small_bert, class_probability=None, negative_weights=rule)
     data = data_of(embedded_set, sentences=sentences, batch_size=8)
-    fit = trainer(
-        tmp_path, max_epochs=1, limit_val_batches=0, num_sanity_val_steps=0, callbacks=[LeftOutNegatives()]
-    )
+    fit = trainer(tmp_path, max_epochs=1, limit_val_batches=0, num_sanity_val_steps=0)
     fit.fit(model, data)
     prepared = PreparedSet(embedded_set)
     log_p = prepared.log_p().set_index("sentence_id")["log_p"]
@@ -467,40 +463,3 @@ def test_c_is_solved_over_training_anchors_and_kept(sentences, k, small_bert, em
     restored = ImageTextModel.load_from_checkpoint(tmp_path / "kept.ckpt")
     kept = restored.objective.negative_weights
     assert isinstance(kept, RankedByText) and torch.equal(kept.log_c, rule.log_c)
-    found = json.loads((tmp_path / "left_out.json").read_text())
-    assert found["c"] == pytest.approx(math.exp(rule.log_c), abs=1e-4)
-    assert 0 < found["left_out"] < 1 and found["images"] == 24
-
-
-def test_what_is_left_out_is_the_loop(small_bert, embedded_set):
-    rule = RankedByText(0.4)
-    model = build(small_bert, class_probability=None, negative_weights=rule)
-    data = data_of(embedded_set, batch_size=8)
-    data.connect(model.requirements())
-    data.setup("fit")
-    found = left_out_negatives(rule, data)
-    prepared, draws = PreparedSet(embedded_set), np.random.default_rng(0)
-    images = prepared.table("images").query("use == 'train'").sort_values("dicom_id", ignore_index=True)
-    order = draws.permutation(24)[:1000].tolist()
-    said = (
-        prepared.table("reports").groupby("study_id")["sentence_id"].agg(lambda ids: list(dict.fromkeys(ids)))
-    )
-    sentences = [int(draws.choice(said[images["study_id"][place]])) for place in order]
-    class_of = prepared.table("classes").set_index("sentence_id")["class_id"]
-    classes = prepared.table("image_classes").groupby("dicom_id")["class_id"].agg(set)
-    log_p, ranking = prepared.log_p().set_index("sentence_id")["log_p"], prepared.ranking()
-    count = right = fitting = pairs = 0
-    for place, sentence in zip(order, sentences, strict=True):
-        share = min(math.exp(float(rule.log_c) + 0.35 * log_p[sentence]), 0.95)
-        least = np.interp(100 * (1 - share), np.arange(101), ranking.sentences[sentence, 6:].astype(float))
-        for other in order:
-            if other == place:
-                continue
-            report = ranking.study_id.tolist().index(images["study_id"][other])
-            score = ranking.sentences[sentence, :6].astype(float) @ ranking.reports[report].astype(float)
-            fits = class_of[sentence] in classes[images["dicom_id"][other]]
-            pairs, fitting, count = pairs + 1, fitting + fits, count + (score > least)
-            right += fits and score > least
-    expected = {"left_out": count / pairs, "false_negatives": fitting / pairs}
-    expected |= {"precision": right / count, "recall": right / fitting}
-    assert {name: found[name] for name in expected} == pytest.approx(expected, abs=1e-4)

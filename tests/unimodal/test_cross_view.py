@@ -17,7 +17,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.metrics.linear_probe import fit_linear_probes, standardisation
 from medclip_dcl.objectives import ConstantClassProbability, KnownClassProbability
 from medclip_dcl.unimodal.cross_view import CrossView
-from medclip_dcl.unimodal.curl import KNegatives
+from medclip_dcl.unimodal.curl import Blocks
 from medclip_dcl.unimodal.data import UnimodalDataModule
 from medclip_dcl.unimodal.encoders import SmallImageResNet
 from medclip_dcl.unimodal.evaluation import UnimodalEvaluation, _Images
@@ -154,7 +154,7 @@ def test_an_augmented_image_is_two_views():
     model = UnimodalModel(LightnessColourResNets(18, width=2), of_three, 3).double()
     with pytest.raises(ValueError, match="SimCLR: expected 3 views .*, found 2 of 6"):
         model._loss({"images": both[:1]})
-    of_class = UnimodalModel(LightnessColourResNets(18, width=2), KNegatives(similar="class"), 3)
+    of_class = UnimodalModel(LightnessColourResNets(18, width=2), Blocks(1, similar="class"), 3)
     with pytest.raises(
         UserError, match="expected multiples of 2, .* found 2 views, 1 of them of other images"
     ):

@@ -30,10 +30,6 @@ def loop_loss(anchors, positives, negatives, loss):
     return torch.tensor(losses, dtype=torch.float64)
 
 
-def mean_of(block):
-    return [math.fsum(column) / len(block) for column in zip(*block, strict=True)]
-
-
 def random_blocks(anchors, negatives, similar, dim, scale=1.0, dtype=torch.float64):
     shapes = [(anchors, dim), (anchors, similar, dim), (anchors, negatives, similar, dim)]
     return [(math.sqrt(scale) * torch.randn(shape, dtype=torch.float64)).to(dtype) for shape in shapes]

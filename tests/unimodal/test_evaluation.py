@@ -263,7 +263,7 @@ def test_a_test_limited_to_some_batches_says_so(tested, tmp_path, capsys):
                 *("--model.init_args.objective.init_args.k", "64"),
             ),
             {},
-            "data.batch_size: expected at least 65, as KNegatives needs, found 64",
+            "data.batch_size: expected at least 65, as Blocks needs, found 64",
         ),
     ],
 )

@@ -11,7 +11,6 @@ from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.unimodal import (
     Blocks,
     CrossView,
-    KNegatives,
     SimCLR,
     SmallConvNet,
     UnimodalDataModule,
@@ -66,7 +65,7 @@ def too_many_rivals() -> None:
         (CrossView, {"gamma2": 0.0}, ["objective.gamma2", "(0, inf)", "0.0"]),
         (SimCLR, {"gamma2": 0.0}, ["objective.gamma2", "(0, inf)", "0.0"]),
         (SimCLR, {"n_positives": 2}, ["class_probability and no loss for n_positives 2"]),
-        (KNegatives, {"k": 0}, ["objective.k: expected at least 1, found 0"]),
+        (Blocks, {"k": 0}, ["objective.k: expected at least 1, found 0"]),
         (UnimodalEvaluation, {"label_fractions": [0.5, 0.0]}, ["label_fractions", "(0, 1]", "0.0"]),
         (UnimodalEvaluation, {"temperature": 0.0}, ["temperature", "(0, inf)", "0.0"]),
         (too_many_rivals, {}, ["average_k", "1 to 8 rivals for 9 classes, found 9"]),

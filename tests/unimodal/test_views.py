@@ -20,7 +20,7 @@ from medclip_dcl.objectives import (
     contrastive_statistics,
 )
 from medclip_dcl.unimodal.cross_view import CrossView
-from medclip_dcl.unimodal.curl import Blocks, KNegatives, Supervised
+from medclip_dcl.unimodal.curl import Blocks, Supervised
 from medclip_dcl.unimodal.simclr import SimCLR, simclr_loss
 from medclip_dcl.unimodal.views import ViewsObjective
 from tests.unimodal.test_curl import loop_loss
@@ -155,8 +155,6 @@ def test_blocks_equal_the_loop(size, images, dim, k, loss):
     assert (objective.n_views, objective.requires) == (size + 1, ())
     found, figures = objective(views, {})
     assert found.item() == pytest.approx(loop_of_blocks(views, k, loss)) and figures == {}
-    if size == 1:
-        assert KNegatives(k, loss)(views, {})[0].item() == found.item()
     of_class = Blocks(size, k, loss, similar="class")  # the views are others', the loss is the same
     assert (of_class.n_views, of_class.n_members, of_class.requires) == (size + 1, size, ("class_id",))
     assert of_class(views, fields(images))[0].item() == found.item()
@@ -214,7 +212,7 @@ OBJECTIVES = {
     "true": SimCLR(known()),
     "learned_m3": SimCLR(Learned(), n_positives=3),
     "unbiased": SimCLR(unbiased=True),
-    "hinge": KNegatives(4, "hinge"),
+    "hinge": Blocks(1, 4, "hinge"),
     "blocks": Blocks(2, 5),
     "supervised": supervised(),
     "cross_view": CrossView(known(), 9.0),

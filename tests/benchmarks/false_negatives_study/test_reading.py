@@ -79,10 +79,6 @@ def states(reading):
     return {name: decision.state for name, decision in reading.decisions.items()}
 
 
-def lines_about(reading, name):
-    return [line for line in reading.said if line.startswith(name)]
-
-
 # Power and size
 
 
