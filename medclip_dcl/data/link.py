@@ -44,6 +44,11 @@ class LinkedDataModule(LightningDataModule, Generic[Requirements]):
     accepts: type[Requirements]
     _requirements: Requirements | None = None
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.made_of: dict[str, str] = {}
+        """Digest of each file that training has read, beside a prepared set's tables, by what it was read for."""
+
     def setup(self, stage: str) -> None:
         """Take the model's requirements, load the data, and give the model what they provide."""
         model = None if self.trainer is None else self.trainer.lightning_module
@@ -83,11 +88,6 @@ class PreparedDataModule(LinkedDataModule[Requirements], Generic[Requirements]):
     """Base class of datamodules of a prepared set, whose first process on each machine computes for all of it."""
 
     folder: str
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made_of: dict[str, str] = {}
-        """Digest of each file beside the set's tables that training has read, by what it was read for."""
 
     @cached_property
     def prepared(self) -> PreparedSet:

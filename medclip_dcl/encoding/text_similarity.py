@@ -146,6 +146,8 @@ def soft_targets_table(texts: Texts, batch_size: int) -> pd.DataFrame:
     """Mean target of an anchor for its own image and for the others of its batch; on a phantom for those that fit."""
     order = np.random.default_rng(0).permutation(len(texts.study))
     batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+    if len(batches) > 1 and len(batches[-1]) < batch_size:  # training leaves it out, too
+        del batches[-1]
     cosines, is_other = texts.sentences @ texts.reports.T, texts.is_other
     rows = []
     for temperature in TEMPERATURES:
@@ -191,7 +193,8 @@ def summary(texts: Texts, batch_size: int) -> str:
         )
     lines += [
         "",
-        f"SoftTargets, batches of {batch_size}:",
+        f"SoftTargets, batches of {min(batch_size, len(texts.study)):,}"
+        + " (all images of the sample: draw more by --images):" * (batch_size > len(texts.study)),
         soft_targets_table(texts, batch_size).to_string(index=False),
     ]
     return "\n".join(lines)
@@ -199,4 +202,7 @@ def summary(texts: Texts, batch_size: int) -> str:
 
 def run(options: Similar) -> None:
     """Print what thresholds and temperatures find."""
-    print(summary(read_texts(options), options.batch_size))
+    texts = read_texts(options)
+    if options.model:
+        print(f"embeddings: {_stem(PreparedSet(options.data), options.model)}")
+    print(summary(texts, options.batch_size))

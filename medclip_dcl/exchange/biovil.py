@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
+from tokenizers import Regex, normalizers
 from torch import Tensor
 
 from medclip_dcl.common.errors import UserError
@@ -26,20 +27,28 @@ _TEXT_PROJECTION = "cls_projection_head."
 # Of BioViL-T: features of the image, then what stands for the difference from a prior image where there is none.
 _TO_STATIC, _NO_PRIOR = "encoder.backbone_to_vit.weight", "encoder.missing_previous_emb"
 _OF_PRIORS = "encoder.vit_pooler."
+_FINAL_MARKS = r"[!?.]+\z"
 
 
 def from_biovil(state: Mapping[str, Tensor], file: Path, text_folder: Path) -> Converted:
     """Convert image weights: a ResNet's regions, CXR-BERT's [CLS], the cosine with the mean of the regions.
 
-    Images are in [0, 1] without further normalisation, as in the public inference code. The files do not contain
-    gamma^2; no evaluation depends on it. `text_folder` holds BiomedVLP-CXR-BERT-specialized, or BiomedVLP-BioViL-T.
+    Images are in [0, 1] without further normalisation, as in the public inference code, which takes final marks off
+    texts. The files do not contain gamma^2, on which uncalibrated probabilities alone depend.
+    `text_folder` holds BiomedVLP-CXR-BERT-specialized, or BiomedVLP-BioViL-T.
     """
     has_priors = _TO_STATIC in state
     of_image, depth = _image_state(state, file)
     dim = len(state[_LAST])
     image_encoder = ResNetRegions(depth=depth, dim=dim, projection="mlp")
     positions = read_folder_json(text_folder / CONFIG_FILE).get("max_position_embeddings", 512)
-    text_encoder = TransformersSentences(str(text_folder), dim=dim, max_tokens=positions, projection="mlp")
+    text_encoder = TransformersSentences(
+        str(text_folder), dim=dim, max_tokens=positions, projection="mlp", final_period=False
+    )
+    tokenizer = text_encoder.tokenizer
+    own = tokenizer.normalizer or normalizers.Sequence([])
+    if own.normalize_str("a.") != "a":  # a tokenizer of `export` does so already
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Replace(Regex(_FINAL_MARKS), ""), own])
     load_exactly(image_encoder, of_image, file)
     projection = {
         name.removeprefix(_TEXT_PROJECTION): x
@@ -56,7 +65,8 @@ def from_biovil(state: Mapping[str, Tensor], file: Path, text_folder: Path) -> C
     )
     notes = [
         "the original resizes the shorter side to 512 pixels, bilinearly, and shows the middle "
-        f"{448 if has_priors else 480}; here the whole image is stretched to 512 x 512, bicubically"
+        f"{448 if has_priors else 480}; here the whole image is stretched to 512 x 512, bicubically",
+        "the original takes periods, exclamation and question marks off the end of a text, and so does this tokenizer",
     ]
     if has_priors:
         notes.append(

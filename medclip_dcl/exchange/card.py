@@ -29,6 +29,7 @@ from medclip_dcl.runs.saved import (
     describe_checkpoint,
     describe_image_size,
     measured_alike,
+    other_preparation,
     read_json,
     setting,
     settings_of_callback,
@@ -203,6 +204,8 @@ def _limits(network: ImageNetwork, runs: Mapping[str, TestedRun], dataset: Mappi
         if tested["dataset"]["fingerprint"] == dataset.get("fingerprint"):
             limits.append("The test patients come from the same source as the training patients.")
         limits += [note for section in tested["notes"].values() for note in section]
+        if preparation := other_preparation(**tested["images"]):
+            limits.append(f"The tested {preparation}.")
         limits.append(f"Tested with {tested['precision']} precision at {describe_image_size(tested)}.")
     return limits
 

@@ -225,6 +225,7 @@ def _notes(comparison: Comparison) -> list[str]:
     sizes = dict.fromkeys(saved.describe_image_size(row.tested) for row in comparison.rows)
     if len(sizes) > 1 or any("," in size for size in sizes):
         notes.append(f"sizes of the images differ: {', '.join(sizes)}")
+    notes += [x for row in comparison.rows if (x := saved.other_preparation(**row.tested["images"]))]
     without = [row.name for row in comparison.rows if tables.REPORTS not in row.tested["metrics"]]
     if 0 < len(without) < len(comparison.rows):
         notes.append(f"no retrieval of reports, because no sentence was tested: {', '.join(without)}")

@@ -23,7 +23,8 @@ from scipy import stats
 from medclip_dcl.metrics.table import ANY, bounds_of, place_of
 from medclip_dcl.metrics.weighted import mean_of
 from medclip_dcl.report import draws
-from medclip_dcl.runs.saved import SavedResultsError, differing_settings, setting
+from medclip_dcl.runs.run_folder import FIT_FILE
+from medclip_dcl.runs.saved import SavedResultsError, differing_settings, read_json, setting
 
 ALPHA = 0.05
 MIN_SEEDS = 3  # of an interval over seeds
@@ -82,7 +83,15 @@ def _differ_in_seed(side: Sequence[draws.TestedRun], run: draws.TestedRun) -> bo
     is_new = all(_seed(run) != _seed(other) for other in side)
     # NOT_COMPARED has it, as a resumed run may name it; here it is the start of the training.
     is_new &= first.config.get("ckpt_path") == run.config.get("ckpt_path")
+    is_new &= _trained(first) == _trained(run)
     return is_new and differing_settings(first.config, run.config).keys() <= set(SEEDS)
+
+
+def _trained(run: draws.TestedRun) -> tuple[str, object]:
+    """Name of the tested checkpoint, and the precision of a training that has come to its end."""
+    file = run.folder / FIT_FILE
+    checkpoint = Path(str((run.results or {}).get("checkpoint", {}).get("file", ""))).name
+    return checkpoint, read_json(file).get("precision", "") if file.is_file() else None
 
 
 def _are_paired(a: Sequence[draws.TestedRun], b: Sequence[draws.TestedRun]) -> bool:
@@ -140,7 +149,7 @@ def compared(
         both = predictions[label], predictions[baseline]
         pair = [drawn(label, baseline), drawn(baseline, label)]
         table[label, baseline] = differences(pair, both)
-        if findings is not None and any(_findings(one) != {*findings} for one in pair):
+        if findings is not None and any(findings_of(one) != {*findings} for one in pair):
             shared = differences(pair, both, findings).items()
             table[label, baseline] |= {path: one for path, one in shared if draws.is_mean_over_findings(path)}
     return table
@@ -229,7 +238,7 @@ def differences(
     """
     sides = zip(numbers, predictions, strict=True)
     a, b = (one | shared_means(one, findings, its.bands) for one, its in sides)
-    are_alike = findings is not None or _findings(a) == _findings(b)
+    are_alike = findings is not None or findings_of(a) == findings_of(b)
     paths = [path for path in a if path in b and (are_alike or not draws.is_mean_over_findings(path))]
     found = {path: a[path] - b[path] for path in paths}
     # Classifiers beside each other have one section name, and the families of theirs.
@@ -269,7 +278,8 @@ def is_marked(difference: draws.Estimate) -> bool:
     return None not in (p, low, high) and p <= ALPHA and not low <= 0 <= high  # type: ignore[operator]
 
 
-def _findings(numbers: draws.Numbers) -> set[str]:
+def findings_of(numbers: draws.Numbers) -> set[str]:
+    """Findings with an AUC."""
     paths = (path for path in numbers if _OF_FINDING in path and path.endswith("/auc"))
     return {path.split(_OF_FINDING)[1].removesuffix("/auc") for path in paths}
 

@@ -140,6 +140,7 @@ def _tables(runs: Mapping[str, TestedRun], results: Mapping[str, Any]) -> dict[s
     rows, errors = tables.shown(runs)
     notes = [size for found in results.values() if "," in (size := saved.describe_image_size(found))]
     notes = [f"images were shown at {size}: numbers at the size of the training differ" for size in notes]
+    notes += [note for found in results.values() if (note := saved.other_preparation(**found["images"]))]
     notes += [note for found in results.values() for section in found["notes"].values() for note in section]
     notes += [f"{name} is shown without intervals: {error}" for name, error in errors.items()]
     shown = (

@@ -20,7 +20,7 @@ import yaml
 
 from medclip_dcl.common import files
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.find_model import CHECKPOINTS, FoundModel
+from medclip_dcl.common.find_model import CHECKPOINTS, LANGUAGE_MODEL, FoundModel
 from medclip_dcl.common.weight_files import SavedModel
 from medclip_dcl.runs import saved
 from medclip_dcl.runs.checkpoint_files import find_readable
@@ -49,8 +49,11 @@ _LENGTHS = {"trainer.max_epochs": "epochs", "trainer.max_steps": "steps"}
 _REMEDY = (
     "restore it, or choose another --run_folder"  # without it the results could be taken for another run's
 )
-_OF_THE_END = ("results.json", "predictions", "figures", "report.html", "calibration.json", TESTS)
-"""Measured or drawn at the end of training."""
+_OF_THE_END = (
+    *("results.json", "predictions", "figures", "report.html", "calibration.json", TESTS),
+    *(LANGUAGE_MODEL, "text_encoder"),
+)
+"""Measured, drawn or written at the end of training."""
 
 
 class RunFolderError(UserError):

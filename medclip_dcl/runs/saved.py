@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.files import parse_json, read_yaml
+from medclip_dcl.common.files import digest, parse_json, read_yaml
 from medclip_dcl.common.find_model import RUN_FILE
 
 RESULTS_FORMAT_VERSION = 2
@@ -24,6 +25,8 @@ NOT_COMPARED = (
     "checkpoint.dirpath",
     "checkpoint_minutes",
     *("counts.classification.bands", "counts.finding_classification.bands"),  # earlier tests have none
+    *(f"protocol.localisation.{name}" for name in ("thresholds", "thresholds_normalised")),  # of the network
+    "counts.grounding.boxes_without_cnr",
     "ckpt_path",
     "config",
     "prediction_format",
@@ -108,7 +111,30 @@ class SavedRun:
 def measured_alike(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> bool:
     """True if the contents of two results.json were measured in the same way on the same data."""
     keys = ("format_version", "protocol", "dataset", "images", "counts", "precision", "limited")
-    return a is not None and b is not None and all(a.get(key) == b.get(key) for key in keys)
+    return (
+        a is not None and b is not None and not any(differing_settings(a.get(x), b.get(x), x) for x in keys)
+    )
+
+
+def protocol_digest(results: Mapping[str, Any]) -> str:
+    """Identity of how a results.json was measured, but for the data."""
+    limited = " of some batches" if results.get("limited") else ""
+    measured = {"protocol": results.get("protocol"), "images": results.get("images", {}).get("shown")}
+    text = json.dumps(
+        {**dict(_compared(measured, "")), "sections": sorted(results.get("metrics", {}))}, sort_keys=True
+    )
+    return f"{digest(text.encode())}{limited}"
+
+
+def _compared(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of each entry but `NOT_COMPARED`."""
+    if name in NOT_COMPARED:
+        return
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            yield from _compared(one, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
 
 
 def read_results(run: Path, suffix: str = "") -> dict[str, Any] | None:
@@ -228,8 +254,7 @@ def other_geometry(results: Mapping[str, Any]) -> str:
 
 def other_pictures(results: Mapping[str, Any]) -> list[str]:
     """Warnings that the tested images were prepared in another way than those of the training."""
-    shown, trained = (results["images"][name] for name in ("shown", "trained"))
-    return [*filter(None, (other_geometry(results), other_preparation(shown, trained)))]
+    return [*filter(None, (other_geometry(results), other_preparation(**results["images"])))]
 
 
 def other_preparation(shown: Mapping[str, Any], trained: Mapping[str, Any]) -> str:

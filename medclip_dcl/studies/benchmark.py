@@ -89,6 +89,8 @@ def run(options: Benchmark) -> None:
             runs.setdefault(name, []).append(tested)
             for note in other_pictures(tested.tested):
                 notes.insert(0, f"{where}: {note}")
+            of_test = (note for section in tested.tested["notes"].values() for note in section)
+            notes += [f"{where}: {note}" for note in of_test]
             if marks := plan.marks(trained[name, model.name]):
                 notes.append(f"{marks} {where}: trained on {trained[name, model.name]}")
     if not runs and not failures:  # an earlier page in the folder is not that of this command

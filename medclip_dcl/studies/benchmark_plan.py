@@ -17,7 +17,7 @@ from medclip_dcl.common.files import digest_of_file, write_json, write_text
 from medclip_dcl.common.find_model import CONFIG_FILE, FoundModel, find_model, is_exported
 from medclip_dcl.common.findings import Ensemble, PromptEnsembles, ensemble_used
 from medclip_dcl.common.weight_files import CLASSIFIER, IMAGE_TEXT, SavedModel, read_model
-from medclip_dcl.data.lineage import Answer, Lineage
+from medclip_dcl.data.lineage import START, Answer, Lineage
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.report.draws import Predictions, TestedRun
 from medclip_dcl.runs.run_folder import ASKED_FILE
@@ -131,8 +131,9 @@ class BenchmarkedRun(TestedRun):
         file = self.model.saved.path
         folder = FoundModel(file).folder
         settings = read_config(folder) if folder else None
-        # The untrained network of one seed is not a training beside the best of another.
-        return settings and {**settings, "checkpoint_file": file.name}
+        # The untrained network of one seed is not a training beside the best of another, nor one on other data.
+        trained_on = [self.model.lineage.fingerprint, self.model.lineage.record.get(START)]
+        return settings and {**settings, "checkpoint_file": file.name, "trained_on": trained_on}
 
 
 def marks(answer: Answer) -> str:

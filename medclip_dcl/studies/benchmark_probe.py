@@ -79,6 +79,7 @@ class Probes:
 
     def _probe(self, model: Model) -> tuple[Model, pd.DataFrame]:
         """The probe of a model's image encoder, a classifier, and its fits; both are kept."""
+        self.prepared.require_separate_patients()
         folder = self.options.output / "probes" / model.name / self.name
         shares = [share for share in self.options.probe_shares if share < 1]
         seen = {"model": model.digest(), "set": self.prepared.fingerprint}

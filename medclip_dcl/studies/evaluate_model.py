@@ -118,6 +118,7 @@ def evaluate(
                 end.error or f"{run.folder}: another process is testing it; repeat this after its end"
             )
         tested = plan.BenchmarkedRun(run.folder, one)
+        notes += [note for section in tested.tested["notes"].values() for note in section]
         for note in filter(None, [*notes, *other_pictures(tested.tested)]):
             warnings.warn(note, stacklevel=2)
         return _table(tested)
@@ -172,15 +173,17 @@ def _table(run: plan.BenchmarkedRun) -> pd.DataFrame:
     numbers = [("", path, found) for path, found in run.intervals.items()]
     for group, path, found in [*numbers, *rows_of(groups)]:
         section, finding, metric = place_of(path, group).values()
-        # Cases by single prompts are those of the classification.
-        cases = run.predictions.tables[section.replace("prompts", "classification")]
+        # Cases by single prompts are those of the classification; groups have further sections.
+        cases = run.predictions.tables.get(section.replace("prompts", "classification"))
         positives: int | None = None
-        if finding and not group:
+        if finding and not group and cases is not None:
             is_positive = cases["label"] == 1 if "label" in cases else True
             kind = "reader" if "/by_reader/" in path else "category"
             of = cases["finding" if "finding" in cases else kind]
             positives = int(((of == finding) & is_positive).sum())
-        patients = found.n_patients if finding or group else cases["subject_id"].nunique()
+        patients = found.n_patients
+        if cases is not None and not (finding or group):
+            patients = cases["subject_id"].nunique()
         rows.append((finding, f"{section}/{metric}", found.value, found.low, found.high, positives, patients))
     table = pd.DataFrame(rows, columns=["finding", "metric", "value", "low", "high", "positives", "patients"])
     table.attrs["where_it_fails"] = [x.text for x in failures(run.predictions, run.draws(), groups)]

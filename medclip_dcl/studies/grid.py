@@ -18,7 +18,7 @@ from medclip_dcl.studies.one_run import Run
 
 FACTS = {
     "weights": "string", "dataset": "string", "precision": "string", "device": "string", "versions": "string",
-    "epochs": "Float64", "steps": "Float64", "train_patients": "Float64",
+    "protocol": "string", "epochs": "Float64", "steps": "Float64", "train_patients": "Float64",
     "fit_seconds": "Float64", "test_seconds": "Float64", "config": "string",
 }  # fmt: skip
 """Columns of results.parquet beside the axes, outcome and value: what the value depends on."""

@@ -92,11 +92,14 @@ def _method(experiment: Experiment, finished: pd.DataFrame) -> str:
 
 def _notes(finished: pd.DataFrame, n_missing: int) -> list[str]:
     found = [f"{n_missing:,} runs are missing: averages are over those that are finished."] * (n_missing > 0)
+    if n := int(finished["protocol"].str.endswith("batches").sum()):
+        found.append(f"{n} runs were tested on some batches alone.")
     for column, what in (
         ("versions", "versions of the software"),
         ("precision", "precisions"),
         ("device", "devices"),
         ("dataset", "data sets"),
+        ("protocol", "protocols of the test, so that numbers may have other meanings"),
     ):
         if (n := finished[column].nunique()) > 1:
             found.append(f"The runs were made with {n} {what}; results.parquet says which.")

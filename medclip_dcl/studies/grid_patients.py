@@ -10,8 +10,15 @@ import numpy as np
 import pandas as pd
 
 from medclip_dcl.common.findings import MIN_PATIENTS
-from medclip_dcl.report.contrasts import mean_over_seeds
-from medclip_dcl.report.draws import Numbers, TestedRun, estimate, intervals_of, require_same_cases
+from medclip_dcl.report.contrasts import findings_of, mean_over_seeds
+from medclip_dcl.report.draws import (
+    Numbers,
+    TestedRun,
+    estimate,
+    intervals_of,
+    is_mean_over_findings,
+    require_same_cases,
+)
 from medclip_dcl.studies.grid import Experiment, Outcome
 
 Sides = dict[object, dict[object, Numbers]]
@@ -59,16 +66,25 @@ def _of_group(folders: Sequence[Path], outcomes: Mapping[str, Outcome]) -> list[
     for run in runs:
         require_same_cases(runs[0].predictions, run.predictions)
     patients = np.unique(np.concatenate([run.predictions.patients for run in runs]))
-    found = []
-    for run in runs:
-        numbers = run.draws(patients)
+    found, drawn = [], [run.draws(patients) for run in runs]
+    # As for `compare`: a mean over findings is compared with one over the same findings.
+    are_alike = len({frozenset(findings_of(numbers)) for numbers in drawn}) == 1
+    for run, numbers in zip(runs, drawn, strict=True):
         for path, one in intervals_of(numbers, [run.predictions]).items():
             if one.n_patients is not None and one.n_patients < MIN_PATIENTS:
                 numbers[path] = np.append(numbers[path][:1], np.full(len(numbers[path]) - 1, np.nan))
         nothing = np.full_like(next(iter(numbers.values())), np.nan)
         found.append(
             {
-                name: np.mean([numbers.get(path, nothing) for path in outcome.paths], axis=0)
+                name: np.mean(
+                    [
+                        numbers.get(path, nothing)
+                        if are_alike or not is_mean_over_findings(path)
+                        else nothing
+                        for path in outcome.paths
+                    ],
+                    axis=0,
+                )
                 for name, outcome in outcomes.items()
                 if not outcome.is_of_validation
             }

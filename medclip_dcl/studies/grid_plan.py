@@ -276,7 +276,7 @@ def _check_hypothesis(experiment: grid.Experiment, tested: grid.Hypothesis, wher
 
 def _check_choice(experiment: grid.Experiment, choose: grid.Choice, where: str) -> None:
     outcome = experiment.outcomes[_among(choose.outcome, experiment.outcomes, where, "outcome")]
-    if outcome.higher_is_better is None or not outcome.is_of_validation:
+    if outcome.higher_is_better is None or not all(x.startswith(grid.VALIDATION) for x in outcome.paths):
         raise UserError(
             f"{where}: expected an outcome of the validation ({grid.VALIDATION}), as patients of the test must not "
             f"decide, with higher_is_better, found {choose.outcome}"

@@ -31,7 +31,7 @@ _WEIGHTS = ("state_dict", "optimizer_states", "current_model_state")
 """Large entries of a checkpoint, which hold tensors alone."""
 
 _MADE_OF = "made_of"
-"""Entry of a checkpoint: digests of the files beside the prepared set that its training read."""
+"""Entry of a checkpoint: digests of the files, beside a prepared set, that its training read."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 """SLURM announces the end of a job's time by SIGUSR1."""

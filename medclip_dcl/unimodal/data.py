@@ -125,6 +125,7 @@ class UnimodalDataModule(LinkedDataModule[ViewsRequirements], EpochDataModule):
         if self._chosen is None:
             images = read_images(self.source, self.files, self.image_size)
             self._fingerprint, self._chosen = images.fingerprint(), self._subset(images)
+            self.made_of = {"data.files": self._fingerprint}
         if stage == "fit":
             is_labelled = bool((self.chosen.train_labels != UNLABELLED).all())
             there = [*_fields(self.chosen)] if is_labelled else []

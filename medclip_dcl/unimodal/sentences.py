@@ -91,6 +91,9 @@ class SentencesDataModule(LinkedDataModule[SentencesRequirements], EpochDataModu
         by_case: Any = np.split(numbers, cases["texts"].str.len().to_numpy().cumsum()[:-1])
         cases["texts"] = by_case
         if stage == "fit":
+            self.made_of = (
+                {} if self.text_file is None else {"text_file": digest_of_file(Path(self.text_file))}
+            )
             self._documents = by_case
         else:
             self._documents = [*np.arange(len(texts))[:, None]]

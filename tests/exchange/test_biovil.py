@@ -115,12 +115,12 @@ def test_sentences_are_the_projected_cls(text_folder):
     bert = BertModel.from_pretrained(text_folder).eval()
     state = load_file(text_folder / "model.safetensors")
     head = {name.removeprefix(HEAD): value for name, value in state.items() if HEAD in name}
-    text = "no pneumothorax."
+    text = "no pneumothorax"
     cls = bert(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, 0]
     hidden = gelu(linear(cls, head["dense_to_hidden.weight"], head["dense_to_hidden.bias"]))
     hidden = layer_norm(hidden, (DIM,), head["LayerNorm.weight"], head["LayerNorm.bias"], eps=1e-12)
     expected = linear(hidden, head["dense_to_output.weight"], head["dense_to_output.bias"])
-    for given in (text, "no pneumothorax"):
+    for given in (text, "no pneumothorax.", "no pneumothorax?!"):  # hi-ml-multimodal strips "!?."
         torch.testing.assert_close(network.embed_texts([given])[0], expected, rtol=1e-4, atol=1e-4)
 
 

@@ -169,7 +169,8 @@ def made(folder: Path, findings: dict[str, int], seed: int = 0, skill: float = 0
         one = pd.DataFrame({"dicom_id": range(N), "subject_id": range(N), "logit": skill * label + noise})
         tables.append(one.assign(finding=finding, label=label))
     folder.mkdir(parents=True)
-    (folder / "results.json").write_text(json.dumps({"seed": seed, "skill": skill}))
+    results = {"format_version": 2, "metrics": {}, "seed": seed, "skill": skill}
+    (folder / "results.json").write_text(json.dumps(results))
     (folder / "config.yaml").write_text(f"{{seed_everything: {seed}, objective: {skill}}}")
     run = TestedRun(folder, "", folder.name)
     images = pd.DataFrame({"subject_id": range(N + 10)})
@@ -222,6 +223,9 @@ def test_the_method_is_that_of_each_pair(tmp_path):
     assert tens[0].config is not None
     tens[0].config["ckpt_path"] = "runs/other/checkpoints/last.ckpt"  # it starts from another training
     assert [*sides_of(tens)] == ["infonce_10", "infonce (2 seeds)"]
+    tens[0].config["ckpt_path"] = None
+    (tens[1].folder / "fit.json").write_text('{"precision": "bf16-mixed"}')
+    assert [*sides_of(tens)] == ["infonce (2 seeds)", "infonce_11"]
     sides = sides_of([*runs, lone])
     assert [*sides] == ["weak (3 seeds)", "strong (3 seeds)", "lone"]
     table = compared(sides, "weak (3 seeds)", n_draws=80)

@@ -404,6 +404,18 @@ def test_a_missing_piece_is_named_and_not_fatal(copy, removed, message):
         assert not [row for row in page.tables[0] if row and row[0] == "this run"]
 
 
+def test_thresholds_that_a_network_chose_and_another_preparation(copy):
+    """The first are no other protocol; the second is said."""
+    for name, threshold in (("results.json", 0.1), ("results_untrained.json", 0.3)):
+        found = json.loads((copy / name).read_text())
+        found["protocol"]["localisation"] = {"thresholds": {"Edema": threshold}}
+        found["images"]["shown"]["prepared_size"], found["images"]["trained"]["prepared_size"] = 256, 512
+        (copy / name).write_text(json.dumps(found))
+    page = Page(render(copy))
+    assert page.row(0, "untrained")[0] == "0.71"
+    assert "images were prepared at 256 pixels, those of the training at 512: scores differ" in page.text
+
+
 def test_an_untrained_network_measured_in_another_way_is_left_out(copy):
     found = json.loads((copy / "results_untrained.json").read_text())
     found["protocol"]["classification"] = "another"

@@ -29,6 +29,7 @@ from medclip_dcl import evaluate, load
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.findings import CHEXPERT, Ensemble, PromptEnsembles, read_prompts
 from medclip_dcl.common.processes import locked, stop
+from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.data.prepared import PreparedSet, case_table, write_table
 from medclip_dcl.evaluation.grounding import COLUMNS
 from medclip_dcl.models.classifier import Classifier
@@ -367,15 +368,16 @@ def test_two_models_alone_have_the_numbers_of_compare(
 
 
 def test_models_that_differ_in_the_seed_are_one_row(tmp_path) -> None:
-    """An untrained network is not a seed beside a trained one."""
+    """An untrained network is not a seed beside a trained one, nor is one that was trained on other data."""
     runs = []
-    for seed, name in ((0, "best"), (1, "best"), (2, "untrained")):
+    for seed, name, data in ((0, "best", "a"), (1, "best", "a"), (2, "untrained", "a"), (3, "best", "b")):
         file = tmp_path / f"infonce_{seed}/checkpoints/{name}.ckpt"
         file.parent.mkdir(parents=True)
         (file.parents[1] / "config.yaml").write_text(f"seed_everything: {seed}")
         model: Any = SimpleNamespace(name=f"infonce_{seed}", saved=SimpleNamespace(path=file))
+        model.lineage = Lineage(file, {"fingerprint": data})
         runs.append(plan.BenchmarkedRun(tmp_path / "test", model))
-    assert [*sides_of(runs)] == ["infonce (2 seeds)", "infonce_2"]
+    assert [*sides_of(runs)] == ["infonce (2 seeds)", "infonce_2", "infonce_3"]
 
 
 def test_a_tests_settings_name_the_model_alone(run, models) -> None:

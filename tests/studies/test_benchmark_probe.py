@@ -242,7 +242,14 @@ def test_what_cannot_be_probed_is_one_line(
     is_train = PreparedSet(labelled_set).table("images")["use"] == "train"
     labels.loc[is_train, list(CHEXPERT)] = 0.0
     write_table(labels, one_class / "labels.parquet", "labels")
+    shared = shutil.copytree(labelled_set, tmp_path / "shared")
+    images = pd.read_parquet(shared / "images.parquet")
+    images.loc[images["use"] == "test", "subject_id"] = images.loc[
+        images["use"] == "train", "subject_id"
+    ].iloc[0]
+    write_table(images, shared / "images.parquet", "images")
     for models, folder, words in (
+        ([vit], shared, r"vit \(probe\) on shared: .*both in training and in evaluation"),
         ([small_bert], labelled_set, r"small_bert \(probe\) on set: .*model_type"),
         (
             [vit],

@@ -96,6 +96,17 @@ def test_missing_and_failed_cells_are_said(tmp_path):
     assert re.search(r"fast − slow −0\.\d+ n = 2 −0\.\d+ n = 1 ", text)
 
 
+def test_other_protocols_and_tests_of_some_batches_are_said(tmp_path):
+    experiment, _ = written(tmp_path)
+    for run, change in zip(
+        experiment.runs(), ({"protocol": {"tiny": {"prompts": "others"}}}, {"limited": True}), strict=False
+    ):
+        file = run.folder / "results.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    text = text_of(write_report(experiment, results_table(experiment)))
+    assert "with 3 protocols of the test" in text and "1 runs were tested on some batches alone" in text
+
+
 LINES = {"kind": "lines", "name": "a", "x": "noise", "y": "error"}
 OVER_RATE = LINES | {"x": "rate", "where": {"noise": 1}}
 

@@ -153,6 +153,18 @@ def test_one_run_tested_on_other_cases_are_not_averaged(grid):
         over_patients(experiment, results_table(experiment))
 
 
+def test_means_over_other_findings_are_not_subtracted(grid):
+    experiment, tested = grid
+    before = over_patients(experiment, results_table(experiment))[1]
+    run = experiment.runs()[1]
+    rows = tested[run.name]
+    pd.concat([rows, rows.assign(finding="Mass")]).to_parquet(
+        run.folder / "predictions/classification.parquet"
+    )
+    after = over_patients(experiment, results_table(experiment))[1]
+    assert len(before.query("outcome == 'AUC'")) > len(after.query("outcome == 'AUC'"))
+
+
 SEEDS = {"set": "seed_everything", "values": 3}
 RATES = {"set": "model.init_args.learning_rate", "values": [0.1, 0.2]}
 

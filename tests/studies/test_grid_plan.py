@@ -90,6 +90,10 @@ MISTAKES = [
     ({**NO_GRID, **VALIDATED, "patients": True}, "patients: expected an outcome of the test"),
     ({"choose": "eror"}, "choose: there is no outcome eror; did you mean error?"),
     ({"choose": "error", "outcomes": {"error": "validate/error"}}, "choose: expected an outcome of the validation"),
+    (
+        {"choose": "error", "outcomes": {"error": {"path": "train/loss", "higher_is_better": False}}},
+        "choose: expected an outcome of the validation",
+    ),
     ({**NO_GRID, **VALIDATED, "choose": {"outcome": "error", "for_each": "rat"}}, "for_each: there is no axis rat"),
     (
         axes(rate={"levels": {"slow": {"settings": {"data.init_args.folder": "{seed}"}}}})

@@ -79,6 +79,13 @@ def test_a_longer_run_names_what_it_started_from(tmp_path):
     assert run.saved_config() == {**settings(3), "ckpt_path": "other.ckpt"}
 
 
+def test_weights_written_at_an_earlier_end_are_renamed_too(tmp_path):
+    """A language model in the folder would be taken for that of the longer training."""
+    (tmp_path / "language_model").mkdir()
+    assert RunFolder(tmp_path).set_aside("2_epochs") == ["language_model"]
+    assert (tmp_path / "language_model_2_epochs").is_dir() and not (tmp_path / "language_model").exists()
+
+
 def test_run_folder_that_is_a_file(tmp_path):
     (tmp_path / "run").write_text("notes")
     with pytest.raises(RunFolderError, match="--run_folder: expected a folder, found the file .*run"):
