@@ -197,13 +197,14 @@ def _read(settings: Folder, table: CsvFile, columns: dict[str, str], check: Tabl
     digests = digests_of_rows(rows)
     if "study" not in rows:
         rows = rows.assign(study=[str(row - 1) for row in rows.index])
+    named = {*rows["image"]}
     if "view" in rows:
         rows = _of_wanted_views(rows, settings, check)
     is_one = ~rows["image"].str.contains(_SEVERAL_IMAGES)
     rows = check.require(rows, "image", is_one, "one image in each row (write a row for each)")
     rows = row_tables.with_image_paths(rows, root, check)
     rows = rows.assign(**{name: "" for name in ("view", "split") if name not in rows})
-    rows["file"] = find_files(rows["image"], root)
+    rows["file"] = find_files(rows["image"], root, named)
     others = n_images - int((rows["image"] != "").sum()) - [kind for kind, *_ in check.rejects].count("image")
     counts = {"images_in_release": n_images, "images_not_frontal": others, "placeholders": placeholders}
     counts |= {"labels_not_read": unread} if unread else {}
@@ -358,6 +359,11 @@ def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:
     # Values of a frontal row take precedence.
     order = (~is_frontal).sort_values(kind="stable").index
     study = [rows.loc[order, "patient"], rows.loc[order, "study"]]
+    both = rows.loc[order, [x for x in (*TEXTS, *label_columns(rows)) if x in rows]].replace("", None)
+    if n := int((both.groupby(study).nunique() > 1).any(axis=1).sum()):
+        print(
+            f"studies whose views have different texts or labels, of which those of the wanted views count: {n:,}"
+        )
     for column in (*TEXTS, NO_REPORT, *PEOPLE, *label_columns(rows)):
         if column in rows:
             said = rows[column].replace("", None)

@@ -15,7 +15,7 @@ from medclip_dcl.common.errors import UserError
 from medclip_dcl.data.prepared import PreparedSet
 from medclip_dcl.pictures.image_file import ENDINGS
 
-Known: TypeAlias = dict[str, tuple[str, object]]
+Known: TypeAlias = dict[str, list[tuple[str, object]]]
 """Spelling -> column, and the value that it has there."""
 
 
@@ -42,14 +42,15 @@ def studies_to_keep_out(
     Raises:
         UserError: no name is known.
     """
-    images: Known = {plain_image(name): ("dicom_id", name) for name in rows["dicom_id"]}
-    numbers: Known = {
-        plain_number(of_number.get(number, str(number))): (column, number)
-        for column, of_number in names_of.items()
-        for number in rows[column].unique().tolist()
-    }
-    every = images | numbers
-    found = [_hit(name, images, every) for name in names]
+    images: Known = {plain_image(name): [("dicom_id", name)] for name in rows["dicom_id"]}
+    every = {**images}
+    numbers: Known = {}
+    for column, of_number in names_of.items():
+        for number in rows[column].unique().tolist():
+            key = plain_number(of_number.get(number, str(number)))
+            numbers.setdefault(key, []).append((column, number))  # a study and a patient may have one number
+    every |= numbers
+    found = [_hits(name, images, every) for name in names]
     if not any(found):
         raise UserError(
             "--keep_out: expected names of frontal images, studies or patients of the source, one a line, found none "
@@ -57,14 +58,14 @@ def studies_to_keep_out(
         )
     is_named = pd.Series(False, rows.index)
     for column in ("dicom_id", *names_of):
-        is_named |= rows[column].isin([hit[1] for hit in found if hit and hit[0] == column])
+        is_named |= rows[column].isin([one for hits in found for kind, one in hits if kind == column])
     studies = rows.loc[rows["subject_id"].isin(rows.loc[is_named, "subject_id"]), "study_id"]
     n = int(is_named.sum())
-    counts = {"named": n, "others of their patients": len(studies) - n, "unknown names": found.count(None)}
+    counts = {"named": n, "others of their patients": len(studies) - n, "unknown names": found.count([])}
     return frozenset(studies), counts
 
 
-def _hit(line: str, images: Known, every: Known) -> tuple[str, object] | None:
+def _hits(line: str, images: Known, every: Known) -> list[tuple[str, object]]:
     """What a line names, or its first cell: a number, or an image by the longest end of its path.
 
     The name of a file, with its ending, is no number of a patient or study.
@@ -76,4 +77,4 @@ def _hit(line: str, images: Known, every: Known) -> tuple[str, object] | None:
         for key in filter(None, (plain_number(name), *ends)):
             if key in known:
                 return known[key]
-    return None
+    return []

@@ -45,8 +45,8 @@ def _plain_character(character: str) -> str:
 
 
 def plain_number(name: str) -> str:
-    """`plain_name` without case and, of a number, without leading zeros and decimals: "007" and "7.0" are "7"."""
-    return re.sub(r"^0*([0-9]+)(?:\.0+)?$", r"\1", plain_name(name).casefold())
+    """`plain_name` without case and, of a number, without leading zeros and decimals: "007" and "7,0" are "7"."""
+    return re.sub(r"^0*([0-9]+)(?:[.,]0+)?$", r"\1", plain_name(name).casefold())
 
 
 def plain_image(name: str) -> str:
@@ -67,8 +67,8 @@ def code_points(name: str) -> str:
     return f" ({', '.join(points[:5])}{', ...' * (len(points) > 5)})" if points else ""
 
 
-def find_files(images: pd.Series, root: Path) -> pd.Series:
-    """Paths of images named relative to `root`.
+def find_files(images: pd.Series, root: Path, others_of: Collection[str] = ()) -> pd.Series:
+    """Paths of images named relative to `root`; `others_of` are names of images that are not wanted.
 
     A file that is not there is looked for under another spelling or case of its name, then under another ending. It is
     taken where one file alone has it, which no other image names, and said.
@@ -78,7 +78,9 @@ def find_files(images: pd.Series, root: Path) -> pd.Series:
     # Also of a file in a closed folder.
     if missing := [name for name, (size, _) in zip(named, states, strict=True) if name and size < 0]:
         files = [file for file in listed_files(root) if ENDINGS.search(file.name) or not file.suffix]
-        others = [name for file in files if (name := file.relative_to(root).as_posix()) not in named]
+        others = [
+            name for file in files if (name := file.relative_to(root).as_posix()) not in (*named, *others_of)
+        ]
         ways: dict[str, Callable[[str], str]] = {
             "by another spelling": lambda name: plain_name(name).casefold(),
             "by another ending": plain_image,

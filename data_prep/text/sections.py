@@ -399,6 +399,8 @@ def _pieces(
             draft = ""
         elif beginning := _NOT_FINAL.search(" ".join(header.upper().split())):
             draft = beginning[0]
+        elif draft and kind in _MAIN and not has_main and match.start() > last_title:
+            draft = ""  # an addendum on top: the report proper begins
         elif draft and _is_draft(draft, match.start() < last_title, found, name):
             kind = _OTHER
         found.append(Section(name, report[start : match.start()]))

@@ -612,7 +612,7 @@ def test_files_of_other_kinds_are_named(table: Path) -> None:
             prepare(settings(table))
 
 
-def test_report_beside_the_lateral_image_is_the_studys(table: Path) -> None:
+def test_report_beside_the_lateral_image_is_the_studys(table: Path, capsys) -> None:
     rows = read(table)
     rows["text"] = ["", ROWS[0][-1], *rows["text"].iloc[2:]]
     rows["Cardiomegaly"] = ["", "1", *rows["Cardiomegaly"].iloc[2:]]
@@ -622,6 +622,7 @@ def test_report_beside_the_lateral_image_is_the_studys(table: Path) -> None:
     reports = prepared.table("reports").merge(prepared.table("sentences"), on="sentence_id")
     assert reports.loc[reports["study_id"] == 1, "text"].tolist() == ["Lungs clear.", "Normal."]
     assert "Dictated twice." not in set(reports["text"])
+    assert "studies whose views have different texts or labels, of which" in capsys.readouterr().out
     labels = prepared.table("labels").set_index("study_id")["Cardiomegaly"]
     assert labels.to_dict() == {1: 1.0, 2: 1.0, 3: 0.0, 4: -1.0}
 

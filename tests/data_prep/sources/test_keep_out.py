@@ -39,9 +39,9 @@ PATIENTS = {1: "patient00001", 2: "Doe, John", 3: "3", 4: "X 4"}
         (["x\\b\\1.jpeg"], {13, 14}, (1, 1, 0)),
         (["elsewhere/1.png"], {15}, (1, 0, 0)),
         (["13"], {13, 14}, (1, 1, 0)),
-        (["0003"], {15}, (1, 0, 0)),  # a patient and a study: the patient
+        (["0003"], {15, 3}, (2, 0, 0)),  # a patient and a study of another one: both
         (["x 4", "LAST.PNG"], {3}, (1, 0, 0)),
-        (["3\t13", "15;3"], {15}, (1, 0, 0)),
+        (["3\t13", "15;3"], {15, 3}, (2, 0, 0)),
     ],
 )
 def test_a_line_names_a_patient_a_study_or_an_image(lines, studies, counts) -> None:

@@ -78,6 +78,7 @@ SHAPES = [
     (" FINDINGS:Clear.\n \n IMPRESSION:Normal.\n", "F Clear.|I Normal."),
     (" ADDENDUM:  Rib is broken.\n \n" + TITLE + " FINDINGS:  Clear.\n", "F Clear."),
     (" FINDINGS:  Clear.\n \n ADDENDUM:  Rib is broken.\n", "F Clear."),
+    (" ADDENDUM:  Rib is broken.\n \n FINDINGS:  Clear.\n IMPRESSION: Normal.\n", "F Clear.|I Normal."),
     (" IMPRESSION:  Clear.\n \n ADDENDUM by Dr. ___ on ___: Rib is broken.\n", "I Clear."),
     (
         " WET READ: ___ ___ ___ 3:15 PM\n  Edema.\n ____________\n" + TITLE + " FINDINGS:  Clear.\n",
