@@ -57,7 +57,10 @@ def ages(words: pd.Series) -> pd.Series:
 
 
 def with_patients(images: pd.DataFrame, file: Path) -> pd.DataFrame:
-    """The images with the sex of MIMIC-IV's patients, and their age (91 above 89) where they have a `study_date`."""
+    """The images with the sex of MIMIC-IV's patients and, where they have a `study_date`, their age.
+
+    It is the age in an anchor year, 91 for all above 89, and the years since.
+    """
     table = read_table(file, ("subject_id", "gender", "anchor_age", "anchor_year"))
     patients = table["subject_id"]
     is_right = patients.str.fullmatch(r"\d{8}") & ~patients.duplicated()

@@ -454,7 +454,7 @@ def _is_draft(draft: str, is_before_title: bool, found: Collection[Section], nam
     """True if a section behind WET READ, PRELIMINARY or ADDENDUM belongs to it.
 
     Everything before the title FINAL REPORT does. Without that title behind it, an addendum to findings or an
-    impression lasts to the end; any other ends with the next section, which is all that there is.
+    impression lasts to the end; before them it ends where they begin.
     """
     if is_before_title or not draft.startswith("ADDEND"):
         return is_before_title

@@ -142,7 +142,7 @@ class Similar:
 
     data: Path = positional("prepared data set with sentence embeddings", metavar="SET")
     model: str | None = option(
-        "language model that embed has run, or the stem of its file in SET/text_embedding (the only one)",
+        "name of a language model that embed has run, or the stem of a file in SET/text_embedding (the only one)",
         None,
         metavar="LM",
     )

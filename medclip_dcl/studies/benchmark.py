@@ -99,6 +99,7 @@ def run(options: Benchmark) -> None:
     if unknown:
         notes.append(f"not known on which images they were trained: {', '.join(unknown)}")
     if runs:
+        (options.output / "probe_shares.csv").unlink(missing_ok=True)  # of an earlier page
         shares = shares_of(fits, options.output) if fits and options.probe_shares else {}
         print(f"page: {write_page(runs, baseline, trained, notes, failures, options.output, shares)}")
     if failures:
