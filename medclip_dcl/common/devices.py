@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,19 +37,6 @@ def best_precision(accelerator: Any = "auto") -> str:
 def without_tf32() -> None:
     """Compute float32 in float32: cuDNN's convolutions round to TF32 (10 bits) by default."""
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-
-
-@contextmanager
-def no_tf32() -> Iterator[None]:
-    """As `without_tf32`, while it lasts."""
-    places: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
-    before = [place.allow_tf32 for place in places]
-    without_tf32()
-    try:
-        yield
-    finally:
-        for place, is_allowed in zip(places, before, strict=True):
-            place.allow_tf32 = is_allowed
 
 
 def usable_device(device: str | torch.device) -> torch.device:

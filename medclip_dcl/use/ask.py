@@ -22,6 +22,7 @@ from PIL import Image
 
 from medclip_dcl import __version__
 from medclip_dcl.common.command_line import digests_of_imports, progress_bar
+from medclip_dcl.common.devices import without_tf32
 from medclip_dcl.common.errors import MissingFileError, UserError
 from medclip_dcl.common.files import read_text, replacing, require_writable, write_text
 from medclip_dcl.pictures.grey import RULES
@@ -199,6 +200,7 @@ def _images(options: Ask) -> list[str]:
 
 
 def _load(options: Ask) -> LoadedModel:
+    without_tf32()  # as a calibration was fitted
     if options.is_calibrated and options.dtype != "float32":
         print(f"warning: --dtype {options.dtype}: the calibration was fitted in float32", file=sys.stderr)
     return load(options.model, options.device, getattr(torch, options.dtype), options.calibration)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,7 +23,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from medclip_dcl.common.devices import no_tf32, usable_device
+from medclip_dcl.common.devices import usable_device
 from medclip_dcl.common.errors import UserError
 from medclip_dcl.common.find_model import find_model
 from medclip_dcl.common.findings import Ensemble, PromptSource
@@ -415,12 +414,9 @@ class LoadedModel:
         with self._arithmetic():
             return self.image_text.embed_texts(listed).float()
 
-    @contextmanager
-    def _arithmetic(self) -> Iterator[None]:
-        """Autocast, or float32 without TF32, in which a calibration is fitted."""
-        device, is_cast = self.network.mean.device.type, self.dtype != torch.float32
-        with torch.autocast(device, self.dtype, enabled=is_cast), nullcontext() if is_cast else no_tf32():
-            yield
+    def _arithmetic(self) -> torch.autocast:
+        device = self.network.mean.device.type
+        return torch.autocast(device, self.dtype, enabled=self.dtype != torch.float32)
 
 
 def _texts(texts: str | Sequence[str]) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -189,24 +188,6 @@ def test_bfloat16_is_close_and_leaves_the_weights_alone(model, exported, grey, t
     assert lower.embed_texts(TEXTS).dtype == lower.embed_images(grey).dtype == np.float32
     lower.save_pretrained(tmp_path / "again")
     assert np.array_equal(load(tmp_path / "again").similarity(grey, TEXTS), model.similarity(grey, TEXTS))
-
-
-def test_float32_is_without_tf32_and_leaves_the_users_setting(model, grey):
-    places: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
-    seen: list[list[bool]] = []
-    hook = model.network.image_encoder.register_forward_hook(
-        lambda *_: seen.append([place.allow_tf32 for place in places])
-    )
-    before = [place.allow_tf32 for place in places]
-    try:
-        for place in places:
-            place.allow_tf32 = True
-        model.embed_images(grey)
-        assert seen == [[False, False]] and all(place.allow_tf32 for place in places)
-    finally:
-        hook.remove()
-        for place, is_allowed in zip(places, before, strict=True):
-            place.allow_tf32 = is_allowed
 
 
 def test_heat_maps_of_texts_share_colours(model, grey):

@@ -21,8 +21,10 @@ def run(options: Page) -> None:
         from medclip_dcl.use.page.app import make_app
     except ModuleNotFoundError as error:
         raise UserError(needs_extra("the page", error.name, "page")) from error
+    from medclip_dcl.common.devices import without_tf32
     from medclip_dcl.use.model import load
 
+    without_tf32()  # as a calibration was fitted
     # Before the model is loaded, and held from here on.
     with suppress(KeyboardInterrupt), _listening(options.port) as listening:
         print(f"loading {options.model}", flush=True)
