@@ -359,11 +359,12 @@ def _shared_by_study(rows: pd.DataFrame, is_frontal: pd.Series) -> pd.DataFrame:
     # Values of a frontal row take precedence.
     order = (~is_frontal).sort_values(kind="stable").index
     study = [rows.loc[order, "patient"], rows.loc[order, "study"]]
-    both = rows.loc[order, [x for x in (*TEXTS, *label_columns(rows)) if x in rows]].replace("", None)
-    if n := int((both.groupby(study).nunique() > 1).any(axis=1).sum()):
-        print(
-            f"studies whose views have different texts or labels, of which those of the wanted views count: {n:,}"
-        )
+    columns = [name for name in (*TEXTS, *label_columns(rows)) if name in rows]
+    cells, own = rows[columns].replace("", None), [rows["patient"], rows["study"]]
+    wanted = cells.where(is_frontal, axis=0).groupby(own).transform("first")
+    is_other = ((cells != wanted) & cells.notna() & wanted.notna()).any(axis=1) & ~is_frontal
+    if n := len(rows.loc[is_other, ["patient", "study"]].drop_duplicates()):
+        print(f"studies with other texts or labels in rows of other views, which do not count: {n:,}")
     for column in (*TEXTS, NO_REPORT, *PEOPLE, *label_columns(rows)):
         if column in rows:
             said = rows[column].replace("", None)

@@ -124,7 +124,7 @@ class ReleaseFolder:
         """
         for name in names:
             ends = tuple(f"/{name}{packed}" for packed in ("", ".gz", ".zip"))
-            found = [file for file in self._files if file.as_posix().endswith(ends)]
+            found = [file for file in self._files if f"/{file.as_posix()}".endswith(ends)]
             found = [
                 file for n, file in enumerate(found) if not any(_are_equal(file, one) for one in found[:n])
             ]
@@ -169,7 +169,10 @@ class ReleaseFolder:
 
 def _are_equal(one: Path, other: Path) -> bool:
     """True for copies, as downloads that contain each other have them."""
-    return filecmp.cmp(one, other, shallow=False)
+    try:
+        return filecmp.cmp(one, other, shallow=False)
+    except OSError:  # a broken link
+        return False
 
 
 def image_id(path: str) -> str:

@@ -78,9 +78,8 @@ def find_files(images: pd.Series, root: Path, others_of: Collection[str] = ()) -
     # Also of a file in a closed folder.
     if missing := [name for name, (size, _) in zip(named, states, strict=True) if name and size < 0]:
         files = [file for file in listed_files(root) if ENDINGS.search(file.name) or not file.suffix]
-        others = [
-            name for file in files if (name := file.relative_to(root).as_posix()) not in (*named, *others_of)
-        ]
+        taken = {*named, *others_of}
+        others = [name for file in files if (name := file.relative_to(root).as_posix()) not in taken]
         ways: dict[str, Callable[[str], str]] = {
             "by another spelling": lambda name: plain_name(name).casefold(),
             "by another ending": plain_image,

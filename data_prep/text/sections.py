@@ -24,7 +24,7 @@ from data_prep.text import languages
 from data_prep.text.plain_text import PLACEHOLDER
 from data_prep.text.sentences import has_letter, passages, split_sentences, with_line_breaks
 
-RULES_VERSION = 5
+RULES_VERSION = 6
 """Incremented with every change of the resulting text; part of the options of a prepared set."""
 
 BOTH = "findings_and_impression"
@@ -33,7 +33,7 @@ TEXT = "text"
 NO_HEADER = "no_header"
 """Text under no header, see `own_sections`."""
 
-OWN_RULES_VERSION = 4
+OWN_RULES_VERSION = 5
 """As `RULES_VERSION`, of reports that are not MIMIC-CXR's: `own_sections` and `data_prep.text.plain_text`."""
 
 LEFT_OUT, ENDED, KEPT = "left out", "ended the impression", "kept as text"

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -245,7 +246,8 @@ class MedclipCLI(LightningCLI):
             if "optimizer_states" not in saved.checkpoint:
                 raise UserError(
                     f"--ckpt_path {config.ckpt_path}: expected a checkpoint from which training goes on, found weights "
-                    f"alone; start a training from them by --model.init_args.init_from {config.ckpt_path}"
+                    f"alone; an image-text model or classifier starts from them by --model.init_args.init_from "
+                    f"{config.ckpt_path}"
                 )
             if self.continues:
                 # The files that the encoders were built from may be gone.
@@ -320,6 +322,8 @@ class MedclipCLI(LightningCLI):
         is_longer = self.run.check(self.config_dump, data)
         if self.run.is_finished and not is_longer:
             raise FinishedRun(f"{self.run.folder} is finished: nothing to do; {self.run.advice_to_go_on()}")
+        if is_longer:
+            self.run.require_last()
         if is_first:
             if earlier := self.lock.enter_context(self.run.locked()):
                 rank_zero_warn(
@@ -351,7 +355,9 @@ class MedclipCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         super().instantiate_classes()
-        self.record.begin = self._begin
+        self.record.begin = partial(
+            _begin, self.run, self.config_dump if self.goes_on else None, self.sets_aside
+        )
         if isinstance(self.datamodule, PreparedDataModule) and self.prepared is not None:
             self.datamodule.prepared = self.prepared  # whose content is known already
             self.prepared.forget_tables()
@@ -364,15 +370,6 @@ class MedclipCLI(LightningCLI):
         if self.exported is not None:
             self.model.network = type(self.model.network).from_pretrained(self.exported)
             self.results.exported = self.exported
-
-    def _begin(self) -> None:
-        """Change the folder of a run that goes on, once its checkpoint has been accepted."""
-        if self.goes_on:
-            self.run.extend(self.config_dump)
-        if self.sets_aside and (names := self.run.set_aside("unfinished")):
-            rank_zero_info(
-                f"measured before training goes on, and renamed to ..._unfinished: {', '.join(names)}"
-            )
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         config = self.config_init[self.subcommand].trainer
@@ -633,6 +630,14 @@ def _hand_on(option: str, value: Any, users: Sequence[str], callbacks: Any) -> N
         raise UserError(f"--{option}: no {' or '.join(users)} among trainer.callbacks would use it")
     for callback in found:
         callback.init_args[option] = value
+
+
+def _begin(run: run_folder.RunFolder, config: Mapping[str, Any] | None, sets_aside: bool) -> None:
+    """Change the folder of a run that goes on, once its checkpoint has been accepted; `config` of a longer one."""
+    if config is not None:
+        run.extend(config)
+    if sets_aside and (names := run.set_aside("unfinished")):
+        rank_zero_info(f"measured before training goes on, and renamed to ..._unfinished: {', '.join(names)}")
 
 
 def _is_comparable(results: Path, untrained: Path) -> bool:

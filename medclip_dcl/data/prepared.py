@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -307,9 +306,7 @@ class PreparedSet:
         height, width, size = (images[name].astype(str) for name in ("height", "width", "original_bytes"))
         images = images.assign(digest=now, original=height + " x " + width + ", " + size, family=self.family)
         names = self.patient_names(images["subject_id"])
-        # "007" and "7.0" are patient "7", as in preparation.
-        plain = {name: re.sub(r"^0*([0-9]+)(?:[.,]0+)?$", r"\1", name) for name in names.unique()}
-        of_name = {name: digest(x.encode()) if self.names_patients else None for name, x in plain.items()}
+        of_name = {name: digest(name.encode()) if self.names_patients else None for name in names.unique()}
         return images.assign(patient=names.map(of_name))[IMAGE_DIGESTS]
 
     def patient_names(self, subject_id: pd.Series) -> pd.Series:

@@ -194,7 +194,8 @@ def summary(texts: Texts, batch_size: int) -> str:
     lines += [
         "",
         f"SoftTargets, batches of {min(batch_size, len(texts.study)):,}"
-        + " (all images of the sample: draw more by --images):" * (batch_size > len(texts.study)),
+        + " (all images of the sample: draw more by --images)" * (batch_size > len(texts.study))
+        + ":",
         soft_targets_table(texts, batch_size).to_string(index=False),
     ]
     return "\n".join(lines)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medclip_dcl.common.errors import UserError
-from medclip_dcl.common.terms import TERMS
+from medclip_dcl.common.terms import SOURCE_CARD
 from medclip_dcl.exchange.folder import FILES, exported_files
 
 WARNING = (
@@ -25,7 +25,7 @@ def push_to_hub(folder: Path, repository: str, *, public: bool = False) -> str:
 
     api = HfApi()
     # Files of an earlier upload that this export does not have are of other weights.
-    patterns: Any = {"allow_patterns": list(exported_files(folder)), "delete_patterns": [*FILES, *TERMS]}
+    patterns: Any = {"allow_patterns": list(exported_files(folder)), "delete_patterns": [*FILES, SOURCE_CARD]}
     try:
         address = str(api.create_repo(repository, private=not public, exist_ok=True))
         if public or api.repo_info(repository).private:

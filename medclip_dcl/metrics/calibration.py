@@ -303,7 +303,8 @@ def fit_isotonic(logits: Logits, labels: Labels) -> dict[str, list[float]]:
 def without_thresholds(card: str) -> str:
     """A model card whose section of thresholds points to calibration.json, which is of a later calibration."""
     here = f"`{CALIBRATION_FILE}` is newer than this card; its maps and thresholds stand there alone."
-    return re.sub(rf"(?ms)^{_THRESHOLDS}$.*?(?=^## |\Z)", f"{_THRESHOLDS}\n\n{here}\n\n", card)
+    card = re.sub(r"(?m)^- calibration\.json: no probabilities.*\n", "", card)
+    return re.sub(rf"(?ms)^{_THRESHOLDS}\r?$.*?(?=^## |\Z)", f"{_THRESHOLDS}\n\n{here}\n\n", card)
 
 
 def check_target(target: Mapping[str, float]) -> None:

@@ -83,15 +83,16 @@ def _differ_in_seed(side: Sequence[draws.TestedRun], run: draws.TestedRun) -> bo
     is_new = all(_seed(run) != _seed(other) for other in side)
     # NOT_COMPARED has it, as a resumed run may name it; here it is the start of the training.
     is_new &= first.config.get("ckpt_path") == run.config.get("ckpt_path")
-    is_new &= _trained(first) == _trained(run)
+    (file, precision), (its_file, its_precision) = map(_trained, (first, run))
+    is_new &= file == its_file and ("" in (precision, its_precision) or precision == its_precision)
     return is_new and differing_settings(first.config, run.config).keys() <= set(SEEDS)
 
 
-def _trained(run: draws.TestedRun) -> tuple[str, object]:
-    """Name of the tested checkpoint, and the precision of a training that has come to its end."""
+def _trained(run: draws.TestedRun) -> tuple[str, str]:
+    """Name of the tested checkpoint, and the precision of the training where it is known."""
     file = run.folder / FIT_FILE
     checkpoint = Path(str((run.results or {}).get("checkpoint", {}).get("file", ""))).name
-    return checkpoint, read_json(file).get("precision", "") if file.is_file() else None
+    return checkpoint, str(read_json(file).get("precision", "")) if file.is_file() else ""
 
 
 def _are_paired(a: Sequence[draws.TestedRun], b: Sequence[draws.TestedRun]) -> bool:

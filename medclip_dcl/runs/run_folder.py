@@ -167,10 +167,7 @@ class RunFolder:
         Results of its earlier end are renamed (results_12_epochs.json), so that they are not taken for the longer
         run's. Killed at any moment, the same command does the rest.
         """
-        if self.checkpoint_to_resume() is None:
-            raise RunFolderError(
-                f"{self.checkpoints} holds no last.ckpt: the run cannot be trained longer; choose another --run_folder"
-            )
+        self.require_last()
         if self.is_finished:
             unit = _LENGTHS.get(self._ended_by(), "epochs")
             self.set_aside(f"{self.end().get(unit)}_{unit}")
@@ -179,6 +176,13 @@ class RunFolder:
         before = files.read_text(self.folder / saved.CONFIG_FILE).splitlines()
         config = {**config, "ckpt_path": self.saved_config().get("ckpt_path")}  # what it started from
         self._write_config(config, takewhile(lambda line: line.startswith("#"), before))
+
+    def require_last(self) -> None:
+        """Refuse to train a run longer that has no checkpoint to go on from."""
+        if self.checkpoint_to_resume() is None:
+            raise RunFolderError(
+                f"{self.checkpoints} holds no last.ckpt: the run cannot be trained longer; choose another --run_folder"
+            )
 
     def set_aside(self, end: str) -> list[str]:
         """Rename what was measured before training goes on, results.json to results_END.json, and return its names."""

@@ -27,6 +27,7 @@ NOT_COMPARED = (
     *("counts.classification.bands", "counts.finding_classification.bands"),  # earlier tests have none
     *(f"protocol.localisation.{name}" for name in ("thresholds", "thresholds_normalised")),  # of the network
     "counts.grounding.boxes_without_cnr",
+    *("images.shown.prepared_size", "images.trained.prepared_size"),  # earlier tests have none
     "ckpt_path",
     "config",
     "prediction_format",
@@ -119,7 +120,9 @@ def measured_alike(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> 
 def protocol_digest(results: Mapping[str, Any]) -> str:
     """Identity of how a results.json was measured, but for the data."""
     limited = " of some batches" if results.get("limited") else ""
-    measured = {"protocol": results.get("protocol"), "images": results.get("images", {}).get("shown")}
+    shown = results.get("images", {}).get("shown", {})
+    measured = {name: results.get(name) for name in ("protocol", "precision")}
+    measured["images"] = {name: shown.get(name) for name in ("image_size", "geometry")}
     text = json.dumps(
         {**dict(_compared(measured, "")), "sections": sorted(results.get("metrics", {}))}, sort_keys=True
     )
@@ -249,6 +252,14 @@ def other_geometry(results: Mapping[str, Any]) -> str:
     return (
         f"images were fitted by {shown}, in training by {trained}: its numbers may be lower; prepare the set with "
         f"--geometry {trained}"
+    )
+
+
+def notes_of_test(results: Mapping[str, Any]) -> list[str]:
+    """Notes of the evaluations that measured something, each once."""
+    of_sections = results["notes"].items()
+    return list(
+        dict.fromkeys(x for section, notes in of_sections if results["metrics"].get(section) for x in notes)
     )
 
 

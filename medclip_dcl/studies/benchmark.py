@@ -14,7 +14,7 @@ from medclip_dcl.common.findings import read_prompts
 from medclip_dcl.common.processes import stop
 from medclip_dcl.data.lineage import Answer
 from medclip_dcl.report.draws import require_same_cases
-from medclip_dcl.runs.saved import other_pictures
+from medclip_dcl.runs.saved import notes_of_test, other_pictures
 from medclip_dcl.studies import benchmark_plan as plan
 from medclip_dcl.studies.benchmark_page import write_page
 from medclip_dcl.studies.benchmark_probe import Probes, shares_of
@@ -89,8 +89,7 @@ def run(options: Benchmark) -> None:
             runs.setdefault(name, []).append(tested)
             for note in other_pictures(tested.tested):
                 notes.insert(0, f"{where}: {note}")
-            of_test = (note for section in tested.tested["notes"].values() for note in section)
-            notes += [f"{where}: {note}" for note in of_test]
+            notes += [f"{where}: {note}" for note in notes_of_test(tested.tested)]
             if marks := plan.marks(trained[name, model.name]):
                 notes.append(f"{marks} {where}: trained on {trained[name, model.name]}")
     if not runs and not failures:  # an earlier page in the folder is not that of this command

@@ -26,7 +26,7 @@ from medclip_dcl.data.lineage import Lineage
 from medclip_dcl.report.failures import failures
 from medclip_dcl.report.subgroups import groups_of_run, rows_of
 from medclip_dcl.runs.run_folder import DATA_FILE, IMAGES_FILE, stated_data
-from medclip_dcl.runs.saved import other_pictures
+from medclip_dcl.runs.saved import notes_of_test, other_pictures
 from medclip_dcl.studies import benchmark_plan as plan
 from medclip_dcl.studies.benchmark_page import place_of
 from medclip_dcl.studies.one_run import run_one
@@ -118,8 +118,7 @@ def evaluate(
                 end.error or f"{run.folder}: another process is testing it; repeat this after its end"
             )
         tested = plan.BenchmarkedRun(run.folder, one)
-        notes += [note for section in tested.tested["notes"].values() for note in section]
-        for note in filter(None, [*notes, *other_pictures(tested.tested)]):
+        for note in filter(None, [*notes, *other_pictures(tested.tested), *notes_of_test(tested.tested)]):
             warnings.warn(note, stacklevel=2)
         return _table(tested)
 

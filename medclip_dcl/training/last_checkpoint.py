@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint, ModelCheckpoint, WeightAveraging
+from pytorch_lightning.callbacks import BaseFinetuning, Checkpoint, ModelCheckpoint, WeightAveraging
 from pytorch_lightning.trainer.states import TrainerFn
 from pytorch_lightning.utilities import rank_zero_info
 from torch.optim.lr_scheduler import LambdaLR
@@ -129,8 +129,11 @@ class LastCheckpoint(Checkpoint):
         """
         here = os.path.realpath(self.folder)
         if not self._is_own(trainer):
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if not isinstance(callback, ModelCheckpoint | WeightAveraging):
+            is_fit = trainer.state.fn == TrainerFn.FITTING
+            # Averages belong to the weights, and what unfreezes layers to the moments.
+            kept = (ModelCheckpoint, WeightAveraging, BaseFinetuning)
+            for callback in trainer.callbacks if is_fit else ():  # type: ignore[attr-defined]
+                if not isinstance(callback, kept):
                     checkpoint.get("callbacks", {}).pop(callback.state_key, None)
             return
         before, now = checkpoint.get(_MADE_OF, {}), _made_of(trainer)
@@ -241,7 +244,7 @@ class LastCheckpoint(Checkpoint):
                 raise UserError(
                     f"--ckpt_path {trainer.ckpt_path}: expected a checkpoint before the run's last step "
                     f"{trainer.estimated_stepping_batches}, found one of step {trainer.global_step}, where its rate "
-                    "is 0; raise trainer.max_epochs, or start from its weights by --model.init_args.init_from"
+                    "is 0; raise trainer.max_epochs or max_steps, or start from its weights (init_from)"
                 )
             groups = schedule.optimizer.param_groups
             if rates != [group["lr"] for group in groups]:

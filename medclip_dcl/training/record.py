@@ -31,8 +31,8 @@ class RunRecord(Callback):
 
     def __init__(self, run: RunFolder, keeps_untrained: bool = True) -> None:
         self.run, self.keeps_untrained = run, keeps_untrained
-        self.begin: Callable[[], None] = lambda: None
-        """Called by the first process once a checkpoint, if any, is restored."""
+        self.begin: Callable[[], None] | None = None
+        """Called by the first process once a checkpoint, if any, is restored; pickled with the Trainer."""
         self._started = 0.0
         self._earlier_seconds = 0.0
         self._rows: int | None = None
@@ -65,7 +65,7 @@ class RunRecord(Callback):
         self._source = None if is_own else trainer.ckpt_path
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and self.begin is not None:
             self.begin()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

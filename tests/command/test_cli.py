@@ -152,7 +152,7 @@ def test_a_finished_run_is_trained_longer(finished, fit, tmp_path, info, monkeyp
         "medclip_dcl.runs.run_folder.files.write_text", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)
     )
     longer = fit(run, "--trainer.max_epochs", "3")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
         main(longer)
     assert not (run / "fit.json").exists() and (run / "checkpoints/last.ckpt").is_file()
     monkeypatch.undo()
@@ -172,6 +172,15 @@ def test_a_finished_run_is_trained_longer(finished, fit, tmp_path, info, monkeyp
     assert not (run / "results.json").exists() and not (run / "predictions").exists()
     assert (run / "results_2_epochs.json").read_text() == (finished / "results.json").read_text()
     assert (run / "predictions_2_epochs").is_dir() and (run / "figures_2_epochs").is_dir()
+
+
+@pytest.mark.slow
+def test_processes_that_are_spawned(fit, tmp_path):
+    """They get the Trainer pickled, with its callbacks."""
+    run, spawned = tmp_path / "run", ["--trainer.strategy", "ddp_spawn", "--trainer.devices", "2"]
+    spawned += ["--data.init_args.batch_size", "2"]
+    main(fit(run, "--trainer.max_epochs", "1", *spawned))
+    assert json.loads((run / "fit.json").read_text())["epochs"] == 1
 
 
 def test_a_refused_continuation_leaves_a_finished_run_as_it_was(finished, fit, tmp_path, capsys):
@@ -292,10 +301,7 @@ def test_a_run_outlives_its_language_models_folder(small_set, small_bert, tmp_pa
 def test_training_does_not_go_on_from_weights_alone(finished, fit, tmp_path, capsys):
     untrained = finished / "checkpoints/untrained.ckpt"
     message = refused(capsys, [*fit(tmp_path / "new"), "--ckpt_path", str(untrained)])
-    assert (
-        f"found weights alone; start a training from them by --model.init_args.init_from {untrained}"
-        in message
-    )
+    assert f"starts from them by --model.init_args.init_from {untrained}" in message
 
 
 def test_a_changed_prepared_set_is_noticed(finished, fit, small_set, tmp_path, capsys):

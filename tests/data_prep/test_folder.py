@@ -622,7 +622,10 @@ def test_report_beside_the_lateral_image_is_the_studys(table: Path, capsys) -> N
     reports = prepared.table("reports").merge(prepared.table("sentences"), on="sentence_id")
     assert reports.loc[reports["study_id"] == 1, "text"].tolist() == ["Lungs clear.", "Normal."]
     assert "Dictated twice." not in set(reports["text"])
-    assert "studies whose views have different texts or labels, of which" in capsys.readouterr().out
+    assert (
+        "studies with other texts or labels in rows of other views, which do not count: 1"
+        in capsys.readouterr().out
+    )
     labels = prepared.table("labels").set_index("study_id")["Cardiomegaly"]
     assert labels.to_dict() == {1: 1.0, 2: 1.0, 3: 0.0, 4: -1.0}
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 
-from medclip_dcl.common.terms import TERMS
+from medclip_dcl.common.terms import SOURCE_CARD
 from medclip_dcl.exchange.folder import FILES
 from tests.program import shell
 
@@ -46,7 +46,7 @@ def test_a_new_repository_is_private_and_complete(hub, run, tmp_path, capsys):
     assert hub.private == {"me/mine": True}
     (uploaded,) = hub.uploaded
     assert sorted(uploaded["allow_patterns"]) == sorted(file.name for file in out.iterdir())
-    assert uploaded["delete_patterns"] == [*FILES, *TERMS] and uploaded["folder_path"] == out
+    assert uploaded["delete_patterns"] == [*FILES, SOURCE_CARD] and uploaded["folder_path"] == out
     assert 'load("me/mine")' in (out / "README.md").read_text()
     said = capsys.readouterr()
     assert "uploaded: https://hub.example/me/mine" in said.out

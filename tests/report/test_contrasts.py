@@ -224,7 +224,8 @@ def test_the_method_is_that_of_each_pair(tmp_path):
     tens[0].config["ckpt_path"] = "runs/other/checkpoints/last.ckpt"  # it starts from another training
     assert [*sides_of(tens)] == ["infonce_10", "infonce (2 seeds)"]
     tens[0].config["ckpt_path"] = None
-    (tens[1].folder / "fit.json").write_text('{"precision": "bf16-mixed"}')
+    for run, precision in zip(tens, ("32-true", "bf16-mixed", "32-true"), strict=True):
+        (run.folder / "fit.json").write_text(json.dumps({"precision": precision}))
     assert [*sides_of(tens)] == ["infonce (2 seeds)", "infonce_11"]
     sides = sides_of([*runs, lone])
     assert [*sides] == ["weak (3 seeds)", "strong (3 seeds)", "lone"]

@@ -16,8 +16,7 @@ from data_prep.text.sentences import passages, split_sentences
 IN_PLACE = {
     "de": """
 V.a. Pneumonie re. Unterlappen. | Kein Erguss li. | Herz ca. 10 cm.
-Kein Nachw. eines Ergusses. | Fraktur der 5. Rippe. | Herz o.B.
-Lunge frei. | Knochen o. B. | Lunge i.O. | Herz normal.
+Fraktur der 5. Rippe. | Herz o.B. | Lunge frei. | Knochen o. B. | Lunge i.O. | Herz normal.
 Z. n. Sternotomie. | V. a. Infiltrat re. basal, z.B. Pneumonie bzw. Atelektase. | Ggf. Kontrolle.
 Thorax a.p. | Herz normal groß. | Im p.a. Strahlengang unauffällig. | i.v. Gabe von KM. | Dr. med. Meier.
 Bds. Ergüsse. | Li. Lunge frei. | Re. UF verschattet. | Kleiner li. Pleuraerguss. | V.a. re. Pneumothorax.
