@@ -274,6 +274,9 @@ def test_the_example_is_of_the_models_own_findings(changed, network):
         assert '    "Erguss": [["Kein Erguss."], ["Erguss.", "Pleuraerguß."]],\n' in example
         assert 'heat_map("chest.jpg", "Erguss.")' in example and 'load("a \\"folder\\"")' in example
         assert "CheX5" not in example and "calibrated=True" not in example, "no finding is calibrated"
+    both = Calibration(network.fingerprint(), 14.0, {}, {}, {"Erguss": one}, ensemble="embeddings")
+    card = model_card(changed, network, "x", both)
+    assert 'model.classify("chest.jpg", prompts, ensemble="embeddings")' in card
 
 
 def test_own_classes_are_imported_by_the_example(changed, small_bert):
