@@ -221,8 +221,6 @@ class ImageTextModel(ImageModel):
             trained = sum(p.numel() for p in self.parameters() if p.requires_grad)
             total = sum(p.numel() for p in self.parameters())
             rank_zero_info(f"LoRA of rank {self.lora.rank}: {trained:,} of {total:,} parameters are trained")
-        if stage == "fit" and (others := self._beside_the_loss()):
-            rank_zero_info(f"objective: besides its loss, eta and weights of negatives: {others}")
         super().setup(stage)
 
     def _beside_the_loss(self) -> str:
@@ -255,6 +253,10 @@ class ImageTextModel(ImageModel):
             )
         super().use_images(images, stage)
         self._encoded_by = images.encoded_by
+
+    def on_train_start(self) -> None:
+        if others := self._beside_the_loss():
+            rank_zero_info(f"objective: besides its loss, eta and weights of negatives: {others}")
 
     def on_fit_start(self) -> None:
         super().on_fit_start()
