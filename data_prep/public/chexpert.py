@@ -75,9 +75,8 @@ def image_rows(table: pd.DataFrame, file: Path) -> pd.DataFrame:
         study=parts.str[0] + "_" + parts.str[1],
         view=projection.where(projection.isin(("AP", "PA")), "FRONTAL").where(is_frontal, "LATERAL"),
         sex=table.get("Sex", ""),
-        age=table.get("Age", pd.Series("", index=table.index)).replace(
-            ["0", "0.0"], ""
-        ),  # adults: 0 is unknown
+        # Of adults: 0 is unknown.
+        age=table.get("Age", pd.Series("", index=table.index)).replace(["0", "0.0"], ""),
     )
 
 

@@ -43,13 +43,12 @@ def studies_to_keep_out(
         UserError: no name is known.
     """
     images: Known = {plain_image(name): [("dicom_id", name)] for name in rows["dicom_id"]}
-    every = {**images}
     numbers: Known = {}
     for column, of_number in names_of.items():
         for number in rows[column].unique().tolist():
             key = plain_number(of_number.get(number, str(number)))
             numbers.setdefault(key, []).append((column, number))  # a study and a patient may have one number
-    every |= numbers
+    every = images | numbers
     found = [_hits(name, images, every) for name in names]
     if not any(found):
         raise UserError(

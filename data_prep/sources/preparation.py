@@ -114,9 +114,8 @@ def _with_kept_out(source: Source, file: Path, columns: Iterable[str]) -> Source
     if "study" in columns:  # else studies have numbers of rows
         names_of = {"study_id": source.study_names, **names_of}
     rows = source.images if source.studies is None else source.studies.assign(dicom_id="")
-    if (
-        file.is_dir() and PreparedSet(file).names_patients
-    ):  # a study may have the number of one of its patients
+    # A study here may have the number of a patient there.
+    if file.is_dir() and PreparedSet(file).names_patients:
         names_of, rows = {"subject_id": source.patient_names}, rows.assign(dicom_id="")
     studies, n = studies_to_keep_out(rows, names_to_keep_out(file), names_of)
     images = source.images.loc[source.images["study_id"].isin(studies), "dicom_id"]

@@ -246,7 +246,7 @@ class MedclipCLI(LightningCLI):
             if "optimizer_states" not in saved.checkpoint:
                 raise UserError(
                     f"--ckpt_path {config.ckpt_path}: expected a checkpoint from which training goes on, found weights "
-                    f"alone; an image-text model or classifier starts from them by --model.init_args.init_from "
+                    "alone; an image-text model or classifier starts from them by --model.init_args.init_from "
                     f"{config.ckpt_path}"
                 )
             if self.continues:

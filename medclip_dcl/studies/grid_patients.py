@@ -74,17 +74,11 @@ def _of_group(folders: Sequence[Path], outcomes: Mapping[str, Outcome]) -> list[
             if one.n_patients is not None and one.n_patients < MIN_PATIENTS:
                 numbers[path] = np.append(numbers[path][:1], np.full(len(numbers[path]) - 1, np.nan))
         nothing = np.full_like(next(iter(numbers.values())), np.nan)
+        if not are_alike:
+            numbers = {path: one for path, one in numbers.items() if not is_mean_over_findings(path)}
         found.append(
             {
-                name: np.mean(
-                    [
-                        numbers.get(path, nothing)
-                        if are_alike or not is_mean_over_findings(path)
-                        else nothing
-                        for path in outcome.paths
-                    ],
-                    axis=0,
-                )
+                name: np.mean([numbers.get(path, nothing) for path in outcome.paths], axis=0)
                 for name, outcome in outcomes.items()
                 if not outcome.is_of_validation
             }

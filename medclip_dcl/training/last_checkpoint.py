@@ -286,7 +286,7 @@ class LastCheckpoint(Checkpoint):
 
 
 def _made_of(trainer: Trainer) -> dict[str, str]:
-    """`PreparedDataModule.made_of`; empty for other data."""
+    """`LinkedDataModule.made_of`; empty for other data."""
     return dict(getattr(trainer.datamodule, "made_of", {}))  # type: ignore[attr-defined]
 
 
