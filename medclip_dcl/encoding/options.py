@@ -48,12 +48,6 @@ class Score:
         "also mask the later tokens of a word (Kauf & Ivanova, ACL 2023); its scores get a file of their own",
         False,
     )
-    mask_every: int | None = positive(
-        "APPROXIMATE: mask every K-th token at once; from K = 4 on Open-i's sentences were ranked as by exact "
-        "scores (Spearman above .998) (exact)",
-        None,
-        metavar="K",
-    )
     dtype: Literal["float32", "bfloat16", "float16"] = option(
         "float32 is the reference; bfloat16 is faster where the CPU has AMX (BERT-base: 3.7 x) or AVX-512 for it "
         "(2 x); float16 is 8 times as precise as bfloat16 (float32)",
@@ -78,7 +72,6 @@ class Score:
     def suffix(self) -> str:
         """The options that are part of the scores' name."""
         parts = ["within_word_l2r"] if self.within_word_l2r else []
-        parts += [f"mask_every_{self.mask_every}"] if self.mask_every is not None else []
         parts += [self.dtype] if self.dtype != "float32" else []
         return "".join(f"-{part}" for part in parts)
 

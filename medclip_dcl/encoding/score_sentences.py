@@ -47,7 +47,7 @@ def run(options: Score) -> None:
         )
     from medclip_dcl.scoring.sentence_file import score_file
 
-    others = ("device", "dtype", "within_word_l2r", "mask_every", "token_budget", "column", "per_token")
+    others = ("device", "dtype", "within_word_l2r", "token_budget", "column", "per_token")
     settings = {name: getattr(options, name) for name in others}
     score_file(options.data, options.model, options.output, **settings)
 
@@ -74,7 +74,6 @@ def score_sentences(settings: Score) -> Path:
             sentences["text"].tolist(),
             token_budget=budget,
             within_word_l2r=settings.within_word_l2r,
-            mask_every=settings.mask_every,
             truncate=True,
         )
         # The configuration also determines values, and is not among the weights.

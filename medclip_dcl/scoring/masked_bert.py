@@ -90,16 +90,13 @@ class SharedMaskedBert:
         )
         copied = _Copied(copies)
         hidden = copied(of_sentence, of_mask)
-        one_query_each = copies.query_copy is None
-        if others or not one_query_each:
+        if others:
             hidden = first.after_projection(
                 hidden, copied(first.projected(of_sentence), first.projected(of_mask))
             )
-        for layer in others[:-1] if one_query_each else others:
+        for layer in others[:-1]:
             hidden = layer.after_projection(hidden, layer.projected(hidden))
-        if one_query_each:
-            return self.layers[-1].at(hidden, copies.query_position)
-        return hidden[copies.copy_of_query, copies.query_position]
+        return self.layers[-1].at(hidden, copies.query_position)
 
 
 MaskedBert = SharedMaskedBert | WholeModel

@@ -140,7 +140,7 @@ class ScoringPlan(DistinctPieces):
     """The batches that score a list of sentences, one masked copy per token of each distinct sentence.
 
     Args:
-        tokenizer, sentences, token_budget, within_word_l2r, mask_every, truncate: as in `pseudo_log_likelihood`.
+        tokenizer, sentences, token_budget, within_word_l2r, truncate: as in `pseudo_log_likelihood`.
         positions: of the model, special tokens included.
         is_causal: for a causal model: each distinct sentence once, behind one token that starts it.
 
@@ -158,22 +158,17 @@ class ScoringPlan(DistinctPieces):
         positions: int,
         token_budget: int,
         within_word_l2r: bool = False,
-        mask_every: int | None = None,
         truncate: bool = False,
         is_causal: bool = False,
     ) -> None:
-        if is_causal and (within_word_l2r or mask_every is not None):
+        if is_causal and within_word_l2r:
             raise UserError(
-                "within_word_l2r, mask_every: expected a masked language model, found a causal one, which masks "
-                "nothing; leave them out"
+                "within_word_l2r: expected a masked language model, found a causal one, which masks nothing; "
+                "leave it out"
             )
         if within_word_l2r and tokenizer.backend_tokenizer.pre_tokenizer is None:
             raise UserError(
                 "within_word_l2r: expected a tokenizer that splits words, found none; leave it out"
-            )
-        if mask_every is not None and (mask_every < 1 or within_word_l2r):
-            raise UserError(
-                f"mask_every: expected at least 1, without within_word_l2r, found {mask_every} and {within_word_l2r}"
             )
         super().__init__(
             tokenizer,
@@ -183,17 +178,16 @@ class ScoringPlan(DistinctPieces):
             has_words=within_word_l2r,
             around=_start(tokenizer) if is_causal else None,
         )
-        # All tokens of a copy are queries where a causal model reads them.
-        self.mask_every = 1 if is_causal else mask_every
+        self.is_causal = is_causal
         # An empty sentence has no copies, and so no batch.
         self.batches = self.in_batches(token_budget, self.copies_of)
         self.mask_id = None if is_causal else tokenizer.mask_token_id
         special = (self.mask_id, *self.before, *self.after)
-        self.fingerprint = self.fingerprint_with(within_word_l2r, mask_every, special)
+        self.fingerprint = self.fingerprint_with(within_word_l2r, None, special)
 
     def copies_of(self, length: int) -> int:
-        """Masked copies of a sentence of this many tokens."""
-        return length if self.mask_every is None else min(self.mask_every, length)
+        """Masked copies of a sentence of this many tokens; of a causal model one, whose tokens are all queries."""
+        return min(1, length) if self.is_causal else length
 
     def work(self, batch: Batch) -> int:
         """Tokens of the batch that go through the model; over all batches quadratic in the lengths."""
@@ -237,7 +231,7 @@ class ScoringPlan(DistinctPieces):
             tokens=bucket[first : last + 1],
             sentence=on_device(of_copy),
             is_masked=on_device(is_masked),
-            query_copy=None if self.mask_every is None else on_device(query_copy),
+            query_copy=on_device(query_copy) if self.is_causal else None,
             query_position=on_device(position + first_token),
         )
 

@@ -54,7 +54,6 @@ def pseudo_log_likelihood(
     *,
     token_budget: int | None = None,
     within_word_l2r: bool = False,
-    mask_every: int | None = None,
     dtype: torch.dtype | None = None,
     truncate: bool = False,
     progress: bool = False,
@@ -81,9 +80,6 @@ def pseudo_log_likelihood(
         within_word_l2r: mask the later tokens of the same word, too (Kauf & Ivanova, ACL 2023, PLL-word-l2r): the
             original over-scores words of several tokens. A word is what the tokenizer splits a text into before it
             looks for tokens. Choice; the default is the original.
-        mask_every: None is exact. k scores every k-th token in one pass (and k passes score a sentence), an
-            APPROXIMATION: on Open-i with a small BERT, Spearman with the exact scores is .990 for k = 2 and above
-            .998 from k = 4 on. Up to k tokens it is exact.
         dtype: compute in torch.float32 (the reference), torch.bfloat16 or torch.float16 (8 times as precise as
             bfloat16, but it may overflow, which is an error); None: in the model's own type. The model is not changed.
         truncate: score the first tokens of a sentence that is too long for the model, instead of refusing it;
@@ -96,17 +92,17 @@ def pseudo_log_likelihood(
 
     Raises:
         TypeError: a single string, or a sentence that is not a string.
-        ValueError: without `truncate`, a sentence with more tokens than the model has positions; `mask_every`
-            below 1 or together with `within_word_l2r`, or one of them for a causal model; a token that the model does
-            not have.
-        UserError: a score that is not finite; a model that draws random numbers in evaluation.
+        ValueError: without `truncate`, a sentence with more tokens than the model has positions; a token that the
+            model does not have.
+        UserError: `within_word_l2r` for a causal model; a score that is not finite; a model that draws random numbers
+            in evaluation.
     """
     # The tokenizer would take a tuple for a pair; an iterator would be empty the second time.
     given = [sentences] if isinstance(sentences, str) else list(sentences)
     wrong = [x for x in given if isinstance(sentences, str) or not isinstance(x, str)]
     if wrong:
         raise TypeError(f"sentences: expected a list of strings, found {type(wrong[0]).__name__}")
-    options = {"within_word_l2r": within_word_l2r, "mask_every": mask_every, "truncate": truncate}
+    options = {"within_word_l2r": within_word_l2r, "truncate": truncate}
     plan = scoring_plan(model, tokenizer, given, token_budget=token_budget, **options)
     values, left = restored(plan, ())
     score_left(model, plan, values, left, dtype=dtype, is_shown=progress)

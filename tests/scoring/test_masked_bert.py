@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from transformers import BertConfig, BertForMaskedLM
@@ -70,14 +68,6 @@ def both(network: BertForMaskedLM, copies: MaskedCopies) -> tuple[torch.Tensor, 
     return found, expected
 
 
-def with_two_queries(copies: MaskedCopies) -> MaskedCopies:
-    """The copy with two masks is asked for both."""
-    query_copy = torch.cat([torch.arange(21), torch.tensor([4])]).sort().values
-    position = copies.query_position[query_copy]
-    position[5] = 7
-    return replace(copies, query_copy=query_copy, query_position=position)
-
-
 @pytest.mark.parametrize("is_on_host", [True, False])
 @pytest.mark.parametrize(
     "options", [{}, {"hidden_act": "relu"}, {"hidden_act": "gelu_new"}, {"num_hidden_layers": 1}]
@@ -87,22 +77,18 @@ def test_short_cuts_equal_the_whole_model(
 ) -> None:
     """The path that a GPU takes, too."""
     monkeypatch.setattr(masked_bert, "is_on_host", lambda tensor: is_on_host)
-    for asked in (copies, with_two_queries(copies)):
-        found, expected = both(random_bert(**options), asked)
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    found, expected = both(random_bert(**options), copies)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
-@pytest.mark.parametrize("has_queries_of_its_own", [False, True])
 @pytest.mark.parametrize("copies_at_a_time", [1, 4, 7, 21])
 def test_parts_of_a_batch_equal_the_whole(
     network: BertForMaskedLM,
     copies: MaskedCopies,
     monkeypatch: pytest.MonkeyPatch,
     copies_at_a_time: int,
-    has_queries_of_its_own: bool,
 ) -> None:
-    """Parts begin and end within a sentence; a copy with two queries stays whole."""
-    copies = with_two_queries(copies) if has_queries_of_its_own else copies
+    """Parts begin and end within a sentence."""
     expected, whole = both(network, copies)
     sizes = [len(part.sentence) for part in copies.split(copies_at_a_time)]
     assert sum(sizes) == 21 and max(sizes) == copies_at_a_time

@@ -179,28 +179,6 @@ def test_float16_that_overflows_is_an_error(model: BertForMaskedLM, tokenizer: B
         pseudo_log_likelihood(large, tokenizer, sentences, dtype=torch.float16)
 
 
-@pytest.mark.parametrize("every, budget", [(1, 4096), (2, 7), (3, 4096), (8, 7)])
-def test_mask_every_masks_every_kth_piece_at_once(
-    model: BertForMaskedLM, tokenizer: BertTokenizer, every: int, budget: int
-) -> None:
-    found = pseudo_log_likelihood(model, tokenizer, SENTENCES, mask_every=every, token_budget=budget)["log_p"]
-    for text, log_p in zip(SENTENCES, found, strict=True):
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        hidden = {t: set(range((t - 1) % every + 1, len(ids) + 1, every)) for t in range(1, len(ids) + 1)}
-        if ids:
-            assert log_p == pytest.approx(naive(model, tokenizer, ids, hidden.__getitem__), rel=1e-5)
-    exact = pseudo_log_likelihood(model, tokenizer, SENTENCES)
-    is_exact = exact["n_tokens"] <= every
-    assert ((found - exact["log_p"]).abs() < 1e-4)[is_exact & found.notna()].all()
-    assert ((found - exact["log_p"]).abs() > 1e-4)[~is_exact].all()
-
-
-@pytest.mark.parametrize("options", [{"mask_every": 0}, {"mask_every": 4, "within_word_l2r": True}])
-def test_options_without_a_meaning_are_refused(model, tokenizer, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="mask_every: expected at least 1, without within_word_l2r, found"):
-        pseudo_log_likelihood(model, tokenizer, SENTENCES, **options)
-
-
 def test_a_tokenizer_of_another_model_is_refused(model: BertForMaskedLM) -> None:
     larger = BertTokenizer(vocab={piece: i for i, piece in enumerate([*PIECES, "edema"])})
     pseudo_log_likelihood(model, larger, ["no effusion"])
