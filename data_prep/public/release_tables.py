@@ -191,7 +191,7 @@ def with_numbers(table: pd.DataFrame, columns: Sequence[str], file: Path) -> pd.
 
 
 def uncompressed(counts: str) -> list[int]:
-    """Run lengths of a compressed COCO mask: 5 bits a character, from the third run on as differences to two before."""
+    """Run lengths of a compressed COCO mask: 5 bits a character, from the fourth on differences to two before."""
     runs: list[int] = []
     value, shift = 0, 0
     for character in counts.encode("ascii"):

@@ -66,6 +66,8 @@ def from_biovil(state: Mapping[str, Tensor], file: Path, text_folder: Path) -> C
     notes = [
         "the original resizes the shorter side to 512 pixels, bilinearly, and shows the middle "
         f"{448 if has_priors else 480}; here the whole image is stretched to 512 x 512, bicubically",
+        "the original stretches the grey levels of each image, of 8 bits too, from its darkest to its brightest pixel; "
+        "here those of 8 bits stay",
         "the original takes periods, exclamation and question marks off the end of a text, and so does this tokenizer",
     ]
     if has_priors:

@@ -122,7 +122,8 @@ def from_openai(
     heads = (width // _WIDTH_OF_HEAD, len(state["text_model.final_layer_norm.weight"]) // _WIDTH_OF_HEAD)
     notes = [
         f"a state dict names no activation, heads and geometry: taken are OpenAI's, QuickGELU, {_WIDTH_OF_HEAD} "
-        "channels a head and the middle square; CheXzero pads images: set geometry to pad in config.json"
+        "channels a head and the middle square; CheXzero pads images: set geometry to pad in config.json; it "
+        "resizes twice, first to 320 pixels, here once"
     ]
     return _of_clip(state, text_folder, Shown(side, "shortest", mean, std, notes), heads, "quick_gelu")
 

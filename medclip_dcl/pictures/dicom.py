@@ -295,7 +295,8 @@ def _by_table(
         entries = entries.view(np.uint8)
     if entries.size < count:
         raise ValueError("too few entries")
-    return entries[(values - first).clip(0, count - 1).astype(np.intp)], entries[:count]
+    # Unsigned values, as of a table before this one, have nothing below 0.
+    return entries[(values - np.int64(first)).clip(0, count - 1).astype(np.intp)], entries[:count]
 
 
 def _number(dataset: Dataset, name: str) -> float | None:

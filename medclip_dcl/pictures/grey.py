@@ -34,7 +34,7 @@ _TURNS = {
 # PIL's exceptions for a damaged Exif block; the image itself may be intact.
 _DAMAGED = (OSError, SyntaxError, ValueError, TypeError, LookupError, struct.error)
 
-RULES = {"8 bits": 2, "deeper than 8 bits": 3, "DICOM": 3, "DICOM lossy beyond BitsStored": 3}
+RULES = {"8 bits": 2, "deeper than 8 bits": 3, "DICOM": 4, "DICOM lossy beyond BitsStored": 4}
 """Version of the rules for each kind of image file, raised whenever the same file gives another picture."""
 
 EIGHT_BITS, DEEPER, DICOM, LOSSY_DICOM = RULES
@@ -78,8 +78,8 @@ def to_grey(image: Image.Image) -> Image.Image:
     """Convert an image of any mode to 8-bit grey.
 
     Colours, palettes and CMYK become luma (ITU-R 601); transparency is ignored. Deeper images are scaled linearly from
-    their own minimum and maximum, as MIMIC-CXR-JPG was made from DICOM. A TIFF file whose header says that white is
-    zero is inverted; other formats have no such header. The Exif orientation is applied.
+    their own minimum and maximum (MIMIC-CXR-JPG was equalised by its histogram after that). A TIFF file whose header
+    says that white is zero is inverted; other formats have no such header. The Exif orientation is applied.
     """
     grey = _eight_bit_grey(image)
     turn = _TURNS.get(orientation(image))

@@ -103,11 +103,11 @@ def linear(values: np.ndarray, low: float, high: float) -> list[list[int]]:
     return np.rint((255 * (values - low) / (high - low)).clip(0, 255)).astype(int).tolist()
 
 
-def voi_table(first: int, entries: list[int], kind: str) -> list[Any]:
-    table = pydicom.Dataset()
-    table.add_new("LUTDescriptor", "US", [len(entries), first, 16])
-    table.add_new("LUTData", kind, np.array(entries, "<u2").tobytes() if kind == "OW" else entries)
-    return [table]
+def table(first: int, entries: list[int], kind: str) -> list[Any]:
+    made = pydicom.Dataset()
+    made.add_new("LUTDescriptor", "US", [len(entries), first, 16])
+    made.add_new("LUTData", kind, np.array(entries, "<u2").tobytes() if kind == "OW" else entries)
+    return [made]
 
 
 def test_without_a_window_the_range_is_shown(tmp_path: Path) -> None:
@@ -192,16 +192,30 @@ def test_signed_values_of_twelve_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["US", "OW"])
 def test_a_table_is_taken_before_a_window(tmp_path: Path, kind: str) -> None:
     made = dataset(VALUES // 100 + 1, WindowCenter=7, WindowWidth=3)
-    made.VOILUTSequence = voi_table(2, [0, 200, 400, 1000], kind)
+    made.VOILUTSequence = table(2, [0, 200, 400, 1000], kind)
     # Stored 1, 2, 3 / 4, 5, 11: below the table its first entry holds, above it the last.
     assert grey(tmp_path, made) == [[0, 0, 51], [102, 255, 255]]
+
+
+@pytest.mark.parametrize("first", [0, 300])
+@pytest.mark.parametrize("voi", [{}, {"VOILUTSequence": table(500, [0, 200, 400, 1000], "OW")}])
+def test_a_table_of_stored_values_comes_before_the_others(
+    tmp_path: Path, first: int, voi: dict[str, Any]
+) -> None:
+    """Values below the first of a table have its first entry, though they are unsigned. Oracle: pydicom."""
+    made = dataset(ModalityLUTSequence=table(first, list(range(200, 900)), "OW"), **voi)
+    made.ModalityLUTSequence[0].ModalityLUTType = "US"
+    pixels = pydicom.pixels
+    expected = pixels.apply_voi_lut(pixels.apply_modality_lut(made.pixel_array, made), made)
+    low, high = (0, 1000) if voi else (expected.min(), expected.max())
+    assert grey(tmp_path, made) == linear(expected.astype(int), low, high)
 
 
 @pytest.mark.parametrize("per_word", [1, 2])
 def test_a_table_of_bytes_has_words(tmp_path: Path, per_word: int) -> None:
     entries = np.arange(1024).astype("<u2") // 4
     made = dataset()
-    made.VOILUTSequence = voi_table(0, [0], "OW")
+    made.VOILUTSequence = table(0, [0], "OW")
     made.VOILUTSequence[0].LUTDescriptor = [1024, 0, 8]
     made.VOILUTSequence[0].LUTData = entries.astype("u1" if per_word == 2 else "<u2").tobytes()
     assert grey(tmp_path, made) == (VALUES // 4 * 255 // 255).tolist()
@@ -245,13 +259,13 @@ def bordered(values: np.ndarray, level: int) -> np.ndarray:
         (lambda: dataset(np.where(DEEP > 3880, 65535, DEEP), bits=16, PixelPaddingValue=65535), ""),
         (lambda: dataset(np.where(DEEP > 3800, 65535, DEEP), bits=16), ""),  # a label, which is left out
         (lambda: dataset(np.where(DEEP > 3800, 30_000 + DEEP, DEEP), bits=16), "share a tenth"),
-        (lambda: dataset(DEEP, VOILUTSequence=voi_table(0, list(range(4096)), "US")), ""),
-        (lambda: dataset(DEEP, VOILUTSequence=voi_table(0, list(range(256)), "US")), "8 bits over deeper values"),
-        (lambda: dataset(DEEP / 16, VOILUTSequence=voi_table(0, list(range(4096)), "US")), "deeper values over 8"),
-        (lambda: dataset(DEEP, VOILUTSequence=voi_table(0, [7] * 256, "US")), "black or white"),
+        (lambda: dataset(DEEP, VOILUTSequence=table(0, list(range(4096)), "US")), ""),
+        (lambda: dataset(DEEP, VOILUTSequence=table(0, list(range(256)), "US")), "8 bits over deeper values"),
+        (lambda: dataset(DEEP / 16, VOILUTSequence=table(0, list(range(4096)), "US")), "deeper values over 8"),
+        (lambda: dataset(DEEP, VOILUTSequence=table(0, [7] * 256, "US")), "black or white"),
         (
             lambda: dataset(
-                bordered(DEEP, 9), PixelPaddingValue=9, VOILUTSequence=voi_table(60, list(range(3841)), "US")
+                bordered(DEEP, 9), PixelPaddingValue=9, VOILUTSequence=table(60, list(range(3841)), "US")
             ),
             "",
         ),
