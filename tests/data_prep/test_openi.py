@@ -306,6 +306,7 @@ def test_document_type_and_missing_parts_are_read() -> None:
     assert report == ("12", "", "", ())
 
 
+@pytest.mark.slow
 def test_archive_is_never_unpacked_and_damage_named(official: Path, tmp_path: Path) -> None:
     files = {f"ecgen-radiology/{uid}.xml": xml(uid).encode() for uid in REPORTS}
     archive = pack(

@@ -218,6 +218,7 @@ def test_sentences_longer_than_the_models_positions_are_refused(prepared: Path, 
         trainer(tmp_path, 1).fit(model, datamodule=data)
 
 
+@pytest.mark.slow
 def test_both_configurations_run_from_the_command_line(prepared: Path, tmp_path: Path) -> None:
     """From scratch, then fine-tuned from what that exported; each ends in a folder that scores."""
     options = f"""--data.init_args.folder {prepared} --data.init_args.batch_size 16 --data.init_args.num_workers 0

@@ -18,6 +18,8 @@ from pytorch_lightning.loggers import CSVLogger, Logger
 from medclip_dcl.command.cli import main
 from medclip_dcl.runs.loggers import MetricsFile, is_networked, place_loggers
 
+pytestmark = pytest.mark.slow
+
 # Without a version: CSVLogger makes a folder for each command, and deletes what it finds in a given one.
 CSV = {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": {"save_dir": ".", "name": "csv"}}
 BOARD = {
@@ -112,7 +114,6 @@ def assert_same_figures(found: dict[tuple[int, str], float], expected: dict[tupl
         assert math.isclose(value, expected[key], rel_tol=1e-6), key
 
 
-@pytest.mark.slow
 def test_every_logger_gets_metrics_and_phantom_pictures(fit_and_test, remote):
     pytest.importorskip("tensorboard", reason="the extra tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -30,6 +30,8 @@ from tests.report.page import Page
 
 main = verb("benchmark")
 
+pytestmark = pytest.mark.slow
+
 CS = (1e-4, 1e-3, 0.01, 0.1, 1.0)
 FITTED = ["Edema", "Pneumonia"]
 PROBES = ["model (probe)", "vit (probe)"]
@@ -136,7 +138,6 @@ def test_probe_is_scikit_learns_by_hand(run, labelled_set, model) -> None:
     require_by_hand(run[0], labelled_set, model, "zeros")
 
 
-@pytest.mark.slow
 def test_ignored_blanks_are_in_no_fit_and_no_test(run, labelled_set, tmp_path) -> None:
     output, command = run
     command("--blank", "ignore", "--output", str(tmp_path))

@@ -169,6 +169,7 @@ LACKS = {
 }
 
 
+@pytest.mark.slow
 def test_what_rows_lack_is_named_before_any_trains(embedded_set, small_bert, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     prepared, bert = (shutil.copytree(one, Path(one.name)) for one in (embedded_set, small_bert))

@@ -18,6 +18,8 @@ from tests.program import shell
 from tests.studies.grids import write_grid, write_results
 from tests.studies.test_grid_page import text_of
 
+pytestmark = pytest.mark.slow
+
 N_PATIENTS = 60
 STARTS = {
     # Start -> signal by fraction, and whether a seed changes the scores.
@@ -121,7 +123,6 @@ def test_patients_are_those_of_each_group(grid):
     assert "useless: from 45 to 90 training patients AUC changed by an unknown number (no interval" in said
 
 
-@pytest.mark.slow
 def test_a_curve_without_its_last_doubling_has_no_verdict(grid, capsys):
     for run in read_experiment(grid).runs():
         if run.levels["share"] == "1.0":

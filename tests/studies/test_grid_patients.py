@@ -24,6 +24,8 @@ from tests.studies.grids import write_grid, write_results
 from tests.studies.test_grid_page import text_of
 
 N_PATIENTS, N_DRAWS = 60, 60
+pytestmark = pytest.mark.slow
+
 OUTCOMES = {
     "AUC": {"path": "classification/auc", "higher_is_better": True},
     "both": {"path": ["classification/auc", "classification/acc"]},
@@ -173,8 +175,8 @@ RATES = {"set": "model.init_args.learning_rate", "values": [0.1, 0.2]}
     "axes",
     [
         {"rate": RATES},
-        pytest.param({"seed": SEEDS}, marks=pytest.mark.slow),
-        pytest.param({"rate": RATES, "seed": SEEDS}, marks=pytest.mark.slow),
+        {"seed": SEEDS},
+        {"rate": RATES, "seed": SEEDS},
     ],
 )
 def test_a_mean_has_an_interval_over_patients(tmp_path, monkeypatch, axes):

@@ -29,7 +29,7 @@ from medclip_dcl.studies.grid_tables import tables
 from tests.processes import FRESH
 from tests.studies.grids import MODULE, SETTINGS, main, write_grid
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 STEPS = [1, 3, 4, 6]
 BEST = {"path": "tiny/error", "validate": "validate/loss", "step": "best", "higher_is_better": False}
