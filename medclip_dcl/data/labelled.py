@@ -136,6 +136,7 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         self._train: Targets | None = None
         self._features: dict[str, Tensor] = {}
         self._kept: dict[str, Arrays] = {}
+        self._said = set[str]()
 
     def provided(self) -> LabelledData:
         return LabelledData(self.image_settings(), self.positive_weight, partial(self.features, "train"))
@@ -184,6 +185,14 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
         return found
 
     # Labels
+
+    def _say_unlabelled(self, use: str, n_labelled: int, n_images: int) -> None:
+        if n_labelled < n_images and use not in self._said:
+            rank_zero_info(
+                f"{n_images - n_labelled:,} of {n_images:,} {use} images are left out: all label columns of their "
+                "studies are blank (write 0 where a finding is absent)"
+            )
+        self._said.add(use)
 
     def _labelled(self, images: pd.DataFrame) -> pd.DataFrame:
         """Images whose study has a label, with all label columns, by dicom_id."""
@@ -235,6 +244,8 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
                 f"{', '.join(problems)}; raise label_fraction, choose another label_seed, leave the finding out of "
                 "model.findings, or take blanks or uncertain labels for something (data.blank, data.uncertain)"
             )
+        n_images = len(self.prepared.rows("images", ["dicom_id"], use=["train"]))
+        self._say_unlabelled("training", len(of_all.dicom_ids), n_images)
         self.policy.say_blanks(self._codes("train")[is_chosen])
         return chosen
 
@@ -276,10 +287,9 @@ class LabelledDataModule(ImagesDataModule[LabelledRequirements]):
     # Evaluation
 
     def evaluation(self, stage: str) -> LabelledImages:
-        is_test = stage == "test"
-        labelled = self._labelled(
-            self.test_images if is_test else self.prepared.rows("images", use=["validate"])
-        )
+        images = self.test_images if stage == "test" else self.prepared.rows("images", use=["validate"])
+        labelled = self._labelled(images)
+        self._say_unlabelled(stage, len(labelled), len(images))
         findings = [finding for finding in self.requirements.findings if finding in self.prepared.findings]
         if labelled.empty or not findings:
             there = f"; it labels {', '.join(self.prepared.findings)}" if self.prepared.findings else ""

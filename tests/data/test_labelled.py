@@ -85,13 +85,14 @@ def test_blank_labels_that_count_as_negative_are_said(labelled_set, caplog):
     assert "blank" not in caplog.text
 
 
-def test_an_unlabelled_study_is_not_healthy(labelled_set):
+def test_an_unlabelled_study_is_not_healthy(labelled_set, caplog):
     data = datamodule(labelled_set, blank="zeros")
     data.setup("fit")
     ids = [dicom_id for batch in data.val_dataloader() for dicom_id in batch["dicom_id"]]
     blank = data.prepared.table("images").query("study_id == 5031")["dicom_id"].item()
     assert len(ids) == 7 and blank not in ids
     assert blank not in set(data.evaluation("validate").images["dicom_id"])
+    assert "1 of 8 validate images are left out: all label columns of their studies are blank" in caplog.text
 
 
 def test_fewer_patients_are_among_more_and_seeds_differ():
