@@ -237,12 +237,10 @@ class ScoringPlan(DistinctPieces):
 
     def _queries(self, batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(sentence of the bucket, token, copy of the batch) of each value that the batch gives."""
-        stride = self.copies_of(batch.length)
-        copies = np.arange(batch.start, batch.stop)
-        sentence, first = copies // stride, copies % stride
-        position = first[:, None] + stride * np.arange(-(-batch.length // stride))
-        copy_number, which = np.nonzero(position < batch.length)
-        return sentence[copy_number], position[copy_number, which], copy_number
+        of_copy = batch.length // self.copies_of(batch.length)
+        queries = np.arange(batch.start * of_copy, batch.stop * of_copy)
+        sentence, position = np.divmod(queries, batch.length)
+        return sentence, position, np.arange(batch.stop - batch.start).repeat(of_copy)
 
     def table(self, values: Float64[np.ndarray, " piece"]) -> pd.DataFrame:
         """The scores of the sentences, in order, from the values of all batches (see `pseudo_log_likelihood`)."""

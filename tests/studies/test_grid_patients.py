@@ -23,9 +23,9 @@ from medclip_dcl.studies.grid_results import results_table
 from tests.studies.grids import write_grid, write_results
 from tests.studies.test_grid_page import text_of
 
-N_PATIENTS, N_DRAWS = 60, 60
 pytestmark = pytest.mark.slow
 
+N_PATIENTS, N_DRAWS = 60, 60
 OUTCOMES = {
     "AUC": {"path": "classification/auc", "higher_is_better": True},
     "both": {"path": ["classification/auc", "classification/acc"]},
