@@ -52,7 +52,7 @@ def test_every_objective_trains_two_steps(objective, embedded_set, small_bert, t
     run = tmp_path / "run"
     options = ["--trainer.max_steps", "2", "--trainer.limit_val_batches", "0", "--trainer.callbacks", "[]"]
     of_its_own = objective.stem == "biovil"  # its file names the image encoder
-    options += ["--model.init_args.image_encoder.init_args.width", "4"] * of_its_own
+    options += ["--model.init_args.image_encoder.init_args.width", "8"] * of_its_own
     words = small(run, embedded_set, small_bert, *options, objective=objective.stem, resnet=of_its_own)
     with caplog.at_level("INFO"):
         main(["fit", *words])
